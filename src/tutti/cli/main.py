@@ -1,0 +1,61 @@
+"""The `tutti` command: registers one file per verb and turns errors into one line.
+
+Verbs import what they need when they run, so that `tutti --help` stays instant.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from tutti.errors import TuttiError
+
+app = typer.Typer(
+    name="tutti",
+    help="Train and serve one large model on every chip you own.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tutti {version('tutti-ml')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks (also TUTTI_DEBUG=1).")
+    ] = False,
+) -> None:
+    """Train and serve one large model on every chip you own."""
+    del version
+    if debug:
+        os.environ["TUTTI_DEBUG"] = "1"
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; a TuttiError is one line on standard error."""
+    try:
+        app(args=list(arguments) if arguments is not None else None)
+    except TuttiError as error:
+        if os.environ.get("TUTTI_DEBUG") == "1":
+            raise
+        sys.stderr.write(f"tutti: {error}\n")
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader went away: `tutti … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,25 @@
+"""How every verb prints: a table for people, JSON for machines, one line for an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def print_json(value: Any) -> None:
+    """Print a plain value as indented JSON on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_rich(*renderables: Any) -> None:
+    """Print rich renderables to standard output, at a fixed width where it is no terminal."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    for renderable in renderables:
+        console.print(renderable)

@@ -1,0 +1,1 @@
+"""Collective programs as data, and an interpreter that proves what they compute."""

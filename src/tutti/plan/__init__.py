@@ -1,0 +1,1 @@
+"""The Plan: the one artifact that carries a parallel strategy; its JSON and its checker."""
