@@ -450,3 +450,23 @@ def plain_fields(value: object) -> dict[str, Any]:
         if field.init:
             found[field.name] = plain(item)
     return found
+
+
+def pretty_json(value: Any, *, width: int = 100) -> str:
+    """Return JSON that a person can read: what fits on a line stays on one."""
+
+    def write(item: Any, depth: int) -> str:
+        flat = json.dumps(item, ensure_ascii=False)
+        if not isinstance(item, (dict, list)) or len(flat) + 2 * depth <= width:
+            return flat
+        inner = "  " * (depth + 1)
+        if isinstance(item, dict):
+            rows = [
+                f"{inner}{json.dumps(key, ensure_ascii=False)}: {write(sub, depth + 1)}"
+                for key, sub in item.items()
+            ]
+            return "{\n" + ",\n".join(rows) + "\n" + "  " * depth + "}"
+        rows = [inner + write(sub, depth + 1) for sub in item]
+        return "[\n" + ",\n".join(rows) + "\n" + "  " * depth + "]"
+
+    return write(value, 0)

@@ -17,9 +17,18 @@ class TuttiError(Exception):
 
 
 class InputError(TuttiError):
-    """A file, an option or a value given by the user is wrong."""
+    """A file, an option or a value given by the user is wrong.
+
+    The message quotes what the user gave; line breaks and control characters in it are escaped, so
+    that it stays one line.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        )
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

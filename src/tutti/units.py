@@ -62,7 +62,9 @@ def parse(text: str, dimension: Dimension) -> float:
     units = _UNITS[dimension]
     if unit not in units:
         raise ValueError(f"is '{text}': unknown unit '{unit}'; {hint(unit, units)}")
-    value = float(number) * units[unit]
+    scale = units[unit]
+    # Dividing by a whole number is exact where multiplying by 1e-6 is not: "5 us" is 5e-06.
+    value = float(number) * scale if scale >= 1 else float(number) / round(1 / scale)
     if not math.isfinite(value):
         raise ValueError(f"is '{text}', which is not a finite number")
     return value

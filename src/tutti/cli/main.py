@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from tutti.cli import chips, cluster, model
 from tutti.errors import TuttiError
 
 app = typer.Typer(
@@ -22,6 +23,10 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.command()(chips.chips)
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(model.app, name="model")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,147 @@
+"""`tutti model show MODEL` and `tutti model list`: what tutti knows of models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tutti.cli.output import Json
+
+if TYPE_CHECKING:
+    from tutti.models.summary import ModelSummary, UnitRow
+
+_MOST_ROWS = 12
+
+app = typer.Typer(help="Models: what a config.json says, in units.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_models(json: Json = False) -> None:
+    """List the models that ship with tutti and the model types it reads."""
+    from tutti.cli.output import print_json, print_rich
+    from tutti.models import catalog_names, load_model
+    from tutti.models.families import model_types
+    from tutti.units import count_text
+
+    models = [load_model(name) for name in catalog_names()]
+    if json:
+        rows = [
+            {
+                "name": spec.name,
+                "model_type": spec.model_type,
+                "parameters": spec.num_parameters,
+                "activated": spec.num_activated,
+            }
+            for spec in models
+        ]
+        print_json({"models": rows, "model_types": list(model_types())})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("model", "type", "parameters", "activated", "layers", "hidden"):
+        table.add_column(heading, justify="left" if heading in ("model", "type") else "right")
+    for spec in models:
+        sparse = spec.num_activated != spec.num_parameters
+        table.add_row(
+            spec.name,
+            spec.model_type,
+            count_text(spec.num_parameters),
+            count_text(spec.num_activated) if sparse else "",
+            str(spec.num_layers),
+            str(spec.hidden),
+        )
+    print_rich(table, f"\ntypes: {', '.join(model_types())}")
+
+
+@app.command()
+def show(
+    model: Annotated[
+        str, typer.Argument(help="A model folder, a config.json, or a name from the catalog.")
+    ],
+    sequence_length: Annotated[
+        int | None, typer.Option("--sequence-length", "-s", help="Tokens per sequence.")
+    ] = None,
+    recompute: Annotated[
+        str, typer.Option(help="Activations kept with recompute none, selective or full.")
+    ] = "none",
+    prediction_heads: Annotated[
+        int, typer.Option(min=0, max=64, help="Extra multi-token prediction heads to train.")
+    ] = 0,
+    json: Json = False,
+) -> None:
+    """Show a model: its size, and parameters, FLOPs and bytes per unit."""
+    from dataclasses import asdict
+    from typing import cast
+
+    from tutti.cli.output import print_json, print_rich
+    from tutti.errors import InputError
+    from tutti.models import Recompute, load_model
+    from tutti.models.summary import summarise
+
+    if sequence_length is not None and not 1 <= sequence_length <= 2**28:
+        raise InputError(f"--sequence-length is {sequence_length}; must be from 1 to {2**28}")
+    spec = load_model(model).with_prediction_heads(prediction_heads)
+    summary = summarise(spec, sequence_length, cast(Recompute, recompute))
+    if json:
+        from tutti import document
+
+        print_json({**asdict(summary), "spec": document.plain(spec)})
+    else:
+        print_rich(*_rendered(summary))
+
+
+def _merged(summary: ModelSummary) -> list[tuple[str, int, UnitRow]]:
+    """Return label, count and row; where kinds alternate all along, each kind stands once."""
+    by_kind: dict[str, list[UnitRow]] = {}
+    for row in summary.units:
+        many = len(summary.units) > _MOST_ROWS
+        by_kind.setdefault(row.what if many else str(row.first), []).append(row)
+    merged = []
+    for rows in by_kind.values():
+        first, last = rows[0].first, rows[-1].last
+        dash = "–" if len(rows) == 1 else "…"
+        label = str(first) if first == last else f"{first}{dash}{last}"
+        merged.append((label, sum(row.count for row in rows), rows[0]))
+    return merged
+
+
+def _rendered(summary: ModelSummary) -> list[Any]:
+    from rich.table import Table
+
+    from tutti.units import bytes_text, count_text, flops_text
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("units")
+    table.add_column("what", overflow="fold")
+    for heading in ("parameters", "forward/token", "weights", "kept/sequence"):
+        table.add_column(heading, justify="right")
+    for units, count, row in _merged(summary):
+        each = "" if count == 1 else f"{count} × "
+        table.add_row(
+            units,
+            f"{each}{row.what}",
+            count_text(row.parameters),
+            flops_text(row.forward_flops_per_token).removesuffix("/s"),
+            bytes_text(row.weight_bytes),
+            bytes_text(row.activation_bytes),
+        )
+    activated = (
+        f", {count_text(summary.activated)} activated"
+        if summary.activated != summary.parameters
+        else ""
+    )
+    experts = f" · {summary.experts} experts" if summary.experts else ""
+    kv = "" if summary.kv_heads == summary.heads else f"/{summary.kv_heads}"
+    return [
+        f"[bold]{summary.name}[/bold] · {summary.model_type} · "
+        f"{count_text(summary.parameters)} parameters ({summary.parameters:,}){activated}",
+        f"{summary.layers} layers · hidden {summary.hidden} · heads {summary.heads}{kv}"
+        f"{experts} · vocabulary {summary.vocab}",
+        f"weights {bytes_text(summary.weight_bytes)} in 16 bit · training "
+        f"{flops_text(summary.training_flops_per_token).removesuffix('/s')} per token at sequence "
+        f"{summary.sequence_length}",
+        "",
+        table,
+    ]

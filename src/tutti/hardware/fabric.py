@@ -1,0 +1,120 @@
+"""What joins nodes: switch tiers, rails, links between pools, and the storage behind them.
+
+Nodes of one pool share leaves in the order of their numbers; pools meet at the top tier. Facts
+only: how a pair of chips is connected is worked out in `topology`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from tutti.document import Above, AtLeast, AtMost, BytesPerSecond, Count, Seconds
+
+Oversubscription = Annotated[float, AtLeast(1), AtMost(1e6)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One layer of switches, bottom to top."""
+
+    name: str
+    nodes: Count | None = None
+    """Nodes that one group of this tier joins; left out at the top: all of them."""
+    oversubscription: Oversubscription = 1.0
+    """Bandwidth offered from below ÷ bandwidth carried by this tier; 1 is non-blocking."""
+    latency_s: Seconds = 2e-6
+    """One way, end to end, for a message that turns around at this tier."""
+
+
+class CrossKind(StrEnum):
+    """How chips of two pools reach each other."""
+
+    DIRECT = "direct"
+    HOST_FORWARDED = "host_forwarded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossLink:
+    """The way between two pools.
+
+    Bandwidth per chip and direction is `bandwidth`, or `nic_fraction` of the slower NIC.
+    """
+
+    pools: tuple[str, str]
+    kind: CrossKind = CrossKind.DIRECT
+    bandwidth: BytesPerSecond | None = None
+    nic_fraction: Annotated[float, Above(0), AtMost(1)] | None = None
+    latency_s: Seconds | None = None
+    """One way, end to end; left out: the fabric's, plus the copies when host-forwarded."""
+    same_host: bool = False
+    """Both pools sit in one machine; nothing crosses a network."""
+
+    def __post_init__(self) -> None:
+        if self.pools[0] == self.pools[1]:
+            raise ValueError(f"'pools' names '{self.pools[0]}' twice; it joins two pools")
+        if self.bandwidth is not None and self.nic_fraction is not None:
+            raise ValueError("give 'bandwidth' or 'nic_fraction', not both")
+        if self.same_host and self.bandwidth is None:
+            raise ValueError("'same_host' needs 'bandwidth', for no NIC lies between")
+
+    def joins(self, first: str, second: str) -> bool:
+        """Tell whether this is the link between two pools, in either order."""
+        return set(self.pools) == {first, second}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """The network between nodes."""
+
+    tiers: tuple[Tier, ...] = (Tier(name="switch"),)
+    rail_optimized: bool = False
+    """NIC i of every node hangs on leaf i: the same rail meets at the leaf, others above it."""
+    links: tuple[CrossLink, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tiers:
+            raise ValueError("'tiers' is empty; leave it out for one non-blocking switch")
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two tiers have one name among {', '.join(names)}")
+        below = 1
+        for index, tier in enumerate(self.tiers):
+            if tier.nodes is None and index + 1 < len(self.tiers):
+                raise ValueError(f"tier '{tier.name}' lacks 'nodes'; only the top may leave it out")
+            if tier.nodes is not None and tier.nodes < below:
+                raise ValueError(
+                    f"tier '{tier.name}' joins {tier.nodes} nodes, fewer than the {below} "
+                    "below it; list tiers from the leaf upwards"
+                )
+            below = tier.nodes or below
+
+    @property
+    def top(self) -> Tier:
+        """The tier at which pools meet."""
+        return self.tiers[-1]
+
+    def oversubscription_to(self, index: int) -> float:
+        """Return the product of oversubscriptions on the way up to a tier."""
+        product = 1.0
+        for tier in self.tiers[: index + 1]:
+            product *= tier.oversubscription
+        return product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageTarget:
+    """A file system or an object store: bytes per second in all, and per node at most."""
+
+    read_bandwidth: BytesPerSecond
+    write_bandwidth: BytesPerSecond
+    per_node_bandwidth: BytesPerSecond | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where data and checkpoints lie."""
+
+    file_system: StorageTarget | None = None
+    object_store: StorageTarget | None = None

@@ -1,0 +1,130 @@
+"""Reads the tables that vendors' tools print: nvidia-smi, npu-smi, xpu-smi. Text in, facts out.
+
+It runs nothing and knows no catalog; `discover` does both. Lines that do not fit are passed over,
+for these tables change with every driver.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator as its vendor's tool shows it."""
+
+    index: int
+    name: str
+    memory_bytes: float
+    numa: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What `topo -m` says: which devices share native links, and their NUMA nodes."""
+
+    islands: tuple[tuple[int, ...], ...] = ()
+    numa: tuple[int | None, ...] = ()
+
+
+def parse_nvidia(text: str) -> tuple[Device, ...]:
+    """Read `nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits`."""
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 3 and cells[0].isdecimal():
+            memory = re.match(r"\d+(\.\d+)?", cells[2])
+            size = float(memory.group()) * _MIB if memory else 0.0
+            found.append(Device(index=int(cells[0]), name=cells[1], memory_bytes=size))
+    return tuple(found)
+
+
+_NPU_HEAD = re.compile(r"^\|\s*\d+\s+(?P<name>[A-Za-z0-9_-]*9\d\d[A-Za-z0-9_-]*)\s*\|")
+_NPU_CHIP = re.compile(
+    r"^\|\s*\d+(\s+\d+)?\s*\|\s*[0-9A-Fa-f]{4}:[0-9A-Fa-f:.]+\s*\|(?P<rest>.*)\|"
+)
+_USAGE = re.compile(r"(\d+)\s*/\s*(\d+)")
+
+
+def parse_npu(text: str) -> tuple[Device, ...]:
+    """Read `npu-smi info`: two rows per chip, the name above, the HBM below."""
+    found: list[Device] = []
+    name: str | None = None
+    for line in text.splitlines():
+        head = _NPU_HEAD.match(line)
+        if head:
+            name = head["name"]
+            continue
+        chip = _NPU_CHIP.match(line)
+        usage = _USAGE.findall(chip["rest"]) if chip else []
+        if chip and name is not None and usage:
+            size = float(usage[-1][1]) * _MIB  # the last pair is HBM, also where DDR stands first
+            found.append(Device(index=len(found), name=name, memory_bytes=size))
+            name = None
+    return tuple(found)
+
+
+_XPU_HEAD = re.compile(r"^\|\s*(?P<index>\d+)\s+(?P<name>\S.*?)\s{2,}\S+\s*\|\s*[0-9A-Fa-f]{8}:")
+_XPU_MEMORY = re.compile(r"(\d+)MiB\s*/\s*(\d+)MiB")
+
+
+def parse_xpu(text: str) -> tuple[Device, ...]:
+    """Read `xpu-smi` of Kunlunxin: name and bus in the first row, memory in the second."""
+    found: list[Device] = []
+    head: re.Match[str] | None = None
+    for line in text.splitlines():
+        match = _XPU_HEAD.match(line)
+        if match:
+            head = match
+            continue
+        memory = _XPU_MEMORY.search(line)
+        if head is not None and memory:
+            size = float(memory[2]) * _MIB
+            found.append(Device(index=int(head["index"]), name=head["name"], memory_bytes=size))
+            head = None  # the L3 row that follows is no device memory
+    return tuple(found)
+
+
+def parse_topology(text: str) -> Topology:
+    """Read `nvidia-smi topo -m` or `xpu-smi topo -m`: NV# and XL mark native links."""
+    rows: list[list[str]] = []
+    header: list[str] = []
+    for raw in text.splitlines():
+        line = re.sub(r"\x1b\[[0-9;]*m", "", raw)
+        cells = [c.strip() for c in line.split("\t")] if "\t" in line else line.split()
+        first = next((cell for cell in cells if cell), "")
+        if re.fullmatch(r"(GPU|XPU)\d+", first):
+            if not header and not any(cell == "X" for cell in cells):
+                header = [cell for cell in cells if cell]
+            else:
+                rows.append([cell for cell in cells if cell])
+    size = len(rows)
+    native = [[bool(re.match(r"(NV\d+|XL)", cell)) for cell in row[1 : size + 1]] for row in rows]
+    return Topology(islands=_groups(native), numa=tuple(_numa(row) for row in rows))
+
+
+def _numa(row: list[str]) -> int | None:
+    """Return the NUMA column: after the CPU affinity ("0-31,64-95"), a plain number."""
+    for before, cell in itertools.pairwise(row):
+        if re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", before) and cell.isdecimal():
+            return int(cell)
+    return None
+
+
+def _groups(native: list[list[bool]]) -> tuple[tuple[int, ...], ...]:
+    """Return the connected groups of two or more devices."""
+    left, groups = set(range(len(native))), []
+    while left:
+        group, grown = {min(left)}, True
+        while grown:
+            reached = {b for a in group for b, yes in enumerate(native[a]) if yes and b in left}
+            grown = not reached <= group
+            group |= reached
+        left -= group
+        if len(group) > 1:
+            groups.append(tuple(sorted(group)))
+    return tuple(groups)

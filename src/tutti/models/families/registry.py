@@ -1,0 +1,80 @@
+"""Which adapter reads which `model_type`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from tutti.document import Place, shown
+from tutti.errors import InputError, hint
+from tutti.models.config import Config
+from tutti.models.spec import ModelSpec
+
+
+class Family(Protocol):
+    """Reads the config.json of one model type."""
+
+    @property
+    def model_type(self) -> str:
+        """As Hugging Face calls it."""
+
+    @property
+    def defaults(self) -> Mapping[str, object]:
+        """What transformers assumes where a key is absent."""
+
+    def read(self, config: Config, name: str) -> ModelSpec:
+        """Return the model that the config describes; ValueError if its parts do not fit."""
+
+
+_FAMILIES: dict[str, Family] = {}
+
+# Options of any type that change the computation and that no adapter models.
+_NEVER: Mapping[str, tuple[object, ...]] = {
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "use_bidirectional_attention": (False, None),
+    "attention_chunk_size": (None,),
+    "per_layer_config": (None, {}),
+    "layerdrop": (0, 0.0, None),
+}
+
+
+def register(*families: Family) -> None:
+    """Make adapters known."""
+    for family in families:
+        _FAMILIES[family.model_type] = family
+
+
+def model_types() -> tuple[str, ...]:
+    """Return every model type that is understood."""
+    return tuple(sorted(_FAMILIES))
+
+
+def read_config(values: Mapping[str, object], name: str, file: str | None = None) -> ModelSpec:
+    """Return the model that a config.json describes; `file` is what errors call it."""
+    place = Place(file or name)
+    model_type = values.get("model_type")
+    if model_type is None:
+        raise place.error(
+            "'model_type' is missing; this is not the config.json of a Hugging Face model"
+        )
+    if not isinstance(model_type, str) or model_type not in _FAMILIES:
+        inner = values.get("text_config")
+        known = hint(str(model_type), _FAMILIES)
+        if isinstance(inner, dict) and inner.get("model_type") in _FAMILIES:
+            known = "only its 'text_config' can be read; save that as a config.json of its own"
+        raise place.key("model_type").value_error(f"is {shown(model_type)}; {known}")
+    family = _FAMILIES[model_type]
+    config = Config(values=values, place=place, defaults=family.defaults)
+    for key, allowed in _NEVER.items():
+        config.refuse_unless(key, *allowed, why="tutti does not model that option")
+    return _guarded(lambda: family.read(config, name), place)
+
+
+def _guarded(read: Callable[[], ModelSpec], place: Place) -> ModelSpec:
+    try:
+        return read()
+    except InputError:
+        raise
+    except ValueError as error:  # parts that do not fit each other say so themselves
+        raise place.error(str(error)) from None

@@ -1,0 +1,364 @@
+"""The operators of each unit, and the model FLOPs per token that MFU is defined by."""
+
+from __future__ import annotations
+
+import functools
+
+from tutti.errors import InputError
+from tutti.models.builder import FLOAT_BYTES, MASK_BYTES, Builder
+from tutti.models.operators import AttentionShape, Kept, Operator, OperatorKind, Workload
+from tutti.models.parts import (
+    AttentionSpec,
+    BlockSpec,
+    LatentSpec,
+    MlpSpec,
+    MoeSpec,
+    Placement,
+    Residual,
+)
+from tutti.models.spec import ModelSpec
+
+
+def unit_operators(spec: ModelSpec, unit: int, work: Workload) -> tuple[Operator, ...]:
+    """Return what one rank computes for one micro-batch in a unit, in order."""
+    problem = spec.tensor_parallel_problem(work.tp)
+    if problem is not None:
+        raise InputError(f"{spec.name}: {problem}")
+    if not 0 <= unit <= spec.head_unit:
+        raise InputError(f"{spec.name}: there is no unit {unit}; units are 0 to {spec.head_unit}")
+    for block in spec.blocks:
+        if block.moe is not None and block.moe.hidden % work.experts_tp:
+            raise InputError(
+                f"{spec.name}: experts of width {block.moe.hidden} cannot be cut "
+                f"{work.experts_tp} ways"
+            )
+    if unit == 0:
+        return _embedding(spec, work)
+    if unit == spec.head_unit:
+        return _head(spec, work)
+    return _block(spec, spec.layer_blocks[unit - 1], work)
+
+
+def matmul_parameters(spec: ModelSpec) -> int:
+    """Return N: what a token is multiplied with, the head included, of experts its own."""
+    return sum(
+        p.activated_size * p.matmul_uses
+        for unit in range(spec.num_units)
+        for p in spec.parameters(unit)
+    )
+
+
+def attention_flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
+    """Return Σ_layers heads·(d_qk + d_v)·min(sequence, window)."""
+    blocks = [spec.block(unit) for unit in range(1, spec.num_layers + 1)]
+    blocks += [blocks[-1]] * spec.prediction_heads
+    return float(
+        sum(
+            b.attention.heads
+            * (b.attention.head_dim + b.attention.value_dim)
+            * b.attention.context(sequence_length)
+            for b in blocks
+        )
+    )
+
+
+def flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
+    """Return the model FLOPs of training on one token: 6·N + 6·Σ heads·(d_qk + d_v)·context."""
+    return 6.0 * matmul_parameters(spec) + 6.0 * attention_flops_per_token(spec, sequence_length)
+
+
+# --- the ends --------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _embedding(spec: ModelSpec, work: Workload) -> tuple[Operator, ...]:
+    build, part = Builder(work), spec.embedding
+    elements = work.own_tokens * spec.hidden
+    build.embedding("token", work.tokens * part.dim)
+    if part.dim != spec.hidden:
+        kept = (build.keep("project_in input", work.own_tokens * part.dim),)
+        build.gemm("project_in", work.own_tokens, spec.hidden, part.dim, kept=kept)
+    if part.positions:
+        build.embedding("position", elements)
+        build.elementwise("position add", elements)
+    if part.scale != 1:
+        build.elementwise("scale", elements)
+    if part.norm is not None:
+        build.norm("norm", work.own_tokens, spec.hidden)
+    if spec.dropout.embedding:
+        build.dropout("dropout", elements)
+    return tuple(build.operators)
+
+
+@functools.lru_cache(maxsize=4096)
+def _head(spec: ModelSpec, work: Workload) -> tuple[Operator, ...]:
+    build = Builder(work)
+    if spec.head.norm is not None:
+        build.norm("norm", work.own_tokens, spec.hidden)
+    _logits(build, spec)
+    for head in range(spec.prediction_heads):
+        _prediction_head(build, spec, f"prediction.{head}.")
+    return tuple(build.operators)
+
+
+def _logits(build: Builder, spec: ModelSpec) -> None:
+    work, width = build.work, spec.embedding.dim
+    rows = work.own_tokens
+    if width != spec.hidden:
+        kept = (build.keep("project_out input", rows * spec.hidden),)
+        build.gemm("project_out", rows, width, spec.hidden, kept=kept)
+    vocab = -(-spec.vocab // work.tp)
+    kept = (build.keep("logits input", rows * width),)
+    build.gemm("logits", work.tokens, vocab, width, kept=kept)
+    elements = work.tokens * vocab
+    if spec.head.logit_divisor != 1:
+        build.elementwise("logit divisor", elements)
+    if spec.head.soft_cap is not None:
+        build.elementwise("logit soft cap", elements)
+    e, fused = work.element_bytes, work.fused_cross_entropy
+    single = () if fused else (Kept(name="logits", bytes=FLOAT_BYTES * elements),)
+    build.memory_bound(  # a single-precision copy is written, and read for maximum and sum
+        "cross_entropy",
+        OperatorKind.CROSS_ENTROPY,
+        elements,
+        forward=e if fused else e + 3 * FLOAT_BYTES,
+        backward=2 * e if fused else e + FLOAT_BYTES,
+        kept=single,
+    )
+
+
+def _prediction_head(build: Builder, spec: ModelSpec, prefix: str) -> None:
+    work, hidden = build.work, spec.hidden
+    build.prefix = prefix
+    build.embedding("token", work.tokens * spec.embedding.dim)
+    build.norm("embedding_norm", work.own_tokens, hidden)
+    build.norm("hidden_norm", work.own_tokens, hidden)
+    kept = (build.keep("project input", work.own_tokens * 2 * hidden),)
+    build.gemm("project", work.own_tokens, hidden, 2 * hidden, kept=kept)
+    add_block(build, spec, spec.block(spec.num_layers))
+    build.norm("norm", work.own_tokens, hidden)
+    _logits(build, spec)
+    build.prefix = ""
+
+
+# --- the block -------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _block(spec: ModelSpec, index: int, work: Workload) -> tuple[Operator, ...]:
+    build = Builder(work)
+    add_block(build, spec, spec.blocks[index])
+    return tuple(build.operators)
+
+
+def add_block(build: Builder, spec: ModelSpec, block: BlockSpec) -> None:
+    """Add attention and feed-forward layer with the norms and residuals around them."""
+    work, hidden = build.work, spec.hidden
+    rows, elements = work.own_tokens, work.own_tokens * spec.hidden
+    pre = block.placement in (Placement.PRE, Placement.SANDWICH)
+    post = block.placement is not Placement.PRE
+    shared = block.residual is Residual.PARALLEL_ONE_NORM
+    for half in ("attention", "mlp"):
+        if pre and not (shared and half == "mlp"):
+            build.norm(f"{half}_norm", rows, hidden)
+        if half == "attention":
+            _attention(build, spec, block.attention)
+        else:
+            _feed_forward(build, block, hidden, keep_input=not shared)
+        if spec.dropout.residual:
+            build.dropout(f"{half} dropout", elements)
+        if block.residual_multiplier != 1:
+            build.elementwise(f"{half} multiplier", elements)
+        if post:
+            build.norm(f"{half}_post_norm", rows, hidden)
+        build.elementwise(f"{half} residual", elements)
+
+
+# --- attention -------------------------------------------------------------------------------
+
+
+def _attention(build: Builder, spec: ModelSpec, part: AttentionSpec) -> None:
+    work, hidden = build.work, spec.hidden
+    heads, kv_heads = part.heads // work.tp, -(-part.kv_heads // work.tp)
+    source = (build.keep("attention input", work.own_tokens * hidden),)
+    if part.latent is not None:
+        _latent_projections(build, part, part.latent, hidden, heads, source)
+    else:
+        columns = (heads + 2 * kv_heads) * part.head_dim
+        build.gemm("attention.qkv", work.tokens, columns, hidden, kept=source)
+    if part.qk_norm is not None:
+        build.norm("attention.qk_norm", work.tokens, (heads + kv_heads) * part.head_dim)
+    if part.rotary is not None:
+        shared = part.latent is not None  # latent attention rotates one key for all heads
+        elements = work.tokens * (heads + (1 if shared else kv_heads)) * part.rotary.dim
+        e = work.element_bytes
+        build.memory_bound(
+            "attention.rotary", OperatorKind.ROTARY, elements, forward=2 * e, backward=2 * e
+        )
+    shape = AttentionShape(
+        sequences=work.sequences,
+        query_length=work.sequence_length // work.cp,
+        key_length=work.sequence_length,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=part.head_dim,
+        value_dim=part.value_dim,
+        window=part.window,
+    )
+    if work.fused_attention:
+        build.attention("attention", shape, context=part.context(work.sequence_length))
+    else:
+        _materialised_attention(build, part, shape, spec.dropout.attention > 0)
+    out = heads * part.value_dim
+    kept = (build.keep("attention.output input", work.tokens * out),)
+    build.gemm("attention.output", work.tokens, hidden, out, kept=kept)
+
+
+def _latent_projections(
+    build: Builder,
+    part: AttentionSpec,
+    latent: LatentSpec,
+    hidden: int,
+    heads: int,
+    source: tuple[Kept, ...],
+) -> None:
+    """Add the low-rank projections; the latents are whole on every tensor-parallel rank."""
+    work, rows = build.work, build.work.own_tokens
+    queries, rank = heads * part.head_dim, latent.query_rank
+    if rank is None:
+        build.gemm("attention.query", work.tokens, queries, hidden, kept=source)
+    else:
+        build.gemm("attention.query_down", rows, rank, hidden, kept=source)
+        build.norm("attention.query_latent_norm", rows, rank)
+        kept = (build.keep("attention.query_up input", rows * rank),)
+        build.gemm("attention.query_up", work.tokens, queries, rank, kept=kept)
+    build.gemm("attention.kv_down", rows, latent.kv_rank + latent.rope_dim, hidden)
+    build.norm("attention.kv_latent_norm", rows, latent.kv_rank)
+    columns = heads * (latent.nope_dim + latent.value_dim)
+    kept = (build.keep("attention.kv_up input", rows * latent.kv_rank),)
+    build.gemm("attention.kv_up", work.tokens, columns, latent.kv_rank, kept=kept)
+
+
+def _materialised_attention(
+    build: Builder, part: AttentionSpec, shape: AttentionShape, dropout: bool
+) -> None:
+    """Add attention that writes its scores; what that keeps is Korthikanti et al. 2022, §4.1."""
+    batch = shape.sequences * shape.heads
+    rows, columns = shape.query_length, shape.key_length
+    scores, e = batch * rows * columns, build.work.element_bytes
+    tokens = shape.sequences * shape.query_length
+    inputs = (
+        build.keep("query", tokens * shape.heads * shape.head_dim),
+        build.keep("key", tokens * shape.kv_heads * shape.head_dim),
+    )
+    build.batched_gemm("attention.scores", batch, rows, columns, shape.head_dim, kept=inputs)
+    if part.soft_cap is not None:
+        capped = (build.keep("capped scores", scores, core=True),)
+        build.memory_bound(
+            "attention.soft_cap",
+            OperatorKind.ELEMENTWISE,
+            scores,
+            forward=2 * e,
+            backward=3 * e,
+            core=True,
+            kept=capped,
+        )
+    build.memory_bound(
+        "attention.softmax",
+        OperatorKind.SOFTMAX,
+        scores,
+        forward=2 * e,
+        backward=3 * e,
+        core=True,
+        kept=(build.keep("softmax output", scores, core=True),),
+    )
+    if dropout:
+        mask = Kept(
+            name=f"{build.prefix}attention mask", bytes=MASK_BYTES * scores, core_attention=True
+        )
+        build.memory_bound(
+            "attention.dropout",
+            OperatorKind.ELEMENTWISE,
+            scores,
+            forward=2 * e + MASK_BYTES,
+            backward=2 * e + MASK_BYTES,
+            core=True,
+            kept=(mask, build.keep("dropout output", scores, core=True)),
+        )
+    values = (build.keep("value", tokens * shape.kv_heads * shape.value_dim),)
+    build.batched_gemm("attention.values", batch, rows, shape.value_dim, columns, kept=values)
+
+
+# --- feed-forward ----------------------------------------------------------------------------
+
+
+def _feed_forward(build: Builder, block: BlockSpec, hidden: int, *, keep_input: bool) -> None:
+    rows = build.work.own_tokens
+    source = (build.keep("mlp input", rows * hidden),) if keep_input else ()
+    if block.mlp is not None:
+        _mlp(build, "mlp", block.mlp, hidden, source)
+    if block.moe is not None:
+        _moe(build, block.moe, hidden, source)
+
+
+def _mlp(build: Builder, name: str, part: MlpSpec, hidden: int, source: tuple[Kept, ...]) -> None:
+    work = build.work
+    width = part.hidden // work.tp
+    up = "gate_up" if part.gated else "up"
+    columns = width * (2 if part.gated else 1)
+    build.gemm(f"{name}.{up}", work.tokens, columns, hidden, kept=source)
+    build.activation(f"{name}.activation", work.tokens, width, gated=part.gated)
+    kept = (build.keep(f"{name}.down input", work.tokens * width),)
+    build.gemm(f"{name}.down", work.tokens, hidden, width, kept=kept)
+
+
+def expert_rows(part: MoeSpec, work: Workload) -> int:
+    """Return how many (token, expert) rows a rank computes when the experts are in balance."""
+    return -(-work.tokens * part.experts_per_token * work.experts_tp // work.tp)
+
+
+def _moe(build: Builder, part: MoeSpec, hidden: int, source: tuple[Kept, ...]) -> None:
+    rows, e = build.work.own_tokens, build.work.element_bytes
+    build.gemm("moe.router", rows, part.experts, hidden, kept=source)
+    scores = (Kept(name=f"{build.prefix}router scores", bytes=FLOAT_BYTES * rows * part.experts),)
+    build.memory_bound(
+        "moe.routing",
+        OperatorKind.ROUTING,
+        rows * part.experts,
+        forward=3 * FLOAT_BYTES,
+        backward=3 * FLOAT_BYTES,
+        kept=scores,
+    )
+    _experts(build, part, hidden)
+    if part.shared_hidden:
+        shared = MlpSpec(hidden=part.shared_hidden, gated=part.gated, activation=part.activation)
+        _mlp(build, "moe.shared", shared, hidden, ())
+        if part.shared_gate:
+            build.gemm("moe.shared_gate", rows, 1, hidden)
+            build.memory_bound(
+                "moe.shared_gate multiply",
+                OperatorKind.ELEMENTWISE,
+                rows * hidden,
+                forward=2 * e,
+                backward=3 * e,
+                kept=(build.keep("shared output", rows * hidden),),
+            )
+        build.elementwise("moe.shared add", rows * hidden)
+
+
+def _experts(build: Builder, part: MoeSpec, hidden: int) -> None:
+    """Add dispatch, grouped products and combination; what travels is the cost model's matter."""
+    work = build.work
+    width, rows = -(-part.hidden // work.experts_tp), expert_rows(part, work)
+    local = -(-part.experts // work.ep)
+    build.move("moe.permute", rows * hidden)
+    columns = width * (2 if part.gated else 1)
+    dispatched = (build.keep("experts input", rows * hidden),)
+    up = "gate_up" if part.gated else "up"
+    build.gemm(f"moe.experts.{up}", rows, columns, hidden, kept=dispatched, count=local)
+    build.activation("moe.experts.activation", rows, width, gated=part.gated)
+    kept = (build.keep("experts.down input", rows * width),)
+    build.gemm("moe.experts.down", rows, hidden, width, kept=kept, count=local)
+    # the gradient of a token's expert weights needs the experts' outputs
+    outputs = (build.keep("experts output", rows * hidden),)
+    build.move("moe.unpermute", rows * hidden, kept=outputs)

@@ -1,0 +1,316 @@
+"""The parameter tensors of each unit: name, shape, class, and how they are sliced.
+
+Linear weights are (out, in); expert weights (experts, out, in). Queries, keys and values, gate and
+up are separate tensors here, whatever a checkpoint or an engine fuses them to. `attention.query`
+stands for both forms of the query projection; a latent model has `query_down` and `query_up`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from tutti.models.parts import (
+    AttentionSpec,
+    BlockSpec,
+    LatentSpec,
+    MlpSpec,
+    MoeSpec,
+    NormSpec,
+    Placement,
+    QkNormSpec,
+    Residual,
+)
+from tutti.models.spec import ModelSpec
+
+
+class ParameterClass(StrEnum):
+    """Which group of ranks holds copies of it, and therefore reduces its gradient."""
+
+    DENSE = "dense"
+    EXPERT = "expert"
+
+
+class ParameterKind(StrEnum):
+    """What it is used for."""
+
+    EMBEDDING = "embedding"
+    LINEAR = "linear"
+    BIAS = "bias"
+    NORM = "norm"
+    OTHER = "other"  # attention sinks, router corrections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: ParameterKind
+    group: ParameterClass = ParameterClass.DENSE
+    slice_dim: int | None = None  # the dimension tensor parallelism cuts; None: replicated
+    slice_parts: int = 1  # into how many pieces it may be cut at most (heads, columns, …)
+    matmul_uses: int = 0  # how often a token is multiplied with it; 0: no matrix product
+    experts: int = 0  # dimension 0 is cut by expert parallelism
+    experts_per_token: int = 0
+    tied_to: str | None = None  # "unit.name" of the tensor it is a copy of
+    trainable: bool = True
+    buffer: bool = False  # state that is saved but that nobody counts as a parameter
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return math.prod(self.shape)
+
+    @property
+    def activated_size(self) -> int:
+        """How many numbers one token uses."""
+        return self.size // self.experts * self.experts_per_token if self.experts else self.size
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is in the model's parameter count."""
+        return self.tied_to is None and not self.buffer
+
+    def local_size(self, *, tp: int = 1, ep: int = 1, expert_tp: int = 1) -> int:
+        """Return how many numbers one rank holds; what does not divide is padded or copied."""
+        size, ways = self.size, expert_tp if self.experts else tp
+        if self.slice_dim is not None and ways > 1:
+            size = size // self.slice_parts * -(-self.slice_parts // ways)
+        if self.experts and ep > 1:
+            size = size // self.experts * -(-self.experts // ep)
+        return size
+
+
+def unit_parameters(spec: ModelSpec, unit: int) -> tuple[Parameter, ...]:
+    """Return the tensors of one unit of a model."""
+    if unit == 0:
+        return _embedding_parameters(spec)
+    if unit == spec.head_unit:
+        return _head_parameters(spec)
+    return _block_parameters(spec.block(unit), spec.hidden)
+
+
+# --- small builders --------------------------------------------------------------------------
+
+
+def _norm(name: str, norm: NormSpec | None, size: int) -> Iterator[Parameter]:
+    if norm is not None and norm.affine:
+        yield Parameter(name=f"{name}.weight", shape=(size,), kind=ParameterKind.NORM)
+        if norm.bias:
+            yield Parameter(name=f"{name}.bias", shape=(size,), kind=ParameterKind.NORM)
+
+
+def _column(name: str, out: int, in_: int, *, bias: bool, parts: int) -> Iterator[Parameter]:
+    """Yield a linear layer whose outputs are sliced."""
+    weight = Parameter(
+        name=f"{name}.weight",
+        shape=(out, in_),
+        kind=ParameterKind.LINEAR,
+        slice_dim=0,
+        slice_parts=parts,
+        matmul_uses=1,
+    )
+    yield weight
+    if bias:
+        yield replace(
+            weight, name=f"{name}.bias", shape=(out,), kind=ParameterKind.BIAS, matmul_uses=0
+        )
+
+
+def _row(name: str, out: int, in_: int, *, bias: bool, parts: int) -> Iterator[Parameter]:
+    """Yield a linear layer whose inputs are sliced; its bias is added once, after the sum."""
+    yield Parameter(
+        name=f"{name}.weight",
+        shape=(out, in_),
+        kind=ParameterKind.LINEAR,
+        slice_dim=1,
+        slice_parts=parts,
+        matmul_uses=1,
+    )
+    if bias:
+        yield Parameter(name=f"{name}.bias", shape=(out,), kind=ParameterKind.BIAS)
+
+
+def _whole(name: str, out: int, in_: int, *, bias: bool = False) -> Iterator[Parameter]:
+    """Yield a linear layer that every tensor-parallel rank holds."""
+    yield Parameter(
+        name=f"{name}.weight", shape=(out, in_), kind=ParameterKind.LINEAR, matmul_uses=1
+    )
+    if bias:
+        yield Parameter(name=f"{name}.bias", shape=(out,), kind=ParameterKind.BIAS)
+
+
+# --- the block -------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def _block_parameters(block: BlockSpec, hidden: int) -> tuple[Parameter, ...]:
+    found = [*_block_norms(block, hidden), *_attention(block.attention, hidden)]
+    if block.mlp is not None:
+        found += _mlp("mlp", block.mlp, hidden)
+    if block.moe is not None:
+        found += _moe(block.moe, hidden)
+    return tuple(found)
+
+
+def block_norm_names(block: BlockSpec) -> tuple[str, ...]:
+    """Return the names of a block's norms on the residual stream, in the order of their use."""
+    if block.residual is Residual.PARALLEL_ONE_NORM:
+        return ("attention_norm",)
+    if block.placement is Placement.SANDWICH:
+        return ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+    if block.placement is Placement.PRE:
+        return ("attention_norm", "mlp_norm")
+    return ("attention_post_norm", "mlp_post_norm")
+
+
+def _block_norms(block: BlockSpec, hidden: int) -> Iterator[Parameter]:
+    for name in block_norm_names(block):
+        yield from _norm(name, block.norm, hidden)
+
+
+def _attention(spec: AttentionSpec, hidden: int) -> Iterator[Parameter]:
+    heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
+    if spec.latent is not None:
+        yield from _latent(spec, spec.latent, hidden)
+    else:
+        for name, count in (("query", heads), ("key", kv_heads), ("value", kv_heads)):
+            yield from _column(
+                f"attention.{name}", count * width, hidden, bias=spec.qkv_bias, parts=count
+            )
+    if spec.qk_norm is not None:
+        yield from _qk_norm("attention.query_norm", spec.qk_norm, heads, width)
+        yield from _qk_norm("attention.key_norm", spec.qk_norm, kv_heads, width)
+    if spec.sinks:
+        yield Parameter(
+            name="attention.sinks",
+            shape=(heads,),
+            kind=ParameterKind.OTHER,
+            slice_dim=0,
+            slice_parts=heads,
+        )
+    out = heads * spec.value_dim
+    yield from _row("attention.output", hidden, out, bias=spec.output_bias, parts=heads)
+
+
+def _latent(spec: AttentionSpec, latent: LatentSpec, hidden: int) -> Iterator[Parameter]:
+    norm = NormSpec(eps=latent.norm_eps)
+    query_out = spec.heads * spec.head_dim
+    if latent.query_rank is None:
+        yield from _column("attention.query", query_out, hidden, bias=False, parts=spec.heads)
+    else:
+        rank = latent.query_rank
+        yield from _whole("attention.query_down", rank, hidden, bias=latent.bias)
+        yield from _norm("attention.query_latent_norm", norm, rank)
+        yield from _column("attention.query_up", query_out, rank, bias=False, parts=spec.heads)
+    rank = latent.kv_rank
+    yield from _whole("attention.kv_down", rank + latent.rope_dim, hidden, bias=latent.bias)
+    yield from _norm("attention.kv_latent_norm", norm, rank)
+    kv_out = spec.heads * (latent.nope_dim + latent.value_dim)
+    yield from _column("attention.kv_up", kv_out, rank, bias=False, parts=spec.heads)
+
+
+def _qk_norm(name: str, spec: QkNormSpec, heads: int, width: int) -> Iterator[Parameter]:
+    whole = width if spec.span == "head" else heads * width
+    for parameter in _norm(name, spec.norm, whole):
+        if spec.span == "head":
+            yield parameter
+        else:
+            yield replace(parameter, slice_dim=0, slice_parts=heads)
+
+
+def _mlp(name: str, spec: MlpSpec, hidden: int) -> Iterator[Parameter]:
+    for part in ("gate", "up") if spec.gated else ("up",):
+        yield from _column(f"{name}.{part}", spec.hidden, hidden, bias=spec.bias, parts=spec.hidden)
+    yield from _row(f"{name}.down", hidden, spec.hidden, bias=spec.bias, parts=spec.hidden)
+
+
+def _moe(spec: MoeSpec, hidden: int) -> Iterator[Parameter]:
+    yield from _whole("moe.router", spec.experts, hidden, bias=spec.router.bias)
+    if spec.router.correction != "none":
+        yield Parameter(
+            name="moe.router.correction",
+            shape=(spec.experts,),
+            kind=ParameterKind.OTHER,
+            trainable=False,
+            buffer=spec.router.correction == "buffer",
+        )
+    expert = MlpSpec(hidden=spec.hidden, gated=spec.gated, bias=spec.bias)
+    for parameter in _mlp("moe.experts", expert, hidden):
+        cut = parameter.slice_dim
+        yield replace(
+            parameter,
+            shape=(spec.experts, *parameter.shape),
+            slice_dim=None if cut is None else cut + 1,
+            group=ParameterClass.EXPERT,
+            experts=spec.experts,
+            experts_per_token=spec.experts_per_token,
+        )
+    if spec.shared_hidden:
+        shared = MlpSpec(hidden=spec.shared_hidden, gated=spec.gated, bias=spec.shared_bias)
+        yield from _mlp("moe.shared", shared, hidden)
+        if spec.shared_gate:
+            yield from _whole("moe.shared_gate", 1, hidden)
+
+
+# --- the ends --------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def _embedding_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
+    width, rows = spec.embedding.dim, spec.embedding.positions
+    found = [_table("token.weight", spec.vocab, width)]
+    if rows:
+        found.append(
+            Parameter(
+                name="position.weight", shape=(rows, spec.hidden), kind=ParameterKind.EMBEDDING
+            )
+        )
+    if width != spec.hidden:
+        found += _whole("project_in", spec.hidden, width)
+    found += _norm("norm", spec.embedding.norm, spec.hidden)
+    return tuple(found)
+
+
+def _table(name: str, vocab: int, width: int) -> Parameter:
+    return Parameter(
+        name=name,
+        shape=(vocab, width),
+        kind=ParameterKind.EMBEDDING,
+        slice_dim=0,
+        slice_parts=vocab,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _head_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
+    width = spec.embedding.dim
+    found = [*_norm("norm", spec.head.norm, spec.hidden)]
+    if width != spec.hidden:
+        found += _whole("project_out", width, spec.hidden)
+    weight, *bias = _column("logits", spec.vocab, width, bias=spec.head.bias, parts=spec.vocab)
+    tied_to = "0.token.weight" if spec.head.tied else None
+    uses = 1 + spec.prediction_heads
+    found += [replace(weight, tied_to=tied_to, matmul_uses=uses), *bias]
+    if spec.prediction_heads:
+        table = _table("prediction.token.weight", spec.vocab, width)
+        found.append(replace(table, tied_to="0.token.weight"))
+    for head in range(spec.prediction_heads):
+        found += _prediction_head(spec, f"prediction.{head}")
+    return tuple(found)
+
+
+def _prediction_head(spec: ModelSpec, prefix: str) -> Iterator[Parameter]:
+    """One more block on (norm(hidden), norm(embedding of the next token)), as in DeepSeek-V3."""
+    norm, hidden = spec.block(spec.num_layers).norm, spec.hidden
+    yield from _norm(f"{prefix}.embedding_norm", norm, hidden)
+    yield from _norm(f"{prefix}.hidden_norm", norm, hidden)
+    yield from _whole(f"{prefix}.project", hidden, 2 * hidden)
+    for parameter in _block_parameters(spec.block(spec.num_layers), hidden):
+        yield replace(parameter, name=f"{prefix}.{parameter.name}")
+    yield from _norm(f"{prefix}.norm", norm, hidden)

@@ -1,0 +1,176 @@
+"""`ModelSpec`: a decoder language model as units.
+
+Unit 0 is the embedding, 1…L are the blocks, L+1 is the final norm with the head and any extra
+prediction heads. Blocks that are equal are written once: `blocks` holds the distinct ones, `cycle`
+says which follow each other, as (block, count) runs that repeat until all layers are filled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tutti import document
+from tutti.document import Count, Natural
+from tutti.errors import InputError
+from tutti.models.parts import BlockSpec, DropoutSpec, EmbeddingSpec, HeadSpec
+
+if TYPE_CHECKING:
+    from tutti.models.parameters import Parameter
+
+NO_DROPOUT = DropoutSpec()
+Cycle = tuple[tuple[Natural, Count], ...]
+
+
+def cycle_of(indices: Sequence[int]) -> Cycle:
+    """Return the shortest cycle of runs that repeats to `indices`."""
+    period = next(
+        p
+        for p in range(1, len(indices) + 1)
+        if all(indices[i] == indices[i - p] for i in range(p, len(indices)))
+    )
+    runs: list[tuple[int, int]] = []
+    for index in indices[:period]:
+        if runs and runs[-1][0] == index:
+            runs[-1] = (index, runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return tuple(runs)
+
+
+@functools.lru_cache(maxsize=256)
+def _layer_table(cycle: Cycle, num_layers: int) -> tuple[int, ...]:
+    once = [index for index, count in cycle for _ in range(min(count, num_layers))]
+    return tuple((once * (num_layers // len(once) + 1))[:num_layers])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A complete description of a decoder language model."""
+
+    name: str
+    model_type: str  # as Hugging Face calls it
+    num_layers: Count
+    hidden: Count
+    vocab: Count
+    max_length: Count  # of a sequence the model was made for
+    embedding: EmbeddingSpec
+    blocks: tuple[BlockSpec, ...]
+    cycle: Cycle = ((0, 1),)
+    head: HeadSpec
+    dropout: DropoutSpec = NO_DROPOUT
+    prediction_heads: Natural = 0  # extra (multi-token) prediction heads that are trained
+    published_prediction_heads: Natural = 0  # what the checkpoint has; transformers drops them
+
+    def __post_init__(self) -> None:
+        if not self.blocks or not self.cycle:
+            raise ValueError("'blocks' and 'cycle' must not be empty")
+        if any(count < 1 for _, count in self.cycle):
+            raise ValueError("a run in 'cycle' must be at least 1 layer long")
+        used = {index for index, _ in self.cycle}
+        if used - set(range(len(self.blocks))):
+            raise ValueError(
+                f"'cycle' names block {max(used)}; there are only {len(self.blocks)} blocks"
+            )
+
+        if self.prediction_heads and self.embedding.dim != self.hidden:
+            raise ValueError(
+                f"extra prediction heads need an embedding as wide as the model: it is "
+                f"{self.embedding.dim}, the model {self.hidden}"
+            )
+
+    # --- reading and writing ---------------------------------------------------------------
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object], name: str) -> ModelSpec:
+        """Read a Hugging Face config.json; `name` is what errors call it."""
+        from tutti.models.families import read_config
+
+        return read_config(config, name)
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of everything but the name."""
+        return document.fingerprint({**document.plain(self), "name": ""})
+
+    # --- units -----------------------------------------------------------------------------
+
+    @property
+    def num_units(self) -> int:
+        """Embedding + blocks + head."""
+        return self.num_layers + 2
+
+    @property
+    def head_unit(self) -> int:
+        """The index of the last unit."""
+        return self.num_layers + 1
+
+    @property
+    def layer_blocks(self) -> tuple[int, ...]:
+        """The index into `blocks` of every layer."""
+        return _layer_table(self.cycle, self.num_layers)
+
+    def block(self, unit: int) -> BlockSpec:
+        """Return the block of unit 1…L."""
+        if not 1 <= unit <= self.num_layers:
+            raise IndexError(f"unit {unit} is no block; blocks are 1 to {self.num_layers}")
+        return self.blocks[self.layer_blocks[unit - 1]]
+
+    def unit_kind(self, unit: int) -> str:
+        """Return a key that equal units share: 'embedding', 'block 0', …, 'head'."""
+        if unit == 0:
+            return "embedding"
+        if unit == self.head_unit:
+            return "head"
+        self.block(unit)
+        return f"block {self.layer_blocks[unit - 1]}"
+
+    def with_prediction_heads(self, count: int) -> ModelSpec:
+        """Return the model trained with `count` extra prediction heads."""
+        try:
+            return replace(self, prediction_heads=count)
+        except ValueError as error:
+            raise InputError(f"{self.name}: {error}") from None
+
+    def tensor_parallel_problem(self, tp: int) -> str | None:
+        """Say in one line why the model cannot be sliced `tp` ways, or None."""
+        for block in self.blocks:
+            heads, kv_heads = block.attention.heads, block.attention.kv_heads
+            if heads % tp:
+                return f"tp={tp} does not divide the {heads} attention heads"
+            if kv_heads % tp and tp % kv_heads:
+                return f"tp={tp} neither divides nor is a multiple of the {kv_heads} kv heads"
+            if block.mlp is not None and block.mlp.hidden % tp:
+                return f"tp={tp} does not divide the feed-forward width {block.mlp.hidden}"
+            if block.moe is not None and block.moe.shared_hidden % tp:
+                return f"tp={tp} does not divide the shared experts' {block.moe.shared_hidden}"
+        return None
+
+    @property
+    def num_experts(self) -> int:
+        """Routed experts per layer, the most of any block; 0 for a dense model."""
+        return max((block.moe.experts for block in self.blocks if block.moe), default=0)
+
+    # --- parameters ------------------------------------------------------------------------
+
+    def parameters(self, unit: int) -> tuple[Parameter, ...]:
+        """Return the named parameter tensors of a unit."""
+        from tutti.models.parameters import unit_parameters
+
+        return unit_parameters(self, unit)
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters; tied ones once."""
+        return sum(p.size for p in self._counted())
+
+    @property
+    def num_activated(self) -> int:
+        """The parameters that one token uses; of the experts only its own."""
+        return sum(p.activated_size for p in self._counted())
+
+    def _counted(self) -> list[Parameter]:
+        units = range(self.num_units)
+        return [p for unit in units for p in self.parameters(unit) if p.counted]

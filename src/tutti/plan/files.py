@@ -1,0 +1,73 @@
+"""Plans as files: strict, versioned JSON both ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tutti.document import (
+    Place,
+    build,
+    parse_json,
+    plain_fields,
+    pretty_json,
+    read_text,
+    shown,
+    write_text,
+)
+from tutti.hardware.cluster import Cluster
+from tutti.models.spec import ModelSpec
+from tutti.plan.plan import FORMAT, ClusterReference, ModelReference, Plan
+
+
+def plan_to_document(plan: Plan) -> dict[str, object]:
+    """Return the plan as plain values, its format first."""
+    return {"format": FORMAT, **plain_fields(plan)}
+
+
+def plan_from_document(value: object, name: str) -> Plan:
+    """Read a plan from plain values; `name` is what messages call the file."""
+    place = Place(name)
+    if not isinstance(value, dict):
+        raise place.error(f"not a plan: expected a JSON object, found {shown(value)}")
+    fields = dict(value)
+    found = fields.pop("format", None)
+    if found != FORMAT:
+        said = "has no 'format'" if found is None else f"'format' is {shown(found)}"
+        raise place.error(f"{said}; this version of tutti reads '{FORMAT}'")
+    plan = build(Plan, fields, place)
+    _verify_hashes(plan, place)
+    return plan
+
+
+def _verify_hashes(plan: Plan, place: Place) -> None:
+    spec, cluster = plan.model.spec, plan.cluster.cluster
+    found = {
+        "model": (plan.model.hash, spec.fingerprint if spec is not None else None),
+        "cluster": (plan.cluster.hash, cluster.fingerprint() if cluster is not None else None),
+    }
+    for key, (said, is_now) in found.items():
+        if is_now is not None and said != is_now:
+            raise place.key(key).value_error(
+                f"has the hash {is_now}, but the plan was made for {shown(said)}: it was edited "
+                "afterwards, or the chip catalog changed; plan again"
+            )
+
+
+def load_plan(path: Path) -> Plan:
+    """Read a plan file."""
+    return plan_from_document(parse_json(read_text(path), path.name), path.name)
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Write a plan file as a whole or not at all."""
+    write_text(path, pretty_json(plan_to_document(plan)) + "\n")
+
+
+def refer_to_model(spec: ModelSpec) -> ModelReference:
+    """Embed a model in a plan."""
+    return ModelReference(name=spec.name, hash=spec.fingerprint, spec=spec)
+
+
+def refer_to_cluster(cluster: Cluster) -> ClusterReference:
+    """Embed a cluster in a plan."""
+    return ClusterReference(name=cluster.name, hash=cluster.fingerprint(), cluster=cluster)

@@ -1,0 +1,84 @@
+"""The job of a Plan: what is computed, in which precision, under which kind of schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Literal
+
+from tutti.document import Count, Place, build_fields, plain_fields
+from tutti.errors import hint
+from tutti.hardware.chip import Dtype
+
+
+class ScheduleKind(StrEnum):
+    """How the stages of a pipeline order their micro-batches."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero_bubble"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Which dtype each kind of number is held in.
+
+    `master` is the optimizer's own copy of the parameters; None means that the parameters
+    themselves are updated (pure bf16). A document may name one of the usual policies instead.
+    """
+
+    compute: Dtype = Dtype.BF16
+    parameters: Dtype = Dtype.BF16
+    gradients: Dtype = Dtype.FP32
+    master: Dtype | None = Dtype.FP32
+    moments: Dtype = Dtype.FP32
+    loss_scaling: bool = False
+
+    document_shape: ClassVar[tuple[type, ...]] = (str, dict)
+
+    @classmethod
+    def from_document(cls, value: object, place: Place) -> Precision:
+        """Read a policy's name or its fields."""
+        if isinstance(value, str):
+            if value not in PRECISIONS:
+                raise place.value_error(f"is '{value}'; {hint(value, PRECISIONS)}")
+            return PRECISIONS[value]
+        return build_fields(cls, value, place)
+
+    def to_document(self) -> object:
+        """Write the policy's name where it has one."""
+        for name, precision in PRECISIONS.items():
+            if self == precision:
+                return name
+        return plain_fields(self)
+
+    @property
+    def label(self) -> str:
+        """The policy's name, or its compute dtype with a mark."""
+        written = self.to_document()
+        return written if isinstance(written, str) else f"{self.compute} (custom)"
+
+
+PRECISIONS: dict[str, Precision] = {
+    "bf16": Precision(),
+    "fp16": Precision(compute=Dtype.FP16, parameters=Dtype.FP16, loss_scaling=True),
+    "fp32": Precision(compute=Dtype.FP32, parameters=Dtype.FP32, master=None),
+    "pure_bf16": Precision(gradients=Dtype.BF16, master=None, moments=Dtype.BF16),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The training step that a Plan lays out."""
+
+    sequence_length: Count
+    global_batch: Count  # sequences per optimizer step, over all pipelines
+    precision: Precision = PRECISIONS["bf16"]
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per optimizer step."""
+        return self.sequence_length * self.global_batch

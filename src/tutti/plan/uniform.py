@@ -1,0 +1,211 @@
+"""Uniform plans from a few numbers, laid out as Megatron-LM does it.
+
+Every stage has the same degrees; tensor positions are fastest, then context, then data, and the
+pipeline is outermost. The special case of a Plan in which nothing differs, and the baseline that
+every searched plan is held against.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from tutti.errors import InputError, hint
+from tutti.hardware.cluster import Cluster
+from tutti.models.spec import ModelSpec
+from tutti.plan.check import require_valid
+from tutti.plan.chips import NO_CHIPS, ChipId, ChipSet
+from tutti.plan.files import refer_to_cluster, refer_to_model
+from tutti.plan.job import Job, ScheduleKind
+from tutti.plan.plan import (
+    ExpertGroup,
+    ParameterClass,
+    Pipeline,
+    Plan,
+    Recompute,
+    Replica,
+    Stage,
+    Synchronisation,
+    UnitRanges,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """The numbers of a Megatron-style strategy; dp follows from the cluster unless given."""
+
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    dp: int | None = None
+    vpp: int = 1  # unit ranges per stage
+    micro_batch: int = 1  # sequences per replica and micro-batch
+    shard: int = 0
+    sequence_parallel: bool = False
+    recompute: str = "none"
+
+    @classmethod
+    def parse(cls, text: str) -> Degrees:
+        """Read "tp=8,pp=4,sp=1"; short names mbs and sp are understood."""
+        known = {
+            "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "dp": "dp", "vpp": "vpp",
+            "mbs": "micro_batch", "micro_batch": "micro_batch", "shard": "shard",
+            "sp": "sequence_parallel", "sequence_parallel": "sequence_parallel",
+            "recompute": "recompute",
+        }  # fmt: skip
+        given: dict[str, object] = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            key, equals, value = part.partition("=")
+            if not equals or key not in known:
+                remedy = hint(key, known) if key not in known else "write it like tp=8"
+                raise InputError(f"--uniform: '{part}': {remedy}")
+            if known[key] in given:
+                raise InputError(f"--uniform: '{key}' stands twice")
+            given[known[key]] = _degree(key, known[key], value)
+        return cls(**given)  # type: ignore[arg-type]
+
+
+def _degree(key: str, name: str, value: str) -> object:
+    if name == "recompute":
+        choices = ("none", "selective", "full")
+        if value not in choices:
+            raise InputError(f"--uniform: recompute is '{value}'; {hint(value, choices)}")
+        return value
+    least = 0 if name in ("shard", "sequence_parallel") else 1
+    most = {"shard": 3, "sequence_parallel": 1}.get(name, 1_000_000)
+    if not value.isdecimal() or not least <= int(value) <= most:
+        raise InputError(f"--uniform: {key} is '{value}'; give a whole number {least} to {most}")
+    return bool(int(value)) if name == "sequence_parallel" else int(value)
+
+
+def uniform_plan(model: ModelSpec, cluster: Cluster, job: Job, degrees: Degrees) -> Plan:
+    """Lay the same strategy over all chips; what does not divide is refused with the numbers."""
+    dp = _data_parallel(cluster, degrees)
+    micro_batch = dp * degrees.micro_batch
+    if job.global_batch % micro_batch:
+        raise InputError(
+            f"global batch {job.global_batch} does not divide by dp {dp} · micro-batch "
+            f"{degrees.micro_batch} = {micro_batch}"
+        )
+    if degrees.vpp > 1 and job.schedule is not ScheduleKind.INTERLEAVED:
+        raise InputError(f"vpp={degrees.vpp} needs --schedule interleaved")
+    cuts = even_cuts(model.num_layers, degrees.pp * degrees.vpp)
+    ids = [
+        ChipId(pool.name, node, slot)
+        for pool in cluster.pools
+        for node in range(pool.nodes)
+        for slot in range(pool.node.num_chips)
+    ]
+    width = dp * degrees.cp * degrees.tp
+    stages = tuple(
+        _stage(tuple(cuts[s :: degrees.pp]), ids[s * width : (s + 1) * width], degrees, dp, model)
+        for s in range(degrees.pp)
+    )
+    plan = Plan(
+        model=refer_to_model(model),
+        cluster=refer_to_cluster(cluster),
+        job=job,
+        pipelines=(
+            Pipeline(
+                micro_batch=micro_batch,
+                micro_batches=job.global_batch // micro_batch,
+                stages=stages,
+            ),
+        ),
+        synchronisation=_rules(model, degrees),
+        tied_owner=0 if model.head.tied and degrees.pp > 1 else None,
+        idle=ChipSet.from_ids(ids[degrees.pp * width :])
+        if len(ids) > degrees.pp * width
+        else NO_CHIPS,
+    )
+    require_valid(plan)
+    return plan
+
+
+def _data_parallel(cluster: Cluster, degrees: Degrees) -> int:
+    model_chips = degrees.tp * degrees.cp * degrees.pp
+    if degrees.dp is not None:
+        if degrees.dp * model_chips > cluster.num_chips:
+            raise InputError(
+                f"tp {degrees.tp} · cp {degrees.cp} · pp {degrees.pp} · dp {degrees.dp} = "
+                f"{degrees.dp * model_chips} chips; '{cluster.name}' has {cluster.num_chips}"
+            )
+        return degrees.dp
+    if cluster.num_chips % model_chips:
+        raise InputError(
+            f"tp {degrees.tp} · cp {degrees.cp} · pp {degrees.pp} = {model_chips} does not divide "
+            f"the {cluster.num_chips} chips of '{cluster.name}'; give dp= to leave some idle"
+        )
+    return cluster.num_chips // model_chips
+
+
+def even_cuts(num_layers: int, parts: int) -> list[tuple[int, int]]:
+    """Cut the blocks evenly; the first part takes the embedding, the last the head."""
+    if parts > num_layers:
+        raise InputError(f"{parts} stages, but the model has only {num_layers} layers")
+    bounds = [1 + num_layers * part // parts for part in range(parts + 1)]
+    bounds[0], bounds[-1] = 0, num_layers + 2
+    return list(itertools.pairwise(bounds))
+
+
+def _stage(
+    units: UnitRanges, ids: list[ChipId], degrees: Degrees, dp: int, model: ModelSpec
+) -> Stage:
+    """Group neighbouring copies of one pool; a copy must not lie across two."""
+    width = degrees.tp * degrees.cp
+    runs: list[tuple[str, list[ChipId]]] = []
+    for copy in range(dp):
+        chips = ids[copy * width : (copy + 1) * width]
+        if chips[0].pool != chips[-1].pool:
+            raise InputError(
+                f"tp {degrees.tp} · cp {degrees.cp} would put one replica on chips of "
+                f"'{chips[0].pool}' and '{chips[-1].pool}'; choose degrees that divide each pool"
+            )
+        if not runs or runs[-1][0] != chips[0].pool:
+            runs.append((chips[0].pool, []))
+        runs[-1][1].extend(chips)
+    blocks = tuple((max(a, 1), min(b, model.num_layers + 1)) for a, b in units)
+    recompute = {
+        "none": Recompute(),
+        "selective": Recompute(selective=blocks),
+        "full": Recompute(full=blocks),
+    }[degrees.recompute]
+    replicas = tuple(
+        Replica(
+            chips=ChipSet.from_ids(chips),
+            count=len(chips) // width,
+            tp=degrees.tp,
+            cp=degrees.cp,
+            sequence_parallel=degrees.sequence_parallel,
+            sequences=degrees.micro_batch,
+            recompute=recompute,
+        )
+        for _, chips in runs
+    )
+    return Stage(units=units, replicas=replicas, experts=_experts(units, len(ids), degrees, model))
+
+
+def _experts(
+    units: UnitRanges, num_chips: int, degrees: Degrees, model: ModelSpec
+) -> tuple[ExpertGroup, ...]:
+    if degrees.ep == 1:
+        return ()
+    if not model.num_experts:
+        raise InputError(f"ep={degrees.ep}, but model '{model.name}' has no experts")
+    if num_chips % degrees.ep:
+        raise InputError(f"ep={degrees.ep} does not divide the {num_chips} chips of a stage")
+    blocks = (u for a, b in units for u in range(max(a, 1), min(b, model.num_layers + 1)))
+    if all(model.block(unit).moe is None for unit in blocks):
+        return ()
+    return (ExpertGroup(chips=degrees.ep, count=num_chips // degrees.ep),)
+
+
+def _rules(model: ModelSpec, degrees: Degrees) -> tuple[Synchronisation, ...]:
+    if degrees.shard == 0:
+        return ()
+    kinds = ParameterClass if degrees.ep > 1 else (ParameterClass.DENSE,)
+    return tuple(
+        Synchronisation(units=(0, model.num_units), parameter_class=kind, shard_level=degrees.shard)
+        for kind in kinds
+    )

@@ -1,0 +1,312 @@
+"""The static check: proof, before anything runs, that a Schedule is complete and cannot hang.
+
+`check_schedule` looks at the lists alone, however they were made, and returns what is wrong:
+each rank computes every unit of its stage once per micro-batch, forward before backward before
+weights; every Send has its Receive and every rectangle of a boundary tensor arrives exactly once;
+and the lists run to the end under the hardest rule there is: each class strictly in list order,
+every Send, Receive and collective blocking until all its partners have reached it. Whatever runs
+the lists with more freedom (lanes, buffers) cannot deadlock either.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from tutti.errors import InputError
+from tutti.plan.plan import ChunkPlace, Stage, chunks, covers
+from tutti.schedule.boundary import (
+    Boundary,
+    Holder,
+    Transfer,
+    holders,
+    received_sequence,
+)
+from tutti.schedule.instruction import COLLECTIVES, Instruction, Op, Scope, What
+from tutti.schedule.schedule import RankClass, Schedule, stage_of
+
+MOST = 20  # problems that one check reports
+
+
+def check_schedule(schedule: Schedule) -> list[str]:
+    """Return what is wrong with a schedule, in one line each; empty if nothing is."""
+    problems: list[str] = []
+    for step in (_dependencies, _passes, _neighbours, _rectangles, _progress):
+        for problem in step(schedule):
+            problems.append(problem)
+            if len(problems) >= MOST:
+                return problems
+        if problems:  # later steps rely on what earlier ones establish
+            return problems
+    return problems
+
+
+def require_valid(schedule: Schedule) -> None:
+    """Raise an InputError with the first problem, if there is one."""
+    for problem in check_schedule(schedule):
+        raise InputError(f"schedule: {problem}")
+
+
+def _dependencies(schedule: Schedule) -> Iterator[str]:
+    for rank_class in _distinct(schedule):
+        for index, entry in enumerate(rank_class.instructions):
+            if any(not 0 <= wanted < index for wanted in entry.after):
+                yield (
+                    f"{rank_class.name}: instruction {index} ({entry}) waits for "
+                    f"{list(entry.after)}, which does not stand before it"
+                )
+
+
+def _distinct(schedule: Schedule) -> list[RankClass]:
+    """Classes that share one list object need one look only."""
+    return list({id(c.instructions): c for c in reversed(schedule.classes)}.values())[::-1]
+
+
+# --- every unit once per micro-batch, in order -----------------------------------------------
+
+
+def _passes(schedule: Schedule) -> Iterator[str]:
+    for rank_class in _distinct(schedule):
+        stage = stage_of(schedule.plan, rank_class)
+        count = schedule.plan.pipelines[rank_class.pipeline].micro_batches
+        yield from _class_passes(rank_class, stage, count)
+
+
+_STAGES_OF_A_UNIT = {Op.FORWARD: 1, Op.BACKWARD_INPUT: 2, Op.BACKWARD_WEIGHT: 3}
+
+
+def _class_passes(rank_class: RankClass, stage: Stage, micro_batches: int) -> Iterator[str]:
+    progress: dict[tuple[int, int], int] = defaultdict(int)
+    for entry in rank_class.instructions:
+        reaches = _STAGES_OF_A_UNIT.get(entry.op)
+        if reaches is None:
+            continue
+        if entry.stop <= entry.start or not 0 <= entry.micro_batch < micro_batches:
+            yield f"{rank_class.name}: {entry} names no unit or no micro-batch of this stage"
+            continue
+        for unit in range(entry.start, entry.stop):
+            if not covers(stage.units, unit):
+                yield f"{rank_class.name}: {entry}, but unit {unit} is not on this stage"
+            elif progress[unit, entry.micro_batch] != reaches - 1:
+                yield f"{rank_class.name}: {entry} comes twice or too early for unit {unit}"
+            progress[unit, entry.micro_batch] = reaches
+    for start, stop in stage.units:
+        for unit in range(start, stop):
+            for micro_batch in range(micro_batches):
+                if progress[unit, micro_batch] != 3:
+                    yield (
+                        f"{rank_class.name}: unit {unit} never finishes micro-batch {micro_batch}"
+                    )
+
+
+# --- sends and receives ----------------------------------------------------------------------
+
+
+def _neighbours(schedule: Schedule) -> Iterator[str]:
+    """Check that each class has exactly the sends and receives that its place asks for."""
+    for rank_class in _distinct(schedule):
+        pipeline = schedule.plan.pipelines[rank_class.pipeline]
+        expected = _expected_moves(chunks(pipeline), rank_class.stage, pipeline.micro_batches)
+        found: Counter[tuple[Op, What, int, int]] = Counter(
+            (entry.op, entry.what, entry.start, entry.micro_batch)
+            for entry in rank_class.instructions
+            if entry.op in (Op.SEND, Op.RECEIVE)
+        )
+        for move, times in found.items():
+            if move not in expected:
+                yield f"{rank_class.name}: {_move_text(*move)} has no partner"
+            elif times > 1:
+                yield f"{rank_class.name}: {_move_text(*move)} stands {times} times"
+        for move in sorted(expected - found.keys()):
+            yield f"{rank_class.name}: {_move_text(*move)} is missing"
+        yield from _uses_what_it_received(rank_class)
+
+
+def _move_text(op: Op, what: What, unit: int, micro_batch: int) -> str:
+    return f"{op} of {what} at unit {unit} for micro-batch {micro_batch}"
+
+
+def _expected_moves(
+    path: list[ChunkPlace], stage: int, micro_batches: int
+) -> set[tuple[Op, What, int, int]]:
+    moves: set[tuple[Op, What, int, int]] = set()
+    for lower, upper in itertools.pairwise(path):
+        if lower.stage == upper.stage or stage not in (lower.stage, upper.stage):
+            continue
+        up, down = (Op.SEND, Op.RECEIVE) if stage == lower.stage else (Op.RECEIVE, Op.SEND)
+        for micro_batch in range(micro_batches):
+            moves.add((up, What.ACTIVATIONS, upper.start, micro_batch))
+            moves.add((down, What.GRADIENTS, upper.start, micro_batch))
+    return moves
+
+
+def _uses_what_it_received(rank_class: RankClass) -> Iterator[str]:
+    """Check that passes at a boundary wait for their Receive, and Sends for their pass."""
+    entries = rank_class.instructions
+    received = {
+        (entry.what, entry.start, entry.micro_batch): index
+        for index, entry in enumerate(entries)
+        if entry.op is Op.RECEIVE
+    }
+    for entry in entries:
+        if entry.op is Op.FORWARD:
+            needed = received.get((What.ACTIVATIONS, entry.start, entry.micro_batch))
+        elif entry.op is Op.BACKWARD_INPUT:
+            needed = received.get((What.GRADIENTS, entry.stop, entry.micro_batch))
+        elif entry.op is Op.SEND:
+            if not any(_produces(entries[i], entry) for i in entry.after):
+                yield f"{rank_class.name}: {entry} does not wait for the pass that makes it"
+            continue
+        else:
+            continue
+        if needed is not None and needed not in entry.after:
+            yield f"{rank_class.name}: {entry} does not wait for what it receives"
+
+
+def _produces(source: Instruction, send: Instruction) -> bool:
+    if source.micro_batch != send.micro_batch:
+        return False
+    if send.what is What.ACTIVATIONS:
+        return source.op is Op.FORWARD and source.stop == send.start
+    return source.op is Op.BACKWARD_INPUT and source.start == send.start
+
+
+def _rectangles(schedule: Schedule) -> Iterator[str]:
+    """Check that each rank receives its part of a boundary tensor exactly once."""
+    for p, pipeline in enumerate(schedule.plan.pipelines):
+        checked: set[tuple[int, int]] = set()
+        path = chunks(pipeline)
+        for lower, upper in itertools.pairwise(path):
+            pair = (lower.stage, upper.stage)
+            if lower.stage == upper.stage or pair in checked:
+                continue
+            checked.add(pair)
+            for what in (What.ACTIVATIONS, What.GRADIENTS):
+                wire = schedule.boundary(p, upper.start, what)
+                yield from (f"pipeline {p}: {line}" for line in check_boundary(wire))
+
+
+def check_boundary(wire: Boundary) -> Iterator[str]:
+    """Yield what a boundary delivers wrongly."""
+    sent: Counter[Transfer] = Counter()
+    for source in holders(wire.sender):
+        sent.update(wire.from_rank(source.rank))
+    for target in holders(wire.receiver):
+        arriving = wire.to_rank(target.rank)
+        if not _tiles(arriving, target, wire.sequence_length):
+            yield f"rank {target.rank} of the receiving stage does not get its part exactly once"
+        for transfer in arriving:
+            sent[transfer] -= 1
+    for transfer, left in sent.items():
+        if left:
+            yield f"{transfer} is sent {left:+d} times more than it is received"
+
+
+def _tiles(arriving: list[Transfer], target: Holder, sequence_length: int) -> bool:
+    """Tell whether rectangles cover the wanted ones without overlap.
+
+    Disjoint rectangles inside the wanted region that have its whole area cover it.
+    """
+    parts = received_sequence(target.replica, target.cp, target.tp, sequence_length)
+    height = target.batch[1] - target.batch[0]
+    wanted = height * sum(stop - start for start, stop in parts)
+    area = 0
+    for index, (_, _, batch, sequence) in enumerate(arriving):
+        inside = any(lo <= sequence[0] and sequence[1] <= hi for lo, hi in parts)
+        if not inside or batch[0] < target.batch[0] or batch[1] > target.batch[1]:
+            return False
+        area += (batch[1] - batch[0]) * (sequence[1] - sequence[0])
+        for other in arriving[:index]:
+            if _meet(batch, other.batch) and _meet(sequence, other.sequence):
+                return False
+    return area == wanted
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+# --- no list waits for ever ------------------------------------------------------------------
+
+
+def _progress(schedule: Schedule) -> Iterator[str]:
+    """Run all lists, each strictly in order, every communication a meeting of all partners."""
+    partners = _Partners(schedule)
+    lists = [c.instructions for c in schedule.classes]
+    position = [0] * len(lists)
+    arrived: dict[object, set[int]] = defaultdict(set)
+    runnable = list(range(len(lists)))
+    while runnable:
+        index = runnable.pop()
+        entries = lists[index]
+        while position[index] < len(entries):
+            entry = entries[position[index]]
+            meeting = partners.meeting(index, entry)
+            if meeting is None:
+                position[index] += 1
+                continue
+            key, members = meeting
+            arrived[key].add(index)
+            if len(arrived[key]) < len(members):
+                break
+            del arrived[key]
+            for member in members:
+                position[member] += 1
+                if member != index:
+                    runnable.append(member)
+    stuck = [i for i, entries in enumerate(lists) if position[i] < len(entries)]
+    for index in stuck[:3]:
+        entry = lists[index][position[index]]
+        yield f"deadlock: {schedule.classes[index].name} waits for ever at {entry}"
+
+
+class _Partners:
+    """Which classes must reach an instruction together."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._classes = schedule.classes
+        self._plan = schedule.plan
+        by_stage: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, c in enumerate(schedule.classes):
+            by_stage[c.pipeline, c.stage].append(index)
+        self._by_stage = by_stage
+        self._ends: dict[tuple[int, int], frozenset[int]] = {}
+        for p, pipeline in enumerate(schedule.plan.pipelines):
+            path = chunks(pipeline)
+            for lower, upper in itertools.pairwise(path):
+                both = by_stage[p, lower.stage] + by_stage[p, upper.stage]
+                self._ends[p, upper.start] = frozenset(both)
+        self._tied = frozenset(
+            index
+            for index, c in enumerate(schedule.classes)
+            if any(entry.op is Op.SYNC_TIED for entry in c.instructions[-64:])
+        )
+        self._holders: dict[tuple[int, int | None], frozenset[int]] = {}
+
+    def meeting(self, index: int, entry: Instruction) -> tuple[object, frozenset[int]] | None:
+        """Return the meeting's key and members; None where no other class takes part."""
+        own = self._classes[index]
+        if entry.op in (Op.SEND, Op.RECEIVE):
+            members = self._ends[own.pipeline, entry.start]
+            return (own.pipeline, "move", entry.what, entry.start, entry.micro_batch), members
+        if entry.op not in COLLECTIVES:
+            return None
+        if entry.op is Op.CLIP_NORM:
+            members = frozenset(range(len(self._classes)))
+        elif entry.op is Op.SYNC_TIED:
+            members = self._tied
+        else:
+            pipeline = own.pipeline if entry.scope is Scope.PIPELINE else None
+            members = self._holding(entry.start, pipeline)
+        scope = own.pipeline if entry.scope is Scope.PIPELINE else None
+        return ((scope, entry.key), members) if len(members) > 1 else None
+
+    def _holding(self, unit: int, pipeline: int | None) -> frozenset[int]:
+        if (unit, pipeline) not in self._holders:
+            self._holders[unit, pipeline] = frozenset(
+                index
+                for index, c in enumerate(self._classes)
+                if pipeline in (None, c.pipeline) and covers(stage_of(self._plan, c).units, unit)
+            )
+        return self._holders[unit, pipeline]

@@ -1,0 +1,195 @@
+"""Writes the instruction list of one class of equal ranks from its stage's events.
+
+Order within the list is the order on each lane; `after` adds what a lane's order does not say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tutti.plan.plan import Replica, Stage
+from tutti.schedule.buckets import Bucket
+from tutti.schedule.emitter import Emitter, waits
+from tutti.schedule.events import Event, Move
+from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.order import Action, Pass
+from tutti.schedule.segments import Segment, make_segments
+from tutti.schedule.sync import Synchroniser
+
+
+@dataclass(frozen=True, slots=True)
+class ListInput:
+    """All that the list of a class of ranks depends on."""
+
+    stage: Stage
+    replica: Replica
+    buckets: list[Bucket]
+    events: list[Event]
+    chunk_bounds: dict[int, tuple[int, int]]  # the stage's chunks → their units
+    micro_batches: int
+    tied: bool  # takes part in SyncTied
+
+
+def write_list(given: ListInput) -> tuple[Instruction, ...]:
+    """Return the instructions of one class of ranks."""
+    return _Writer(given).write()
+
+
+class _Writer:
+    def __init__(self, given: ListInput) -> None:
+        self.given = given
+        self.to = Emitter()
+        self.sync = Synchroniser(
+            self.to,
+            given.stage,
+            given.replica,
+            given.buckets,
+            micro_batches=given.micro_batches,
+            tied=given.tied,
+        )
+        self.segments = {
+            chunk: make_segments(*bounds, given.replica, given.buckets)
+            for chunk, bounds in given.chunk_bounds.items()
+        }
+        # Per chunk, the micro-batch whose weight pass comes last: gradients are whole then.
+        self.final = {
+            event.chunk: event.micro_batch
+            for event in given.events
+            if isinstance(event, Action) and event.kind == Pass.BACKWARD_WEIGHT
+        }
+        self.received: dict[tuple[What, int, int], int] = {}
+        self.with_batch: set[int] = set()  # micro-batches whose tokens are on the chip
+        self.started: set[int] = set()  # chunks that had their first forward
+        self.parked: dict[tuple[int, int], Segment] = {}  # weight pass still to come
+        self.offloaded: dict[tuple[int, int], int] = {}
+        self.sources = {What.ACTIVATIONS: -1, What.GRADIENTS: -1}  # what a Send carries
+
+    def write(self) -> tuple[Instruction, ...]:
+        self.sync.gather_once()
+        for position, event in enumerate(self.given.events):
+            if isinstance(event, Move):
+                self._move(event)
+            elif event.kind == Pass.FORWARD:
+                self._forward(event)
+            elif event.kind == Pass.BACKWARD_INPUT:
+                self._backward_input(event, weights_follow=self._weights_follow(position, event))
+            else:
+                self._backward_weight(event)
+        self.sync.finish()
+        return tuple(self.to.out)
+
+    def _weights_follow(self, position: int, action: Action) -> bool:
+        """Tell whether the next pass of this stage is the weight pass of the same chunk."""
+        events = self.given.events
+        for index in range(position + 1, len(events)):
+            event = events[index]
+            if isinstance(event, Action):
+                return event == Action(Pass.BACKWARD_WEIGHT, action.chunk, action.micro_batch)
+        return False
+
+    def _move(self, move: Move) -> None:
+        after = (self.sources[move.what],) if move.op is Op.SEND else ()
+        index = self.to.emit(
+            move.op,
+            micro_batch=move.micro_batch,
+            start=move.unit,
+            stop=move.unit,
+            what=move.what,
+            after=after,
+        )
+        if move.op is Op.RECEIVE:
+            self.received[move.what, move.unit, move.micro_batch] = index
+
+    def _take(self, what: What, unit: int, micro_batch: int) -> tuple[int, ...]:
+        index = self.received.pop((what, unit, micro_batch), None)
+        return () if index is None else (index,)
+
+    def _forward(self, action: Action) -> None:
+        _, chunk, micro_batch = action
+        cut = self.segments[chunk]
+        first = chunk not in self.started
+        self.started.add(chunk)
+        start, stop = self.given.chunk_bounds[chunk]
+        waiting = self._take(What.ACTIVATIONS, start, micro_batch)
+        if micro_batch not in self.with_batch:
+            self.with_batch.add(micro_batch)
+            waiting += (self.to.fetch(What.BATCH, micro_batch, start, stop),)
+        for segment in cut.first_forward if first else cut.forward:
+            if segment.brings_parameters:
+                needed = self.sync.bring_parameters(segment, micro_batch, entering_from_below=True)
+                waiting = waits(waiting, needed)
+            if first:
+                waiting = waits(waiting, self.sync.gathered_for(segment))
+            index = self.to.compute(Op.FORWARD, micro_batch, segment.start, segment.stop, waiting)
+            waiting = ()
+            if segment.offloads_activations:
+                self._store_activations(segment, micro_batch, index)
+            self.sources[What.ACTIVATIONS] = index
+
+    def _store_activations(self, segment: Segment, micro_batch: int, source: int) -> None:
+        for atom in segment.atoms:
+            if atom.offload_activations:
+                span = (atom.start, atom.stop)
+                stored = self.to.offload(What.ACTIVATIONS, micro_batch, *span, (source,))
+                self.offloaded[atom.start, micro_batch] = stored
+
+    def _backward_segments(self, chunk: int, micro_batch: int) -> tuple[Segment, ...]:
+        cut = self.segments[chunk]
+        return cut.final_backward if self.final[chunk] == micro_batch else cut.backward
+
+    def _backward_input(self, action: Action, *, weights_follow: bool) -> None:
+        """Go down the segments, each followed by its weight pass where that is next anyway.
+
+        The lowest segment's weight pass is left for later: the gradient it hands to the previous
+        stage is sent first.
+        """
+        _, chunk, micro_batch = action
+        waiting = self._take(What.GRADIENTS, self.given.chunk_bounds[chunk][1], micro_batch)
+        segments = self._backward_segments(chunk, micro_batch)
+        for segment in reversed(segments):
+            span = (segment.start, segment.stop)
+            needed: tuple[int, ...] = ()
+            if segment.brings_parameters:
+                needed = tuple(
+                    self.sync.bring_parameters(segment, micro_batch, entering_from_below=False)
+                )
+            if segment.offloads_activations:
+                needed += self._bring_activations(segment, micro_batch)
+            if segment.recompute:  # does not need the gradient: may run while waiting
+                self.to.compute(Op.RECOMPUTE, micro_batch, *span, needed)
+                needed = ()
+            after = waits(waiting, needed) if needed else waiting
+            index = self.to.compute(Op.BACKWARD_INPUT, micro_batch, *span, after)
+            self.sources[What.GRADIENTS] = index
+            waiting = ()
+            if weights_follow and segment is not segments[0]:
+                self._weights(segment, chunk, micro_batch)
+        if weights_follow:
+            self.parked[chunk, micro_batch] = segments[0]
+
+    def _bring_activations(self, segment: Segment, micro_batch: int) -> tuple[int, ...]:
+        return tuple(
+            self.to.fetch(
+                What.ACTIVATIONS,
+                micro_batch,
+                atom.start,
+                atom.stop,
+                after=(self.offloaded.pop((atom.start, micro_batch)),),
+            )
+            for atom in segment.atoms
+            if atom.offload_activations
+        )
+
+    def _backward_weight(self, action: Action) -> None:
+        _, chunk, micro_batch = action
+        lowest = self.parked.pop((chunk, micro_batch), None)
+        left = self._backward_segments(chunk, micro_batch) if lowest is None else (lowest,)
+        for segment in reversed(left):
+            self._weights(segment, chunk, micro_batch)
+
+    def _weights(self, segment: Segment, chunk: int, micro_batch: int) -> None:
+        span = (segment.start, segment.stop)
+        index = self.to.compute(Op.BACKWARD_WEIGHT, micro_batch, *span)
+        final = self.final[chunk] == micro_batch
+        if final or segment.hands_gradients:
+            self.sync.hand_gradients(segment, micro_batch, index, final=final)

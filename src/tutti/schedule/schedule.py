@@ -1,0 +1,121 @@
+"""The Schedule of a Plan: one instruction list per class of equal ranks.
+
+Ranks of one replica group do the same things at the same time; only whom they talk to differs,
+and that is looked up in the boundary and in the Plan's holders. So the Schedule of 16,384 chips
+is some dozens of lists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tutti.plan.plan import Plan, Replica, Stage, chunks, covers
+from tutti.schedule.boundary import Boundary
+from tutti.schedule.buckets import make_buckets, tied_apart
+from tutti.schedule.events import stage_events
+from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.lists import ListInput, write_list
+
+
+@dataclass(frozen=True, slots=True)
+class RankClass:
+    """The ranks of one replica group, and what each of them does."""
+
+    pipeline: int
+    stage: int
+    replica: int
+    num_ranks: int
+    instructions: tuple[Instruction, ...]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"pipeline {self.pipeline}, stage {self.stage}, replica {self.replica}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """All classes of ranks of a Plan, in rank order."""
+
+    plan: Plan
+    classes: tuple[RankClass, ...]
+
+    def boundary(self, pipeline: int, unit: int, what: What) -> Boundary:
+        """Return the wire that activations enter `unit` by, or gradients leave it by."""
+        path = {chunk.start: chunk.stage for chunk in chunks(self.plan.pipelines[pipeline])}
+        before = {chunk.stop: chunk.stage for chunk in chunks(self.plan.pipelines[pipeline])}
+        stages = self.plan.pipelines[pipeline].stages
+        lower, upper = stages[before[unit]], stages[path[unit]]
+        length = self.plan.job.sequence_length
+        if what is What.ACTIVATIONS:
+            return Boundary(lower, upper, length)
+        return Boundary(upper, lower, length)
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Pause the cycle collector: hundreds of thousands of plain tuples hold no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_garbage()
+def build_schedule(plan: Plan) -> Schedule:
+    """Turn a Plan into its instruction lists; depends on nothing but the Plan."""
+    buckets = make_buckets(plan)
+    apart = tied_apart(plan)
+    last_unit = buckets[-1].stop - 1
+    classes: list[RankClass] = []
+    for p, pipeline in enumerate(plan.pipelines):
+        path = chunks(pipeline)
+        events = stage_events(pipeline, plan.job.schedule)
+        for s, stage in enumerate(pipeline.stages):
+            bounds = {i: (c.start, c.stop) for i, c in enumerate(path) if c.stage == s}
+            tied = apart and (covers(stage.units, 0) or covers(stage.units, last_unit))
+            written: dict[object, tuple[Instruction, ...]] = {}
+            for r, replica in enumerate(stage.replicas):
+                duties = (replica.recompute, replica.offload)
+                if duties not in written:
+                    written[duties] = write_list(
+                        ListInput(
+                            stage=stage,
+                            replica=replica,
+                            buckets=buckets,
+                            events=events[s],
+                            chunk_bounds=bounds,
+                            micro_batches=pipeline.micro_batches,
+                            tied=tied,
+                        )
+                    )
+                classes.append(RankClass(p, s, r, replica.num_chips, written[duties]))
+    return Schedule(plan, tuple(classes))
+
+
+def peak_in_flight(instructions: Iterable[Instruction]) -> int:
+    """Return the most unit-passes that lie between forward and weight gradient at any time."""
+    now = peak = 0
+    for entry in instructions:
+        if entry.op is Op.FORWARD:
+            now += entry.stop - entry.start
+            peak = max(peak, now)
+        elif entry.op is Op.BACKWARD_WEIGHT:
+            now -= entry.stop - entry.start
+    return peak
+
+
+def stage_of(plan: Plan, rank_class: RankClass) -> Stage:
+    """Return the stage that a class of ranks belongs to."""
+    return plan.pipelines[rank_class.pipeline].stages[rank_class.stage]
+
+
+def replica_of(plan: Plan, rank_class: RankClass) -> Replica:
+    """Return the replica group that a class of ranks is."""
+    return stage_of(plan, rank_class).replicas[rank_class.replica]

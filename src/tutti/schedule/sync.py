@@ -1,0 +1,182 @@
+"""Parameters in, gradients out, the optimizer's step: what the holders of a unit do together.
+
+Every rank issues its reductions by falling unit (those that may not overlap after all others) and
+its gathers by rising unit; with one common order no set of groups can wait in a circle.
+"""
+
+from __future__ import annotations
+
+from tutti.plan.plan import ParameterClass, Replica, Stage, Synchronisation, covers
+from tutti.schedule.buckets import Bucket
+from tutti.schedule.emitter import Emitter, waits
+from tutti.schedule.instruction import NO_MICRO_BATCH, Op, Scope, What
+from tutti.schedule.segments import Segment
+
+_CLASS = {ParameterClass.DENSE: What.DENSE, ParameterClass.EXPERT: What.EXPERT}
+
+
+class Synchroniser:
+    """Writes the gathers, reductions and optimizer steps of one class of ranks."""
+
+    def __init__(
+        self,
+        emitter: Emitter,
+        stage: Stage,
+        replica: Replica,
+        buckets: list[Bucket],
+        *,
+        micro_batches: int,
+        tied: bool,
+    ) -> None:
+        self._to = emitter
+        self._offload = replica.offload
+        self._own = [b for b in buckets if covers(stage.units, b.start)]
+        self._several = micro_batches > 1
+        self._tied = tied
+        self._gathered: dict[int, list[int]] = {}  # bucket start → gathers of the step
+        self._reduced: list[int] = []
+        self._deferred: list[tuple[Bucket, ParameterClass, list[int]]] = []
+
+    def gather_once(self) -> None:
+        """Levels 1 and 2: fetch the others' updated parameters, once per step."""
+        for bucket in self._own:
+            for kind, rule in bucket.rules():
+                if rule.shard_level in (1, 2):
+                    index = self._gather(bucket, kind, rule, NO_MICRO_BATCH, ())
+                    self._gathered.setdefault(bucket.start, []).append(index)
+
+    def _gather(
+        self,
+        bucket: Bucket,
+        kind: ParameterClass,
+        rule: Synchronisation,
+        micro_batch: int,
+        after: tuple[int, ...],
+    ) -> int:
+        return self._to.emit(
+            Op.GATHER_PARAMETERS,
+            micro_batch=micro_batch,
+            start=bucket.start,
+            stop=bucket.stop,
+            what=_CLASS[kind],
+            scope=Scope.ALL if rule.shard_level == 1 else Scope.PIPELINE,
+            after=after,
+        )
+
+    def bring_parameters(
+        self, segment: Segment, micro_batch: int, *, entering_from_below: bool
+    ) -> list[int]:
+        """Bring what is not on the chip before a pass: from the host, then from the others."""
+        needed: list[int] = []
+        for atom in segment.atoms:
+            if not (atom.is_lowest if entering_from_below else atom.is_highest):
+                continue
+            bucket = atom.bucket
+            fetched: tuple[int, ...] = ()
+            if atom.offload_parameters:
+                span = (bucket.start, bucket.stop)
+                fetched = (self._to.fetch(What.PARAMETERS, micro_batch, *span),)
+                needed += fetched
+            needed += [
+                self._gather(bucket, kind, rule, micro_batch, waits(self._to.ahead, fetched))
+                for kind, rule in bucket.rules()
+                if rule.shard_level == 3
+            ]
+        return needed
+
+    def gathered_for(self, segment: Segment) -> list[int]:
+        """Return the step's gathers that the first forward of a segment waits for."""
+        return [i for atom in segment.atoms for i in self._gathered.get(atom.bucket.start, ())]
+
+    def hand_gradients(
+        self, segment: Segment, micro_batch: int, source: int, *, final: bool
+    ) -> None:
+        """Reduce and offload what a weight pass left, where this is its moment."""
+        for atom in reversed(segment.atoms):
+            if atom.is_lowest:
+                self._hand_bucket(
+                    atom.bucket, micro_batch, source, final=final, offload=atom.offload_gradients
+                )
+
+    def _hand_bucket(
+        self, bucket: Bucket, micro_batch: int, source: int, *, final: bool, offload: bool
+    ) -> None:
+        span = (bucket.start, bucket.stop)
+        last = [source]
+        for kind, rule in bucket.rules():
+            if rule.shard_level >= 2:
+                last = [self._reduce(bucket, kind, micro_batch, Scope.PIPELINE, (source,))]
+                self._reduced += last
+        if not final:
+            if offload:
+                self._to.offload(What.GRADIENTS, micro_batch, *span, waits(last))
+            return
+        closing = [
+            (kind, rule)
+            for kind, rule in bucket.rules()
+            if rule.shard_level < 2 or bucket.several_pipelines
+        ]
+        if offload and closing and self._several:  # the sum so far lies on the host
+            last = [*last, self._to.fetch(What.GRADIENTS, micro_batch, *span)]
+        at_once = [kind for kind, rule in closing if rule.overlap]
+        self._deferred += [(bucket, kind, last) for kind, rule in closing if not rule.overlap]
+        reduced = [
+            self._reduce(bucket, kind, NO_MICRO_BATCH, Scope.ALL, waits(last)) for kind in at_once
+        ]
+        self._reduced += reduced
+        if offload and len(at_once) == len(closing):
+            self._to.offload(What.GRADIENTS, micro_batch, *span, waits(reduced or last))
+
+    def _reduce(
+        self,
+        bucket: Bucket,
+        kind: ParameterClass,
+        micro_batch: int,
+        scope: Scope,
+        after: tuple[int, ...],
+    ) -> int:
+        return self._to.emit(
+            Op.REDUCE_GRADIENTS,
+            micro_batch=micro_batch,
+            start=bucket.start,
+            stop=bucket.stop,
+            what=_CLASS[kind],
+            scope=scope,
+            after=after,
+        )
+
+    def finish(self) -> None:
+        """Close the step: late reductions, tied weights, the norm, the optimizer."""
+        for bucket, kind, last in sorted(self._deferred, key=lambda item: -item[0].start):
+            index = self._reduce(bucket, kind, NO_MICRO_BATCH, Scope.ALL, waits(last))
+            self._reduced.append(index)
+            if covers(self._offload.gradients, bucket.start):
+                span = (bucket.start, bucket.stop)
+                self._to.offload(What.GRADIENTS, NO_MICRO_BATCH, *span, (index,))
+        last_pass = len(self._to.out) - 1
+        if self._tied:
+            after = waits(self._reduced) or (last_pass,)
+            self._reduced.append(self._to.emit(Op.SYNC_TIED, what=What.GRADIENTS, after=after))
+        last_weights = max(
+            i for i, entry in enumerate(self._to.out) if entry.op is Op.BACKWARD_WEIGHT
+        )
+        norm = self._to.emit(Op.CLIP_NORM, after=waits(self._reduced, [last_weights]))
+        steps = [self._step(bucket, norm) for bucket in self._own]
+        if self._tied:
+            self._to.emit(Op.SYNC_TIED, what=What.PARAMETERS, after=waits(steps))
+
+    def _step(self, bucket: Bucket, norm: int) -> int:
+        """Update one bucket, its state brought from the host and back where it lives there."""
+        span = (bucket.start, bucket.stop)
+        needed = [norm]
+        if covers(self._offload.gradients, bucket.start):
+            needed.append(self._to.fetch(What.GRADIENTS, NO_MICRO_BATCH, *span, after=(norm,)))
+        on_host = covers(self._offload.optimizer, bucket.start)
+        if on_host:
+            needed.append(self._to.fetch(What.OPTIMIZER, NO_MICRO_BATCH, *span))
+        index = self._to.compute(Op.STEP, NO_MICRO_BATCH, *span, waits(needed))
+        if on_host:
+            self._to.offload(What.OPTIMIZER, NO_MICRO_BATCH, *span, (index,))
+        if covers(self._offload.parameters, bucket.start):
+            self._to.offload(What.PARAMETERS, NO_MICRO_BATCH, *span, (index,))
+        return index

@@ -1,0 +1,110 @@
+"""Profiles: strict both ways; nominal stand-ins say so."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tutti.errors import InputError
+from tutti.hardware.chip import Dtype
+from tutti.hardware.library import shipped
+from tutti.hardware.profile import LinkFigure, OperatorTime, Profile
+
+GOOD = Profile(
+    chip="H200",
+    stack="torch 2.11 + cu130",
+    date="2026-01-31",
+    origin="tutti profile on one H200",
+    launch_floor_s=4e-6,
+    operators=(
+        OperatorTime(operator="matmul", dtype=Dtype.BF16, shape=(8192, 8192, 8192), seconds=1.4e-3),
+    ),
+    links=(LinkFigure(kind="host_to_device", latency_s=1e-5, bandwidth=55e9),),
+)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    GOOD.save(path)
+    assert Profile.load(path) == GOOD
+    assert json.loads(path.read_text())["format"] == 1
+    assert GOOD.is_measured
+    figure = GOOD.link("host_to_device")
+    assert figure is not None
+    assert figure.bandwidth == 55e9
+    assert GOOD.link("NVLink") is None
+
+
+def test_a_nominal_profile_says_so(tmp_path: Path) -> None:
+    nominal = Profile.nominal(shipped().chips["A800"])
+    assert not nominal.is_measured
+    assert "not measured" in nominal.origin
+    assert nominal.launch_floor_s == 4.5e-6
+    nominal.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == nominal
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "'format' is 2, but this tutti reads 1"),
+        ({"format": "1"}, "but this tutti reads 1"),
+        ({"launch_floor_s": -1}, "must be at least 0"),
+        ({"date": "yesterday"}, "write it like 2026-01-31"),
+        ({"operator": []}, "did you mean 'operators'"),
+        ({"operators": [{"operator": "matmul", "dtype": "bf16", "shape": [0], "seconds": 1}]},
+         "must be at least 1"),
+        ({"operators": [{"operator": "m", "dtype": "bf16", "shape": [1], "seconds": 0}]},
+         "must be more than 0"),
+        ({"operators": [{"operator": "m", "dtype": "bf16", "shape": [1], "seconds": 1}] * 2},
+         "'operators' holds m [1] twice"),
+        ({"links": [{"kind": "x", "latency_s": 0, "bandwidth": 1}] * 2}, "names a kind twice"),
+    ],
+)  # fmt: skip
+def test_bad_profiles_are_one_line(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    path = tmp_path / "p.json"
+    GOOD.save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError) as caught:
+        Profile.load(path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("p.json: ")
+
+
+def test_a_profile_without_a_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("{}")
+    with pytest.raises(InputError, match="'format' is missing"):
+        Profile.load(path)
+    path.write_text("[1]")
+    with pytest.raises(InputError, match="expected a mapping"):
+        Profile.load(path)
+    path.write_text('{"format": 1, "launch_floor_s": NaN}')
+    with pytest.raises(InputError, match="NaN"):
+        Profile.load(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(key=st.sampled_from(["chip", "date", "operators", "links", "launch_floor_s"]), value=JSON)
+def test_junk_is_refused_in_one_line_or_valid(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: object
+) -> None:
+    path = tmp_path_factory.mktemp("p") / "p.json"
+    GOOD.save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    refused = ""
+    try:
+        Profile.load(path)
+    except InputError as error:
+        refused = str(error)
+    assert "\n" not in refused

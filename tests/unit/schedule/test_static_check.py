@@ -1,0 +1,165 @@
+"""The static check rejects lists that were broken by hand, with the right reason."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.support.lines import uniform
+from tutti.errors import InputError
+from tutti.plan.chips import ChipSet
+from tutti.plan.job import ScheduleKind
+from tutti.schedule.check import check_schedule, require_valid
+from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.schedule import build_schedule
+
+
+def broken(schedule, stage, change):
+    classes = list(schedule.classes)
+    entries = list(classes[stage].instructions)
+    change(entries)
+    classes[stage] = replace(classes[stage], instructions=tuple(entries))
+    return replace(schedule, classes=tuple(classes))
+
+
+def find(entries, op, what=What.NOTHING, nth=0):
+    return [i for i, e in enumerate(entries) if e.op is op and e.what is what][nth]
+
+
+def drop(op, what=What.NOTHING):
+    def change(entries):
+        index = find(entries, op, what)
+        entries[index] = Instruction(Op.FETCH, entries[index].micro_batch, what=What.BATCH)
+
+    return change
+
+
+def repeat(op, what=What.NOTHING):
+    def change(entries):
+        entries.append(entries[find(entries, op, what)]._replace(after=()))
+
+    return change
+
+
+def swap(op, what):
+    def change(entries):
+        first, second = find(entries, op, what), find(entries, op, what, 1)
+        entries[first], entries[second] = entries[second], entries[first]
+
+    return change
+
+
+def forget_to_wait(op):
+    def change(entries):
+        index = next(i for i, e in enumerate(entries) if e.op is op and e.after)
+        entries[index] = entries[index]._replace(after=())
+
+    return change
+
+
+def wait_for_the_future(entries):
+    index = find(entries, Op.FORWARD)
+    entries[index] = entries[index]._replace(after=(len(entries) - 1,))
+
+
+def wrong_unit(entries):
+    index = find(entries, Op.FORWARD)
+    entries[index] = entries[index]._replace(start=0, stop=1)
+
+
+def wrong_boundary(entries):
+    index = find(entries, Op.RECEIVE, What.ACTIVATIONS)
+    entries[index] = entries[index]._replace(start=1, stop=1)
+
+
+def reverse_reductions(entries):
+    places = [i for i, e in enumerate(entries) if e.op is Op.REDUCE_GRADIENTS]
+    for a, b in zip(places, reversed(places), strict=True):
+        if a < b:
+            entries[a], entries[b] = entries[b]._replace(after=()), entries[a]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (drop(Op.RECEIVE, What.ACTIVATIONS), "is missing"),
+        (drop(Op.RECEIVE, What.GRADIENTS), "is missing"),
+        (drop(Op.SEND, What.ACTIVATIONS), "is missing"),
+        (drop(Op.FORWARD), "too early|never finishes"),
+        (drop(Op.BACKWARD_INPUT), "too early|never finishes"),
+        (drop(Op.BACKWARD_WEIGHT), "never finishes"),
+        (repeat(Op.SEND, What.GRADIENTS), "stands 2 times|does not wait"),
+        (repeat(Op.FORWARD), "twice"),
+        (repeat(Op.BACKWARD_WEIGHT), "twice"),
+        (swap(Op.RECEIVE, What.ACTIVATIONS), "deadlock|does not wait"),
+        (swap(Op.SEND, What.GRADIENTS), "does not stand before|deadlock|does not wait"),
+        (forget_to_wait(Op.FORWARD), "does not wait"),
+        (forget_to_wait(Op.SEND), "does not wait"),
+        (wait_for_the_future, "does not stand before"),
+        (wrong_unit, "not on this stage"),
+        (wrong_boundary, "has no partner"),
+        (drop(Op.CLIP_NORM), "deadlock"),
+    ],
+    ids=[
+        "activations never received",
+        "gradients never received",
+        "activations never sent",
+        "no forward",
+        "no input gradient",
+        "no weight gradient",
+        "gradients sent twice",
+        "forward twice",
+        "weight gradient twice",
+        "receives swapped",
+        "sends swapped",
+        "forward does not wait",
+        "send does not wait",
+        "waits for the future",
+        "unit of another stage",
+        "boundary of another stage",
+        "one stage skips the norm",
+    ],
+)
+def test_broken_lists_are_rejected(change, reason):
+    schedule = build_schedule(uniform(3, 4, ScheduleKind.ONE_F_ONE_B))
+    problems = check_schedule(broken(schedule, 1, change))
+    assert problems
+    assert re.search(reason, problems[0]), problems[0]
+
+
+def test_crossed_sends_are_a_deadlock():
+    """Both stages receive before they send what the other waits for."""
+    schedule = build_schedule(uniform(2, 2, ScheduleKind.GPIPE))
+
+    def late_send(entries):
+        index = find(entries, Op.SEND, What.ACTIVATIONS)
+        entries.append(entries.pop(index))
+
+    problems = check_schedule(broken(schedule, 0, late_send))
+    assert problems
+    assert "does not" in problems[0] or "deadlock" in problems[0]
+
+
+def test_reductions_in_unlike_order_are_a_deadlock():
+    plan = uniform(1, 2, ScheduleKind.ONE_F_ONE_B)
+    (pipeline,) = plan.pipelines
+    (stage,) = pipeline.stages
+    (replica,) = stage.replicas
+    two = (
+        replace(replica, chips=ChipSet.of("fast/0/0")),
+        replace(replica, chips=ChipSet.of("fast/0/1")),
+    )
+    stage = replace(stage, replicas=two)
+    plan = replace(
+        plan,
+        job=replace(plan.job, global_batch=4),
+        pipelines=(replace(pipeline, micro_batch=2, stages=(stage,)),),
+    )
+    schedule = build_schedule(plan)
+    assert check_schedule(schedule) == []
+    problems = check_schedule(broken(schedule, 1, reverse_reductions))
+    assert any("deadlock" in problem for problem in problems), problems
+    with pytest.raises(InputError, match=r"^schedule: "):
+        require_valid(broken(schedule, 1, reverse_reductions))
