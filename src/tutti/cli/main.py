@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tutti.cli import chips, cluster, model
+from tutti.cli import chips, cluster, model, plan, show
 from tutti.errors import TuttiError
 
 app = typer.Typer(
@@ -27,6 +27,8 @@ app = typer.Typer(
 app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(model.app, name="model")
+app.command()(plan.plan)
+app.command()(show.show)
 
 
 def _print_version(wanted: bool) -> None:
@@ -64,3 +66,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader went away: `tutti … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    run()

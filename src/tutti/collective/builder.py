@@ -72,7 +72,7 @@ CATALOG: dict[Operation, dict[str, Algorithm]] = {
         "rail": rail.all_to_all,
     },
     Operation.BARRIER: {
-        "native": flat.flat(Pattern.NATIVE),
+        "native": leader.all_reduce,  # of one island: its own reduce and broadcast
         "tree": flat.flat(Pattern.TREE),
         "leader": leader.all_reduce,
     },

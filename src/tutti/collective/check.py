@@ -130,10 +130,10 @@ def _check_transfer(program: CollectiveProgram, index: int, at: int, transfer: T
             raise ProgramError(Reason.ENDS, f"{where}: seat {seat} is outside the group of {size}")
     if transfer.source == transfer.target:
         raise ProgramError(Reason.ENDS, f"{where}: seat {transfer.source} sends to itself")
-    _check_bounds(program, index, where, transfer.part)
+    _check_bounds(program, where, transfer.part)
 
 
-def _check_bounds(program: CollectiveProgram, index: int, where: str, part: Part) -> None:
+def _check_bounds(program: CollectiveProgram, where: str, part: Part) -> None:
     number = num_sections(program)
     for piece in part:
         low, high = min(piece.sections, default=0), max(piece.sections, default=0)
@@ -141,8 +141,7 @@ def _check_bounds(program: CollectiveProgram, index: int, where: str, part: Part
             raise ProgramError(Reason.BOUNDS, f"{where}: slice {piece} of {number} sections")
         if not 0 <= piece.start <= piece.stop <= 1:
             raise ProgramError(Reason.BOUNDS, f"{where}: slice {piece} is not within 0..1")
-        native = program.steps[index].pattern is Pattern.NATIVE
-        if program.operation is Operation.BARRIER and not native and not piece.is_whole:
+        if program.operation is Operation.BARRIER and not piece.is_whole:
             raise ProgramError(Reason.BOUNDS, f"{where}: a barrier's token cannot be divided")
 
 

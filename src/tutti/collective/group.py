@@ -16,12 +16,11 @@ import enum
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Any
 
 from tutti.collective.notation import fold, read_numbers, unfold
-from tutti.document import AtLeast, Place, build_fields
+from tutti.document import Count, Place, build_fields
 from tutti.errors import InputError, hint
-
 
 IslandKind = tuple[int, tuple[int, ...], tuple[float, ...]]  # size, rails, bandwidths
 
@@ -82,8 +81,8 @@ class _WrittenIsland:
     ranks: object
     rails: object = None
     bandwidths: tuple[float, ...] = ()
-    times: Annotated[int, AtLeast(1)] = 1
-    shift: Annotated[int, AtLeast(0)] = 0
+    times: Count = 1
+    shift: int = 0
 
     def islands(self, place: Place) -> list[Island]:
         ranks = read_numbers(self.ranks, place.key("ranks"))

@@ -67,7 +67,7 @@ class _Memory:
         lengths = [layout.count(section) for section in range(layout.num_sections)]
         self._starts = [0, *accumulate(lengths)]
         size, total = program.group.size, self._starts[-1]
-        dtype = next(iter(inputs.values())).dtype
+        dtype = next(iter(inputs.values()), np.zeros(0)).dtype
         self._values = np.zeros((size, total), dtype)
         self._held = np.zeros((size, total), bool)
         for seat, rank in enumerate(program.group.ranks):

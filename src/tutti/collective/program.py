@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 from tutti.collective.group import Group
 from tutti.collective.notation import fold, read_numbers, unfold
 from tutti.collective.parts import Parts, read_parts, write_parts
 from tutti.collective.slices import Part
-from tutti.document import AtLeast, Count, Natural, Place, build_fields, plain_fields
+from tutti.document import Count, Natural, Place, build_fields, plain_fields
 
 
 class Operation(enum.StrEnum):
@@ -101,7 +101,7 @@ class _WrittenTeam:
 
     members: object
     times: Count = 1
-    shift: Annotated[int, AtLeast(-(1 << 40))] = 0
+    shift: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class CollectiveProgram:
     algorithm: str
     group: Group
     steps: tuple[Step, ...] = ()
-    root: Annotated[int, AtLeast(0)] | None = None
+    root: Natural | None = None
     messages: tuple[tuple[Natural, Natural], ...] = ()  # of send_receive: (source, target)
     chunks: Count = 1
     connections: Count = 1

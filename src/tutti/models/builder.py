@@ -102,10 +102,16 @@ class Builder:
             name, OperatorKind.NORM, rows * width, forward=2 * e, backward=3 * e, kept=kept
         )
 
-    def elementwise(self, name: str, elements: float) -> None:
-        """Add a sum of two tensors or a multiplication with a constant."""
+    def elementwise(self, name: str, elements: float, *, inputs: int = 2) -> None:
+        """Add a sum of two tensors, or with one input a multiplication with a constant."""
         e = self.work.element_bytes
-        self.memory_bound(name, OperatorKind.ELEMENTWISE, elements, forward=3 * e, backward=3 * e)
+        self.memory_bound(
+            name,
+            OperatorKind.ELEMENTWISE,
+            elements,
+            forward=(inputs + 1) * e,
+            backward=(inputs + 1) * e,
+        )
 
     def move(self, name: str, elements: float, *, kept: tuple[Kept, ...] = ()) -> None:
         """Add a copy of rows into another order."""

@@ -82,7 +82,7 @@ def _embedding(spec: ModelSpec, work: Workload) -> tuple[Operator, ...]:
         build.embedding("position", elements)
         build.elementwise("position add", elements)
     if part.scale != 1:
-        build.elementwise("scale", elements)
+        build.elementwise("scale", elements, inputs=1)
     if part.norm is not None:
         build.norm("norm", work.own_tokens, spec.hidden)
     if spec.dropout.embedding:
@@ -112,9 +112,9 @@ def _logits(build: Builder, spec: ModelSpec) -> None:
     build.gemm("logits", work.tokens, vocab, width, kept=kept)
     elements = work.tokens * vocab
     if spec.head.logit_divisor != 1:
-        build.elementwise("logit divisor", elements)
+        build.elementwise("logit divisor", elements, inputs=1)
     if spec.head.soft_cap is not None:
-        build.elementwise("logit soft cap", elements)
+        build.elementwise("logit soft cap", elements, inputs=1)
     e, fused = work.element_bytes, work.fused_cross_entropy
     single = () if fused else (Kept(name="logits", bytes=FLOAT_BYTES * elements),)
     build.memory_bound(  # a single-precision copy is written, and read for maximum and sum
@@ -168,7 +168,7 @@ def add_block(build: Builder, spec: ModelSpec, block: BlockSpec) -> None:
         if spec.dropout.residual:
             build.dropout(f"{half} dropout", elements)
         if block.residual_multiplier != 1:
-            build.elementwise(f"{half} multiplier", elements)
+            build.elementwise(f"{half} multiplier", elements, inputs=1)
         if post:
             build.norm(f"{half}_post_norm", rows, hidden)
         build.elementwise(f"{half} residual", elements)

@@ -47,22 +47,19 @@ def plain_gpt(
     tied embeddings and dropout 0.1, as Megatron's GPT; "llama" has RMSNorm, rotary positions, no
     biases, an untied head and no dropout. By default a gated feed-forward layer means "llama".
     """
-    sizes = {
-        "layers": (layers, MOST_LAYERS),
-        "hidden": (hidden, MOST),
-        "heads": (heads, MOST),
-        "kv_heads": (heads if kv_heads is None else kv_heads, MOST),
-        "ffn": (4 * hidden if ffn is None else ffn, MOST),
-        "vocab": (vocab, MOST),
-        "sequence_length": (sequence_length, MOST),
-        "experts": (experts or 1, MOST),
-        "topk": (topk or 1, MOST),
-    }
-    for key, (value, most) in sizes.items():
-        if type(value) is not int or not 1 <= value <= most:
-            raise InputError(f"{name}: '{key}' is {value}; must be a whole number, 1 to {most}")
-    if hidden % heads:
-        raise InputError(f"{name}: 'heads' is {heads}, which does not divide hidden={hidden}")
+    kv_heads, ffn = heads if kv_heads is None else kv_heads, 4 * hidden if ffn is None else ffn
+    _check(
+        name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        vocab=vocab,
+        sequence_length=sequence_length,
+        experts=experts or 1,
+        topk=topk or 1,
+    )
     if bool(experts) != bool(topk):
         raise InputError(f"{name}: 'experts' is {experts} and 'topk' is {topk}; give both or none")
     gpt = (style or ("llama" if gated_mlp else "gpt")) == "gpt"
@@ -73,9 +70,9 @@ def plain_gpt(
         block = _block(
             gpt=gpt,
             heads=heads,
-            kv_heads=sizes["kv_heads"][0],
+            kv_heads=kv_heads,
             head_dim=hidden // heads,
-            ffn=sizes["ffn"][0],
+            ffn=ffn,
             gated=gated_mlp,
             experts=experts or 0,
             topk=topk or 0,
@@ -94,6 +91,16 @@ def plain_gpt(
         )
     except ValueError as error:
         raise InputError(f"{name}: {error}") from None
+
+
+def _check(name: str, **sizes: int) -> None:
+    for key, value in sizes.items():
+        most = MOST_LAYERS if key == "layers" else MOST
+        if type(value) is not int or not 1 <= value <= most:
+            raise InputError(f"{name}: '{key}' is {value}; must be a whole number, 1 to {most}")
+    hidden, heads = sizes["hidden"], sizes["heads"]
+    if hidden % heads:
+        raise InputError(f"{name}: 'heads' is {heads}, which does not divide hidden={hidden}")
 
 
 def _block(

@@ -123,6 +123,11 @@ def uniform_plan(model: ModelSpec, cluster: Cluster, job: Job, degrees: Degrees)
     return plan
 
 
+def default_batch(cluster: Cluster, degrees: Degrees) -> int:
+    """Return a global batch with eight micro-batches per stage."""
+    return _data_parallel(cluster, degrees) * degrees.micro_batch * 8 * degrees.pp
+
+
 def _data_parallel(cluster: Cluster, degrees: Degrees) -> int:
     model_chips = degrees.tp * degrees.cp * degrees.pp
     if degrees.dp is not None:
@@ -132,6 +137,11 @@ def _data_parallel(cluster: Cluster, degrees: Degrees) -> int:
                 f"{degrees.dp * model_chips} chips; '{cluster.name}' has {cluster.num_chips}"
             )
         return degrees.dp
+    if model_chips > cluster.num_chips:
+        raise InputError(
+            f"tp {degrees.tp} · cp {degrees.cp} · pp {degrees.pp} = {model_chips} chips; "
+            f"'{cluster.name}' has {cluster.num_chips}"
+        )
     if cluster.num_chips % model_chips:
         raise InputError(
             f"tp {degrees.tp} · cp {degrees.cp} · pp {degrees.pp} = {model_chips} does not divide "

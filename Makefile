@@ -1,0 +1,59 @@
+# Every target does its own set-up in .venv; nothing is installed elsewhere.
+PYTHON ?= python3
+# The plain torch wheel brings several GB of CUDA libraries on some indexes; name another build
+# here to avoid that.
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help quickstart test test-slow lint bench docs clean
+
+help:
+	@echo "make quickstart  set up and run the whole loop, as far as it is built, on this machine"
+	@echo "make test        set up and run all tests (make test-slow: the thorough ones)"
+	@echo "make lint        ruff, mypy, import direction"
+	@echo "make bench       the benchmarks that the README's figures come from"
+	@echo "make docs        build the documentation into site/"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("tutti needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (make PYTHON=python3.12 …)" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(PIP) install $(TORCH)
+	$(PIP) install --editable '.[dev,huggingface]'
+	@touch $@ $(VENV)/.base
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(PIP) install --editable '.[docs]'
+	@touch $@
+
+quickstart: $(VENV)/.base
+	@PATH="$(abspath $(BIN)):$$PATH" sh examples/quickstart.sh
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+test-slow: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --timeout 3600
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.base
+	$(BIN)/tutti bench schedule
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) site build dist

@@ -1,0 +1,108 @@
+"""`tutti show`: a Plan as drawing and table, checked; on request its instruction lists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tutti.cli.output import Json, print_json, print_rich
+from tutti.errors import InputError
+
+if TYPE_CHECKING:
+    from tutti.plan.plan import Plan
+    from tutti.schedule.schedule import Schedule
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    model: Annotated[
+        str | None, typer.Option(help="The model, where the plan does not embed it.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="The cluster, where the plan does not embed it.")
+    ] = None,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Show the instruction list of each class of ranks.")
+    ] = False,
+    most: Annotated[int, typer.Option(help="Instructions shown per list.", min=1)] = 40,
+    json: Json = False,
+) -> None:
+    """Draw a plan, check it, and prove that its schedule cannot hang."""
+    from tutti.hardware.cluster import Cluster
+    from tutti.models.load import load_model
+    from tutti.plan.check import check_plan
+    from tutti.plan.drawing import draw_plan
+    from tutti.plan.files import load_plan
+    from tutti.schedule.check import check_schedule
+    from tutti.schedule.schedule import build_schedule
+
+    found = load_plan(plan)
+    problems = [
+        str(problem)
+        for problem in check_plan(
+            found,
+            load_model(model) if model else None,
+            Cluster.load(cluster) if cluster else None,
+        )
+    ]
+    lists = None if problems else build_schedule(found)
+    if lists is not None:
+        problems = check_schedule(lists)
+    if json:
+        print_json(_document(found, lists if schedule else None, problems))
+    else:
+        if found.pipelines:
+            print_rich(draw_plan(found))
+        if schedule and lists is not None:
+            _print_lists(lists, most)
+    if problems:
+        for problem in problems[1:]:
+            typer.echo(f"tutti: {plan.name}: {problem}", err=True)
+        raise InputError(f"{plan.name}: {problems[0]}")
+    if not json and lists is not None:
+        total = sum(len(c.instructions) for c in lists.classes)
+        typer.echo(
+            f"checked: {len(lists.classes)} classes of ranks, {total:,} instructions, "
+            "every tensor received once, no deadlock"
+        )
+
+
+def _document(found: Plan, lists: Schedule | None, problems: list[str]) -> dict[str, object]:
+    from tutti.plan.files import plan_to_document
+
+    document: dict[str, object] = {"plan": plan_to_document(found), "problems": problems}
+    if lists is not None:
+        document["schedule"] = [
+            {
+                "pipeline": c.pipeline,
+                "stage": c.stage,
+                "replica": c.replica,
+                "num_ranks": c.num_ranks,
+                "instructions": [
+                    {
+                        "op": entry.op.value,
+                        "lane": entry.lane.value,
+                        "micro_batch": entry.micro_batch,
+                        "units": [entry.start, entry.stop],
+                        "what": entry.what.value,
+                        "scope": entry.scope.value,
+                        "after": list(entry.after),
+                    }
+                    for entry in c.instructions
+                ],
+            }
+            for c in lists.classes
+        ]
+    return document
+
+
+def _print_lists(lists: Schedule, most: int) -> None:
+    for c in lists.classes:
+        typer.echo(f"\n{c.name} ({c.num_ranks:,} ranks, {len(c.instructions):,} instructions)")
+        for index, entry in enumerate(c.instructions[:most]):
+            after = f"  after {', '.join(map(str, entry.after))}" if entry.after else ""
+            typer.echo(f"  {index:5d}  {entry.lane.value:8s} {entry}{after}")
+        if len(c.instructions) > most:
+            typer.echo(f"         … {len(c.instructions) - most:,} more (--most)")

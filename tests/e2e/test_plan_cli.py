@@ -1,0 +1,194 @@
+"""`tutti plan` and `tutti show` as a user types them, clumsy first attempts included."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tutti.cli.main import run
+
+
+def tutti(capsys, *arguments: str) -> tuple[int, str, str]:
+    try:
+        run(arguments)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    else:
+        code = 0
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def plan(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    code, _, err = tutti(
+        capsys, "plan", "llama-2-70b", "E100", "--uniform", "tp=8,pp=4,sp=1,shard=1",
+        "--global-batch", "256", "-o", str(path),
+    )  # fmt: skip
+    assert code == 0, err
+    return path
+
+
+def test_a_uniform_plan_is_drawn_written_and_shown(plan, capsys):
+    code, out, _ = tutti(capsys, "show", str(plan))
+    assert code == 0
+    assert "embedding, 1-20" in out
+    assert "61-80, head" in out
+    assert "a800/0-3/0-7" in out
+    assert "no deadlock" in out
+
+
+def test_json(plan, capsys):
+    code, out, _ = tutti(capsys, "show", str(plan), "--json", "--schedule")
+    found = json.loads(out)
+    assert code == 0
+    assert found["problems"] == []
+    assert found["plan"]["format"] == "tutti-plan/1"
+    assert [c["num_ranks"] for c in found["schedule"]] == [32, 32, 32, 32]
+    ops = {entry["op"] for c in found["schedule"] for entry in c["instructions"]}
+    assert {"Forward", "BackwardInput", "BackwardWeight", "Send", "Receive", "Step"} <= ops
+
+
+def test_broken_plans_exit_with_2_and_one_line_per_problem(plan, capsys):
+    document = json.loads(plan.read_text())
+    document["pipelines"][0]["stages"][0]["units"] = [[0, 20]]
+    document["pipelines"][0]["stages"][1]["replicas"][0]["chips"] = "a801/0-3/0-7"
+    plan.write_text(json.dumps(document))
+    code, _, err = tutti(capsys, "show", str(plan))
+    lines = err.strip().splitlines()
+    assert code == 2
+    assert "tutti: plan.json: pipeline 0: no stage holds units 20-20" in lines
+    assert any("no pool 'a801'; did you mean 'a800'?" in line for line in lines)
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["llama-2-70c", "E100", "--uniform", "tp=8"], "did you mean 'llama-2-70b'?"),
+        (["llama-2-70b", "E101", "--uniform", "tp=8"], "E101"),
+        (["llama-2-70b", "E100"], "not built yet"),
+        (["llama-2-70b", "E100", "--uniform", "tp=3"], "tp 3"),
+        (["llama-2-70b", "E100", "--uniform", "tpp=8"], "did you mean 'tp'?"),
+        (["llama-2-70b", "E100", "--uniform", "tp=8,tp=4"], "'tp' stands twice"),
+        (["llama-2-70b", "E100", "--uniform", "tp=-1"], "whole number 1 to"),
+        (["llama-2-70b", "E100", "--uniform", "tp"], "write it like tp=8"),
+        (["llama-2-70b", "E100", "--uniform", "tp=8,recompute=ful"], "did you mean 'full'?"),
+        (["llama-2-70b", "E100", "--uniform", "tp=8,ep=2"], "has no experts"),
+        (["llama-2-70b", "E100", "--uniform", "tp=8,dp=99"], "'E100' has 128"),
+        (["llama-2-70b", "E100", "--uniform", "tp=8,pp=128"], "= 1024 chips; 'E100' has 128"),
+        (["llama-2-70b", "E100", "--uniform", "tp=8,vpp=2"], "needs --schedule interleaved"),
+        (
+            ["llama-2-70b", "E100", "--uniform", "tp=8", "--schedule", "1f1"],
+            "did you mean '1f1b'?",
+        ),
+        (
+            ["llama-2-70b", "E100", "--uniform", "tp=8", "--precision", "bf17"],
+            "did you mean 'bf16'?",
+        ),
+        (["llama-2-70b", "E100", "--uniform", "tp=8", "--global-batch", "7"], "does not divide"),
+        (["llama-2-70b", "E100", "--uniform", "tp=8", "--global-batch", "-7"], "at least 1"),
+        (["mixtral-8x7b", "E100", "--uniform", "tp=8,pp=4,ep=6"], "ep=6"),
+    ],
+)
+def test_clumsy_arguments_get_one_line(arguments, said, capsys, tmp_path):
+    target = tmp_path / "never.json"
+    code, out, err = tutti(capsys, "plan", *arguments, "-o", str(target))
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not valid JSON"),
+        ("[]", "not a plan"),
+        ("{}", "has no 'format'"),
+        ('{"format": "tutti-plan/9"}', "this version of tutti reads 'tutti-plan/1'"),
+        ('{"format": "tutti-plan/1"}', "'model' is missing"),
+        ('{"format": "tutti-plan/1", "modell": 1}', "did you mean 'model'?"),
+    ],
+)
+def test_files_that_are_no_plans(text, said, capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    code, _, err = tutti(capsys, "show", str(path))
+    assert code == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_edited_model_is_noticed(plan, capsys):
+    plan.write_text(plan.read_text().replace('"num_layers": 80', '"num_layers": 81'))
+    code, _, err = tutti(capsys, "show", str(plan))
+    assert code == 2
+    assert "plan again" in err
+
+
+def test_a_folder_that_cannot_be_written(capsys):
+    code, _, err = tutti(
+        capsys, "plan", "llama-2-7b", "S16", "--uniform", "tp=8", "-o", "/proc/nowhere/plan.json"
+    )
+    assert code == 2
+    assert "cannot be written" in err
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout
+
+
+def test_no_planning_command_imports_torch(plan):
+    code = f"""
+import sys
+from tutti.cli.main import run
+for arguments in (
+    ["chips"], ["cluster", "show", "E100"], ["cluster", "show", "--here"],
+    ["model", "show", "llama-2-7b"], ["show", {str(plan)!r}, "--schedule"],
+    ["plan", "llama-2-7b", "S16", "--uniform", "tp=8"],
+):
+    try:
+        run(arguments)
+    except SystemExit as stop:
+        assert not stop.code, (arguments, stop.code)
+import importlib, pkgutil, tutti
+for package in ("hardware", "models", "plan", "schedule", "collective"):
+    module = importlib.import_module("tutti." + package)
+    for found in pkgutil.walk_packages(module.__path__, module.__name__ + "."):
+        importlib.import_module(found.name)
+heavy = sorted(m for m in ("torch", "transformers", "scipy", "pandas") if m in sys.modules)
+print("HEAVY", heavy)
+"""
+    assert python(code).strip().splitlines()[-1] == "HEAVY []"
+
+
+def test_help_imports_nothing_heavy():
+    code = """
+import sys
+from tutti.cli.main import run
+try:
+    run(["--help"])
+except SystemExit:
+    pass
+heavy = ("numpy", "yaml", "torch", "psutil", "tutti.document", "tutti.plan.plan")
+print("HEAVY", [m for m in heavy if m in sys.modules])
+"""
+    assert python(code).strip().splitlines()[-1] == "HEAVY []"
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    command = [sys.executable, "-m", "tutti.cli.main", "--debug", "show", str(tmp_path / "no.json")]
+    environment = {k: v for k, v in os.environ.items() if k != "TUTTI_DEBUG"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
