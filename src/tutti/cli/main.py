@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tutti.cli import chips, cluster, model, plan, show
+from tutti.cli import bench, chips, cluster, model, plan, show
 from tutti.errors import TuttiError
 
 app = typer.Typer(
@@ -20,10 +20,12 @@ app = typer.Typer(
     help="Train and serve one large model on every chip you own.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich help costs more start-up time than all the rest
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(bench.app, name="bench")
 app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(model.app, name="model")

@@ -28,7 +28,11 @@ class Emitter:
         after: tuple[int, ...] = (),
     ) -> int:
         """Append an instruction; return its index."""
-        self.out.append(Instruction(op, micro_batch, start, stop, what, scope, after))
+        return self.append(Instruction(op, micro_batch, start, stop, what, scope, after))
+
+    def append(self, instruction: Instruction) -> int:
+        """Append an instruction as it is; return its index."""
+        self.out.append(instruction)
         return len(self.out) - 1
 
     def compute(

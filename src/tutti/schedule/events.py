@@ -9,12 +9,11 @@ strictly in list order, even with sends that block until they are received, it c
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from typing import NamedTuple
 
 from tutti.errors import InputError
 from tutti.plan.job import ScheduleKind
-from tutti.plan.plan import Pipeline, chunks
+from tutti.plan.plan import ChunkPlace, Pipeline, chunks
 from tutti.schedule.instruction import Op, What
 from tutti.schedule.order import Action, Pass, orders
 
@@ -40,91 +39,108 @@ class _Play:
     """Runs the stages' actions on a common clock of relative times."""
 
     def __init__(self, pipeline: Pipeline, kind: ScheduleKind) -> None:
-        self.path = chunks(pipeline)
-        self.todo = [deque(actions) for actions in orders(pipeline, kind)]
-        self.total = sum(map(len, self.todo))
+        path = chunks(pipeline)
+        self.todo = orders(pipeline, kind)
         # A chunk takes its part of the stage's time, by units.
-        self.times = [
-            tuple(
-                time * (chunk.stop - chunk.start) / pipeline.stages[chunk.stage].num_units
-                for time in (
-                    pipeline.stages[chunk.stage].order.forward,
-                    pipeline.stages[chunk.stage].order.backward_input,
-                    pipeline.stages[chunk.stage].order.backward_weight,
-                )
+        self.times: list[tuple[float, float, float]] = []
+        for chunk in path:
+            stage = pipeline.stages[chunk.stage]
+            part, order = (chunk.stop - chunk.start) / stage.num_units, stage.order
+            self.times.append(
+                (order.forward * part, order.backward_input * part, order.backward_weight * part)
             )
-            for chunk in self.path
+        self.routes = _routes(path)
+        # Which inputs lie ready, by pass, chunk and micro-batch. The first chunk's forward waits
+        # for nothing, and a weight pass stands behind its input pass in the order.
+        waiting, ready = bytes(pipeline.micro_batches), b"\1" * pipeline.micro_batches
+        self.ready = [
+            [bytearray(waiting if chunk else ready) for chunk in range(len(path))],
+            [bytearray(waiting) for _ in path],
+            [bytearray(ready) for _ in path],
         ]
-        last = len(self.path) - 1
-        # The inputs that lie ready; the first chunk's forward needs none.
-        self.arrived: set[tuple[int, int, int]] = set()
-        self.first, self.last = 0, last
         self.events: list[list[Event]] = [[] for _ in pipeline.stages]
-        self.busy = [False] * len(pipeline.stages)
 
     def run(self) -> list[list[Event]]:
+        """Start what can start, let the clock jump to the next end, hand the result on."""
+        todo, ready, events = self.todo, self.ready, self.events
+        position = [0] * len(todo)
+        busy = [False] * len(todo)
         clock: list[tuple[float, int, Action]] = []
-        now, waiting, played = 0.0, list(range(len(self.todo))), 0
-        while waiting or clock:
+        now, played, waiting = 0.0, 0, list(range(len(todo)))
+        while True:
             for stage in waiting:
-                action = self._startable(stage)
-                if action is not None:
-                    self.events[stage].append(action)
-                    self.busy[stage] = True
-                    end = now + self.times[action.chunk][action.kind]
-                    heapq.heappush(clock, (end, stage, action))
+                index = position[stage]
+                if busy[stage] or index == len(todo[stage]):
+                    continue
+                action = todo[stage][index]
+                kind, chunk, micro_batch = action
+                if ready[kind][chunk][micro_batch]:
+                    events[stage].append(action)
+                    busy[stage] = True
+                    position[stage] = index + 1
+                    heapq.heappush(clock, (now + self.times[chunk][kind], stage, action))
             if not clock:
                 break
-            now, stage, action = heapq.heappop(clock)
+            now, stage, (kind, chunk, micro_batch) = heapq.heappop(clock)
             played += 1
-            self.busy[stage] = False
-            target = self._finish(stage, action)
-            waiting = [stage] if target is None else [stage, target]
-        if played < self.total:
-            raise self._stuck()
-        return self.events
+            busy[stage] = False
+            waiting = [stage]
+            if kind == Pass.BACKWARD_WEIGHT:
+                continue
+            route = self.routes[kind][chunk]
+            if route is None:
+                continue
+            next_kind, next_chunk, target, what, unit = route
+            ready[next_kind][next_chunk][micro_batch] = 1
+            if target != stage:
+                events[stage].append(Move(Op.SEND, what, unit, micro_batch))
+                events[target].append(Move(Op.RECEIVE, what, unit, micro_batch))
+                waiting.append(target)
+        if played < sum(map(len, todo)):
+            raise self._stuck(position)
+        return events
 
-    def _startable(self, stage: int) -> Action | None:
-        if self.busy[stage] or not self.todo[stage]:
-            return None
-        action = self.todo[stage][0]
-        if self._needs_input(action) and action not in self.arrived:
-            return None
-        self.arrived.discard(action)
-        return self.todo[stage].popleft()
-
-    def _needs_input(self, action: Action) -> bool:
-        if action.kind == Pass.FORWARD:
-            return action.chunk != self.first
-        return action.kind == Pass.BACKWARD_INPUT
-
-    def _finish(self, stage: int, action: Action) -> int | None:
-        """Hand the result on; return the stage that it reached, if another."""
-        kind, chunk, micro_batch = action
-        if kind == Pass.FORWARD and chunk == self.last:
-            self.arrived.add((Pass.BACKWARD_INPUT, chunk, micro_batch))  # the loss is its gradient
-            return None
-        if kind == Pass.FORWARD:
-            neighbour, unit, what = chunk + 1, self.path[chunk + 1].start, What.ACTIVATIONS
-        elif kind == Pass.BACKWARD_INPUT and chunk > self.first:
-            neighbour, unit, what = chunk - 1, self.path[chunk].start, What.GRADIENTS
-        else:
-            return None
-        self.arrived.add((kind, neighbour, micro_batch))
-        target = self.path[neighbour].stage
-        if target == stage:
-            return None
-        self.events[stage].append(Move(Op.SEND, what, unit, micro_batch))
-        self.events[target].append(Move(Op.RECEIVE, what, unit, micro_batch))
-        return target
-
-    def _stuck(self) -> InputError:
-        waits = [
-            f"stage {stage} at {todo[0].kind.name.lower()} of micro-batch {todo[0].micro_batch}"
-            for stage, todo in enumerate(self.todo)
-            if todo
-        ]
-        return InputError(
-            f"the schedule's order cannot run: {waits[0]} waits for ever"
-            " (warm-up depths must not grow along the pipeline)"
+    def _stuck(self, position: list[int]) -> InputError:
+        stage, action = next(
+            (stage, actions[position[stage]])
+            for stage, actions in enumerate(self.todo)
+            if position[stage] < len(actions)
         )
+        return InputError(
+            f"the schedule's order cannot run: stage {stage} waits for ever at "
+            f"{action.kind.name.lower()} of micro-batch {action.micro_batch} "
+            "(warm-up depths must not grow along the pipeline)"
+        )
+
+
+class _Route(NamedTuple):
+    """Where the result of a pass goes."""
+
+    kind: Pass
+    chunk: int
+    stage: int
+    what: What
+    unit: int
+
+
+def _routes(path: list[ChunkPlace]) -> tuple[list[_Route | None], list[_Route | None]]:
+    """Return, for forward and input passes of each chunk, where their result goes."""
+    last = len(path) - 1
+    forward: list[_Route | None] = []
+    backward: list[_Route | None] = []
+    for index, chunk in enumerate(path):
+        if index < last:
+            after = path[index + 1]
+            forward.append(
+                _Route(Pass.FORWARD, index + 1, after.stage, What.ACTIVATIONS, after.start)
+            )
+        else:  # the loss is at once the last chunk's gradient
+            forward.append(_Route(Pass.BACKWARD_INPUT, index, chunk.stage, What.GRADIENTS, 0))
+        backward.append(
+            _Route(
+                Pass.BACKWARD_INPUT, index - 1, path[index - 1].stage, What.GRADIENTS, chunk.start
+            )
+            if index
+            else None
+        )
+    return forward, backward

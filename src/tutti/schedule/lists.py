@@ -5,13 +5,14 @@ Order within the list is the order on each lane; `after` adds what a lane's orde
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from tutti.plan.plan import Replica, Stage
 from tutti.schedule.buckets import Bucket
 from tutti.schedule.emitter import Emitter, waits
 from tutti.schedule.events import Event, Move
-from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.instruction import Instruction, Op, Scope, What
 from tutti.schedule.order import Action, Pass
 from tutti.schedule.segments import Segment, make_segments
 from tutti.schedule.sync import Synchroniser
@@ -66,39 +67,36 @@ class _Writer:
 
     def write(self) -> tuple[Instruction, ...]:
         self.sync.gather_once()
-        for position, event in enumerate(self.given.events):
+        followed = self._followed_by_weights()
+        for event in self.given.events:
             if isinstance(event, Move):
                 self._move(event)
             elif event.kind == Pass.FORWARD:
                 self._forward(event)
             elif event.kind == Pass.BACKWARD_INPUT:
-                self._backward_input(event, weights_follow=self._weights_follow(position, event))
+                self._backward_input(event, weights_follow=event in followed)
             else:
                 self._backward_weight(event)
         self.sync.finish()
         return tuple(self.to.out)
 
-    def _weights_follow(self, position: int, action: Action) -> bool:
-        """Tell whether the next pass of this stage is the weight pass of the same chunk."""
-        events = self.given.events
-        for index in range(position + 1, len(events)):
-            event = events[index]
-            if isinstance(event, Action):
-                return event == Action(Pass.BACKWARD_WEIGHT, action.chunk, action.micro_batch)
-        return False
+    def _followed_by_weights(self) -> set[Action]:
+        """Return the input passes whose stage computes their weight pass next."""
+        actions = [event for event in self.given.events if isinstance(event, Action)]
+        return {
+            action
+            for action, following in itertools.pairwise(actions)
+            if following.kind == Pass.BACKWARD_WEIGHT
+            and action.kind == Pass.BACKWARD_INPUT
+            and following[1:] == action[1:]
+        }
 
     def _move(self, move: Move) -> None:
         after = (self.sources[move.what],) if move.op is Op.SEND else ()
-        index = self.to.emit(
-            move.op,
-            micro_batch=move.micro_batch,
-            start=move.unit,
-            stop=move.unit,
-            what=move.what,
-            after=after,
-        )
-        if move.op is Op.RECEIVE:
-            self.received[move.what, move.unit, move.micro_batch] = index
+        op, what, unit, micro_batch = move
+        index = self.to.append(Instruction(op, micro_batch, unit, unit, what, Scope.ALL, after))
+        if op is Op.RECEIVE:
+            self.received[what, unit, micro_batch] = index
 
     def _take(self, what: What, unit: int, micro_batch: int) -> tuple[int, ...]:
         index = self.received.pop((what, unit, micro_batch), None)
