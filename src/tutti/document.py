@@ -1,4 +1,4 @@
-"""Files and the frozen dataclasses they describe, strictly, both ways.
+"""Plain values and the frozen dataclasses they describe, strictly, both ways.
 
 `build` turns plain YAML/JSON values into a dataclass by its type hints and refuses everything it
 does not understand, naming the place, the value and the nearest remedy. `plain` is its inverse
@@ -14,18 +14,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import hashlib
 import json
 import math
-import os
-import tempfile
 import types
 import typing
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
-
-import yaml
 
 from tutti import units
 from tutti.errors import InputError, hint
@@ -111,117 +105,6 @@ def shown(value: object, *, limit: int = 60) -> str:
     """Return a value as an error message quotes it."""
     text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-# --- reading and writing files ---------------------------------------------------------------
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses duplicate keys, which plain YAML silently lets the last one win."""
-
-
-def _unique_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if isinstance(key, (dict, list)):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a key must be plain text", key_node.start_mark
-            )
-        if key in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key '{key}' stands twice", key_node.start_mark
-            )
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
-
-
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
-
-
-def read_text(path: Path) -> str:
-    """Read a text file; every way in which that fails is one line."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        remedy = f"; {hint(path.name, siblings)}" if siblings and len(siblings) < 200 else ""
-        raise InputError(f"{path}: no such file{remedy}") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder; name a file") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file ({error.reason})") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"{path}: cannot be read ({reason})") from None
-
-
-def parse_yaml(text: str, name: str) -> object:
-    """Parse YAML text called `name` in messages."""
-    try:
-        return yaml.load(text, Loader=_StrictLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise InputError(f"{name}: {where}{error.problem or 'not valid YAML'}") from None
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{name}: not valid YAML ({first})") from None
-
-
-def parse_json(text: str, name: str) -> object:
-    """Parse JSON text called `name` in messages; NaN, Infinity and duplicate keys are refused."""
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for key, value in pairs:
-            if key in found:
-                raise InputError(f"{name}: the key '{key}' stands twice")
-            found[key] = value
-        return found
-
-    def constant(text: str) -> float:
-        raise InputError(f"{name}: {text} is not a number that can be used here")
-
-    try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=constant)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{name}: line {error.lineno}: not valid JSON ({error.msg})") from None
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"{name}: not valid JSON ({error})") from None
-
-
-def read_file(path: Path) -> object:
-    """Read a YAML or JSON file, by its ending."""
-    text = read_text(path)
-    return (parse_json if path.suffix == ".json" else parse_yaml)(text, path.name)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all: temporary file, then rename."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def fingerprint(value: object) -> str:
-    """Return a short, stable hash of a plain value (12 hex digits of SHA-256)."""
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
 # --- plain values to dataclasses -------------------------------------------------------------
@@ -450,23 +333,3 @@ def plain_fields(value: object) -> dict[str, Any]:
         if field.init:
             found[field.name] = plain(item)
     return found
-
-
-def pretty_json(value: Any, *, width: int = 100) -> str:
-    """Return JSON that a person can read: what fits on a line stays on one."""
-
-    def write(item: Any, depth: int) -> str:
-        flat = json.dumps(item, ensure_ascii=False)
-        if not isinstance(item, (dict, list)) or len(flat) + 2 * depth <= width:
-            return flat
-        inner = "  " * (depth + 1)
-        if isinstance(item, dict):
-            rows = [
-                f"{inner}{json.dumps(key, ensure_ascii=False)}: {write(sub, depth + 1)}"
-                for key, sub in item.items()
-            ]
-            return "{\n" + ",\n".join(rows) + "\n" + "  " * depth + "}"
-        rows = [inner + write(sub, depth + 1) for sub in item]
-        return "[\n" + ",\n".join(rows) + "\n" + "  " * depth + "]"
-
-    return write(value, 0)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tutti.document import Place
 from tutti.hardware.cluster import Cluster
+from tutti.models.parameters import ParameterClass
 from tutti.models.parts import (
     AttentionSpec,
     BlockSpec,
@@ -33,7 +34,6 @@ from tutti.plan.plan import (
     ExpertGroup,
     Offload,
     Order,
-    ParameterClass,
     Pipeline,
     Plan,
     Recompute,

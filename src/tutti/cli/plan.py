@@ -17,7 +17,8 @@ def plan(
     uniform: Annotated[
         str | None,
         typer.Option(
-            help="Megatron-style degrees: tp=8,pp=4[,cp=,ep=,dp=,vpp=,mbs=,sp=,shard=,recompute=].",
+            help="Megatron-style degrees: tp=8,pp=4 and any of cp, ep, dp, vpp, mbs, sp, shard, "
+            "recompute.",
             metavar="DEGREES",
         ),
     ] = None,

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import yaml
 
-from tutti import document
+from tutti import files
 from tutti.document import AtLeast, AtMost, Place, Watts, build_fields, plain, plain_fields, shown
 from tutti.errors import InputError, hint
 from tutti.hardware import library as catalog
@@ -131,7 +131,7 @@ class Cluster:
         is_name = path.name == text and path.suffix not in (".yaml", ".yml", ".json")
         if is_name and not path.is_file():
             return cls.from_document(catalog.shipped_cluster(text), Place(text))
-        return cls.from_document(document.read_file(path), Place(path.name))
+        return cls.from_document(files.read_file(path), Place(path.name))
 
     @classmethod
     def from_document(cls, value: object, place: Place) -> Cluster:
@@ -183,11 +183,11 @@ class Cluster:
             text = json.dumps(written, indent=2, ensure_ascii=False) + "\n"
         else:
             text = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, width=100)
-        document.write_text(path, text)
+        files.write_text(path, text)
 
     def fingerprint(self) -> str:
         """Return a short hash over all facts, so that a changed catalog changes it too."""
-        return document.fingerprint(self.to_document(embed=True))
+        return files.fingerprint(self.to_document(embed=True))
 
     # --- questions -----------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from importlib import resources
 from typing import Any
 
-from tutti import document
+from tutti import files
 from tutti.document import Place, build, plain_fields, shown
 from tutti.errors import InputError, hint
 from tutti.hardware.chip import Chip
@@ -169,7 +169,7 @@ _FOLDER = resources.files("tutti.hardware") / "catalog"
 
 def _shipped(*path: str) -> object:
     file = _FOLDER.joinpath(*path)
-    return document.parse_yaml(file.read_text(encoding="utf-8"), file.name)
+    return files.parse_yaml(file.read_text(encoding="utf-8"), file.name)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tutti import document
+from tutti import document, files
 from tutti.document import Above, BytesPerSecond, Count, Place, Quantity, Seconds, build_fields
 from tutti.hardware.chip import Chip, Dtype
 
@@ -94,7 +94,7 @@ class Profile:
     @classmethod
     def load(cls, path: Path) -> Profile:
         """Read a profile; anything wrong is one line."""
-        value = document.read_file(path)
+        value = files.read_file(path)
         place = Place(path.name)
         # The version decides how to read the rest, so it is looked at first.
         if isinstance(value, dict) and "format" not in value:
@@ -109,4 +109,4 @@ class Profile:
     def save(self, path: Path) -> None:
         """Write the profile as a whole or not at all."""
         written = {"format": self.format, **document.plain(self)}
-        document.write_text(path, json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+        files.write_text(path, json.dumps(written, indent=1, ensure_ascii=False) + "\n")

@@ -6,7 +6,7 @@ import functools
 from importlib import resources
 from pathlib import Path
 
-from tutti import document
+from tutti import files
 from tutti.errors import InputError, hint
 from tutti.models.families import read_config
 from tutti.models.spec import ModelSpec
@@ -26,7 +26,7 @@ def catalog_config(name: str) -> dict[str, object]:
     if name not in names:
         raise InputError(f"no model '{name}' in the catalog; {hint(name, names)}")
     file = resources.files("tutti.models") / "catalog" / f"{name}.json"
-    return _mapping(document.parse_json(file.read_text(encoding="utf-8"), name), name)
+    return _mapping(files.parse_json(file.read_text(encoding="utf-8"), name), name)
 
 
 def load_model(text: str) -> ModelSpec:
@@ -36,7 +36,7 @@ def load_model(text: str) -> ModelSpec:
         file = path / "config.json" if path.is_dir() else path
         if path.is_dir() and not file.is_file():
             raise InputError(f"{text}: the folder holds no config.json; is it a model's?")
-        config = _mapping(document.parse_json(document.read_text(file), str(file)), str(file))
+        config = _mapping(files.parse_json(files.read_text(file), str(file)), str(file))
         return read_config(config, _name(file), str(file))
     if text not in catalog_names():
         known = hint(text, catalog_names())

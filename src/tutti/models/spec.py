@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tutti import document
+from tutti import document, files
 from tutti.document import Count, Natural
 from tutti.errors import InputError
 from tutti.models.parts import BlockSpec, DropoutSpec, EmbeddingSpec, HeadSpec
@@ -93,7 +93,7 @@ class ModelSpec:
     @property
     def fingerprint(self) -> str:
         """A short hash of everything but the name."""
-        return document.fingerprint({**document.plain(self), "name": ""})
+        return files.fingerprint({**document.plain(self), "name": ""})
 
     # --- units -----------------------------------------------------------------------------
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from tutti.errors import InputError, hint
 from tutti.hardware.cluster import Cluster
+from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.check_stage import Problem, check_stage
 from tutti.plan.chips import ChipId, ChipSet
 from tutti.plan.job import ScheduleKind
-from tutti.plan.plan import ParameterClass, Pipeline, Plan, Synchronisation, chunks, covers
+from tutti.plan.plan import Pipeline, Plan, Synchronisation, chunks, covers
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tutti.models.parameters import ParameterClass
 from tutti.plan.chips import ChipSet
 from tutti.plan.job import ScheduleKind
-from tutti.plan.plan import ParameterClass, Pipeline, Plan, Replica, Stage, UnitRange, UnitRanges
+from tutti.plan.plan import Pipeline, Plan, Replica, Stage, UnitRange, UnitRanges
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _MOST_BOXES = 8

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tutti.document import (
-    Place,
-    build,
-    parse_json,
-    plain_fields,
-    pretty_json,
-    read_text,
-    shown,
-    write_text,
-)
+from tutti.document import Place, build, plain_fields, shown
+from tutti.files import parse_json, pretty_json, read_text, write_text
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import FORMAT, ClusterReference, ModelReference, Plan

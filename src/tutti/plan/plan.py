@@ -17,6 +17,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from tutti.document import Above, AtLeast, AtMost, Count, Natural
 from tutti.hardware.cluster import Cluster
+from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.chips import NO_CHIPS, ChipId, ChipSet
 from tutti.plan.job import Job
@@ -38,13 +39,6 @@ class ContextKind(StrEnum):
 
     RING = "ring"
     ALL_GATHER = "all_gather"
-
-
-class ParameterClass(StrEnum):
-    """Dense parameters are held by every replica, expert parameters by some chips of it."""
-
-    DENSE = "dense"
-    EXPERT = "expert"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tutti.errors import InputError, hint
 from tutti.hardware.cluster import Cluster
+from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.check import require_valid
 from tutti.plan.chips import NO_CHIPS, ChipId, ChipSet
@@ -19,7 +20,6 @@ from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.plan import (
     ExpertGroup,
-    ParameterClass,
     Pipeline,
     Plan,
     Recompute,

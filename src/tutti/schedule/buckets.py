@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from tutti.plan.plan import ParameterClass, Plan, Synchronisation, covers
+from tutti.models.parameters import ParameterClass
+from tutti.plan.plan import Plan, Synchronisation, covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +65,25 @@ def _offload_cuts(plan: Plan) -> set[int]:
     }
 
 
-def _make_bucket(plan: Plan, start: int, stop: int) -> Bucket:
-    holders = [stage for _, _, stage in plan.holders(start)]
+def is_shared(plan: Plan, unit: int, kind: ParameterClass) -> bool:
+    """Tell whether several chips hold the same parameters of a unit."""
+    holders = [stage for _, _, stage in plan.holders(unit)]
+    if kind is ParameterClass.EXPERT:
+        return sum(group.count for stage in holders for group in stage.experts) > 1
     replicas = [replica for stage in holders for replica in stage.replicas]
     copies = sum(replica.count * replica.cp for replica in replicas)
-    groups = sum(group.count for stage in holders for group in stage.experts)
-    has_groups = any(stage.experts for stage in holders)
+    return copies > 1 or any(replica.sequence_parallel for replica in replicas)
+
+
+def _make_bucket(plan: Plan, start: int, stop: int) -> Bucket:
+    has_groups = any(stage.experts for _, _, stage in plan.holders(start))
     return Bucket(
         start=start,
         stop=stop,
         dense=plan.synchronisation_of(start),
         expert=plan.synchronisation_of(start, ParameterClass.EXPERT) if has_groups else None,
-        reduce_dense=copies > 1 or any(replica.sequence_parallel for replica in replicas),
-        reduce_expert=groups > 1,
+        reduce_dense=is_shared(plan, start, ParameterClass.DENSE),
+        reduce_expert=is_shared(plan, start, ParameterClass.EXPERT),
         several_pipelines=len(plan.pipelines) > 1,
     )
 

@@ -23,7 +23,8 @@ from tutti.schedule.boundary import (
     holders,
     received_sequence,
 )
-from tutti.schedule.instruction import COLLECTIVES, Instruction, Op, Scope, What
+from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.partners import Partners
 from tutti.schedule.schedule import RankClass, Schedule, stage_of
 
 MOST = 20  # problems that one check reports
@@ -232,7 +233,7 @@ def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 def _progress(schedule: Schedule) -> Iterator[str]:
     """Run all lists, each strictly in order, every communication a meeting of all partners."""
-    partners = _Partners(schedule)
+    partners = Partners(schedule)
     lists = [c.instructions for c in schedule.classes]
     position = [0] * len(lists)
     arrived: dict[object, set[int]] = defaultdict(set)
@@ -259,54 +260,3 @@ def _progress(schedule: Schedule) -> Iterator[str]:
     for index in stuck[:3]:
         entry = lists[index][position[index]]
         yield f"deadlock: {schedule.classes[index].name} waits for ever at {entry}"
-
-
-class _Partners:
-    """Which classes must reach an instruction together."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._classes = schedule.classes
-        self._plan = schedule.plan
-        by_stage: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for index, c in enumerate(schedule.classes):
-            by_stage[c.pipeline, c.stage].append(index)
-        self._by_stage = by_stage
-        self._ends: dict[tuple[int, int], frozenset[int]] = {}
-        for p, pipeline in enumerate(schedule.plan.pipelines):
-            path = chunks(pipeline)
-            for lower, upper in itertools.pairwise(path):
-                both = by_stage[p, lower.stage] + by_stage[p, upper.stage]
-                self._ends[p, upper.start] = frozenset(both)
-        self._tied = frozenset(
-            index
-            for index, c in enumerate(schedule.classes)
-            if any(entry.op is Op.SYNC_TIED for entry in c.instructions[-64:])
-        )
-        self._holders: dict[tuple[int, int | None], frozenset[int]] = {}
-
-    def meeting(self, index: int, entry: Instruction) -> tuple[object, frozenset[int]] | None:
-        """Return the meeting's key and members; None where no other class takes part."""
-        own = self._classes[index]
-        if entry.op in (Op.SEND, Op.RECEIVE):
-            members = self._ends[own.pipeline, entry.start]
-            return (own.pipeline, "move", entry.what, entry.start, entry.micro_batch), members
-        if entry.op not in COLLECTIVES:
-            return None
-        if entry.op is Op.CLIP_NORM:
-            members = frozenset(range(len(self._classes)))
-        elif entry.op is Op.SYNC_TIED:
-            members = self._tied
-        else:
-            pipeline = own.pipeline if entry.scope is Scope.PIPELINE else None
-            members = self._holding(entry.start, pipeline)
-        scope = own.pipeline if entry.scope is Scope.PIPELINE else None
-        return ((scope, entry.key), members) if len(members) > 1 else None
-
-    def _holding(self, unit: int, pipeline: int | None) -> frozenset[int]:
-        if (unit, pipeline) not in self._holders:
-            self._holders[unit, pipeline] = frozenset(
-                index
-                for index, c in enumerate(self._classes)
-                if pipeline in (None, c.pipeline) and covers(stage_of(self._plan, c).units, unit)
-            )
-        return self._holders[unit, pipeline]

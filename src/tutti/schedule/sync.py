@@ -6,7 +6,8 @@ its gathers by rising unit; with one common order no set of groups can wait in a
 
 from __future__ import annotations
 
-from tutti.plan.plan import ParameterClass, Replica, Stage, Synchronisation, covers
+from tutti.models.parameters import ParameterClass
+from tutti.plan.plan import Replica, Stage, Synchronisation, covers
 from tutti.schedule.buckets import Bucket
 from tutti.schedule.emitter import Emitter, waits
 from tutti.schedule.instruction import NO_MICRO_BATCH, Op, Scope, What
@@ -147,11 +148,13 @@ class Synchroniser:
 
     def finish(self) -> None:
         """Close the step: late reductions, tied weights, the norm, the optimizer."""
+        late: dict[tuple[int, int], int] = {}  # the last reduction of each late bucket
         for bucket, kind, last in sorted(self._deferred, key=lambda item: -item[0].start):
             index = self._reduce(bucket, kind, NO_MICRO_BATCH, Scope.ALL, waits(last))
             self._reduced.append(index)
-            if covers(self._offload.gradients, bucket.start):
-                span = (bucket.start, bucket.stop)
+            late[bucket.start, bucket.stop] = index
+        for span, index in late.items():
+            if covers(self._offload.gradients, span[0]):
                 self._to.offload(What.GRADIENTS, NO_MICRO_BATCH, *span, (index,))
         last_pass = len(self._to.out) - 1
         if self._tied:

@@ -21,9 +21,10 @@ from tutti.collective import (
     written_out,
 )
 from tutti.collective.notation import read_numbers, runs, write_numbers
-from tutti.document import Place, parse_json, plain
+from tutti.document import Place, plain
 from tutti.document import build as read
 from tutti.errors import InputError
+from tutti.files import parse_json
 
 PLACE = Place("program.json")
 quick = settings(

@@ -11,21 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti.document import (
-    AtMost,
-    Bytes,
-    Count,
-    Place,
-    build,
-    fingerprint,
-    parse_json,
-    parse_yaml,
-    plain,
-    pretty_json,
-    read_file,
-    write_text,
-)
+from tutti.document import AtMost, Bytes, Count, Place, build, plain
 from tutti.errors import InputError
+from tutti.files import fingerprint, parse_json, parse_yaml, pretty_json, read_file, write_text
 
 
 class Colour(StrEnum):

@@ -336,7 +336,7 @@ def mutated(draw: st.DrawFn) -> Any:
         parent, key = _parent(document, trail), trail[-1]
         match draw(st.sampled_from(["replace", "remove", "rename", "double"])):
             case "replace":
-                parent[key] = draw(JUNK)
+                parent[key] = copy.deepcopy(draw(JUNK))  # st.just hands out one object
             case "remove":
                 del parent[key]
             case "rename" if isinstance(parent, dict):

@@ -9,13 +9,13 @@ from typing import Any
 from hypothesis import assume
 
 from tutti.hardware.chip import Dtype
+from tutti.models.parameters import ParameterClass
 from tutti.plan.chips import ChipSet
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import (
     ExpertGroup,
     Offload,
     Order,
-    ParameterClass,
     Plan,
     ProfileReference,
     Recompute,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.support.plans import plans
 from tests.unit.plan.mutations import MUTATIONS
-from tutti.document import parse_json, pretty_json
 from tutti.errors import InputError
+from tutti.files import parse_json, pretty_json
 from tutti.plan.check import check_plan, require_valid
 from tutti.plan.files import load_plan, plan_from_document, plan_to_document, save_plan
 from tutti.plan.plan import RankMap

@@ -1,0 +1,1 @@
+"""Seconds and bytes: compute, memory, communication; calibration from measured runs."""

@@ -1,0 +1,120 @@
+"""What one rank of a class holds: parameters by unit, the shards of their states, activations.
+
+Counts are exact for the model's tensors; how they are shared follows the Plan's synchronisation
+rules. Shares are given per copy of a replica; its tensor and context ranks divide them evenly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tutti.models.memory import Recompute, activation_bytes, local_parameters
+from tutti.models.operators import Workload
+from tutti.models.parameters import ParameterClass
+from tutti.models.spec import ModelSpec
+from tutti.plan.plan import Plan, Replica, Stage, covers
+from tutti.schedule.buckets import is_shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Which kernels a stack computes with, as far as they decide what is kept."""
+
+    fused_attention: bool = True
+    fused_cross_entropy: bool = False
+
+
+def workload_of(plan: Plan, stage: Stage, replica: Replica, kernels: Kernels) -> Workload:
+    """Return the micro-batch that one rank of a replica works on."""
+    ep = stage.experts[0].chips if stage.experts else 1
+    return Workload(
+        sequences=replica.sequences,
+        sequence_length=plan.job.sequence_length,
+        tp=replica.tp,
+        cp=replica.cp,
+        ep=ep,
+        sequence_parallel=replica.sequence_parallel,
+        fused_attention=kernels.fused_attention,
+        fused_cross_entropy=kernels.fused_cross_entropy,
+        element_bytes=plan.job.precision.compute.num_bytes,
+    )
+
+
+class Holdings:
+    """Look-ups for the ranks of one replica group, remembered by the kind of unit."""
+
+    def __init__(
+        self, plan: Plan, model: ModelSpec, place: tuple[int, int, int], kernels: Kernels
+    ) -> None:
+        self.plan = plan
+        self.model = model
+        self.place = place  # pipeline, stage, replica group
+        self.stage = plan.pipelines[place[0]].stages[place[1]]
+        self.replica = self.stage.replicas[place[2]]
+        self.workload = workload_of(plan, self.stage, self.replica, kernels)
+        self._activations: dict[tuple[str, str], float] = {}
+        self._parameters: dict[tuple[str, ParameterClass], int] = {}
+        self._levels: dict[tuple[int, ParameterClass], int] = {}
+
+    def recompute_kind(self, unit: int) -> Recompute:
+        """Return none, selective or full."""
+        if covers(self.replica.recompute.full, unit):
+            return "full"
+        return "selective" if covers(self.replica.recompute.selective, unit) else "none"
+
+    def activations(self, unit: int, recompute: Recompute | None = None) -> float:
+        """Return the bytes that a unit keeps of one micro-batch."""
+        kind = self.recompute_kind(unit) if recompute is None else recompute
+        key = (self.model.unit_kind(unit), kind)
+        if key not in self._activations:
+            self._activations[key] = activation_bytes(self.model, unit, self.workload, kind)
+        return self._activations[key]
+
+    def parameters(self, unit: int, kind: ParameterClass) -> int:
+        """Return how many parameters of a class a rank computes with (its slices, unsharded).
+
+        Experts count as dense where no expert groups spread them.
+        """
+        key = (self.model.unit_kind(unit), kind)
+        if key not in self._parameters:
+            work, spread = self.workload, bool(self.stage.experts)
+            group = kind if spread else None
+            found = 0
+            if spread or kind is ParameterClass.DENSE:
+                found = local_parameters(self.model, unit, tp=work.tp, ep=work.ep, group=group)
+            self._parameters[key] = found
+        return self._parameters[key]
+
+    def level(self, unit: int, kind: ParameterClass) -> int:
+        """Return the shard level of a unit's parameters; 0 where nobody else holds them."""
+        key = (unit, kind)
+        if key not in self._levels:
+            shared = is_shared(self.plan, unit, kind)
+            rule = self.plan.synchronisation_of(unit, kind)
+            self._levels[key] = rule.shard_level if shared else 0
+        return self._levels[key]
+
+    def shard(self, unit: int, kind: ParameterClass, level: int) -> float:
+        """Return the share of its slices whose state a rank holds, if states of `level` shard."""
+        if self.level(unit, kind) < level:
+            return 1.0
+        rule = self.plan.synchronisation_of(unit, kind)
+        inside = rule.shard_level >= 2  # levels 2 and 3 shard inside a pipeline
+        sharing = [
+            (p, s, stage)
+            for p, s, stage in self.plan.holders(unit)
+            if not inside or p == self.place[0]
+        ]
+        if kind is ParameterClass.EXPERT:
+            groups = sum(group.count for _, _, stage in sharing for group in stage.experts)
+            return 1.0 / max(1, groups)
+        given = {(s.pipeline, s.stage, s.replica): float(s.weight) for s in rule.shares}
+        own, total = 0.0, 0.0
+        for p, s, stage in sharing:
+            for r, replica in enumerate(stage.replicas):
+                weight = given.get((p, s, r), 0.0) if given else float(replica.width)
+                total += weight * replica.count
+                if (p, s, r) == self.place:
+                    own = weight
+        # A copy's share of the unit, spread over its ranks, relative to one rank's slices of it.
+        return own / total / self.replica.cp if total else 1.0

@@ -1,0 +1,135 @@
+"""From chips of a cluster to the group of a collective and the links that it runs over.
+
+A group's islands are its chips that share native links. Per kind of edge the *slowest* link that
+a pair of its ranks can meet is taken: rings and exchanges run at the pace of their slowest edge.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tutti.collective.group import Edge, Group, Island
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.topology import Link, Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """The α and β of one kind of edge, contention of the whole group included."""
+
+    latency_s: float
+    bandwidth: float  # bytes per second, direction and chip
+    host_forwarded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLinks:
+    """A group and what its edges are made of; an edge that no pair has is absent."""
+
+    group: Group
+    wires: tuple[tuple[Edge, Wire], ...]
+
+    def wire(self, edge: Edge) -> Wire | None:
+        """Return the wire of a kind of edge."""
+        return next((wire for kind, wire in self.wires if kind is edge), None)
+
+
+def group_links(cluster: Cluster, chips: Iterable[Position]) -> GroupLinks:
+    """Return the group of the given chips; ranks are numbered in their order."""
+    islands: dict[tuple[str, int, int], list[tuple[int, Position]]] = {}
+    for rank, chip in enumerate(chips):
+        island = _island_number(cluster, chip)
+        islands.setdefault((chip.pool, chip.node, island), []).append((rank, chip))
+    # Equal islands side by side, so that a ring crosses between pools as rarely as it can.
+    order = sorted(islands, key=lambda key: (_pool_number(cluster, key[0]), key[1], key[2]))
+    group = Group(
+        tuple(
+            Island(
+                ranks=tuple(rank for rank, _ in islands[key]),
+                rails=tuple(chip.slot for _, chip in islands[key]),
+            )
+            for key in order
+        )
+    )
+    members = [[chip for _, chip in islands[key]] for key in order]
+    wires = {edge: _slowest(links) for edge, links in _edge_links(cluster, members) if links}
+    return GroupLinks(group=group, wires=tuple(wires.items()))
+
+
+def _pool_number(cluster: Cluster, name: str) -> int:
+    return next(i for i, pool in enumerate(cluster.pools) if pool.name == name)
+
+
+def _island_number(cluster: Cluster, chip: Position) -> int:
+    """Return the number of a chip's island in its node; a chip without one is its own."""
+    islands = cluster.pool(chip.pool).node.islands
+    for number, island in enumerate(islands):
+        if chip.slot in island.slots:
+            return number
+    return len(islands) + chip.slot
+
+
+def _edge_links(
+    cluster: Cluster, members: Sequence[Sequence[Position]]
+) -> list[tuple[Edge, list[Link]]]:
+    inside = [
+        _link(cluster, island[0], island[-1]) for island in _distinct(members) if len(island) > 1
+    ]
+    rail: list[Link] = []
+    cross: list[Link] = []
+    for a, b in _telling_pairs(members):
+        for first, second in itertools.product({a[0], a[-1]}, {b[0], b[-1]}):
+            same = first.slot == second.slot
+            (rail if same else cross).append(_link(cluster, first, second))
+    return [(Edge.ISLAND, inside), (Edge.RAIL, rail), (Edge.CROSS, cross)]
+
+
+def _distinct(members: Sequence[Sequence[Position]]) -> list[Sequence[Position]]:
+    """Islands of one pool with the same slots are alike."""
+    return list({(i[0].pool, tuple(c.slot for c in i)): i for i in members}.values())
+
+
+def _telling_pairs(
+    members: Sequence[Sequence[Position]],
+) -> list[tuple[Sequence[Position], Sequence[Position]]]:
+    """Pairs of islands among which the slowest link of the group is: neighbours and the ends."""
+    by_pool: dict[str, list[Sequence[Position]]] = {}
+    for island in members:
+        by_pool.setdefault(island[0].pool, []).append(island)
+    pairs = [(same[0], other) for same in by_pool.values() for other in (same[1:2] + same[-1:])]
+    pairs += [(a[0], b[0]) for a, b in itertools.combinations(by_pool.values(), 2)]
+    return [(a, b) for a, b in pairs if a is not b]
+
+
+@functools.lru_cache(maxsize=65536)
+def _cached_link(fingerprint: int, cluster: _ById, first: Position, second: Position) -> Link:
+    del fingerprint
+    return cluster.value.link(first, second)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ById:
+    """A cluster as a dictionary key: equal only to itself."""
+
+    value: Cluster
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.value is self.value
+
+
+def _link(cluster: Cluster, first: Position, second: Position) -> Link:
+    return _cached_link(id(cluster), _ById(cluster), first, second)
+
+
+def _slowest(links: Sequence[Link]) -> Wire:
+    return Wire(
+        latency_s=max(link.latency_s for link in links),
+        bandwidth=min(link.contended_bandwidth for link in links),
+        host_forwarded=any(link.host_forwarded for link in links),
+    )

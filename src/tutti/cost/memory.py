@@ -1,0 +1,211 @@
+"""Bytes on one chip: what always lies there, and what each instruction takes and gives back.
+
+Static: parameters, gradients, optimizer states (their shards), communication buffers, what the
+runtime itself takes. Moving: activations between forward and weight gradient, what recomputation
+brings back, received and sent boundary tensors, gathered parameters, gradients before their
+reduction, and whatever offloading keeps only for its use. Summed over the list by the simulator,
+this is memory over time under the actual schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tutti.cost.holdings import Holdings
+from tutti.models.parameters import ParameterClass
+from tutti.plan.plan import UnitRanges, covers
+from tutti.schedule.instruction import Instruction, Op, What
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """What a runtime takes besides tensors."""
+
+    context_bytes: float = 0.9 * 2**30  # driver context, libraries, communicators
+    slack: float = 0.03  # of the tensors' peak: fragmentation and rounding by the allocator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticBytes:
+    """What lies on a chip from step to step."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    buffers: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.parameters + self.gradients + self.optimizer + self.buffers
+
+
+@dataclass(slots=True)
+class MemoryFlow:
+    """Static bytes, and per instruction what is taken at its start and given back at its end."""
+
+    static: StaticBytes
+    allocate: FloatArray
+    free: FloatArray
+    peak_parts: dict[str, float] = field(default_factory=dict)
+
+
+class MemoryModel:
+    """The bytes of one class of ranks."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self.holdings = holdings
+        self.plan = holdings.plan
+        self.precision = holdings.plan.job.precision
+        self.offload = holdings.replica.offload
+        self.units = [u for a, b in holdings.stage.units for u in range(a, b)]
+
+    # --- static --------------------------------------------------------------------------
+
+    def static(self) -> StaticBytes:
+        """Return what lies on the chip from step to step."""
+        away = self.offload
+
+        def resident(size: Callable[[int], float], offloaded: UnitRanges) -> float:
+            return sum(size(u) for u in self.units if not covers(offloaded, u))
+
+        return StaticBytes(
+            parameters=resident(self._parameter_shard, away.parameters),
+            gradients=resident(self._gradient_shard, away.gradients),
+            optimizer=resident(self._optimizer_shard, away.optimizer),
+            buffers=2 * self.boundary(),  # one buffer in use, one being filled
+        )
+
+    def _state_bytes(self) -> float:
+        """Return the optimizer's bytes per parameter: master copy and moments."""
+        moments = 2 if self.plan.job.optimizer == "adamw" else 0
+        master = self.precision.master
+        copy = master.num_bytes if master is not None else 0.0
+        return copy + moments * self.precision.moments.num_bytes
+
+    def boundary(self) -> float:
+        """Return the bytes of a boundary tensor that a rank owns."""
+        work, hidden = self.holdings.workload, self.holdings.model.hidden
+        return work.own_tokens * hidden * work.element_bytes
+
+    # --- moving --------------------------------------------------------------------------
+
+    def flow(self, instructions: tuple[Instruction, ...]) -> MemoryFlow:
+        """Return what each instruction takes and gives back."""
+        allocate, free = np.zeros(len(instructions)), np.zeros(len(instructions))
+        known: dict[tuple[Op, int, int, What, bool], tuple[float, float]] = {}
+        for index, entry in enumerate(instructions):
+            key = (entry.op, entry.start, entry.stop, entry.what, entry.micro_batch < 0)
+            if key not in known:
+                known[key] = self._effect(entry)
+            allocate[index], free[index] = known[key]
+        self._release_received(instructions, free)
+        return MemoryFlow(self.static(), allocate, free)
+
+    def _release_received(self, instructions: tuple[Instruction, ...], free: FloatArray) -> None:
+        """Give a received tensor back when the pass that uses it ends."""
+        size = self.boundary()
+        for index, entry in enumerate(instructions):
+            if entry.op in (Op.FORWARD, Op.BACKWARD_INPUT):
+                for wanted in entry.after:
+                    if instructions[wanted].op is Op.RECEIVE:
+                        free[index] += size
+
+    def _effect(self, entry: Instruction) -> tuple[float, float]:
+        units = range(entry.start, entry.stop)
+        if entry.op is Op.FORWARD:
+            return sum(self._kept(u) for u in units), sum(map(self._brought, units))
+        if entry.op is Op.RECOMPUTE:
+            return sum(self._again(u) for u in units), 0.0
+        if entry.op is Op.BACKWARD_WEIGHT:
+            taken = sum(self._transient_gradients(u) for u in units)
+            given = sum(self._kept(u) + self._again(u) + self._brought(u) for u in units)
+            return taken, given
+        if entry.op in (Op.SEND, Op.RECEIVE):
+            size = self.boundary()
+            return size, size if entry.op is Op.SEND else 0.0
+        return self._state_effect(entry)
+
+    def _state_effect(self, entry: Instruction) -> tuple[float, float]:
+        units = range(entry.start, entry.stop)
+        if entry.op is Op.GATHER_PARAMETERS:
+            kind = ParameterClass(entry.what.value)
+            return sum(self._gathered(u, kind) for u in units), 0.0
+        if entry.op is Op.REDUCE_GRADIENTS and entry.micro_batch >= 0:
+            kind = ParameterClass(entry.what.value)
+            return 0.0, sum(self._unreduced(u, kind) for u in units)
+        if entry.op is Op.STEP:
+            updated = (
+                self._parameter_shard(u) for u in units if covers(self.offload.parameters, u)
+            )
+            used = (self._gradient_shard(u) for u in units if covers(self.offload.gradients, u))
+            return sum(updated), sum(used)
+        if entry.op not in (Op.FETCH, Op.OFFLOAD):
+            return 0.0, 0.0
+        size = {
+            What.ACTIVATIONS: lambda: sum(self._kept(u) for u in units),
+            What.PARAMETERS: lambda: sum(self._parameter_shard(u) for u in units),
+            What.GRADIENTS: lambda: sum(self._gradient_shard(u) for u in units),
+            What.OPTIMIZER: lambda: sum(self._optimizer_shard(u) for u in units),
+        }.get(entry.what, lambda: 0.0)()
+        if entry.op is Op.OFFLOAD:
+            return 0.0, size
+        if entry.what is What.GRADIENTS and entry.micro_batch >= 0:
+            return size, size  # added to what the weight pass left, then dropped
+        return size, 0.0
+
+    # --- per unit ------------------------------------------------------------------------
+
+    def _kept(self, unit: int) -> float:
+        return self.holdings.activations(unit)
+
+    def _again(self, unit: int) -> float:
+        """What recomputation brings back for the time of the unit's backward."""
+        if self.holdings.recompute_kind(unit) == "none":
+            return 0.0
+        return self.holdings.activations(unit, "none") - self.holdings.activations(unit)
+
+    def _shard(self, unit: int, level: int) -> float:
+        """How many of a unit's parameters a rank holds of what shards from `level` on."""
+        return sum(
+            self.holdings.parameters(unit, kind) * self.holdings.shard(unit, kind, level)
+            for kind in ParameterClass
+        )
+
+    def _gathered(self, unit: int, kind: ParameterClass) -> float:
+        if self.holdings.level(unit, kind) < 3:
+            return 0.0
+        return self.holdings.parameters(unit, kind) * self.precision.parameters.num_bytes
+
+    def _brought(self, unit: int) -> float:
+        """Parameters that were gathered or fetched for one pass."""
+        gathered = sum(self._gathered(unit, kind) for kind in ParameterClass)
+        fetched = self._parameter_shard(unit) if covers(self.offload.parameters, unit) else 0.0
+        return gathered + fetched
+
+    def _parameter_shard(self, unit: int) -> float:
+        return self._shard(unit, 3) * self.precision.parameters.num_bytes
+
+    def _gradient_shard(self, unit: int) -> float:
+        return self._shard(unit, 2) * self.precision.gradients.num_bytes
+
+    def _optimizer_shard(self, unit: int) -> float:
+        return self._shard(unit, 1) * self._state_bytes()
+
+    def _unreduced(self, unit: int, kind: ParameterClass) -> float:
+        if self.holdings.level(unit, kind) < 2:
+            return 0.0
+        return self.holdings.parameters(unit, kind) * self.precision.gradients.num_bytes
+
+    def _transient_gradients(self, unit: int) -> float:
+        """Gradients that lie whole on the chip only until they are reduced or offloaded."""
+        unreduced = sum(self._unreduced(unit, kind) for kind in ParameterClass)
+        if covers(self.offload.gradients, unit):
+            unreduced += self._gradient_shard(unit)
+        return unreduced

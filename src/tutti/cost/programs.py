@@ -1,0 +1,143 @@
+"""The price of a collective program, and the one function that chooses programs.
+
+A step costs its start-up (α per round on the slowest kind of edge it uses) plus the most bytes
+that any rank moves over a kind of edge ÷ the bandwidth there; different kinds of edges work at the
+same time. Chunks overlap the steps: the first chunk passes all of them, the others follow at the
+pace of the slowest. `comm` executes, and the simulator prices, what is chosen here.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from tutti.collective import CollectiveProgram, Operation, algorithms, build
+from tutti.collective.group import Edge, Group
+from tutti.collective.layout import Layout
+from tutti.collective.load import load
+from tutti.collective.program import Action
+from tutti.cost.links import GroupLinks, Wire
+
+_CHUNKS = (1, 2, 4, 8, 16)
+_LARGE = 256  # ranks, above which algorithms whose price takes long to find are left out
+_SLOW_TO_PRICE = frozenset({"doubling", "double_tree", "direct", "tree"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """What of the nominal links a software stack makes use of."""
+
+    island: float = 0.8
+    fabric: float = 0.75
+    startup_s: float = 5e-6  # of one step inside an island
+    hop_s: float = 5e-6  # of one round between islands, on top of the link's own latency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A program that was chosen, with its price and those it was chosen over."""
+
+    algorithm: str
+    chunks: int
+    seconds: float
+    alternatives: tuple[tuple[str, int, float], ...] = ()
+
+
+def program_seconds(
+    program: CollectiveProgram, num_bytes: float, links: GroupLinks, efficiency: Efficiency
+) -> float:
+    """Return how long a program takes for `num_bytes` of whole buffer."""
+    per_byte, startup = _step_prices(program, links, efficiency)
+    steps = [
+        rate * num_bytes / program.chunks + start
+        for rate, start in zip(per_byte, startup, strict=True)
+    ]
+    return sum(steps) + (program.chunks - 1) * max(steps, default=0.0)
+
+
+@functools.lru_cache(maxsize=4096)
+def _step_prices(
+    program: CollectiveProgram, links: GroupLinks, efficiency: Efficiency
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return seconds per byte of the whole buffer, and seconds of start-up, of each step."""
+    # Loads are linear in the size, up to rounding: priced once at a size that divides well.
+    layout = Layout.of(program, _sections(program))
+    whole = layout.total
+    per_byte: list[float] = []
+    startup: list[float] = []
+    for index, step in enumerate(program.steps):
+        found = load(program, index, layout)
+        moved = {edge: found.most(edge) * program.chunks for edge in Edge}
+        used = [edge for edge in Edge if moved[edge]]
+        wires = {edge: _effective(links.wire(edge), edge, efficiency) for edge in used}
+        per_byte.append(max((moved[e] / whole / wires[e].bandwidth for e in used), default=0.0))
+        latency = max((wire.latency_s for wire in wires.values()), default=0.0)
+        rounds = 1 if step.action is Action.EXCHANGE or used == [Edge.ISLAND] else found.rounds
+        startup.append(latency * rounds)
+    return tuple(per_byte), tuple(startup)
+
+
+def _sections(program: CollectiveProgram) -> int:
+    return 5040 * max(1, program.group.size) * program.chunks
+
+
+def _effective(wire: Wire | None, edge: Edge, efficiency: Efficiency) -> Wire:
+    if wire is None:  # pragma: no cover - a program uses only edges that its group has
+        raise ValueError(f"the program uses an edge ({edge}) that the group does not have")
+    inside = edge is Edge.ISLAND
+    share = efficiency.island if inside else efficiency.fabric
+    extra = efficiency.startup_s if inside else efficiency.hop_s
+    return Wire(latency_s=wire.latency_s + extra, bandwidth=wire.bandwidth * share)
+
+
+def candidates(operation: Operation, group: Group) -> tuple[str, ...]:
+    """Return the algorithms worth pricing for a group."""
+    found = algorithms(operation, group)
+    if group.size <= _LARGE:
+        return found
+    return tuple(name for name in found if name not in _SLOW_TO_PRICE)
+
+
+@functools.lru_cache(maxsize=16384)
+def choose_program(
+    operation: Operation,
+    num_bytes: float,
+    links: GroupLinks,
+    efficiency: Efficiency,
+    *,
+    native_across: bool = False,
+) -> Choice:
+    """Return the cheapest program for an operation on `num_bytes` of whole buffer.
+
+    `native_across` says that one vendor's library spans the whole group; otherwise a native
+    collective is possible only inside one island.
+    """
+    group = links.group
+    if group.size == 1 or num_bytes <= 0:
+        return Choice(algorithm="none", chunks=1, seconds=0.0)
+    priced: list[tuple[float, str, int]] = []
+    for name in candidates(operation, group):
+        if name == "native" and len(group.islands) > 1 and not native_across:
+            continue
+        for chunks in _CHUNKS if len(group.islands) > 1 else (1,):
+            program = _build(operation, name, group, chunks)
+            seconds = program_seconds(program, num_bytes, links, efficiency)
+            priced.append((seconds, name, chunks))
+    priced.sort()
+    seconds, name, chunks = priced[0]
+    best: dict[str, tuple[str, int, float]] = {}
+    for other_seconds, other, other_chunks in priced:
+        best.setdefault(other, (other, other_chunks, other_seconds))
+    return Choice(algorithm=name, chunks=chunks, seconds=seconds, alternatives=tuple(best.values()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _build(operation: Operation, name: str, group: Group, chunks: int) -> CollectiveProgram:
+    needs_root = operation in (
+        Operation.BROADCAST,
+        Operation.REDUCE,
+        Operation.GATHER,
+        Operation.SCATTER,
+    )
+    root = group.ranks[0] if needs_root else None
+    return build(operation, name, group, root=root, chunks=chunks)

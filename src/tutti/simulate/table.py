@@ -1,0 +1,98 @@
+"""A simulated step as a table for the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tutti.simulate.labels import ClassLabel, labels_of
+from tutti.simulate.perturb import Spread
+from tutti.simulate.program import Track
+from tutti.simulate.result import ClassResult, IdleReason, SimulationResult
+from tutti.units import bytes_text, seconds_text
+
+MOST_ROWS = 40
+
+
+def result_table(
+    result: SimulationResult,
+    labels: tuple[ClassLabel, ...] | None = None,
+    *,
+    spread: Spread | None = None,
+    most: int = MOST_ROWS,
+) -> RenderableType:
+    """Return the step in a few lines and a row per class of ranks."""
+    labels = labels_of(result.program.schedule) if labels is None else labels
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("ranks of")
+    table.add_column("chip")
+    for name in ("busy", "bubble", "exposed comm.", "copies", "peak memory", "of"):
+        table.add_column(name, justify="right")
+    shown = _rows(result, most)
+    for index in shown:
+        table.add_row(*_row(result.classes[index], labels[index]))
+    parts: list[RenderableType] = [_headline(result, spread), table]
+    hidden = result.num_classes - len(shown)
+    if hidden > 0:
+        parts.append(Text(f"… {hidden} more classes of ranks between these", style="dim"))
+    parts.append(_critical(result))
+    parts += [Text(f"warning: {line}", style="yellow") for line in result.warnings(labels)[:10]]
+    return Group(*parts)
+
+
+def _rows(result: SimulationResult, most: int) -> list[int]:
+    """Return the classes to show: all, or the most idle, the busiest and the fullest."""
+    everyone = range(result.num_classes)
+    if result.num_classes <= most:
+        return list(everyone)
+    by_idle = sorted(everyone, key=lambda i: result.classes[i].idle_share)
+    by_memory = sorted(everyone, key=lambda i: -result.classes[i].peak_bytes)
+    third = most // 3
+    return sorted({*by_idle[:third], *by_idle[-third:], *by_memory[:third]})
+
+
+def _headline(result: SimulationResult, spread: Spread | None) -> Text:
+    text = Text.assemble("step ", (seconds_text(result.step_seconds), "bold"))
+    for name, share in (
+        ("bubble", result.share(IdleReason.BUBBLE)),
+        ("exposed communication", result.share(IdleReason.COMMUNICATION)),
+        ("exposed copies", result.share(IdleReason.COPY)),
+    ):
+        if share > 0:
+            text.append(f"   {name} {_percent(share)}")
+    if spread is not None:
+        text.append(
+            f"   with jitter: mean {seconds_text(spread.mean)}, "
+            f"95 % below {seconds_text(spread.percentile(95))} ({len(spread.seconds)} runs)"
+        )
+    return text
+
+
+def _row(found: ClassResult, label: ClassLabel) -> list[RenderableType]:
+    step = found.step_seconds or 1.0
+    limit = label.limit_bytes
+    over = limit is not None and found.peak_bytes > limit
+    return [
+        label.name,
+        label.chip or label.pool,
+        _percent(found.busy_seconds[Track.COMPUTE] / step),
+        _percent(found.bubble_share),
+        _percent(found.exposed_communication_seconds / step),
+        _percent(found.idle[IdleReason.COPY] / step),
+        Text(bytes_text(found.peak_bytes), style="bold red" if over else ""),
+        bytes_text(limit) if limit is not None else "–",
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _critical(result: SimulationResult) -> Text:
+    parts = [
+        f"{name} {_percent(seconds / result.step_seconds)}"
+        for name, seconds in list(result.critical_seconds.items())[:5]
+    ]
+    length = len(result.critical_indices)
+    return Text(f"critical path ({length:,} instructions): {', '.join(parts)}", style="dim")
