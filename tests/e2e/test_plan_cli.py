@@ -93,6 +93,12 @@ def test_broken_plans_exit_with_2_and_one_line_per_problem(plan, capsys):
         ),
         (["llama-2-70b", "E100", "--uniform", "tp=8", "--global-batch", "7"], "does not divide"),
         (["llama-2-70b", "E100", "--uniform", "tp=8", "--global-batch", "-7"], "at least 1"),
+        (["llama-2-70b", "E100", "--uniform", "tp=8", "--global-batch", "0"], "at least 1"),
+        (["llama-2-70b", "E100", "--uniform", "tp=8", "--sequence-length", "0"], "at least 1"),
+        (
+            ["llama-2-70b", "E100", "--uniform", "tp=8", "--sequence-length", "9999999999"],
+            "at most",
+        ),
         (["mixtral-8x7b", "E100", "--uniform", "tp=8,pp=4,ep=6"], "ep=6"),
     ],
 )

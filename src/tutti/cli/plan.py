@@ -56,8 +56,10 @@ def plan(
     job = build(
         Job,
         {
-            "sequence_length": sequence_length or min(4096, spec.max_length),
-            "global_batch": global_batch or default_batch(found, degrees),
+            "sequence_length": min(4096, spec.max_length)
+            if sequence_length is None
+            else sequence_length,
+            "global_batch": default_batch(found, degrees) if global_batch is None else global_batch,
             "schedule": schedule,
             "precision": precision,
         },

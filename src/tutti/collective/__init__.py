@@ -27,7 +27,7 @@ islands (`stripes`).
 
     program = build("all_reduce", "hierarchical", Group.of([[0, 1, 2], [3, 4]]), chunks=4)
     check(program)                                  # right for every size, or a ProgramError
-    interpret(program, inputs, 1000)                # outputs and traffic by rank (needs numpy)
+    interpret.interpret(program, inputs, 1000)      # outputs and traffic by rank (needs numpy)
     load(program, 1, Layout.of(program, 1000))      # rounds and elements per link, for the price
     seat_rounds(program, program.steps[1], seat)    # what one rank sends and receives
 

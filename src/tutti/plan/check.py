@@ -78,7 +78,7 @@ def _references(case: _Case) -> Iterator[Problem]:
         ("model", plan.model.hash, case.model.fingerprint),
         ("cluster", plan.cluster.hash, case.cluster.fingerprint()),
     ):
-        if said != found:
+        if said and said != found:
             yield Problem(
                 "reference", what, f"has the hash {found}, but the plan was made for {said}"
             )

@@ -268,13 +268,15 @@ def _marks(plan: Plan) -> dict[str, dict[int, tuple[tuple[str, int], ...]]]:
     """Return pool → node → (mark, stage) per slot, idle slots as far as they are named."""
     slots: dict[str, dict[int, dict[int, tuple[str, int]]]] = {}
     several = len(plan.pipelines) > 1
+    num_stages = max((len(pipeline.stages) for pipeline in plan.pipelines), default=0)
+    width = len(str(num_stages - 1)) if num_stages > len(_MARKS) else 0
 
     def put(chips: ChipSet, mark: str, stage: int) -> None:
         for chip in chips:
             slots.setdefault(chip.pool, {}).setdefault(chip.node, {})[chip.slot] = (mark, stage)
 
     for p, s, stage in plan.stages():
-        mark = (f"{p}." if several else "") + (_MARKS[s] if s < len(_MARKS) else str(s))
+        mark = (f"{p}." if several else "") + (f"{s:{width}d}" if width else _MARKS[s])
         put(stage.chips, mark, s)
     put(plan.idle, "·", -1)
     put(plan.spare, "s", -1)

@@ -38,7 +38,7 @@ def _verify_hashes(plan: Plan, place: Place) -> None:
         "cluster": (plan.cluster.hash, cluster.fingerprint() if cluster is not None else None),
     }
     for key, (said, is_now) in found.items():
-        if is_now is not None and said != is_now:
+        if said and is_now is not None and said != is_now:
             raise place.key(key).value_error(
                 f"has the hash {is_now}, but the plan was made for {shown(said)}: it was edited "
                 "afterwards, or the chip catalog changed; plan again"

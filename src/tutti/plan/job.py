@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from tutti.document import Count, Place, build_fields, plain_fields
+from tutti.document import AtLeast, AtMost, Place, build_fields, plain_fields
 from tutti.errors import hint
 from tutti.hardware.chip import Dtype
 
@@ -72,8 +72,8 @@ PRECISIONS: dict[str, Precision] = {
 class Job:
     """The training step that a Plan lays out."""
 
-    sequence_length: Count
-    global_batch: Count  # sequences per optimizer step, over all pipelines
+    sequence_length: Annotated[int, AtLeast(1), AtMost(2**28)]
+    global_batch: Annotated[int, AtLeast(1), AtMost(2**40)]  # sequences per step, all pipelines
     precision: Precision = PRECISIONS["bf16"]
     optimizer: Literal["adamw", "sgd"] = "adamw"
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B

@@ -218,10 +218,13 @@ class CollectiveChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReference:
-    """The planned model, by name and hash, and as a whole where the file embeds it."""
+    """The planned model, by name and hash, and as a whole where the file embeds it.
+
+    A hash that is left out, as in a plan written by hand, is not checked.
+    """
 
     name: str
-    hash: str
+    hash: str = ""
     spec: ModelSpec | None = None
 
 
@@ -230,7 +233,7 @@ class ClusterReference:
     """The planned cluster, by name and hash, and as a whole where the file embeds it."""
 
     name: str
-    hash: str
+    hash: str = ""
     cluster: Cluster | None = None
 
 

@@ -157,8 +157,9 @@ class Boundary:
 
     def _between(self, source: Holder, target: Holder) -> list[Transfer]:
         replica = source.replica
-        if not replica.sequence_parallel and source.tp != target.tp % replica.tp:
-            return []  # every tensor rank holds the same; one of them is the source
+        position = target.cp * target.replica.tp + target.tp
+        if not replica.sequence_parallel and source.tp != position % replica.tp:
+            return []  # every tensor rank holds the same; they take the receivers in turn
         batch = _overlap(source.batch, target.batch)
         if batch is None:
             return []

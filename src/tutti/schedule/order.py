@@ -128,13 +128,17 @@ class _StageState:
         self.free = True
 
     def choose(self) -> Pass | None:
-        """Return what to start now: gradients first, then new work, then put-off weights."""
+        """Return what to start now: a forward while one may be begun, a gradient, weights.
+
+        The forward first, because the stages behind live on it; the depth keeps it in step with
+        the gradients. For equal stages and times this is the ZB-H1 schedule of Qi et al. (2023).
+        """
         forward, backward, weight = self.done
         ready_forward, ready_backward, ready_weight = self.ready
-        if ready_backward:
-            return Pass.BACKWARD_INPUT
         if ready_forward and forward - backward < self.depth and forward - weight < self.limit:
             return Pass.FORWARD
+        if ready_backward:
+            return Pass.BACKWARD_INPUT
         return Pass.BACKWARD_WEIGHT if ready_weight else None
 
 

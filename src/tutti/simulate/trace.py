@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tutti.document import write_text
+from tutti.files import write_text
 from tutti.schedule.instruction import NO_MICRO_BATCH
 from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.program import OPS, WHATS, Kind, Program, Track
