@@ -1,0 +1,6 @@
+"""Self-contained HTML pages: one file, no network, for screens and for paper.
+
+`page` is the skeleton, `binary` carries arrays, `bars`, `gantt`, `lines` and `tiles` make parts
+of a page, `simulation` puts the page of a simulated step together. Scripts and styles are files
+under `assets/` and are inlined when a page is written.
+"""

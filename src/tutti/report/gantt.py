@@ -1,0 +1,108 @@
+"""The Gantt chart of a step: every instruction of every class of ranks, zoomable.
+
+Python puts the instructions into rows (class × track) in order of time; the script draws whatever
+is visible, blending instructions that are narrower than a pixel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tutti.report.binary import Pack, ticks
+from tutti.report.page import Section
+from tutti.schedule.instruction import Op
+from tutti.simulate.labels import ClassLabel
+from tutti.simulate.program import OPS, WHATS, Program, Track
+from tutti.simulate.result import SimulationResult
+
+# Instruction kinds by the CSS variable that colours them.
+COLORS: dict[Op, str] = {
+    Op.FORWARD: "forward",
+    Op.RECOMPUTE: "recompute",
+    Op.BACKWARD_INPUT: "backward-input",
+    Op.BACKWARD_WEIGHT: "backward-weight",
+    Op.STEP: "step",
+    Op.SEND: "send",
+    Op.RECEIVE: "receive",
+    Op.GATHER_PARAMETERS: "gather",
+    Op.REDUCE_GRADIENTS: "reduce",
+    Op.SYNC_TIED: "tied",
+    Op.CLIP_NORM: "norm",
+    Op.FETCH: "fetch",
+    Op.OFFLOAD: "offload",
+}
+
+_CONTROLS = """
+<div class="controls" role="toolbar" aria-label="Chart">
+<button type="button" data-act="in" title="Zoom in (+)">+</button>
+<button type="button" data-act="out" title="Zoom out (−)">−</button>
+<button type="button" data-act="fit" title="Show the whole step (0)">Fit</button>
+<label>Colour <select data-act="color"><option value="kind">kind of work</option>
+<option value="micro">micro-batch</option></select></label>
+<label><input type="checkbox" data-act="lanes"> all lanes</label>
+<label><input type="checkbox" data-act="path"> critical path</label>
+<span class="hint">drag to move · Ctrl + wheel or pinch to zoom · Shift + drag to select</span>
+</div>
+<ul class="legend" data-role="legend"></ul>
+<div class="gantt" data-role="view"><canvas tabindex="0" role="img"></canvas>
+<div data-role="space"></div></div>
+"""
+
+
+def gantt_section(
+    result: SimulationResult, labels: tuple[ClassLabel, ...], arrays: Pack, *, id: str = "gantt"
+) -> Section:
+    """Return the chart; its arrays go into `arrays`."""
+    program = result.program
+    owner = np.repeat(np.arange(result.num_classes), np.diff(program.offsets))
+    row = owner * len(Track) + program.track
+    order = np.lexsort((result.start, row))
+    rows, starts = np.unique(row[order], return_index=True)
+    template, texts = _templates(program)
+    place = np.empty(program.size, dtype=np.int64)
+    place[order] = np.arange(program.size)
+    step = result.step_seconds
+    data = {
+        "step": step,
+        "classes": [[label.name, " · ".join(filter(None, (label.chip, label.detail)))]
+                    for label in labels],
+        "tracks": [track.label for track in Track],
+        "rows": [[int(r) // len(Track), int(r) % len(Track), int(s)]
+                 for r, s in zip(rows, starts, strict=True)],
+        "kinds": [[op.value, COLORS[op]] for op in OPS],
+        "templates": texts,
+        "start": arrays.add(f"{id}.start", ticks(result.start[order], step), "u4"),
+        "length": arrays.add(
+            f"{id}.length", ticks((result.end - result.start)[order], step), "u4"
+        ),
+        "template": arrays.add(f"{id}.template", template[order]),
+        "micro": arrays.add(f"{id}.micro", program.micro_batch[order] + 1),
+        "path": arrays.add(f"{id}.path", place[np.array(result.critical_indices, dtype=int)]),
+    }  # fmt: skip
+    return Section(
+        id=id,
+        heading="Timeline",
+        intro="One row per class of equal ranks: what each computes, sends and receives, and when.",
+        body=_CONTROLS,
+        scripts=("gantt.js",),
+        data=data,
+    )
+
+
+def _templates(program: Program) -> tuple[npt.NDArray[np.int64], list[list[object]]]:
+    """Return what instructions have in common but for time and micro-batch, and its texts."""
+    columns = np.stack([program.op, program.first, program.stop, program.what])
+    distinct, found = np.unique(columns, axis=1, return_inverse=True)
+    return found.reshape(-1), [_text(*map(int, column)) for column in distinct.T]
+
+
+def _text(op: int, first: int, stop: int, what: int) -> list[object]:
+    words = [OPS[op].value]
+    if WHATS[what]:
+        words.append(WHATS[what].value)
+    if OPS[op] in (Op.SEND, Op.RECEIVE):
+        words.append(f"at unit {first}")
+    elif stop > first:
+        words.append(f"unit {first}" if stop - first == 1 else f"units {first}–{stop - 1}")
+    return [op, " ".join(words)]

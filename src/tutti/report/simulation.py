@@ -1,0 +1,196 @@
+"""The page of one simulated step: figures, timeline, memory, where each second goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tutti.report.bars import Bar, Category, bars_html
+from tutti.report.binary import Pack
+from tutti.report.gantt import COLORS, gantt_section
+from tutti.report.lines import memory_section, tightest
+from tutti.report.page import Page, Section
+from tutti.report.tiles import Tile, notes_html, tiles_html
+from tutti.schedule.instruction import Op
+from tutti.simulate.labels import ClassLabel, labels_of
+from tutti.simulate.perturb import Spread
+from tutti.simulate.program import Track
+from tutti.simulate.result import ClassResult, IdleReason, SimulationResult
+from tutti.units import bytes_text, seconds_text
+
+_PASS_COLORS = {
+    "forward": "forward",
+    "backward": "backward-input",
+    "recompute": "recompute",
+    "optimizer": "step",
+}
+_SERIES = tuple(f"series-{n}" for n in range(1, 9))
+_IDLE_COLORS = {
+    IdleReason.COMMUNICATION: "exposed",
+    IdleReason.COPY: "copies",
+    IdleReason.BUBBLE: "bubble",
+}
+
+
+def write_simulation_page(
+    path: Path,
+    result: SimulationResult,
+    labels: tuple[ClassLabel, ...] | None = None,
+    *,
+    title: str = "",
+    facts: Sequence[Tile] = (),
+    spread: Spread | None = None,
+) -> None:
+    """Write the page of a simulated step; `facts` are further figures for its head."""
+    simulation_page(result, labels, title=title, facts=facts, spread=spread).write(path)
+
+
+def simulation_page(
+    result: SimulationResult,
+    labels: tuple[ClassLabel, ...] | None = None,
+    *,
+    title: str = "",
+    facts: Sequence[Tile] = (),
+    spread: Spread | None = None,
+) -> Page:
+    """Return the page of a simulated step."""
+    plan = result.program.schedule.plan
+    labels = labels_of(result.program.schedule) if labels is None else labels
+    arrays = Pack()
+    summary = Section(
+        id="summary",
+        heading="",
+        body=tiles_html([*_tiles(result, labels, spread), *facts])
+        + notes_html(result.warnings(labels)),
+    )
+    return Page(
+        title=title or f"{plan.model.name} on {plan.cluster.name}",
+        subtitle=f"One training step, simulated · {plan.num_ranks:,} chips · schedule "
+        f"{plan.job.schedule.value} · {plan.job.global_batch:,} sequences of "
+        f"{plan.job.sequence_length:,} tokens",
+        sections=(
+            summary,
+            gantt_section(result, labels, arrays),
+            memory_section(result, labels, arrays),
+            breakdown_section(result, labels),
+            peak_section(result, labels),
+            critical_section(result),
+        ),
+        arrays=arrays,
+        footer="Made by tutti. This file is complete in itself; it works offline.",
+    )
+
+
+def _tiles(
+    result: SimulationResult, labels: tuple[ClassLabel, ...], spread: Spread | None
+) -> list[Tile]:
+    fullest = tightest(result, labels)
+    peak, limit = result.classes[fullest].peak_bytes, labels[fullest].limit_bytes
+    used = f"of {bytes_text(limit)}, " if limit else ""
+    found = [
+        Tile("Step", seconds_text(result.step_seconds), f"{result.program.size:,} instructions"),
+        Tile(
+            "Bubble",
+            _percent(result.share(IdleReason.BUBBLE)),
+            "compute waits for other ranks' compute",
+        ),
+        Tile(
+            "Exposed communication",
+            _percent(result.share(IdleReason.COMMUNICATION)),
+            "compute waits for the network alone",
+        ),
+        Tile(
+            "Peak memory",
+            bytes_text(peak),
+            f"{used}{labels[fullest].name}",
+            alarm=limit is not None and peak > limit,
+        ),
+    ]
+    if spread is not None:
+        found.append(
+            Tile(
+                "With jitter",
+                seconds_text(spread.mean),
+                f"95 % below {seconds_text(spread.percentile(95))}, {len(spread.seconds)} runs",
+            )
+        )
+    return found
+
+
+def breakdown_section(result: SimulationResult, labels: tuple[ClassLabel, ...]) -> Section:
+    """Return how each class spends the step."""
+    names = list(result.costs.categories) or list(_PASS_COLORS)
+    unnamed = iter(_SERIES * (1 + len(names) // len(_SERIES)))
+    categories = [
+        Category(name=name, color=_PASS_COLORS.get(name) or next(unnamed)) for name in names
+    ]
+    categories += [Category(name=r.value, color=color) for r, color in _IDLE_COLORS.items()]
+    bars = [_time_bar(c, label) for c, label in zip(result.classes, labels, strict=True)]
+    return Section(
+        id="breakdown",
+        heading="Where the time goes",
+        intro="The whole step of each class of ranks, second by second; at the end the busy share.",
+        body=bars_html(bars, categories, whole=result.step_seconds, text=seconds_text),
+    )
+
+
+def _time_bar(found: ClassResult, label: ClassLabel) -> Bar:
+    idle = {reason.value: seconds for reason, seconds in found.idle.items()}
+    busy = found.busy_seconds[Track.COMPUTE] / (found.step_seconds or 1.0)
+    return Bar(
+        label=label.name,
+        detail=label.detail,
+        parts={**found.compute, **idle},
+        note=_percent(busy),
+    )
+
+
+def peak_section(result: SimulationResult, labels: tuple[ClassLabel, ...]) -> Section:
+    """Return peak memory per class against its chip's."""
+    categories = [
+        Category(name="always there", color="static"),
+        Category(name="activations and buffers at the peak", color="dynamic"),
+    ]
+    bars = []
+    for found, label in zip(result.classes, labels, strict=True):
+        limit = label.limit_bytes
+        bars.append(
+            Bar(
+                label=label.name,
+                detail=label.detail,
+                parts={
+                    categories[0].name: found.static_bytes,
+                    categories[1].name: found.peak_bytes - found.static_bytes,
+                },
+                mark=limit,
+                note=bytes_text(found.peak_bytes),
+                alarm=limit is not None and found.peak_bytes > limit,
+            )
+        )
+    whole = max(max(bar.mark or 0.0, sum(bar.parts.values())) for bar in bars) * 1.02
+    return Section(
+        id="peak",
+        heading="Peak memory per chip",
+        body=bars_html(bars, categories, whole=whole, text=bytes_text, mark_name="chip's memory"),
+    )
+
+
+def critical_section(result: SimulationResult) -> Section:
+    """Return what the longest chain of waiting instructions is made of."""
+    bar = Bar(
+        label="critical path",
+        parts=result.critical_seconds,
+        note=f"{len(result.critical_indices):,} instructions",
+    )
+    categories = [Category(name=op.value, color=COLORS[op]) for op in Op]
+    return Section(
+        id="critical",
+        heading="Critical path",
+        intro="The chain of instructions, each waiting for the one before, that lasts the whole "
+        "step: only making these faster makes the step faster.",
+        body=bars_html([bar], categories, whole=result.step_seconds, text=seconds_text),
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

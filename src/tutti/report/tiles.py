@@ -1,0 +1,38 @@
+"""The figures at the head of a page, and notes below them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tutti.report.page import escape
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One figure with its name and, small, what it means."""
+
+    name: str
+    value: str
+    detail: str = ""
+    alarm: bool = False
+
+
+def tiles_html(tiles: Sequence[Tile]) -> str:
+    """Return a row of figures."""
+    cells = "".join(
+        f'<div class="tile{" alarm" if tile.alarm else ""}"><dt>{escape(tile.name)}</dt>'
+        f"<dd>{escape(tile.value)}<small>{escape(tile.detail)}</small></dd></div>"
+        for tile in tiles
+    )
+    return f'<dl class="tiles">{cells}</dl>'
+
+
+def notes_html(lines: Sequence[str], *, most: int = 12) -> str:
+    """Return warnings as a list; nothing if there are none."""
+    if not lines:
+        return ""
+    shown = [f"<li>{escape(line)}</li>" for line in lines[:most]]
+    if len(lines) > most:
+        shown.append(f"<li>… and {len(lines) - most} more</li>")
+    return f'<ul class="notes" aria-label="Warnings">{"".join(shown)}</ul>'
