@@ -15,7 +15,8 @@ class Bar:
     """One bar: its parts by category, a mark (a limit) on the same scale, a text at its end."""
 
     label: str
-    detail: str = ""
+    aside: str = ""  # small, beside the label
+    detail: str = ""  # on hover
     parts: Mapping[str, float]
     mark: float | None = None
     note: str = ""
@@ -73,7 +74,8 @@ def _bar(
     about = f"{bar.label}: {', '.join(said)}"
     return (
         f'<div class="row{" alarm" if bar.alarm else ""}">'
-        f'<span class="label" title="{escape(bar.detail)}">{escape(bar.label)}</span>'
+        f'<span class="label" title="{escape(bar.detail)}">{escape(bar.label)}'
+        f"<small>{escape(bar.aside)}</small></span>"
         f'<div class="bar" role="img" aria-label="{escape(about)}">{"".join(pieces)}</div>'
         f'<span class="note">{escape(bar.note)}</span></div>'
     )

@@ -51,7 +51,7 @@ _CONTROLS = """
 
 
 def gantt_section(
-    result: SimulationResult, labels: tuple[ClassLabel, ...], arrays: Pack, *, id: str = "gantt"
+    result: SimulationResult, labels: tuple[ClassLabel, ...], arrays: Pack, *, name: str = "gantt"
 ) -> Section:
     """Return the chart; its arrays go into `arrays`."""
     program = result.program
@@ -65,28 +65,27 @@ def gantt_section(
     step = result.step_seconds
     data = {
         "step": step,
-        "classes": [[label.name, " · ".join(filter(None, (label.chip, label.detail)))]
-                    for label in labels],
+        "classes": [[label.name, label.chip or label.pool, label.detail] for label in labels],
         "tracks": [track.label for track in Track],
         "rows": [[int(r) // len(Track), int(r) % len(Track), int(s)]
                  for r, s in zip(rows, starts, strict=True)],
         "kinds": [[op.value, COLORS[op]] for op in OPS],
         "templates": texts,
-        "start": arrays.add(f"{id}.start", ticks(result.start[order], step), "u4"),
+        "start": arrays.add(f"{name}.start", ticks(result.start[order], step), "u4"),
         "length": arrays.add(
-            f"{id}.length", ticks((result.end - result.start)[order], step), "u4"
+            f"{name}.length", ticks((result.end - result.start)[order], step), "u4"
         ),
-        "template": arrays.add(f"{id}.template", template[order]),
-        "micro": arrays.add(f"{id}.micro", program.micro_batch[order] + 1),
-        "path": arrays.add(f"{id}.path", place[np.array(result.critical_indices, dtype=int)]),
+        "template": arrays.add(f"{name}.template", template[order]),
+        "micro": arrays.add(f"{name}.micro", program.micro_batch[order] + 1),
+        "path": arrays.add(f"{name}.path", place[np.array(result.critical_indices, dtype=int)]),
     }  # fmt: skip
     return Section(
-        id=id,
+        id=name,
         heading="Timeline",
         intro="One row per class of equal ranks: what each computes, sends and receives, and when.",
         body=_CONTROLS,
         scripts=("gantt.js",),
-        data=data,
+        data={"part": "gantt", **data},
     )
 
 

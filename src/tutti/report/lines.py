@@ -13,13 +13,11 @@ POINTS = 480  # slices of the step; each shows its maximum
 
 
 def memory_section(
-    result: SimulationResult, labels: tuple[ClassLabel, ...], arrays: Pack, *, id: str = "memory"
+    result: SimulationResult, labels: tuple[ClassLabel, ...], arrays: Pack, *, name: str = "memory"
 ) -> Section:
     """Return the chart; the class that is nearest to its limit is drawn bold."""
     step = result.step_seconds
-    curves = np.stack(
-        [result.memory(i).envelope(step, POINTS) for i in range(result.num_classes)]
-    )
+    curves = np.stack([result.memory(i).envelope(step, POINTS) for i in range(result.num_classes)])
     groups = list(dict.fromkeys(label.chip or label.pool for label in labels))
     data = {
         "step": step,
@@ -28,16 +26,16 @@ def memory_section(
         "groups": groups,
         "limits": _limits(labels),
         "tightest": tightest(result, labels),
-        "values": arrays.add(f"{id}.values", curves.reshape(-1), "f4"),
+        "values": arrays.add(f"{name}.values", curves.reshape(-1), "f4"),
     }
     return Section(
-        id=id,
+        id=name,
         heading="Memory over time",
         intro="Bytes in use on one chip of each class; the class nearest to its limit is bold.",
         body='<ul class="legend" data-role="legend"></ul>'
         '<div class="lines"><canvas role="img" aria-label="Memory over time"></canvas></div>',
         scripts=("lines.js",),
-        data=data,
+        data={"part": "memory", **data},
     )
 
 

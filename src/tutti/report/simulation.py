@@ -139,6 +139,7 @@ def _time_bar(found: ClassResult, label: ClassLabel) -> Bar:
     busy = found.busy_seconds[Track.COMPUTE] / (found.step_seconds or 1.0)
     return Bar(
         label=label.name,
+        aside=label.chip or label.pool,
         detail=label.detail,
         parts={**found.compute, **idle},
         note=_percent(busy),
@@ -157,6 +158,7 @@ def peak_section(result: SimulationResult, labels: tuple[ClassLabel, ...]) -> Se
         bars.append(
             Bar(
                 label=label.name,
+                aside=label.chip or label.pool,
                 detail=label.detail,
                 parts={
                     categories[0].name: found.static_bytes,
