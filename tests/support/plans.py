@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tutti.document import Place
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.parts import (
     AttentionSpec,
@@ -25,7 +26,7 @@ from tutti.models.parts import (
     NormSpec,
 )
 from tutti.models.spec import ModelSpec, cycle_of
-from tutti.plan.chips import ChipId, ChipSet
+from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import PRECISIONS, Job, ScheduleKind
 from tutti.plan.plan import (
@@ -86,7 +87,7 @@ class Allocator:
         width = NODES[pool][1]
         first = self.used[pool]
         self.used[pool] += count
-        ids = (ChipId(pool, i // width, i % width) for i in range(first, first + count))
+        ids = (Position(pool, i // width, i % width) for i in range(first, first + count))
         return ChipSet.from_ids(ids)
 
     def cluster(self) -> Cluster:

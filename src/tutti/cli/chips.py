@@ -110,6 +110,8 @@ def _details(chip: Chip) -> list[Any]:
 _FIGURE_NAMES = {
     "memory_bytes": "memory",
     "memory_bandwidth": "memory bandwidth",
+    "compute_units": "compute units",
+    "sustained": "sustained peak",
     "launch_overhead_s": "launch overhead",
     "watts": "power",
 }
@@ -126,6 +128,10 @@ def _figure_text(chip: Chip, figure: str) -> str:
         return bytes_text(chip.memory_bytes)
     if figure == "memory_bandwidth":
         return rate_text(chip.memory_bandwidth)
+    if figure == "compute_units":
+        return f"{chip.compute_units}"
+    if figure == "sustained":
+        return f"{chip.sustained:.1%}"
     if figure == "launch_overhead_s":
         return seconds_text(chip.launch_overhead_s)
     return f"{chip.watts:.0f} W"

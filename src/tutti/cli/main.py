@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tutti.cli import bench, chips, cluster, model, plan, show
+from tutti.cli import bench, calibrate, chips, cluster, model, plan, predict, show, simulate, validate
 from tutti.errors import TuttiError
 
 app = typer.Typer(
@@ -26,11 +26,15 @@ app = typer.Typer(
 )
 
 app.add_typer(bench.app, name="bench")
+app.command()(calibrate.calibrate)
 app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(model.app, name="model")
 app.command()(plan.plan)
+app.command()(predict.predict)
 app.command()(show.show)
+app.command()(validate.validate)
+app.command()(simulate.simulate)
 
 
 def _print_version(wanted: bool) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from tutti.cost.links import link_of
 from tutti.cost.programs import Efficiency
 from tutti.hardware.cluster import Cluster
-from tutti.hardware.topology import LinkKind, Position
+from tutti.hardware.topology import LinkKind
 from tutti.plan.plan import Stage
 from tutti.schedule.boundary import Boundary, Transfer
 
@@ -27,9 +28,7 @@ def boundary_seconds(
         latency = 0.0
         busy: dict[str, float] = defaultdict(float)
         for sender, receiver, batch, sequence in transfers:
-            link = cluster.link(
-                Position(*senders.at(sender)), Position(*receivers.at(receiver))
-            )
+            link = link_of(cluster, senders.at(sender), receivers.at(receiver))
             inside = link.kind in (LinkKind.SELF, LinkKind.ISLAND, LinkKind.NODE)
             share = efficiency.island if inside else efficiency.fabric
             moved = (batch[1] - batch[0]) * (sequence[1] - sequence[0]) * token_bytes

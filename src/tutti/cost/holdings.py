@@ -24,8 +24,11 @@ class Kernels:
     fused_cross_entropy: bool = False
 
 
-def workload_of(plan: Plan, stage: Stage, replica: Replica, kernels: Kernels) -> Workload:
+def workload_of(
+    plan: Plan, stage: Stage, replica: Replica, kernels: Kernels | None = None
+) -> Workload:
     """Return the micro-batch that one rank of a replica works on."""
+    kernels = kernels or Kernels()
     ep = stage.experts[0].chips if stage.experts else 1
     return Workload(
         sequences=replica.sequences,

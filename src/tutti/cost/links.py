@@ -34,7 +34,7 @@ class GroupLinks:
 
     def wire(self, edge: Edge) -> Wire | None:
         """Return the wire of a kind of edge."""
-        return next((wire for kind, wire in self.wires if kind is edge), None)
+        return dict(self.wires).get(edge)
 
 
 def group_links(cluster: Cluster, chips: Iterable[Position]) -> GroupLinks:
@@ -76,14 +76,14 @@ def _edge_links(
     cluster: Cluster, members: Sequence[Sequence[Position]]
 ) -> list[tuple[Edge, list[Link]]]:
     inside = [
-        _link(cluster, island[0], island[-1]) for island in _distinct(members) if len(island) > 1
+        link_of(cluster, island[0], island[-1]) for island in _distinct(members) if len(island) > 1
     ]
     rail: list[Link] = []
     cross: list[Link] = []
     for a, b in _telling_pairs(members):
         for first, second in itertools.product({a[0], a[-1]}, {b[0], b[-1]}):
             same = first.slot == second.slot
-            (rail if same else cross).append(_link(cluster, first, second))
+            (rail if same else cross).append(link_of(cluster, first, second))
     return [(Edge.ISLAND, inside), (Edge.RAIL, rail), (Edge.CROSS, cross)]
 
 
@@ -99,32 +99,37 @@ def _telling_pairs(
     by_pool: dict[str, list[Sequence[Position]]] = {}
     for island in members:
         by_pool.setdefault(island[0].pool, []).append(island)
-    pairs = [(same[0], other) for same in by_pool.values() for other in (same[1:2] + same[-1:])]
+    pairs = []
+    for same in by_pool.values():
+        alike = [island for island in same if island[0].slot == same[0][0].slot]
+        pairs += [(same[0], other) for other in (same[1:2] + same[-1:] + alike[1:2] + alike[-1:])]
     pairs += [(a[0], b[0]) for a, b in itertools.combinations(by_pool.values(), 2)]
     return [(a, b) for a, b in pairs if a is not b]
 
 
-@functools.lru_cache(maxsize=65536)
-def _cached_link(fingerprint: int, cluster: _ById, first: Position, second: Position) -> Link:
-    del fingerprint
-    return cluster.value.link(first, second)
+class _Same:
+    """A cluster as a dictionary key: equal to itself only, without hashing all its facts."""
 
+    __slots__ = ("cluster",)
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _ById:
-    """A cluster as a dictionary key: equal only to itself."""
-
-    value: Cluster
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
 
     def __hash__(self) -> int:
-        return id(self.value)
+        return id(self.cluster)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.value is self.value
+        return isinstance(other, _Same) and other.cluster is self.cluster
 
 
-def _link(cluster: Cluster, first: Position, second: Position) -> Link:
-    return _cached_link(id(cluster), _ById(cluster), first, second)
+@functools.lru_cache(maxsize=65536)
+def _remembered(cluster: _Same, first: Position, second: Position) -> Link:
+    return cluster.cluster.link(first, second)
+
+
+def link_of(cluster: Cluster, first: Position, second: Position) -> Link:
+    """Return the link between two chips, remembered."""
+    return _remembered(_Same(cluster), first, second)
 
 
 def _slowest(links: Sequence[Link]) -> Wire:

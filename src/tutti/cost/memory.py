@@ -103,7 +103,7 @@ class MemoryModel:
         for index, entry in enumerate(instructions):
             key = (entry.op, entry.start, entry.stop, entry.what, entry.micro_batch < 0)
             if key not in known:
-                known[key] = self._effect(entry)
+                known[key] = self.effect(entry)
             allocate[index], free[index] = known[key]
         self._release_received(instructions, free)
         return MemoryFlow(self.static(), allocate, free)
@@ -117,7 +117,8 @@ class MemoryModel:
                     if instructions[wanted].op is Op.RECEIVE:
                         free[index] += size
 
-    def _effect(self, entry: Instruction) -> tuple[float, float]:
+    def effect(self, entry: Instruction) -> tuple[float, float]:
+        """Return the bytes that an instruction takes at its start and gives back at its end."""
         units = range(entry.start, entry.stop)
         if entry.op is Op.FORWARD:
             return sum(self._kept(u) for u in units), sum(map(self._brought, units))
@@ -194,6 +195,10 @@ class MemoryModel:
 
     def _gradient_shard(self, unit: int) -> float:
         return self._shard(unit, 2) * self.precision.gradients.num_bytes
+
+    def optimizer_parameters(self, unit: int) -> float:
+        """Return how many parameters of a unit a rank updates."""
+        return self._shard(unit, 1)
 
     def _optimizer_shard(self, unit: int) -> float:
         return self._shard(unit, 1) * self._state_bytes()

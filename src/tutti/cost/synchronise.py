@@ -47,13 +47,13 @@ def _sharing(stage: Stage, kind: ParameterClass) -> Iterator[Position]:
         chips, position = stage.chips, 0
         for group in stage.experts:
             for _ in range(group.count):
-                yield Position(*chips.at(position))
+                yield chips.at(position)
                 position += group.chips
         return
     for replica in stage.replicas:
         for copy in range(replica.count):
             for cp in range(replica.cp):
-                yield Position(*replica.chips.at(copy * replica.width + cp * replica.tp))
+                yield replica.chips.at(copy * replica.width + cp * replica.tp)
 
 
 def operation_of(entry: Instruction, level: int) -> Operation:

@@ -14,7 +14,9 @@ from typing import Annotated
 
 from tutti.document import (
     Above,
+    AtMost,
     BytesPerSecond,
+    Count,
     FlopPerSecond,
     Place,
     Quantity,
@@ -66,7 +68,17 @@ _STAND_INS: Mapping[Dtype, tuple[Dtype, ...]] = {
     Dtype.TF32: (Dtype.FP32,),
 }
 
-FIGURES = ("peak", "memory_bytes", "memory_bandwidth", "launch_overhead_s", "watts")
+FIGURES = (
+    "peak",
+    "memory_bytes",
+    "memory_bandwidth",
+    "compute_units",
+    "sustained",
+    "launch_overhead_s",
+    "watts",
+)
+# Figures that have a default, so that a chip without a source for them is still "nominal".
+_REFINEMENTS = ("compute_units", "sustained", "launch_overhead_s")
 
 
 def check_name(name: str, what: str) -> None:
@@ -85,6 +97,10 @@ class Chip:
     peak: Mapping[Dtype, FlopPerSecond]
     memory_bytes: Annotated[float, Quantity("bytes"), Above(0)]
     memory_bandwidth: BytesPerSecond
+    compute_units: Count = 100
+    """Processors that work on tiles of a product at the same time: SMs, CUs, AI cores."""
+    sustained: Annotated[float, Above(0), AtMost(1)] = 1.0
+    """Share of the peak that the power cap leaves under long dense products."""
     launch_overhead_s: Seconds = 5e-6
     watts: Watts | None = None
     measured: bool = False
@@ -150,6 +166,6 @@ class Chip:
             return "emulated"
         if self.measured:
             return "measured"
-        key = (f for f in self.figures if f != "launch_overhead_s")
+        key = (f for f in self.figures if f not in _REFINEMENTS)
         assumed = any(self.source(f).startswith("assumed") for f in key)
         return "partly assumed" if assumed else "nominal"

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from tutti.errors import InputError, hint
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.check_stage import Problem, check_stage
-from tutti.plan.chips import ChipId, ChipSet
+from tutti.plan.chips import ChipSet
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, Synchronisation, chunks, covers
 
@@ -210,7 +211,7 @@ def _canonical(case: _Case) -> Iterator[Problem]:
 
 
 def _chips(case: _Case) -> Iterator[Problem]:
-    used: dict[ChipId, str] = {}
+    used: dict[Position, str] = {}
     for where, chips in _chip_sets(case.plan):
         unknown = _unknown_chip(chips, case.cluster)
         if unknown is not None:

@@ -14,18 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from tutti.document import Place, shown
-
-
-class ChipId(NamedTuple):
-    """The place of one chip in the cluster."""
-
-    pool: str
-    node: int
-    slot: int
-
-    def __str__(self) -> str:
-        return f"{self.pool}/{self.node}/{self.slot}"
-
+from tutti.hardware.topology import Position
 
 _RANGE = re.compile(
     r"(?P<pool>[^/\s]+)/(?P<nodes>\d{1,7}(-\d{1,7})?)/(?P<slots>\d{1,7}(-\d{1,7})?)"
@@ -77,10 +66,10 @@ class ChipRange(NamedTuple):
         """Number of chips."""
         return (self.last_node - self.first_node + 1) * self.width
 
-    def at(self, index: int) -> ChipId:
+    def at(self, index: int) -> Position:
         """Return the chip at `index` in node-then-slot order."""
         node, slot = divmod(index, self.width)
-        return ChipId(self.pool, self.first_node + node, self.first_slot + slot)
+        return Position(self.pool, self.first_node + node, self.first_slot + slot)
 
     def cut(self, start: int, stop: int) -> Iterator[ChipRange]:
         """Yield the rectangles that cover positions start…stop (half-open)."""
@@ -115,7 +104,7 @@ class ChipSet:
         return cls(tuple(ChipRange.parse(text) for text in texts))
 
     @classmethod
-    def from_ids(cls, ids: Iterable[ChipId]) -> ChipSet:
+    def from_ids(cls, ids: Iterable[Position]) -> ChipSet:
         """Collect single chips, in their order, into rectangles."""
         return cls(_merge(ChipRange(i.pool, i.node, i.node, i.slot, i.slot) for i in ids))
 
@@ -146,13 +135,13 @@ class ChipSet:
     def __len__(self) -> int:
         return sum(r.size for r in self.ranges)
 
-    def __iter__(self) -> Iterator[ChipId]:
+    def __iter__(self) -> Iterator[Position]:
         for r in self.ranges:
             for node in range(r.first_node, r.last_node + 1):
                 for slot in range(r.first_slot, r.last_slot + 1):
-                    yield ChipId(r.pool, node, slot)
+                    yield Position(r.pool, node, slot)
 
-    def at(self, index: int) -> ChipId:
+    def at(self, index: int) -> Position:
         """Return the chip at a position."""
         for r in self.ranges:
             if index < r.size:

@@ -17,9 +17,10 @@ from typing import Annotated, Literal, NamedTuple
 
 from tutti.document import Above, AtLeast, AtMost, Count, Natural
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
-from tutti.plan.chips import NO_CHIPS, ChipId, ChipSet
+from tutti.plan.chips import NO_CHIPS, ChipSet
 from tutti.plan.job import Job
 
 FORMAT = "tutti-plan/1"
@@ -295,7 +296,7 @@ class RankPlace(NamedTuple):
     copy: int
     cp: int
     tp: int
-    chip: ChipId
+    chip: Position
 
 
 class RankMap:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from tutti.errors import InputError, hint
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.check import require_valid
-from tutti.plan.chips import NO_CHIPS, ChipId, ChipSet
+from tutti.plan.chips import NO_CHIPS, ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.plan import (
@@ -92,7 +93,7 @@ def uniform_plan(model: ModelSpec, cluster: Cluster, job: Job, degrees: Degrees)
         raise InputError(f"vpp={degrees.vpp} needs --schedule interleaved")
     cuts = even_cuts(model.num_layers, degrees.pp * degrees.vpp)
     ids = [
-        ChipId(pool.name, node, slot)
+        Position(pool.name, node, slot)
         for pool in cluster.pools
         for node in range(pool.nodes)
         for slot in range(pool.node.num_chips)
@@ -160,11 +161,11 @@ def even_cuts(num_layers: int, parts: int) -> list[tuple[int, int]]:
 
 
 def _stage(
-    units: UnitRanges, ids: list[ChipId], degrees: Degrees, dp: int, model: ModelSpec
+    units: UnitRanges, ids: list[Position], degrees: Degrees, dp: int, model: ModelSpec
 ) -> Stage:
     """Group neighbouring copies of one pool; a copy must not lie across two."""
     width = degrees.tp * degrees.cp
-    runs: list[tuple[str, list[ChipId]]] = []
+    runs: list[tuple[str, list[Position]]] = []
     for copy in range(dp):
         chips = ids[copy * width : (copy + 1) * width]
         if chips[0].pool != chips[-1].pool:

@@ -31,10 +31,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tutti.cost.inputs import FloatArray, StepCosts
 from tutti.plan.plan import chunks
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.schedule import RankClass, Schedule
-from tutti.simulate.inputs import FloatArray, StepCosts
 
 _PASSES = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 

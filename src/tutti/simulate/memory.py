@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.simulate.inputs import ClassCosts, FloatArray
+from tutti.cost.inputs import ClassCosts, FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

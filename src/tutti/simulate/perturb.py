@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tutti.cost.inputs import ClassCosts, FloatArray, StepCosts
 from tutti.errors import InputError, hint
 from tutti.schedule.instruction import LANES, Lane
 from tutti.schedule.schedule import Schedule
-from tutti.simulate.inputs import ClassCosts, FloatArray, StepCosts
 from tutti.simulate.kernel import Backend
 from tutti.simulate.labels import labels_of, pools_of
 from tutti.simulate.program import Program, compile_schedule

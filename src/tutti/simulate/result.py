@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tutti.cost.inputs import FloatArray, StepCosts
 from tutti.schedule.instruction import Instruction, Op
-from tutti.simulate.inputs import FloatArray, StepCosts
 from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.memory import MemoryCurve, memory_curve
 from tutti.simulate.program import OPS, Integers, Program, Track

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from tutti.cost.inputs import StepCosts
 from tutti.errors import TuttiError
 from tutti.schedule.schedule import Schedule
-from tutti.simulate.inputs import StepCosts
 from tutti.simulate.kernel import Backend, attribute_idle, choose, compiled, execute
 from tutti.simulate.program import Program, Track, compile_schedule
 from tutti.simulate.result import IDLE_REASONS, IdleReason, SimulationResult

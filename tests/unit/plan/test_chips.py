@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from tutti.document import Place
 from tutti.errors import InputError
-from tutti.plan.chips import ChipId, ChipRange, ChipSet
+from tutti.hardware.topology import Position
+from tutti.plan.chips import ChipRange, ChipSet
 
 ids = st.lists(
-    st.builds(ChipId, st.sampled_from(["a", "b"]), st.integers(0, 5), st.integers(0, 7)),
+    st.builds(Position, st.sampled_from(["a", "b"]), st.integers(0, 5), st.integers(0, 7)),
     unique=True,
     max_size=40,
 )
@@ -35,7 +36,7 @@ def test_cut_equals_a_list_slice(chips, start, stop):
 
 
 def test_whole_nodes_become_one_rectangle():
-    chips = [ChipId("a800", node, slot) for node in range(64) for slot in range(8)]
+    chips = [Position("a800", node, slot) for node in range(64) for slot in range(8)]
     assert ChipSet.from_ids(chips).to_document() == "a800/0-63/0-7"
 
 

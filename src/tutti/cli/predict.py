@@ -1,0 +1,131 @@
+"""`tutti predict`: time, memory and MFU of one plan, with the breakdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tutti.cli.output import Json, print_json, print_rich
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tutti.simulate.estimate import Estimate
+
+
+def predict(
+    plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    json: Json = False,
+) -> None:
+    """Predict the time, memory and MFU of a training step, and whether it fits."""
+    from tutti.plan.files import load_plan
+    from tutti.simulate.estimate import estimate
+
+    found = estimate(load_plan(plan))
+    if json:
+        print_json(estimate_document(found))
+        return
+    print_rich(*_tables(found))
+
+
+def estimate_document(found: Estimate) -> dict[str, object]:
+    """Return an estimate as plain values, seconds and bytes."""
+    result = found.result
+    return {
+        "step_time_s": found.step_seconds,
+        "tokens_per_s": found.tokens_per_second,
+        "mfu": found.mfu,
+        "hfu": found.hfu,
+        "parts_s": dict(found.parts),
+        "bubble_share": max(c.bubble_share for c in result.classes),
+        "fits": found.fits,
+        "memory": [
+            {
+                "class": m.name,
+                "pool": m.pool,
+                "total_bytes": m.total,
+                "limit_bytes": m.limit,
+                "fits": m.fits,
+                "parameters_bytes": m.parameters,
+                "gradients_bytes": m.gradients,
+                "optimizer_bytes": m.optimizer,
+                "moving_bytes": m.moving,
+                "runtime_bytes": m.runtime,
+            }
+            for m in found.memory
+        ],
+        "storage": {
+            "data_per_step_s": found.storage.data_per_step,
+            "checkpoint_bytes": found.storage.checkpoint_bytes,
+            "checkpoint_write_s": found.storage.checkpoint_write,
+            "checkpoint_read_s": found.storage.checkpoint_read,
+        },
+        "basis": dict(found.priced.basis),
+    }
+
+
+def _tables(found: Estimate) -> list[Table | str]:
+    from tutti.units import bytes_text, count_text, seconds_text
+
+    plan = found.schedule.plan
+    tightest = found.tightest
+    parts: list[Table | str] = [
+        f"[bold]{plan.model.name} on {plan.cluster.name}[/]  {seconds_text(found.step_seconds)} "
+        f"per step, {count_text(found.tokens_per_second)} tokens/s, MFU {found.mfu:.1%}"
+        + (f", HFU {found.hfu:.1%}" if found.hfu > found.mfu * 1.0001 else ""),
+        _parts_table(found),
+        _memory_table(found),
+    ]
+    if found.fits:
+        parts.append(f"fits: the tightest is {tightest.name} ({tightest.pool}) with "
+                     f"{bytes_text(tightest.total)} of {bytes_text(tightest.limit)}")  # fmt: skip
+    else:
+        parts.append(
+            f"[bold red]does not fit:[/] {tightest.name} ({tightest.pool}) needs "
+            f"{bytes_text(tightest.total)} of {bytes_text(tightest.limit)}"
+        )
+    write = found.storage.checkpoint_write
+    if write is not None:
+        size = bytes_text(found.storage.checkpoint_bytes)
+        parts.append(f"a checkpoint is {size} and is written in {seconds_text(write)}")
+    basis = "; ".join(f"{pool}: {said}" for pool, said in found.priced.basis.items())
+    parts.append(f"[dim]priced by {basis}[/]")
+    return parts
+
+
+def _parts_table(found: Estimate) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from tutti.units import seconds_text
+
+    table = Table(box=box.SIMPLE, header_style="bold", pad_edge=False)
+    table.add_column("where the busiest chips spend the step")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    for name, seconds in sorted(found.parts.items(), key=lambda item: -item[1]):
+        table.add_row(name, seconds_text(seconds), f"{seconds / found.step_seconds:.1%}")
+    return table
+
+
+def _memory_table(found: Estimate) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from tutti.units import bytes_text
+
+    table = Table(box=box.SIMPLE, header_style="bold", pad_edge=False)
+    for name in ("memory per chip", "pool"):
+        table.add_column(name)
+    for name in ("parameters", "gradients", "optimizer", "activations …", "runtime", "sum", "of"):
+        table.add_column(name, justify="right")
+    shown = found.memory if len(found.memory) <= 16 else (*found.memory[:8], *found.memory[-8:])
+    for m in shown:
+        sizes = (m.parameters, m.gradients, m.optimizer, m.moving, m.runtime, m.total, m.limit)
+        style = None if m.fits else "red"
+        table.add_row(m.name, m.pool, *(bytes_text(size) for size in sizes), style=style)
+    if len(shown) < len(found.memory):
+        table.caption = f"{len(found.memory) - len(shown)} more classes between (--json)"
+    return table

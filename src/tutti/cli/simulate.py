@@ -1,0 +1,76 @@
+"""`tutti simulate`: the timeline of a step, as table, page or trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tutti.cli.output import Json, print_json, print_rich
+from tutti.errors import InputError
+
+
+def simulate(
+    plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    html: Annotated[
+        Path | None, typer.Option(help="Write a self-contained page with Gantt and memory.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace for Perfetto or chrome://tracing.")
+    ] = None,
+    jitter: Annotated[
+        float, typer.Option(help="Relative spread of every duration; simulates 20 steps.")
+    ] = 0.0,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(help="Slow a pool or a class of ranks: a800=1.2. May be repeated."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
+    json: Json = False,
+) -> None:
+    """Simulate one step of a plan, instruction by instruction."""
+    from tutti.plan.files import load_plan
+    from tutti.report.simulation import write_simulation_page
+    from tutti.report.tiles import Tile
+    from tutti.simulate import perturb, repeat
+    from tutti.simulate.estimate import estimate
+    from tutti.simulate.run import simulate as run
+    from tutti.simulate.table import result_table
+    from tutti.simulate.trace import write_trace
+    from tutti.units import count_text
+
+    found = estimate(load_plan(plan))
+    result = found.result
+    factors: dict[str | int, float] = dict(_factor(text) for text in slow or ())
+    if factors:
+        result = run(found.schedule, perturb(found.schedule, found.priced.costs, slow=factors))
+    spread = None
+    if jitter:
+        spread = repeat(found.schedule, found.priced.costs, seed=seed, sigma=jitter, slow=factors)
+    if html is not None:
+        facts = [
+            Tile("MFU", f"{found.mfu:.1%}", "of all chips' dense peak"),
+            Tile("Throughput", f"{count_text(found.tokens_per_second)} tokens/s"),
+        ]
+        write_simulation_page(html, result, facts=facts, spread=spread)
+    if trace is not None:
+        write_trace(trace, result)
+    if json:
+        document = result.to_document()
+        print_json(document | ({"jitter": spread.to_document()} if spread is not None else {}))
+        return
+    print_rich(result_table(result, spread=spread))
+    for path in filter(None, (html, trace)):
+        typer.echo(f"written to {path}")
+
+
+def _factor(text: str) -> tuple[str, float]:
+    name, equals, value = text.rpartition("=")
+    try:
+        factor = float(value)
+    except ValueError:
+        factor = 0.0
+    if not equals or not 0 < factor < float("inf"):
+        raise InputError(f"--slow: '{text}': write it like a800=1.2")
+    return name, factor

@@ -1,0 +1,1 @@
+"""Calibration: from measured runs to the constants of a chip under a software stack, and scores."""

@@ -1,0 +1,95 @@
+"""Building the calibrations that ship, by a fixed rule: every k-th row by id, from the first.
+
+At most 40 rows per chip and stack, and at most a third of a group. Cluster constants of a group
+without calibration rows stay at their priors.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import numpy as np
+
+from tutti.cost.baseline import errors_pct
+from tutti.cost.calibration.fit import FittedStack, fit
+from tutti.cost.calibration.shipped import Calibration, FitReport, Fitted, Range
+from tutti.cost.calibration.splits import LEAST_STRIDE, MOST_ROWS, calibration_rows
+from tutti.cost.calibration.stacks import Stack, stacks
+from tutti.cost.calibration.table import RunTable
+from tutti.cost.constants import registry
+
+# What a calibration's range is told of: fields of shape and strategy.
+RANGED = ("hidden", "sequence_length", "tokens", "tp", "pp", "dp", "cp", "ep")
+_DIGITS = 5
+
+
+def build_calibrations(table: RunTable, origin: str) -> list[Calibration]:
+    """Return a calibration of every stack that the table has rows of."""
+    found = []
+    for name, stack in stacks().items():
+        here = table.of_groups(stack.groups)
+        if len(here):
+            found.append(calibrate_stack(name, stack, here, origin))
+    return found
+
+
+def calibrate_stack(name: str, stack: Stack, table: RunTable, origin: str) -> Calibration:
+    """Fit one stack by the fixed rule."""
+    chosen = table.take(calibration_rows(table, most=MOST_ROWS))
+    fitted = fit(stack, chosen)
+    errors = errors_pct(fitted.predict(chosen), chosen.measured)
+    compute, clusters = _written(stack, fitted)
+    return Calibration(
+        name=name,
+        stack=stack.stack,
+        chips=stack.chips,
+        groups=stack.groups,
+        date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        origin=origin,
+        rule=(
+            f"every k-th row by id from the first, at most {MOST_ROWS} per chip and stack "
+            f"and 1/{LEAST_STRIDE} of a group"
+        ),
+        compute=compute,
+        clusters=clusters,
+        fit=FitReport(
+            rows=len(chosen),
+            mape_pct=round(float(errors.mean()), 2),
+            worst_pct=round(float(errors.max()), 2),
+        ),
+        ranges=_ranges(chosen),
+        rows=tuple(run.id for run in chosen.runs),
+    )
+
+
+def _written(
+    stack: Stack, fitted: FittedStack
+) -> tuple[dict[str, Fitted], dict[str, dict[str, Fitted]]]:
+    shared, by_group = fitted.values()
+    moved = {*stack.compute, *stack.cluster}
+    kept = {n: _fitted(n, p.median, free=False) for n, p in stack.priors.items() if n not in moved}
+    compute = {name: _fitted(name, value) for name, value in shared.items()} | kept
+    clusters = {
+        group: {name: _fitted(name, value) for name, value in values.items()}
+        for group, values in by_group.items()
+    }
+    return compute, clusters
+
+
+def _fitted(name: str, value: float, *, free: bool = True) -> Fitted:
+    return Fitted(value=float(f"{value:.{_DIGITS}g}"), unit=registry()[name].unit, free=free)
+
+
+def _ranges(table: RunTable) -> dict[str, Range]:
+    found = {}
+    for name in RANGED:
+        values = np.atleast_1d(table.column(name))
+        found[name] = Range(low=float(values.min()), high=float(values.max()))
+    return found
+
+
+def save_calibrations(calibrations: list[Calibration], folder: Path) -> list[Path]:
+    """Write one file each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [calibration.save(folder) for calibration in calibrations]

@@ -1,0 +1,105 @@
+"""Closed forms of collectives inside one pool: α + bytes ÷ β, by node and across nodes.
+
+Ranks are ordered tensor, context, data, pipeline; a group of `size` ranks lies `stride` apart.
+Unlike chips, unequal groups and routes between pools are priced from collective programs instead
+(`programs`). "Bytes" is always the whole buffer that every member ends up with or starts from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tutti.cost.arrays import FloatArray, Machine, Number
+from tutti.cost.constants import Constants
+
+
+class _Span(NamedTuple):
+    """How a group lies on nodes."""
+
+    inside: FloatArray  # members per node
+    nodes: FloatArray
+    crosses: npt.NDArray[np.bool_]  # whether it leaves a node
+
+
+def _span(size: Number, stride: Number, machine: Machine) -> _Span:
+    per_node = machine.chips_per_node
+    crosses = np.multiply(size, stride) > per_node
+    inside = np.where(crosses, np.clip(per_node / stride, 1.0, size), size)
+    return _Span(inside, size / inside, crosses)
+
+
+def rails(inside: Number, machine: Machine) -> FloatArray:
+    """Return the share of a node's NIC bandwidth that a group with `inside` members there drives.
+
+    A group that owns the whole node has rings through every NIC. Members of another group reach
+    the NIC beside them; where chips share NICs, a ring enters beside one member and leaves beside
+    another, so that only inside · NICs ÷ chips of them send.
+    """
+    per_chip = np.minimum(1.0, machine.nics / machine.chips_per_node)
+    part = np.maximum(1.0, inside * per_chip) / machine.chips_per_node
+    share: FloatArray = np.where(inside >= machine.chips_per_node, 1.0, part)
+    return share
+
+
+def _latency(span: _Span, constants: Constants) -> FloatArray:
+    hops: FloatArray = np.where(span.crosses, constants.nic_latency_s * span.nodes, 0.0)
+    return constants.link_latency_s + hops
+
+
+def ring_pass_seconds(
+    num_bytes: Number, size: Number, stride: Number, machine: Machine, constants: Constants
+) -> FloatArray:
+    """Return the seconds of an all-gather or reduce-scatter; zero for a group of one."""
+    span = _span(size, stride, machine)
+    link = machine.link * constants.link_efficiency
+    nic = machine.nic * constants.nic_efficiency * rails(span.inside, machine)
+    bandwidth = np.where(span.crosses, np.minimum(link, nic), link)
+    seconds = _latency(span, constants) + num_bytes * (size - 1.0) / size / bandwidth
+    result: FloatArray = np.where(np.greater(size, 1), seconds, 0.0)
+    return result
+
+
+def all_reduce_seconds(
+    num_bytes: Number, size: Number, stride: Number, machine: Machine, constants: Constants
+) -> FloatArray:
+    """Return the seconds of a hierarchical all-reduce: scatter inside, reduce across, gather."""
+    span = _span(size, stride, machine)
+    inside, nodes = span.inside, span.nodes
+    link = machine.link * constants.link_efficiency
+    nic = machine.nic * constants.nic_efficiency * rails(inside, machine)
+    seconds = _latency(span, constants)
+    seconds = seconds + 2.0 * num_bytes * (inside - 1.0) / inside / link
+    seconds = seconds + 2.0 * num_bytes * (nodes - 1.0) / nodes / nic
+    result: FloatArray = np.where(np.greater(size, 1), seconds, 0.0)
+    return result
+
+
+def all_to_all_seconds(
+    num_bytes: Number, size: Number, stride: Number, machine: Machine, constants: Constants
+) -> FloatArray:
+    """Return the seconds of an exchange in which each rank holds `num_bytes` for all members.
+
+    What stays in the node goes over its links, the rest over a chip's fair share of the NICs.
+    """
+    span = _span(size, stride, machine)
+    inside = np.clip(machine.chips_per_node / stride, 1.0, size)
+    link = machine.link * constants.link_efficiency
+    nic = machine.nic * constants.nic_efficiency / machine.chips_per_node
+    outside = np.where(span.crosses, num_bytes * (1.0 - inside / size) / nic, 0.0)
+    seconds = np.maximum(num_bytes * (inside - 1.0) / size / link, outside)
+    result: FloatArray = np.where(np.greater(size, 1), constants.link_latency_s + seconds, 0.0)
+    return result
+
+
+def send_seconds(
+    num_bytes: Number, stride: Number, machine: Machine, constants: Constants
+) -> FloatArray:
+    """Return the seconds of a transfer to the rank `stride` further: the next pipeline stage."""
+    nic = machine.nic * constants.nic_efficiency / machine.chips_per_node
+    outside = num_bytes / nic + constants.nic_latency_s
+    inside = num_bytes / (machine.link * constants.link_efficiency) + constants.link_latency_s
+    result: FloatArray = np.where(np.greater_equal(stride, machine.chips_per_node), outside, inside)
+    return result

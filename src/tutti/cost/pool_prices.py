@@ -1,0 +1,125 @@
+"""The prices of one pool: its machine, its calibration, the seconds of each kind of unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tutti.cost.arrays import Machine, Shape, Strategy
+from tutti.cost.calibration.shipped import load_calibration
+from tutti.cost.constants import Constants
+from tutti.cost.programs import Efficiency
+from tutti.cost.units import (
+    UnitSeconds,
+    block_seconds,
+    embedding_seconds,
+    head_seconds,
+    optimizer_seconds,
+)
+from tutti.hardware.cluster import Cluster, Pool
+from tutti.models.memory import Recompute
+from tutti.models.operators import Workload
+from tutti.models.spec import ModelSpec
+from tutti.plan.plan import Plan
+
+# Shares of products, attention, element-wise work and collectives that run again.
+_RECOMPUTED: dict[Recompute, tuple[float, float, float, float]] = {
+    "none": (0.0, 0.0, 0.0, 0.0),
+    "selective": (0.0, 1.0, 0.0, 0.0),
+    "full": (1.0, 1.0, 1.0, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTimes:
+    """Seconds of one unit for one micro-batch on one rank."""
+
+    forward: float
+    recompute: float
+    backward_input: float
+    backward_weight: float
+
+
+class PoolPrices:
+    """Look-ups of seconds for the chips of one pool."""
+
+    def __init__(self, plan: Plan, model: ModelSpec, cluster: Cluster, pool: Pool) -> None:
+        self._model = model
+        self._pool = pool
+        self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
+        calibration = load_calibration(pool.chip.name, pool.stack or None)
+        self.constants = calibration.constants() if calibration is not None else Constants()
+        self.basis = calibration.label if calibration is not None else "nominal, not measured"
+        self.efficiency = Efficiency(
+            island=_number(self.constants.link_efficiency),
+            fabric=_number(self.constants.nic_efficiency),
+            startup_s=_number(self.constants.link_latency_s),
+            hop_s=_number(self.constants.nic_latency_s),
+        )
+        self._units: dict[tuple[Workload, str, Recompute], UnitTimes] = {}
+
+    @property
+    def node_jitter(self) -> float:
+        """The relative spread of the nodes' step times."""
+        return _number(self.constants.node_jitter)
+
+    @property
+    def host_step_s(self) -> float:
+        """Host time once per step."""
+        return _number(self.constants.host_step_s)
+
+    def unit(self, work: Workload, unit: int, recompute: Recompute) -> UnitTimes:
+        """Return the seconds of a unit; equal units are priced once."""
+        key = (work, self._model.unit_kind(unit), recompute)
+        if key not in self._units:
+            found = self._price(work, unit, recompute)
+            self._units[key] = UnitTimes(
+                forward=_number(found.forward),
+                recompute=_number(found.recompute),
+                backward_input=_number(found.backward_input),
+                backward_weight=_number(found.backward_weight),
+            )
+        return self._units[key]
+
+    def _price(self, work: Workload, unit: int, recompute: Recompute) -> UnitSeconds:
+        gemm, attention, elementwise, network = _RECOMPUTED[recompute]
+        strategy = Strategy.filled(
+            sequence_length=work.sequence_length,
+            sequences=work.sequences,
+            tp=work.tp,
+            cp=work.cp,
+            ep=work.ep,
+            sequence_parallel=float(work.sequence_parallel),
+            recompute_gemm=gemm,
+            recompute_attention=attention,
+            recompute_elementwise=elementwise,
+            recompute_network=network,
+            flash=float(work.fused_attention),
+        )
+        model = self._model
+        if unit in (0, model.head_unit):
+            shape = Shape.of(model, 0)
+            price = embedding_seconds if unit == 0 else head_seconds
+            return price(shape, strategy, self._machine, self.constants)
+        index = model.layer_blocks[unit - 1]
+        expert = model.blocks[index].moe is not None
+        shape = Shape.of(model, index)
+        return block_seconds(shape, strategy, self._machine, self.constants, expert=expert)
+
+    def optimizer(self, num_parameters: float) -> float:
+        """Return the seconds of updating so many parameters."""
+        if num_parameters <= 0:
+            return 0.0
+        count = np.asarray(num_parameters, dtype=np.float64)
+        return _number(optimizer_seconds(count, self._machine, self.constants))
+
+    def copy_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of a copy between chip and host, the host's memory shared by all."""
+        host, node = self._pool.node.host, self._pool.node
+        fair = host.memory_bandwidth * node.hosts / node.num_chips
+        return host.device_latency_s + num_bytes / min(host.device_bandwidth, fair)
+
+
+def _number(value: object) -> float:
+    return float(np.asarray(value, dtype=np.float64))

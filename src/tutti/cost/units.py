@@ -1,0 +1,314 @@
+"""Seconds of one unit (embedding, block, head) for one micro-batch on one rank.
+
+A unit is the sum of its operators and of the collectives inside it (tensor, context and expert
+parallelism), bounded from below by the time the host needs to issue them: the launch floor. The
+step's composition from units is `step`'s business, the plan's another module's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tutti.cost.arrays import FloatArray, Machine, Number, Shape, Strategy
+from tutti.cost.constants import Constants
+from tutti.cost.network import all_reduce_seconds, all_to_all_seconds, ring_pass_seconds
+from tutti.cost.operators import (
+    ELEMENT_BYTES,
+    Passes,
+    alignment_rate,
+    attention_seconds,
+    flag,
+    gemm_seconds,
+    linear_seconds,
+    memory_bound_seconds,
+    smooth_max,
+)
+
+BACKWARD_LAUNCHES = 1.3  # the host issues that much more in backward than in forward
+_SMALLEST = 8.0  # stands in for a width of zero, whose result is not used
+# Of the cross-entropy's traffic; forward writes and reads an fp32 copy, backward makes gradients.
+_LOSS_FORWARD = 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSeconds:
+    """The passes of a unit, and what all of them together are made of."""
+
+    forward: FloatArray
+    recompute: FloatArray
+    backward_input: FloatArray
+    backward_weight: FloatArray
+    parts: dict[str, FloatArray]
+
+    @property
+    def backward(self) -> FloatArray:
+        """Both parts of the backward pass, without recomputation."""
+        return self.backward_input + self.backward_weight
+
+    @property
+    def total(self) -> FloatArray:
+        """All passes; the parts sum to it."""
+        return self.forward + self.recompute + self.backward_input + self.backward_weight
+
+
+def _attention_projections(
+    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
+) -> Passes:
+    """Return the products before attention: fused q, k, v, or latent attention's down and up."""
+    tokens, tp = strategy.tokens, strategy.tp
+    heads = shape.heads / tp
+    kv_heads = shape.kv_heads / np.minimum(tp, shape.kv_heads)
+    plain = heads * shape.d_qk + kv_heads * (shape.d_qk + shape.d_v)
+
+    def linear(n: Number, k: Number) -> Passes:
+        return linear_seconds(tokens, n, k, strategy, machine, constants)
+
+    latent = shape.kv_lora > 0
+    if not np.any(latent):
+        return linear(plain, shape.hidden)
+    down = shape.q_lora + shape.kv_lora + shape.rope_dim
+    down = down + np.where(shape.q_lora > 0, 0.0, heads * shape.d_qk)  # no latent for queries
+    first = linear(np.where(latent, down, plain), shape.hidden)
+    queries = linear(heads * shape.d_qk, np.maximum(shape.q_lora, _SMALLEST))
+    nope = shape.d_qk - shape.rope_dim
+    keys = linear(heads * (nope + shape.d_v), np.maximum(shape.kv_lora, _SMALLEST))
+    return first.plus(queries, flag(latent & (shape.q_lora > 0))).plus(keys, flag(latent))
+
+
+def _dense_feed_forward(
+    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
+) -> Passes:
+    tokens, tp = strategy.tokens, strategy.tp
+    columns = shape.ffn * (1.0 + shape.gated) / tp
+    up = linear_seconds(tokens, columns, shape.hidden, strategy, machine, constants)
+    return up.plus(
+        linear_seconds(tokens, shape.hidden, shape.ffn / tp, strategy, machine, constants)
+    )
+
+
+def _experts(shape: Shape, strategy: Strategy, machine: Machine, constants: Constants) -> Passes:
+    """Return routed experts in balance, shared experts, and the moves of tokens between them."""
+    tokens, tp, hidden = strategy.tokens, strategy.tp, shape.hidden
+    local = np.maximum(shape.experts / strategy.ep, 1.0)
+    rows = tokens / tp * shape.topk  # every tensor-parallel rank routes its own tokens
+    ratio = constants.moe_gemm_ratio
+    width = np.maximum(shape.expert_ffn, _SMALLEST)
+    args = (strategy, machine, constants)
+    columns = shape.expert_ffn * (1.0 + shape.gated)
+    routed = linear_seconds(rows / local, columns, hidden, *args, batch=local, rate=ratio)
+    routed = routed.plus(
+        linear_seconds(rows / local, hidden, width, *args, batch=local, rate=ratio)
+    )
+    shared_width = np.maximum(shape.shared_ffn, _SMALLEST)
+    shared = linear_seconds(tokens, shared_width * (1.0 + shape.gated) / tp, hidden, *args)
+    shared = shared.plus(linear_seconds(tokens, hidden, shared_width / tp, *args))
+    moved = rows * ELEMENT_BYTES * (6.0 * hidden + 3.0 * shape.expert_ffn)
+    permute = memory_bound_seconds(moved, machine, constants, kernels=8.0)
+    both = routed.plus(shared, flag(shape.shared_ffn > 0))
+    return Passes(both.forward + permute, both.backward_input + 1.5 * permute, both.backward_weight)
+
+
+def _elementwise(
+    shape: Shape,
+    strategy: Strategy,
+    machine: Machine,
+    constants: Constants,
+    dense_share: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Return forward and backward of norms, residuals, activation: passes over tokens × hidden."""
+    tp = strategy.tp
+    replicated = np.where(strategy.sequence_parallel > 0, 1.0 / tp, 1.0)  # norms and residuals
+    unit_bytes = strategy.tokens * shape.hidden * ELEMENT_BYTES
+    compiled = np.where(strategy.compiled > 0, constants.compile_scale, 1.0)
+    traffic = unit_bytes * (constants.elementwise_scale * compiled)
+    ratio = shape.ffn / shape.hidden * dense_share
+    forward = (10.0 + shape.dropout) * replicated + (2.0 + (2.0 + shape.gated) * ratio) / tp
+    backward = (16.0 + shape.dropout) * replicated + (6.0 + (4.0 + shape.gated) * ratio) / tp
+    return (
+        memory_bound_seconds(traffic * forward, machine, constants, kernels=8.0),
+        memory_bound_seconds(traffic * backward, machine, constants, kernels=14.0),
+    )
+
+
+def _tensor_parallel(
+    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
+) -> FloatArray:
+    """Return the exposed collectives of one pass: two all-reduces, or gather + scatter pairs."""
+    unit_bytes = strategy.tokens * shape.hidden * ELEMENT_BYTES
+    once = all_reduce_seconds(unit_bytes, strategy.tp, 1.0, machine, constants)
+    pairs = (strategy.sequence_parallel > 0) & (strategy.tp > 1)
+    once = once + np.where(pairs, constants.link_latency_s, 0.0)
+    hidden_share = np.where(strategy.async_tp > 0, constants.async_tp_hidden, 0.0)
+    exposed: FloatArray = 2.0 * once * (1.0 - hidden_share)
+    return exposed
+
+
+def _context_parallel(
+    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants, attention: FloatArray
+) -> FloatArray:
+    """Return what of the ring of keys and values half of the attention does not hide."""
+    if np.all(strategy.cp == 1):
+        return np.zeros_like(attention)
+    held = strategy.tokens * shape.kv_heads / strategy.tp * (shape.d_qk + shape.d_v) * ELEMENT_BYTES
+    ring = ring_pass_seconds(held * strategy.cp, strategy.cp, strategy.tp, machine, constants)
+    exposed: FloatArray = np.maximum(0.0, ring - 0.5 * attention)
+    return exposed
+
+
+def block_seconds(
+    shape: Shape,
+    strategy: Strategy,
+    machine: Machine,
+    constants: Constants,
+    *,
+    expert: bool = False,
+) -> UnitSeconds:
+    """Return one transformer block, with its dense layer or (expert) with its experts."""
+    tokens, tp = strategy.tokens, strategy.tp
+    args = (shape, strategy, machine, constants)
+    routed = flag((shape.experts > 0) & expert)
+    gemm = _attention_projections(*args)
+    gemm = gemm.plus(
+        linear_seconds(
+            tokens, shape.hidden, shape.heads * shape.d_v / tp, strategy, machine, constants
+        )
+    )
+    exchange: FloatArray = np.zeros(())
+    if expert:
+        gemm = gemm.plus(_dense_feed_forward(*args), 1.0 - routed).plus(_experts(*args), routed)
+        sent = tokens / tp * shape.topk * shape.hidden * ELEMENT_BYTES
+        stride = tp * strategy.cp
+        once = all_to_all_seconds(sent, strategy.ep, stride, machine, constants)
+        exchange = routed * 2.0 * once
+    else:
+        gemm = gemm.plus(_dense_feed_forward(*args))
+    attention = attention_seconds(*args)
+    elementwise = _elementwise(*args, 1.0 - routed)
+    tensor = _tensor_parallel(*args)
+    context = _context_parallel(*args, attention[0])
+    device = _Device(
+        gemm=gemm,
+        attention=attention,
+        elementwise=elementwise,
+        tensor=tensor,
+        context=context,
+        exchange=exchange,
+    )
+    host = constants.host_layer_s + routed * constants.moe_host_s
+    host = host + np.where(tp > 1, 2.0, 0.0) * constants.host_tp_s
+    return device.launched(strategy, host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    """What the device would need for a block if the host were never late."""
+
+    gemm: Passes
+    attention: tuple[FloatArray, FloatArray]
+    elementwise: tuple[FloatArray, FloatArray]
+    tensor: FloatArray  # exposed collectives of one pass
+    context: FloatArray
+    exchange: FloatArray
+
+    def launched(self, strategy: Strategy, host: FloatArray) -> UnitSeconds:
+        """Return the block under the launch floor: `host` seconds to issue a forward pass."""
+        gemm, attention, elementwise = self.gemm, self.attention, self.elementwise
+        network = self.tensor + self.exchange + self.context
+        forward_gpu = gemm.forward + attention[0] + elementwise[0] + network
+        backward_gpu = gemm.backward + attention[1] + elementwise[1] + network + self.context
+        again = (
+            strategy.recompute_gemm * gemm.forward
+            + strategy.recompute_attention * attention[0]
+            + strategy.recompute_elementwise * elementwise[0]
+            + strategy.recompute_network * network
+        )
+        issued = np.maximum(strategy.recompute_elementwise, 0.3 * strategy.recompute_attention)
+        issued = np.maximum(strategy.recompute_gemm, issued)
+        forward = smooth_max(forward_gpu, host)
+        both = smooth_max(backward_gpu + again, host * (BACKWARD_LAUNCHES + issued))
+        share = both / (backward_gpu + again)
+        weight = gemm.backward_weight * share
+        total = forward + both
+        parts = {
+            "gemm": gemm.forward + gemm.backward,
+            "attention": attention[0] + attention[1],
+            "elementwise": elementwise[0] + elementwise[1],
+            "tensor parallel": 2.0 * self.tensor,
+            "context parallel": 3.0 * self.context,
+            "expert parallel": 2.0 * self.exchange,
+            "recompute": again,
+        }
+        parts["launch"] = total - (forward_gpu + backward_gpu + again)
+        return UnitSeconds(
+            forward=forward,
+            recompute=again * share,
+            backward_input=backward_gpu * share - weight,
+            backward_weight=weight,
+            parts=parts,
+        )
+
+
+def head_seconds(
+    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
+) -> UnitSeconds:
+    """Return logits and cross-entropy; the vocabulary is split over tp."""
+    tokens, hidden = strategy.tokens, shape.hidden
+    n = np.floor(shape.head_vocab / strategy.tp)
+    rate = alignment_rate(n, hidden, constants)
+
+    def gemm(rows: Number, columns: Number, depth: Number) -> FloatArray:
+        return gemm_seconds(rows, columns, depth, machine, constants, rate=rate)
+
+    logits, by_input, by_weight = (
+        gemm(tokens, n, hidden),
+        gemm(tokens, hidden, n),
+        gemm(hidden, n, tokens),
+    )
+    loss = memory_bound_seconds(
+        tokens * n * constants.logit_bytes, machine, constants, kernels=12.0
+    )
+    sent = tokens * hidden * ELEMENT_BYTES
+    network = all_reduce_seconds(sent, strategy.tp, 1.0, machine, constants)
+    device = logits + by_input + by_weight + loss + 2.0 * network
+    total = smooth_max(device, constants.host_head_s + 0.0 * device)
+    share = total / device
+    return UnitSeconds(
+        forward=(logits + _LOSS_FORWARD * loss + network) * share,
+        recompute=np.zeros_like(total),
+        backward_input=(by_input + (1.0 - _LOSS_FORWARD) * loss + network) * share,
+        backward_weight=by_weight * share,
+        parts={
+            "gemm": logits + by_input + by_weight,
+            "loss": loss,
+            "tensor parallel": 2.0 * network,
+            "launch": total - device,
+        },
+    )
+
+
+def embedding_seconds(
+    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
+) -> UnitSeconds:
+    """Return the look-up, its all-reduce over tp, and the gradient of the table."""
+    unit_bytes = strategy.tokens * shape.hidden * ELEMENT_BYTES
+    table = shape.vocab / strategy.tp * shape.hidden * ELEMENT_BYTES
+    # Eight passes over tokens × hidden, three over the table (clear, add, read), eight kernels.
+    forward = memory_bound_seconds(3.0 * unit_bytes, machine, constants, kernels=3.0)
+    backward = memory_bound_seconds(5.0 * unit_bytes + 3.0 * table, machine, constants, kernels=5.0)
+    network = all_reduce_seconds(unit_bytes, strategy.tp, 1.0, machine, constants)
+    return UnitSeconds(
+        forward=forward + network,
+        recompute=np.zeros_like(forward + network),
+        backward_input=np.zeros_like(forward + network),
+        backward_weight=backward + 0.0 * network,
+        parts={"elementwise": forward + backward, "tensor parallel": network},
+    )
+
+
+def optimizer_seconds(num_parameters: Number, machine: Machine, constants: Constants) -> FloatArray:
+    """Return the seconds to update `num_parameters` on one rank, the host's part included."""
+    num_bytes = num_parameters * constants.optimizer_bytes
+    seconds = memory_bound_seconds(num_bytes, machine, constants, kernels=20.0)
+    return seconds + constants.host_step_s

@@ -1,0 +1,155 @@
+"""The Estimate of a Plan: seconds, bytes and MFU, with the breakdown they are the sum of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tutti.cost.holdings import workload_of
+from tutti.cost.plan_costs import PricedStep, price_schedule
+from tutti.cost.storage import StorageSeconds, storage_seconds
+from tutti.hardware.cluster import Cluster
+from tutti.models.flops import flops_per_token
+from tutti.models.memory import Recompute, recompute_flops
+from tutti.models.spec import ModelSpec
+from tutti.plan.check import embedded_cluster, embedded_model, require_valid
+from tutti.plan.plan import Plan, UnitRanges
+from tutti.schedule.schedule import Schedule, build_schedule
+from tutti.simulate.labels import labels_of
+from tutti.simulate.result import SimulationResult
+from tutti.simulate.run import simulate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassMemory:
+    """The bytes of one chip of a class of ranks, and what they are."""
+
+    name: str
+    pool: str
+    parameters: float
+    gradients: float
+    optimizer: float
+    moving: float  # activations, buffers and whatever else comes and goes, at the peak
+    runtime: float  # driver context and allocator slack
+    limit: float
+
+    @property
+    def total(self) -> float:
+        """The peak."""
+        return self.parameters + self.gradients + self.optimizer + self.moving + self.runtime
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chip holds it."""
+        return self.total <= self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a plan is predicted to take."""
+
+    result: SimulationResult
+    schedule: Schedule
+    priced: PricedStep
+    step_seconds: float  # of the slowest node among all
+    parts: Mapping[str, float]  # seconds of the step, by what the busiest class does in them
+    mfu: float
+    hfu: float
+    memory: tuple[ClassMemory, ...]
+    storage: StorageSeconds
+    tokens: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Throughput of the whole job."""
+        return self.tokens / self.step_seconds
+
+    @property
+    def tightest(self) -> ClassMemory:
+        """The class nearest to its limit."""
+        return max(self.memory, key=lambda memory: memory.total / memory.limit)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every chip holds its part."""
+        return all(memory.fits for memory in self.memory)
+
+
+def estimate(
+    plan: Plan, model: ModelSpec | None = None, cluster: Cluster | None = None
+) -> Estimate:
+    """Check a plan, price its schedule and simulate one step."""
+    model, cluster = model or embedded_model(plan), cluster or embedded_cluster(plan)
+    require_valid(plan, model, cluster)
+    schedule = build_schedule(plan)
+    priced = price_schedule(schedule, model, cluster)
+    result = simulate(schedule, priced.costs)
+    step = result.step_seconds * priced.slowdown
+    useful = flops_per_token(model, plan.job.sequence_length) * plan.job.tokens
+    peak = cluster.peak_flops(plan.job.precision.compute, fallback=True)
+    again = _recomputed_flops(plan, model)
+    return Estimate(
+        result=result,
+        schedule=schedule,
+        priced=priced,
+        step_seconds=step,
+        parts=_parts(result, priced.slowdown),
+        mfu=useful / step / peak,
+        hfu=(useful + again) / step / peak,
+        memory=_memory(schedule, priced, result, cluster),
+        storage=storage_seconds(plan, model, cluster),
+        tokens=plan.job.tokens,
+    )
+
+
+def _parts(result: SimulationResult, slowdown: float) -> dict[str, float]:
+    """Split the step as the busiest class spends it; the parts sum to the step."""
+    busiest = max(result.classes, key=lambda found: -found.idle_compute_seconds)
+    parts = {name: seconds for name, seconds in busiest.compute.items() if seconds}
+    parts |= {reason.value: seconds for reason, seconds in busiest.idle.items() if seconds}
+    parts["slowest node"] = (slowdown - 1.0) * result.step_seconds
+    return parts
+
+
+def _memory(
+    schedule: Schedule, priced: PricedStep, result: SimulationResult, cluster: Cluster
+) -> tuple[ClassMemory, ...]:
+    found: list[ClassMemory] = []
+    labels = labels_of(schedule)
+    for index, (label, static) in enumerate(zip(labels, priced.statics, strict=True)):
+        peak = result.classes[index].peak_bytes - priced.overheads.context_bytes
+        held = static.parameters + static.gradients + static.optimizer
+        found.append(
+            ClassMemory(
+                name=label.name,
+                pool=label.pool,
+                parameters=static.parameters,
+                gradients=static.gradients,
+                optimizer=static.optimizer,
+                moving=peak - held,
+                runtime=priced.overheads.context_bytes + priced.overheads.slack * peak,
+                limit=cluster.pool(label.pool).chip.memory_bytes,
+            )
+        )
+    return tuple(found)
+
+
+def _recomputed_flops(plan: Plan, model: ModelSpec) -> float:
+    """FLOPs of one step that recomputation repeats, on all chips."""
+    total = 0.0
+    for p, _, stage in plan.stages():
+        count = plan.pipelines[p].micro_batches
+        for replica in stage.replicas:
+            work = workload_of(plan, stage, replica)
+            kinds: dict[Recompute, UnitRanges] = {
+                "full": replica.recompute.full,
+                "selective": replica.recompute.selective,
+            }
+            once = sum(
+                recompute_flops(model, unit, work, kind)
+                for kind, ranges in kinds.items()
+                for start, stop in ranges
+                for unit in range(start, stop)
+            )
+            total += once * count * replica.num_chips
+    return total

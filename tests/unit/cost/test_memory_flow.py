@@ -1,0 +1,123 @@
+"""Memory of a plan's instructions: nothing leaks, and the published formulas come out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from tests.support.lines import uniform
+from tests.support.plans import plans
+from tutti.cost.holdings import Holdings, Kernels
+from tutti.cost.memory import MemoryModel
+from tutti.models.parameters import ParameterClass
+from tutti.models.plain import plain_gpt
+from tutti.plan.files import refer_to_model
+from tutti.plan.job import ScheduleKind
+from tutti.plan.plan import Recompute, Synchronisation
+from tutti.schedule.schedule import build_schedule
+
+
+def model_of(schedule, rank_class, kernels=None):
+    place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
+    holdings = Holdings(schedule.plan, schedule.plan.model.spec, place, kernels or Kernels())
+    return MemoryModel(holdings)
+
+
+@given(plans())
+def test_whatever_is_taken_is_given_back(plan):
+    schedule = build_schedule(plan)
+    for rank_class in schedule.classes:
+        flow = model_of(schedule, rank_class).flow(rank_class.instructions)
+        taken, given_back = flow.allocate.sum(), flow.free.sum()
+        assert taken == pytest.approx(given_back, rel=1e-9)
+        assert (flow.allocate >= 0).all()
+        assert (flow.free >= -1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("recompute", "sequence_parallel", "factor"),
+    [
+        ("none", False, lambda a, s, h, t: 10 + 24 / t + 5 * a * s / (h * t)),
+        ("none", True, lambda a, s, h, t: 34 / t + 5 * a * s / (h * t)),
+        ("selective", True, lambda a, s, h, t: 34 / t),
+        ("full", False, lambda a, s, h, t: 2.0),
+    ],
+)
+def test_activations_in_flight_equal_korthikanti(recompute, sequence_parallel, factor):
+    """Stage 0 of p holds p micro-batches of L/p layers each: L·s·b·h·(…), their equation 5."""
+    layers, hidden, heads, length, tp, stages = 8, 512, 8, 256, 2, 4
+    model = plain_gpt(
+        layers=layers, hidden=hidden, heads=heads, vocab=1024, sequence_length=length, dropout=0.1
+    )
+    plan = uniform(stages, 8, ScheduleKind.ONE_F_ONE_B)
+    pipeline = plan.pipelines[0]
+    cuts = [(0, 3), (3, 5), (5, 7), (7, 10)]
+    stage_list = []
+    for s, (stage, cut) in enumerate(zip(pipeline.stages, cuts, strict=True)):
+        chips = type(stage.chips).of(f"fast/0/{2 * s}-{2 * s + 1}")
+        blocks = ((max(cut[0], 1), min(cut[1], layers + 1)),)
+        ranges = {
+            "none": Recompute(),
+            "selective": Recompute(selective=blocks),
+            "full": Recompute(full=blocks),
+        }
+        replica = replace(
+            stage.replicas[0],
+            chips=chips,
+            tp=tp,
+            sequence_parallel=sequence_parallel,
+            recompute=ranges[recompute],
+        )
+        stage_list.append(replace(stage, units=(cut,), replicas=(replica,)))
+    plan = replace(
+        plan,
+        model=refer_to_model(model),
+        job=replace(plan.job, sequence_length=length),
+        pipelines=(replace(pipeline, stages=tuple(stage_list)),),
+    )
+    schedule = build_schedule(plan)
+    memory = model_of(schedule, schedule.classes[1], Kernels(fused_attention=False))
+    in_flight = stages - 1  # stage 1: no embedding, no head
+    one = sum(memory.holdings.activations(unit) for unit in range(3, 5))
+    expected = length * hidden * factor(heads, length, hidden, tp) * (layers // stages)
+    assert one == pytest.approx(expected, rel=1e-9)
+    entries = schedule.classes[1].instructions
+    flow = memory.flow(entries)
+    from tutti.schedule.instruction import Op
+
+    passes = [i for i, e in enumerate(entries) if e.op in (Op.FORWARD, Op.BACKWARD_WEIGHT)]
+    held = np.cumsum(
+        [
+            sum(memory.holdings.activations(u) for u in range(entries[i].start, entries[i].stop))
+            * (1 if entries[i].op is Op.FORWARD else -1)
+            for i in passes
+        ]
+    )
+    assert held.max() == pytest.approx(in_flight * expected, rel=1e-9)
+    assert flow.static.total > 0
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_shard_levels_divide_what_they_say(level):
+    plan = uniform(1, 2, ScheduleKind.ONE_F_ONE_B)
+    pipeline = plan.pipelines[0]
+    stage = pipeline.stages[0]
+    four = replace(stage.replicas[0], chips=type(stage.chips).of("fast/0/0-3"), count=4)
+    plan = replace(
+        plan,
+        job=replace(plan.job, global_batch=8),
+        pipelines=(replace(pipeline, micro_batch=4, stages=(replace(stage, replicas=(four,)),)),),
+        synchronisation=(Synchronisation(units=(0, plan.model.spec.num_units), shard_level=level),),
+    )
+    schedule = build_schedule(plan)
+    static = model_of(schedule, schedule.classes[0]).static()
+    count = sum(
+        model_of(schedule, schedule.classes[0]).holdings.parameters(u, ParameterClass.DENSE)
+        for u in range(plan.model.spec.num_units)
+    )
+    assert static.parameters == pytest.approx(2 * count / (4 if level >= 3 else 1))
+    assert static.gradients == pytest.approx(4 * count / (4 if level >= 2 else 1))
+    assert static.optimizer == pytest.approx(12 * count / (4 if level >= 1 else 1))
