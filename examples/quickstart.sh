@@ -1,6 +1,7 @@
 #!/bin/sh
 # The loop as far as it is built: describe the hardware and a model, lay a plan over a mixed
-# cluster, prove that its schedule cannot hang. Run by `make quickstart`; needs `tutti` on PATH.
+# cluster, prove that its schedule cannot hang, predict and simulate a step, write a report.
+# Run by `make quickstart`; needs `tutti` on PATH.
 set -eu
 out=${1:-out/quickstart}
 mkdir -p "$out"
@@ -14,4 +15,9 @@ say '4. A uniform plan over all 32 chips of three makers' \
   "tutti plan llama-3.2-1b small-mixed --uniform tp=2,pp=4,sp=1,shard=1 -o $out/plan.json"
 say '5. The plan, checked, and the proof that its schedule cannot hang' \
   "tutti show $out/plan.json --schedule --most 12 | tail -n 22"
-printf '\nThe plan is in %s. Next: docs/start.md\n' "$out/plan.json"
+say '6. How long a step takes, how much memory it needs, where the time goes' \
+  "tutti predict $out/plan.json"
+say '7. One step, instruction by instruction, as a page and as a trace' \
+  "tutti simulate $out/plan.json --html $out/step.html --trace $out/step.trace.json"
+printf '\nOpen %s in a browser. The plan is in %s. Next: docs/start.md\n' \
+  "$out/step.html" "$out/plan.json"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
@@ -63,3 +66,105 @@ def schedule(json: Json = False) -> None:
     for row in rows:
         table.add_row(*(f"{v:,}" if isinstance(v, (int, float)) else str(v) for v in row.values()))
     print_rich(table)
+
+
+@app.command()
+def predict(
+    calculon: Annotated[
+        Path | None, typer.Option(help="A checkout of calculon-ai/calculon to time beside us.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Price over a million distinct strategies of GPT-3 175B on A100, with peers beside us."""
+    from rich import box
+    from rich.table import Table
+
+    from tutti.cli import peers
+
+    rows = _priced_rows()
+    rows += [
+        {
+            "predictor": rate.name,
+            "strategies": rate.strategies,
+            "cpu_s": round(rate.cpu_s, 3),
+            "per_second": round(rate.per_second) if rate.per_second else None,
+            "note": rate.note,
+        }
+        for rate in (peers.llm_analysis(), peers.calculon(calculon))
+    ]
+    if json:
+        print_json({"model": "gpt-3-175b", "chip": "A100-80", "rows": rows})
+        return
+    table = Table(box=box.SIMPLE, title="gpt-3-175b on A100-80, strategies per second of one core")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in ("predictor", "note") else "right")
+    for row in rows:
+        cells = ("–" if v is None else v if isinstance(v, str) else f"{v:,}" for v in row.values())
+        table.add_row(*cells)
+    print_rich(table)
+
+
+def _priced_rows() -> list[dict[str, Any]]:
+    """Time our vectorised pricing: the best of three, for other jobs share this machine."""
+    import time
+
+    import numpy as np
+
+    from tutti.cost.arrays import Machine, Shape, Strategy
+    from tutti.cost.constants import Constants
+    from tutti.cost.footprint import footprint
+    from tutti.cost.step import price
+    from tutti.hardware.chip import Dtype
+    from tutti.hardware.cluster import Cluster, Pool
+    from tutti.hardware.library import shipped
+    from tutti.models.load import load_model
+
+    library = shipped()
+    pool = Pool(name="a100", node=library.node_for(library.chips["A100-80"]), nodes=64)
+    machine = Machine.of(Cluster(name="bench", pools=(pool,)), pool, Dtype.BF16)
+    shape = Shape.of(load_model("gpt-3-175b"), 0)
+    axes = (
+        (1, 2, 4, 8),  # tp
+        (1, 2, 3, 4, 6, 8, 12, 16),  # pp
+        range(1, 65),  # dp
+        (1, 2, 4, 8),  # sequences
+        range(1, 33),  # micro-batches
+        (0, 1),  # recompute
+        (0, 1, 3),  # shard
+    )
+    grid = np.meshgrid(*(np.array(axis, dtype=np.float64) for axis in axes), indexing="ij")
+    tp, pp, dp, sequences, many, again, shard = (axis.ravel() for axis in grid)
+    strategy = Strategy.filled(
+        sequence_length=2048,
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        num_chips=tp * pp * dp,
+        sequences=sequences,
+        micro_batches=many,
+        recompute_gemm=again,
+        recompute_attention=again,
+        recompute_elementwise=again,
+        recompute_network=again,
+        shard=shard,
+    )
+    rows = []
+    for what, work in (
+        ("tutti, seconds", lambda: price(shape, strategy, machine, Constants())),
+        ("tutti, bytes", lambda: footprint(shape, strategy)),
+    ):
+        times = []
+        for _ in range(3):
+            started = time.process_time()
+            work()
+            times.append(time.process_time() - started)
+        rows.append(
+            {
+                "predictor": what,
+                "strategies": len(tp),
+                "cpu_s": round(min(times), 3),
+                "per_second": round(len(tp) / min(times)),
+                "note": "vectorised, best of three",
+            }
+        )
+    return rows

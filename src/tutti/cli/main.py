@@ -12,7 +12,18 @@ from typing import Annotated
 
 import typer
 
-from tutti.cli import bench, calibrate, chips, cluster, model, plan, predict, show, simulate, validate
+from tutti.cli import (
+    bench,
+    calibrate,
+    chips,
+    cluster,
+    model,
+    plan,
+    predict,
+    show,
+    simulate,
+    validate,
+)
 from tutti.errors import TuttiError
 
 app = typer.Typer(

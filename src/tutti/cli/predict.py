@@ -63,6 +63,7 @@ def estimate_document(found: Estimate) -> dict[str, object]:
             "checkpoint_read_s": found.storage.checkpoint_read,
         },
         "basis": dict(found.priced.basis),
+        "extrapolations": list(found.priced.extrapolations),
     }
 
 
@@ -92,6 +93,9 @@ def _tables(found: Estimate) -> list[Table | str]:
         parts.append(f"a checkpoint is {size} and is written in {seconds_text(write)}")
     basis = "; ".join(f"{pool}: {said}" for pool, said in found.priced.basis.items())
     parts.append(f"[dim]priced by {basis}[/]")
+    if found.priced.extrapolations:
+        outside = "; ".join(found.priced.extrapolations)
+        parts.append(f"[yellow]extrapolated beyond the calibration's runs:[/] {outside}")
     return parts
 
 

@@ -78,7 +78,7 @@ def _document(found: Validation) -> dict[str, Any]:
 
     return {
         "groups": {
-            name: {key: rounded(value) for key, value in asdict(score).items()}
+            name: {k: rounded(v) for k, v in asdict(score).items() if k != "worst_row"}
             for name, score in found.groups.items()
         },
         "skipped": [{"id": skipped.id, "why": skipped.why} for skipped in found.skipped],

@@ -15,6 +15,8 @@ from tutti.collective.group import Edge, Group, Island
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Link, Position
 
+_FEW = 16  # islands of which every pair is looked at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
@@ -32,9 +34,13 @@ class GroupLinks:
     group: Group
     wires: tuple[tuple[Edge, Wire], ...]
 
-    def wire(self, edge: Edge) -> Wire | None:
-        """Return the wire of a kind of edge."""
-        return dict(self.wires).get(edge)
+    def wire(self, edge: Edge) -> Wire:
+        """Return the wire of a kind of edge; the fabric's slowest where no pair of it was seen."""
+        known = dict(self.wires)
+        if edge in known:
+            return known[edge]
+        fabric = [wire for kind, wire in self.wires if kind is not Edge.ISLAND] or [*known.values()]
+        return min(fabric, key=lambda wire: wire.bandwidth)
 
 
 def group_links(cluster: Cluster, chips: Iterable[Position]) -> GroupLinks:
@@ -81,9 +87,13 @@ def _edge_links(
     rail: list[Link] = []
     cross: list[Link] = []
     for a, b in _telling_pairs(members):
-        for first, second in itertools.product({a[0], a[-1]}, {b[0], b[-1]}):
-            same = first.slot == second.slot
-            (rail if same else cross).append(link_of(cluster, first, second))
+        slots = {chip.slot: chip for chip in b}
+        alike = next(((chip, slots[chip.slot]) for chip in a if chip.slot in slots), None)
+        unlike = next(((c, d) for c in a[:2] for d in (b[-1], b[0]) if c.slot != d.slot), None)
+        if alike is not None:
+            rail.append(link_of(cluster, *alike))
+        if unlike is not None:
+            cross.append(link_of(cluster, *unlike))
     return [(Edge.ISLAND, inside), (Edge.RAIL, rail), (Edge.CROSS, cross)]
 
 
@@ -95,7 +105,12 @@ def _distinct(members: Sequence[Sequence[Position]]) -> list[Sequence[Position]]
 def _telling_pairs(
     members: Sequence[Sequence[Position]],
 ) -> list[tuple[Sequence[Position], Sequence[Position]]]:
-    """Pairs of islands among which the slowest link of the group is: neighbours and the ends."""
+    """Pairs of islands among which the slowest link of the group is.
+
+    All pairs of a small group; of a large one neighbours, the ends, and one pair of each two pools.
+    """
+    if len(members) <= _FEW:
+        return list(itertools.combinations(members, 2))
     by_pool: dict[str, list[Sequence[Position]]] = {}
     for island in members:
         by_pool.setdefault(island[0].pool, []).append(island)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tutti.collective import Operation
 from tutti.cost.boundaries import boundary_seconds
-from tutti.cost.holdings import Holdings, Kernels
+from tutti.cost.holdings import Holdings, Kernels, workload_of
 from tutti.cost.inputs import ClassCosts, StepCosts
 from tutti.cost.links import group_links
 from tutti.cost.memory import MemoryModel, Overheads, StaticBytes
@@ -41,6 +41,7 @@ class PricedStep:
     costs: StepCosts
     statics: tuple[StaticBytes, ...]  # per class of ranks
     basis: Mapping[str, str]  # pool → calibration, or "nominal, not measured"
+    extrapolations: tuple[str, ...]  # what lies outside the calibrations' measured ranges
     slowdown: float  # of the slowest node among all, relative to a typical one
     overheads: Overheads
 
@@ -70,9 +71,27 @@ def price_schedule(
         costs=StepCosts(classes=tuple(costs for costs, _ in found)),
         statics=tuple(static for _, static in found),
         basis={name: price.basis for name, price in prices.items()},
+        extrapolations=_extrapolations(schedule, prices),
         slowdown=1.0 + jitter * math.sqrt(2.0 * math.log(len(nodes))) if len(nodes) > 1 else 1.0,
         overheads=overheads,
     )
+
+
+def _extrapolations(schedule: Schedule, prices: Mapping[str, PoolPrices]) -> tuple[str, ...]:
+    plan = schedule.plan
+    found: dict[str, None] = {}
+    for rank_class in schedule.classes:
+        pipeline = plan.pipelines[rank_class.pipeline]
+        stage = pipeline.stages[rank_class.stage]
+        replica = stage.replicas[rank_class.replica]
+        pool = replica.chips.pools[0]
+        outside = prices[pool].extrapolations(
+            workload_of(plan, stage, replica),
+            pp=float(len(pipeline.stages)),
+            dp=float(stage.num_replicas),
+        )
+        found |= {f"{pool}: {line}": None for line in outside}
+    return tuple(found)
 
 
 class _Shared:
@@ -150,7 +169,8 @@ class _ClassPricer:
         self.memory = memory
         self.replica = holdings.replica
         self.prices = shared.prices[self.replica.chips.pools[0]]
-        self._first_step = min(span[0] for span in holdings.stage.units)
+        self._updated = sum(memory.optimizer_parameters(unit) for unit in memory.units)
+        self._optimizer = self.prices.optimizer(self._updated)
 
     def seconds(self, entry: Instruction) -> float:
         """Return how long an instruction occupies its lane."""
@@ -245,6 +265,6 @@ class _ClassPricer:
         return self.prices.copy_seconds(moved)
 
     def _step(self, entry: Instruction) -> float:
+        """A bucket's part of the whole stage's optimizer step."""
         count = sum(self.memory.optimizer_parameters(u) for u in range(entry.start, entry.stop))
-        once = self.prices.host_step_s if entry.start == self._first_step else 0.0
-        return self.prices.optimizer(count) + once
+        return self._optimizer * count / self._updated if self._updated else 0.0

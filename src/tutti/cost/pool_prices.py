@@ -50,6 +50,7 @@ class PoolPrices:
         self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
         calibration = load_calibration(pool.chip.name, pool.stack or None)
         self.constants = calibration.constants() if calibration is not None else Constants()
+        self.calibration = calibration
         self.basis = calibration.label if calibration is not None else "nominal, not measured"
         self.efficiency = Efficiency(
             island=_number(self.constants.link_efficiency),
@@ -64,10 +65,19 @@ class PoolPrices:
         """The relative spread of the nodes' step times."""
         return _number(self.constants.node_jitter)
 
-    @property
-    def host_step_s(self) -> float:
-        """Host time once per step."""
-        return _number(self.constants.host_step_s)
+    def extrapolations(self, work: Workload, **degrees: float) -> tuple[str, ...]:
+        """Return what of a workload lies outside the runs that the calibration was fitted on."""
+        if self.calibration is None:
+            return ()
+        values = {
+            "hidden": float(self._model.hidden),
+            "tokens": float(work.tokens),
+            "sequence_length": float(work.sequence_length),
+            "tp": float(work.tp),
+            "cp": float(work.cp),
+            **degrees,
+        }
+        return self.calibration.extrapolations(**values)
 
     def unit(self, work: Workload, unit: int, recompute: Recompute) -> UnitTimes:
         """Return the seconds of a unit; equal units are priced once."""
@@ -108,9 +118,7 @@ class PoolPrices:
         return block_seconds(shape, strategy, self._machine, self.constants, expert=expert)
 
     def optimizer(self, num_parameters: float) -> float:
-        """Return the seconds of updating so many parameters."""
-        if num_parameters <= 0:
-            return 0.0
+        """Return the seconds of a whole step over so many parameters, the host's part included."""
         count = np.asarray(num_parameters, dtype=np.float64)
         return _number(optimizer_seconds(count, self._machine, self.constants))
 

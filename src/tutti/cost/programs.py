@@ -47,43 +47,44 @@ def program_seconds(
     program: CollectiveProgram, num_bytes: float, links: GroupLinks, efficiency: Efficiency
 ) -> float:
     """Return how long a program takes for `num_bytes` of whole buffer."""
-    per_byte, startup = _step_prices(program, links, efficiency)
-    steps = [
-        rate * num_bytes / program.chunks + start
-        for rate, start in zip(per_byte, startup, strict=True)
-    ]
-    return sum(steps) + (program.chunks - 1) * max(steps, default=0.0)
+    return _pipelined(_step_prices(program, links, efficiency), num_bytes, program.chunks)
+
+
+StepPrices = tuple[tuple[float, float], ...]  # per step: seconds per byte, seconds of start-up
+
+
+def _pipelined(prices: StepPrices, num_bytes: float, chunks: int) -> float:
+    """The first chunk passes all steps, the others follow at the pace of the slowest."""
+    steps = [per_byte * num_bytes / chunks + startup for per_byte, startup in prices]
+    return sum(steps) + (chunks - 1) * max(steps, default=0.0)
 
 
 @functools.lru_cache(maxsize=4096)
 def _step_prices(
     program: CollectiveProgram, links: GroupLinks, efficiency: Efficiency
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return seconds per byte of the whole buffer, and seconds of start-up, of each step."""
+) -> StepPrices:
+    """Return what each step costs per byte of the whole buffer, and to start."""
     # Loads are linear in the size, up to rounding: priced once at a size that divides well.
     layout = Layout.of(program, _sections(program))
     whole = layout.total
-    per_byte: list[float] = []
-    startup: list[float] = []
+    prices: list[tuple[float, float]] = []
     for index, step in enumerate(program.steps):
         found = load(program, index, layout)
         moved = {edge: found.most(edge) * program.chunks for edge in Edge}
         used = [edge for edge in Edge if moved[edge]]
         wires = {edge: _effective(links.wire(edge), edge, efficiency) for edge in used}
-        per_byte.append(max((moved[e] / whole / wires[e].bandwidth for e in used), default=0.0))
+        per_byte = max((moved[e] / whole / wires[e].bandwidth for e in used), default=0.0)
         latency = max((wire.latency_s for wire in wires.values()), default=0.0)
         rounds = 1 if step.action is Action.EXCHANGE or used == [Edge.ISLAND] else found.rounds
-        startup.append(latency * rounds)
-    return tuple(per_byte), tuple(startup)
+        prices.append((per_byte, latency * rounds))
+    return tuple(prices)
 
 
 def _sections(program: CollectiveProgram) -> int:
     return 5040 * max(1, program.group.size) * program.chunks
 
 
-def _effective(wire: Wire | None, edge: Edge, efficiency: Efficiency) -> Wire:
-    if wire is None:  # pragma: no cover - a program uses only edges that its group has
-        raise ValueError(f"the program uses an edge ({edge}) that the group does not have")
+def _effective(wire: Wire, edge: Edge, efficiency: Efficiency) -> Wire:
     inside = edge is Edge.ISLAND
     share = efficiency.island if inside else efficiency.fabric
     extra = efficiency.startup_s if inside else efficiency.hop_s
@@ -119,10 +120,11 @@ def choose_program(
     for name in candidates(operation, group):
         if name == "native" and len(group.islands) > 1 and not native_across:
             continue
-        for chunks in _CHUNKS if len(group.islands) > 1 else (1,):
-            program = _build(operation, name, group, chunks)
-            seconds = program_seconds(program, num_bytes, links, efficiency)
-            priced.append((seconds, name, chunks))
+        prices = _step_prices(_build(operation, name, group), links, efficiency)
+        priced += [
+            (_pipelined(prices, num_bytes, chunks), name, chunks)
+            for chunks in (_CHUNKS if len(group.islands) > 1 else (1,))
+        ]
     priced.sort()
     seconds, name, chunks = priced[0]
     best: dict[str, tuple[str, int, float]] = {}
@@ -132,7 +134,7 @@ def choose_program(
 
 
 @functools.lru_cache(maxsize=4096)
-def _build(operation: Operation, name: str, group: Group, chunks: int) -> CollectiveProgram:
+def _build(operation: Operation, name: str, group: Group) -> CollectiveProgram:
     needs_root = operation in (
         Operation.BROADCAST,
         Operation.REDUCE,
@@ -140,4 +142,4 @@ def _build(operation: Operation, name: str, group: Group, chunks: int) -> Collec
         Operation.SCATTER,
     )
     root = group.ranks[0] if needs_root else None
-    return build(operation, name, group, root=root, chunks=chunks)
+    return build(operation, name, group, root=root)

@@ -20,13 +20,14 @@ class Groups:
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
         self._plan = plan
         self._cluster = cluster
-        self._known: dict[object, GroupLinks] = {}
+        self._known: dict[object, GroupLinks | None] = {}
 
-    def of(self, unit: int, kind: ParameterClass, pipeline: int | None) -> GroupLinks:
+    def of(self, unit: int, kind: ParameterClass, pipeline: int | None) -> GroupLinks | None:
         """Return one group that shares parameters of a unit (its tensor slices have their own).
 
         Every tensor position reduces with its peers over links of its own, so one of them stands
-        for all; within a pipeline, or across all of them.
+        for all; within a pipeline, or across all of them. None where the pipeline spreads no
+        experts, and so holds them among its dense parameters.
         """
         holders = [
             (p, s, stage) for p, s, stage in self._plan.holders(unit) if pipeline in (None, p)
@@ -34,7 +35,7 @@ class Groups:
         key = (kind, tuple((p, s) for p, s, _ in holders))
         if key not in self._known:
             chips = [chip for _, _, stage in holders for chip in _sharing(stage, kind)]
-            self._known[key] = group_links(self._cluster, chips)
+            self._known[key] = group_links(self._cluster, chips) if chips else None
         return self._known[key]
 
     def everyone(self) -> int:
@@ -78,5 +79,7 @@ def collective_choice(
     kind = ParameterClass(entry.what.value)
     scope = pipeline if entry.scope is Scope.PIPELINE else None
     links = groups.of(entry.start, kind, scope)
+    if links is None:
+        return Choice(algorithm="none", chunks=1, seconds=0.0)
     operation = operation_of(entry, level)
     return choose_program(operation, num_bytes, links, efficiency)

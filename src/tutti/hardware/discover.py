@@ -267,11 +267,14 @@ def cpu_chip(cpuinfo: str, host: Host) -> Chip:
         peak=peak,
         memory_bytes=host.memory_bytes,
         memory_bandwidth=max(10e9, min(host.cores, 32) * 6e9),
+        compute_units=max(1, host.cores),
         launch_overhead_s=1e-6,
         sources={
             "peak": estimate,
             "memory_bytes": "this machine",
             "memory_bandwidth": "assumed: 6 GB/s per core",
+            "compute_units": "this machine",
+            "sustained": "assumed: not measured",
             "launch_overhead_s": "assumed: not measured",
         },
     )

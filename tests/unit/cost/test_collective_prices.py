@@ -139,3 +139,14 @@ def test_every_edge_that_a_program_uses_has_a_wire():
         choice = choose_program(Operation.ALL_REDUCE, 1e7, found, Efficiency())
         assert math.isfinite(choice.seconds)
         assert choice.seconds > 0
+
+
+@pytest.mark.parametrize("chunks", [2, 4, 16])
+def test_a_chunked_program_costs_what_the_choice_said(chunks):
+    found = links(4, 8, island=200e9, fabric=25e9, latency=2e-6)
+    program = build(Operation.ALL_REDUCE, "hierarchical", found.group, chunks=chunks)
+    once = build(Operation.ALL_REDUCE, "hierarchical", found.group)
+    many = program_seconds(program, 64e6, found, Efficiency())
+    assert many < program_seconds(once, 64e6, found, Efficiency())
+    choice = choose_program(Operation.ALL_REDUCE, 64e6, found, Efficiency())
+    assert choice.seconds <= many * (1 + 1e-9)

@@ -243,7 +243,9 @@ def _chip(cells: Cells) -> Chip:
     try:
         chip = shipped().chip(name, Place(cells.text("id")).key("chip"))
     except InputError:
-        remedy = hint(name, shipped().chips)
+        chips = shipped().chips
+        spellings = [*chips, *(alias for chip in chips.values() for alias in chip.aliases)]
+        remedy = hint(name, spellings)
         raise UnusableError(f"chip '{name[:40]}' is in no catalog; {remedy}") from None
     if cells.is_given("peak_tflops"):
         stated = cells.number("peak_tflops", most=1e30) * 1e12

@@ -11,11 +11,12 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from tutti import document, files
+from tutti.cost.calibration.stacks import stacks
 from tutti.cost.constants import Constants, registry
 from tutti.document import Place
 from tutti.errors import hint
@@ -138,8 +139,8 @@ def shipped_calibrations() -> tuple[Calibration, ...]:
 def load_calibration(chip_name: str, stack: str | None = None) -> Calibration | None:
     """Return the shipped calibration that suits a chip and a software stack best, or None.
 
-    Among those of the chip, the one that shares most words with `stack` wins; otherwise the one
-    that was fitted on most runs of fewest chips.
+    Among those of the chip, the one that shares most words with `stack` wins; otherwise the first
+    in the order of `stacks.yaml`.
     """
     return best_match(shipped_calibrations(), chip_name, stack)
 
@@ -150,9 +151,12 @@ def best_match(
     """Return the calibration that suits a chip and a stack best, or None."""
     wanted = _words(stack or "")
 
-    def worth(calibration: Calibration) -> tuple[int, int, int]:
+    order = list(stacks())
+
+    def worth(calibration: Calibration) -> tuple[int, int]:
         shared = len(wanted & _words(f"{calibration.stack} {calibration.name}"))
-        return shared, -len(calibration.chips), calibration.fit.rows
+        known = calibration.name in order
+        return shared, -order.index(calibration.name) if known else -len(order)
 
     suitable = [c for c in calibrations if chip_name in c.chips]
     return max(suitable, key=worth, default=None)
@@ -160,8 +164,3 @@ def best_match(
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z]{3,}", text.casefold()))
-
-
-def constant_names() -> tuple[str, ...]:
-    """Return the fields of `Constants`, in order."""
-    return tuple(field.name for field in fields(Constants))

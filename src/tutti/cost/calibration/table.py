@@ -85,7 +85,7 @@ class RunTable:
 
 
 def _stacked(kind: type[A], rows: Sequence[Mapping[str, float]]) -> A:
-    names = {name for row in rows for name in row}
+    names = {name for row in rows for name in row} or {f.name for f in fields(kind)}
     usual = {f.name: f.default_factory for f in fields(kind)}
 
     def number(row: Mapping[str, float], name: str) -> float:

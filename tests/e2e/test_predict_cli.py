@@ -1,0 +1,83 @@
+"""`tutti predict` and `tutti simulate` as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.e2e.test_plan_cli import tutti
+
+
+@pytest.fixture
+def plan(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    arguments = ["llama-2-70b", "E100", "--uniform", "tp=8,pp=4,sp=1,shard=1"]
+    code, _, err = tutti(capsys, "plan", *arguments, "--global-batch", "256", "-o", str(path))
+    assert code == 0, err
+    return path
+
+
+def test_predict_says_time_memory_mfu_and_what_it_rests_on(plan, capsys):
+    code, out, _ = tutti(capsys, "predict", str(plan))
+    assert code == 0
+    assert "per step" in out
+    assert "MFU" in out
+    assert "fits: the tightest is stage 0" in out
+    assert "a800: calibrated: megatron-a100" in out
+    assert "p800: nominal, not measured" in out
+
+
+def test_predict_as_json(plan, capsys):
+    _, out, _ = tutti(capsys, "predict", str(plan), "--json")
+    found = json.loads(out)
+    assert sum(found["parts_s"].values()) == pytest.approx(found["step_time_s"])
+    assert 0.2 < found["mfu"] < 0.8
+    assert found["fits"] is True
+    assert {m["pool"] for m in found["memory"]} == {"a800", "p800"}
+    assert found["tokens_per_s"] == pytest.approx(256 * 4096 / found["step_time_s"])
+
+
+def test_what_does_not_fit_is_an_answer(tmp_path, capsys):
+    path = tmp_path / "big.json"
+    tutti(capsys, "plan", "gpt-3-175b", "S16", "--uniform", "tp=8,dp=2", "-o", str(path))
+    code, out, _ = tutti(capsys, "predict", str(path))
+    assert code == 0
+    assert "does not fit" in out
+
+
+def test_simulate_writes_page_and_trace(plan, capsys, tmp_path):
+    page, trace = tmp_path / "step.html", tmp_path / "step.json"
+    code, out, err = tutti(
+        capsys, "simulate", str(plan), "--html", str(page), "--trace", str(trace),
+        "--jitter", "0.02", "--slow", "p800=1.5",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "with jitter" in out
+    assert "<canvas" in page.read_text()
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_slow_pool_slows_the_step(plan, capsys):
+    times = []
+    for extra in ([], ["--slow", "p800=1.5"]):
+        _, out, _ = tutti(capsys, "simulate", str(plan), "--json", *extra)
+        times.append(json.loads(out)["step_seconds"])
+    assert 1.2 < times[1] / times[0] < 1.6
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--slow", "p801=1.5"], "did you mean 'p800'?"),
+        (["--slow", "p800"], "write it like a800=1.2"),
+        (["--slow", "p800=-1"], "write it like a800=1.2"),
+        (["--jitter", "-1"], "jitter is -1"),
+        (["--html", "/proc/nowhere/x.html"], "cannot be written"),
+    ],
+)
+def test_clumsy_options_get_one_line(plan, capsys, extra, said):
+    code, _, err = tutti(capsys, "simulate", str(plan), *extra)
+    assert code == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1

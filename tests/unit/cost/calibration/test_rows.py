@@ -1,0 +1,147 @@
+"""Files of runs: what is read, what is skipped and why, and that nothing makes it crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.runs import COLUMNS, ROW, as_csv, grid
+from tutti.cost.calibration.table import load_runs
+from tutti.cost.constants import Constants
+from tutti.cost.step import price
+from tutti.errors import InputError
+
+
+def loaded(path: Path, *rows: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    file = path / "runs.csv"
+    file.write_text(as_csv([{"id": f"row-{i}", **row} for i, row in enumerate(rows)]))
+    table, skipped, _ = load_runs(file)
+    return [run.id for run in table.runs], {s.id: s.why for s in skipped}
+
+
+def test_a_plain_row(tmp_path: Path) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text(as_csv(grid(8)))
+    table, skipped, cells = load_runs(file)
+    assert not skipped
+    assert len(table) == len(cells) == 8
+    assert set(table.shape.hidden) == {2048}
+    assert np.all(table.machine.peak == 312e12)
+    found = price(table.shape, table.strategy, table.machine, Constants())
+    assert np.all(np.isfinite(found.step_seconds))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"step_time_s": ""}, "'step_time_s' is empty"),
+        ({"step_time_s": "843 ms"}, "expected a plain number"),
+        ({"step_time_s": "-1"}, "expected a number above 0"),
+        ({"step_time_s": "nan"}, "expected a number above 0"),
+        ({"step_time_s": "1000000"}, "another unit"),
+        ({"step_time_s": "0.0001"}, "another unit"),
+        ({"gbs": ""}, "'gbs' is empty"),
+        ({"mbs": ""}, "'mbs' is empty"),
+        ({"mbs": "2.5"}, "expected a whole number"),
+        ({"gbs": "65"}, "does not divide gbs"),
+        ({"n_gpus": "16"}, "tp × pp × dp × cp is 8, but 'n_gpus' is 16"),
+        ({"tp": "32", "dp": "8", "n_gpus": "256", "gbs": "64"}, "exceeds the 16 heads"),
+        ({"heads": "17"}, "do not divide hidden"),
+        ({"hidden": "1e99"}, "at most 1e+06"),
+        ({"chip": "A101"}, "in no catalog; did you mean 'A100"),
+        ({"peak_tflops": "312e12"}, "but a A100-80 has 312"),
+        ({"recompute": "sometimes"}, "known: selectiveop, selective, full, none"),
+        ({"shard": "zero2"}, "known: fsdp"),
+        ({"precision": "fp32"}, "known: fp4"),
+        ({"flash_attn": ""}, "'flash_attn' is empty"),
+        ({"flash_attn": "yes"}, "expected 0 or 1"),
+        ({"gated_mlp": ""}, "'gated_mlp' is empty"),
+        ({"layers": ""}, "model 'GPT' is in no catalog"),
+        ({"vocab": ""}, "that of model 'GPT' is not known"),
+        ({"experts": "8", "topk": "2"}, "width of the experts"),
+        ({"model": "LLAMA3_70B LoRA"}, "LoRA trains adapters only"),
+        ({"model": "Nemotron_3_Super"}, "Mamba"),
+        ({"model": ""}, "'model' is empty"),
+        ({"group": ""}, "'group' is empty"),
+        ({"peak_mem_GiB": "80 GiB"}, "expected a plain number"),
+    ],
+)
+def test_an_unusable_row_says_why(tmp_path: Path, change: dict[str, str], why: str) -> None:
+    ids, skipped = loaded(tmp_path, ROW, {**ROW, **change})
+    assert ids == ["row-0"]
+    assert why in skipped["row-1"]
+
+
+def test_the_same_id_twice(tmp_path: Path) -> None:
+    _, skipped = loaded(tmp_path, {**ROW, "id": "x"}, {**ROW, "id": "x"})
+    assert skipped == {"x": "another row has the same 'id'"}
+
+
+def test_public_models_are_looked_up(tmp_path: Path) -> None:
+    file = tmp_path / "runs.csv"
+    moe = {**ROW, "id": "a", "model": "Qwen3_30B_a3B", "step_time_s": "3"}
+    moe |= dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "gated_mlp", "vocab"), "")
+    mixtral = {**ROW, "id": "b", "model": "Mixtral-8x7B", "layers": "8", "step_time_s": "3"}
+    file.write_text(as_csv([moe, mixtral]))
+    table, skipped, _ = load_runs(file)
+    assert not skipped
+    assert table.shape.experts[0] == 128
+    assert table.shape.d_qk[0] == 128
+    assert table.shape.moe_layers.tolist() == [48, 8]
+
+
+@pytest.mark.parametrize("missing", ["gbs", "chip", "tp", "layers", "step_time_s", "notes", "id"])
+def test_a_missing_column_is_a_reason(tmp_path: Path, missing: str) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text(as_csv(grid(4), [c for c in COLUMNS if c != missing]))
+    table, skipped, _ = load_runs(file)
+    assert len(table) + len(skipped) == 4
+    if missing in ("gbs", "step_time_s"):
+        assert {s.why for s in skipped} == {f"'{missing}' is missing: no such column"}
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "a,b,c\n1,2,3\n", "\x00\x01"])
+def test_no_file_of_runs(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text(text)
+    with pytest.raises(InputError) as raised:
+        load_runs(file)
+    assert "runs.csv: " in str(raised.value)
+
+
+CELLS = st.one_of(
+    st.sampled_from(["", "n/a", "0", "-3", "1e400", "nan", "inf", "1.5", "512 MiB", "∞", "1e-9"]),
+    st.integers(-(10**12), 10**12).map(str),
+    st.floats().map(str),
+    st.text(max_size=12),
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from(COLUMNS), CELLS), max_size=12),
+    st.lists(st.sampled_from(COLUMNS), max_size=4),
+    st.sampled_from(["vTrainSingle", "torchtitan", "MPT-A100", "SC21T1", "MegatronBridge", "lab"]),
+)
+def test_mutated_files_never_crash(
+    tmp_path: Path, changes: list[tuple[int, str, str]], dropped: list[str], group: str
+) -> None:
+    rows = [{**row, "group": group} for row in grid(6)]
+    for number, column, value in changes:
+        rows[number][column] = value
+    columns = [c for c in COLUMNS if c not in dropped]
+    file = tmp_path / "mutated.csv"
+    file.write_bytes(as_csv(rows, columns).encode("utf-8", "replace"))
+    try:
+        table, skipped, cells = load_runs(file)
+    except InputError:
+        return
+    assert len(table) + len(skipped) == len(cells)
+    if len(table):
+        found = price(table.shape, table.strategy, table.machine, Constants())
+        assert np.all(np.isfinite(found.step_seconds))
+        assert np.all(found.step_seconds > 0)

@@ -1,0 +1,134 @@
+"""Seconds of units: the parts sum to the whole, and the products are those of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tutti.cost.arrays import Machine, Shape, Strategy
+from tutti.cost.constants import Constants
+from tutti.cost.units import (
+    UnitSeconds,
+    block_seconds,
+    embedding_seconds,
+    head_seconds,
+    optimizer_seconds,
+)
+from tutti.hardware.chip import Dtype
+from tutti.hardware.cluster import Cluster
+from tutti.models import load_model
+from tutti.models.flops import unit_operators
+from tutti.models.operators import OperatorKind, Workload
+
+MACHINE = Machine.filled(
+    peak=312e12, memory_bandwidth=2e12, compute_units=108, link=300e9, nic=200e9, nics=8
+)
+# Every product at the peak, nothing else: seconds × peak are FLOPs, where tiles divide evenly.
+IDEAL = Constants(
+    gemm_efficiency=1.0,
+    gemm_fill_s=0.0,
+    wave_quantisation=0.0,
+    kernel_gap_s=0.0,
+    misaligned_slowdown=1.0,
+    moe_gemm_ratio=1.0,
+    hbm_efficiency=1e6,
+)
+
+
+def check_sum(unit: UnitSeconds) -> None:
+    total = sum(unit.parts.values())
+    np.testing.assert_allclose(total, unit.total, rtol=1e-12)
+    passes = unit.forward + unit.recompute + unit.backward_input + unit.backward_weight
+    np.testing.assert_allclose(passes, unit.total, rtol=1e-12)
+    for seconds in (unit.forward, unit.recompute, unit.backward_input, unit.backward_weight):
+        assert np.all(seconds >= 0)
+
+
+@pytest.mark.parametrize("model", ["gpt-3-175b", "llama-3-8b", "deepseek-v3", "mixtral-8x7b"])
+@pytest.mark.parametrize("constants", [Constants(), Constants(host_layer_s=1.0)])
+def test_the_parts_sum(model: str, constants: Constants) -> None:
+    spec = load_model(model)
+    strategy = Strategy.filled(
+        sequence_length=4096,
+        tp=np.array([1.0, 2.0, 8.0]),
+        cp=np.array([1.0, 2.0, 2.0]),
+        ep=np.array([1.0, 4.0, 8.0]),
+        recompute_gemm=np.array([0.0, 1.0, 0.5]),
+        recompute_attention=1.0,
+        sequence_parallel=1.0,
+    )
+    for index, block in enumerate(spec.blocks):
+        shape = Shape.of(spec, index)
+        expert = block.moe is not None
+        check_sum(block_seconds(shape, strategy, MACHINE, constants, expert=expert))
+    check_sum(head_seconds(shape, strategy, MACHINE, constants))
+    check_sum(embedding_seconds(shape, strategy, MACHINE, constants))
+
+
+@pytest.mark.parametrize(
+    ("model", "tp"),
+    [("gpt-3-175b", 8), ("llama-3-8b", 1), ("llama-3.1-405b", 4), ("mixtral-8x7b", 1)],
+)
+def test_the_products_are_the_models(model: str, tp: int) -> None:
+    spec = load_model(model)
+    expert = spec.blocks[0].moe is not None
+    shape = Shape.of(spec, 0)
+    strategy = Strategy.filled(sequence_length=4096, tp=tp)
+    work = Workload(sequence_length=4096, tp=tp)
+    kinds = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
+    operators = [
+        o for o in unit_operators(spec, 1, work) if o.kind in kinds and o.name != "moe.router"
+    ]
+    found = block_seconds(shape, strategy, MACHINE, IDEAL, expert=expert).parts["gemm"]
+    flops = sum(o.forward.flops + o.backward.flops for o in operators)
+    assert float(found) * 312e12 == pytest.approx(flops, rel=1e-6)
+    (logits,) = (o for o in unit_operators(spec, spec.head_unit, work) if o.name == "logits")
+    head = head_seconds(shape, strategy, MACHINE, IDEAL).parts["gemm"]
+    head_flops = logits.forward.flops + logits.backward.flops
+    assert float(head) * 312e12 == pytest.approx(head_flops, rel=0.02)  # its last tile is part full
+
+
+def test_latent_attention_has_its_low_ranks() -> None:
+    spec = load_model("deepseek-v3")
+    shape = Shape.of(spec, 0)
+    assert (float(shape.q_lora), float(shape.kv_lora), float(shape.rope_dim)) == (1536, 512, 64)
+    found = block_seconds(shape, Strategy.filled(sequence_length=4096), MACHINE, IDEAL)
+    work = Workload(sequence_length=4096)
+    gemms = [o for o in unit_operators(spec, 1, work) if o.kind is OperatorKind.GEMM]
+    flops = sum(o.forward.flops + o.backward.flops for o in gemms)
+    assert float(found.parts["gemm"]) * 312e12 == pytest.approx(flops, rel=0.02)
+
+
+def test_the_launch_floor_holds() -> None:
+    spec = load_model("gpt2")
+    tiny = Strategy.filled(sequence_length=128)
+    unit = block_seconds(Shape.of(spec, 0), tiny, MACHINE, Constants())
+    assert float(unit.forward) >= 5e-4
+    assert float(unit.backward) >= 1.3 * 5e-4
+    assert float(unit.parts["launch"]) > 0.5 * float(unit.total)
+
+
+def test_more_tensor_parallelism_computes_less_and_sends() -> None:
+    shape = Shape.of(load_model("gpt-3-175b"), 0)
+    strategy = Strategy.filled(sequence_length=2048, tp=np.array([1.0, 2.0, 4.0, 8.0]))
+    parts = block_seconds(shape, strategy, MACHINE, Constants()).parts
+    assert np.all(np.diff(parts["gemm"]) < 0)
+    assert parts["tensor parallel"][0] == 0
+    assert np.all(np.diff(parts["tensor parallel"]) > 0)
+
+
+def test_the_optimizer_streams_its_states() -> None:
+    seconds = optimizer_seconds(1e9, MACHINE, Constants())
+    assert seconds == pytest.approx(1e9 * 40 / (0.8 * 2e12) + 20 * 4e-6 + 5e-3)
+
+
+def test_a_machine_from_a_cluster() -> None:
+    cluster = Cluster.load("nvl72")
+    pool = cluster.pools[0]
+    machine = Machine.of(cluster, pool, Dtype.FP8)
+    chip = pool.chip
+    assert float(machine.peak) == chip.peak_flops(Dtype.BF16) * chip.sustained
+    assert float(machine.chips_per_node) == 72
+    assert float(machine.link) == 900e9
+    mixed = Cluster.load("laptop")
+    assert float(Machine.of(mixed, mixed.pools[0], Dtype.BF16).nic) >= 1
