@@ -97,7 +97,7 @@ def _tables(found: Validation, *, shipped: bool) -> list[Any]:
     table.add_column("group", style="bold")
     for heading in ("rows", "scored", "MAPE", "median", "worst"):
         table.add_column(heading, justify="right")
-    table.add_column("worst row")
+    table.add_column("worst row", no_wrap=True)
     for heading in ("constant", "memory", "rank corr.", "regret"):
         table.add_column(heading, justify="right")
     for name, score in found.groups.items():
@@ -108,7 +108,7 @@ def _tables(found: Validation, *, shipped: bool) -> list[Any]:
             f"{score.rows:,}",
             f"{score.scored:,}",
             *(_percent(value) for value in pct),
-            score.worst_row or "–",
+            (score.worst_row or "–").rpartition("-")[2],
             *(_percent(value) for value in more),
             "–" if score.spearman is None else f"{score.spearman:.3f}",
             _percent(score.regret_pct),

@@ -21,6 +21,8 @@ from tutti.plan.plan import UnitRanges, covers
 from tutti.schedule.instruction import Instruction, Op, What
 
 FloatArray = npt.NDArray[np.float64]
+# Per logit while the loss is computed, beside the kept copy: exponentials and half the gradient.
+LOSS_BYTES = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,7 @@ class Overheads:
     """What a runtime takes besides tensors."""
 
     context_bytes: float = 0.9 * 2**30  # driver context, libraries, communicators
+    workspace_bytes: float = 0.3e9  # of matrix products and collectives, inside the allocator
     slack: float = 0.03  # of the tensors' peak: fragmentation and rounding by the allocator
 
 
@@ -124,10 +127,14 @@ class MemoryModel:
             return sum(self._kept(u) for u in units), sum(map(self._brought, units))
         if entry.op is Op.RECOMPUTE:
             return sum(self._again(u) for u in units), 0.0
+        if entry.op is Op.BACKWARD_INPUT:
+            passing = max(map(self._input_gradients, units))
+            return passing, passing
         if entry.op is Op.BACKWARD_WEIGHT:
+            passing = max(map(self._weight_gradients, units))
             taken = sum(self._transient_gradients(u) for u in units)
             given = sum(self._kept(u) + self._again(u) + self._brought(u) for u in units)
-            return taken, given
+            return taken + passing, given + passing
         if entry.op in (Op.SEND, Op.RECEIVE):
             size = self.boundary()
             return size, size if entry.op is Op.SEND else 0.0
@@ -171,6 +178,25 @@ class MemoryModel:
         if self.holdings.recompute_kind(unit) == "none":
             return 0.0
         return self.holdings.activations(unit, "none") - self.holdings.activations(unit)
+
+    def _input_gradients(self, unit: int) -> float:
+        """Gradients of activations that live only inside a unit's backward, at their most."""
+        model, work = self.holdings.model, self.holdings.workload
+        if unit == model.head_unit:
+            return LOSS_BYTES * work.tokens * -(-model.vocab // work.tp)
+        mlp = model.block(unit).mlp if unit else None
+        width = mlp.hidden if mlp is not None else model.hidden
+        return 3 * work.element_bytes * work.tokens * width / work.tp
+
+    def _weight_gradients(self, unit: int) -> float:
+        """The largest weight's gradient, fresh and as it is added to the sum, beside the rest."""
+        model, work = self.holdings.model, self.holdings.workload
+        mlp = model.block(unit).mlp if 0 < unit < model.head_unit else None
+        if mlp is None:
+            return 0.0
+        weight = (2 if mlp.gated else 1) * model.hidden * mlp.hidden / work.tp
+        fresh = weight * (work.element_bytes + self.precision.gradients.num_bytes)
+        return fresh + self._input_gradients(unit)
 
     def _shard(self, unit: int, level: int) -> float:
         """How many of a unit's parameters a rank holds of what shards from `level` on."""

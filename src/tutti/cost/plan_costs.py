@@ -148,7 +148,7 @@ def _class_costs(
         seconds=seconds,
         allocate_bytes=flow.allocate,
         free_bytes=flow.free,
-        static_bytes=flow.static.total + overheads.context_bytes,
+        static_bytes=flow.static.total + overheads.context_bytes + overheads.workspace_bytes,
     )
     return costs, flow.static
 

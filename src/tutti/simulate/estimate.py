@@ -117,7 +117,8 @@ def _memory(
     found: list[ClassMemory] = []
     labels = labels_of(schedule)
     for index, (label, static) in enumerate(zip(labels, priced.statics, strict=True)):
-        peak = result.classes[index].peak_bytes - priced.overheads.context_bytes
+        fixed = priced.overheads.context_bytes + priced.overheads.workspace_bytes
+        peak = result.classes[index].peak_bytes - fixed
         held = static.parameters + static.gradients + static.optimizer
         found.append(
             ClassMemory(
@@ -127,7 +128,7 @@ def _memory(
                 gradients=static.gradients,
                 optimizer=static.optimizer,
                 moving=peak - held,
-                runtime=priced.overheads.context_bytes + priced.overheads.slack * peak,
+                runtime=fixed + priced.overheads.slack * peak,
                 limit=cluster.pool(label.pool).chip.memory_bytes,
             )
         )

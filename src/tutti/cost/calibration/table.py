@@ -95,31 +95,37 @@ def _stacked(kind: type[A], rows: Sequence[Mapping[str, float]]) -> A:
     return kind.filled(**{name: np.array([number(row, name) for row in rows]) for name in names})
 
 
-def load_runs(path: Path, group: str | None = None) -> tuple[RunTable, list[Skipped], list[Cells]]:
+def load_runs(path: Path) -> tuple[RunTable, list[Skipped], list[Cells]]:
     """Read a file of runs: those that can be priced, those that cannot with a reason, all cells."""
-    every = [c for c in read_cells(path) if group is None or c.text("group") == group]
+    every = read_cells(path)
     runs: list[Run] = []
-    skipped: list[Skipped] = []
+    reasons: dict[int, str] = {}
+    lines: list[int] = []  # where in the file each run stands
     seen: set[str] = set()
-    for cells in every:
+    for line, cells in enumerate(every):
         name = cells.text("id")
         try:
             if name in seen:
                 raise UnusableError("another row has the same 'id'")
             seen.add(name)
-            run = run_of(cells)
-            check_measured(run)
-            runs.append(run)
+            runs.append(run_of(cells))
+            lines.append(line)
         except UnusableError as error:
-            skipped.append(Skipped(id=name, why=str(error)))
-    return RunTable.of(runs), skipped, every
+            reasons[line] = str(error)
+    table = RunTable.of(runs)
+    impossible = impossible_steps(table)
+    reasons |= {lines[row]: why for row, why in impossible.items()}
+    kept = [row for row in range(len(table)) if row not in impossible]
+    skipped = [Skipped(id=every[line].text("id"), why=reasons[line]) for line in sorted(reasons)]
+    return table.take(np.array(kept, dtype=np.intp)), skipped, every
 
 
-def check_measured(run: Run) -> None:
-    """Refuse a run whose step time no chip can have, such as milliseconds among seconds."""
-    share = float(RunTable.of([run]).utilisation[0])
-    if not _SLOWEST < share < _FASTEST:
-        raise UnusableError(
-            f"'step_time_s' {run.step_seconds:g} would be {share:.2g} of the peak; "
-            "is it in another unit?"
-        )
+def impossible_steps(table: RunTable) -> dict[int, str]:
+    """Return the rows whose step time no chip can have, such as milliseconds among seconds."""
+    shares = table.utilisation
+    wrong = np.flatnonzero((shares <= _SLOWEST) | (shares >= _FASTEST))
+    return {
+        int(row): f"'step_time_s' {table.measured[row]:g} would be {shares[row]:.2g} of the peak; "
+        "is it in another unit?"
+        for row in wrong
+    }

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.runs import COLUMNS, ROW, as_csv, grid
 from tutti.cost.calibration.table import load_runs
+from tutti.cost.calibration.validate import validate
 from tutti.cost.constants import Constants
 from tutti.cost.step import price
 from tutti.errors import InputError
@@ -145,3 +146,6 @@ def test_mutated_files_never_crash(
         found = price(table.shape, table.strategy, table.machine, Constants())
         assert np.all(np.isfinite(found.step_seconds))
         assert np.all(found.step_seconds > 0)
+    scores = validate(file).groups.values()
+    assert sum(score.rows for score in scores) == len(cells)
+    assert sum(score.scored for score in scores) == len(table)
