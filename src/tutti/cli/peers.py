@@ -6,6 +6,7 @@ drives it. A peer that is not installed, or cannot be driven, is answered with t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -101,8 +102,9 @@ def calculon(checkout: Path | None) -> PeerRate:
         def price(micro_batch: int) -> object:
             plan = Llm.Execution.from_json({**execution, "microbatch_size": micro_batch})
             found = Llm(application, logger)
-            found.compile(machine, plan)
-            found.run(machine)
+            with contextlib.suppress(Llm.Error):  # "does not fit" is an answer, too
+                found.compile(machine, plan)
+                found.run(machine)
             return found
 
         sizes = itertools.cycle((1, 2, 4, 8))

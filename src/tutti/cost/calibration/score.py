@@ -81,13 +81,18 @@ class Scoreboard:
 
     def _regret(self, group: str, runs: Sequence[Run]) -> float | None:
         found = self._regrets[group]
-        choices: dict[tuple[str, ...], int] = defaultdict(int)
+        choices: dict[tuple[str, ...], list[Run]] = defaultdict(list)
         for run in runs:
-            choices[run.choice] += 1
-        contested = [count for count in choices.values() if count > 1]
+            choices[run.choice].append(run)
+        contested = [len(rivals) for rivals in choices.values() if _differ(rivals)]
         if len(contested) < _LEAST_CHOICES or sum(contested) < _LEAST_SHARE * len(runs):
             return None
         return float(np.mean(found)) if found else None
+
+
+def _differ(runs: Sequence[Run]) -> bool:
+    """Tell whether there is a choice: repeats of one strategy are none."""
+    return any(run.strategy != runs[0].strategy for run in runs[1:])
 
 
 def regrets(
@@ -99,7 +104,7 @@ def regrets(
         members[run.choice].append(i)
     found: dict[str, list[float]] = defaultdict(list)
     for rows in members.values():
-        if len(rows) > 1:
+        if _differ([runs[i] for i in rows]):
             chosen = rows[int(np.argmin(predicted[rows]))]
             lost = 100.0 * (measured[chosen] / measured[rows].min() - 1.0)
             found[runs[rows[0]].group].append(float(lost))

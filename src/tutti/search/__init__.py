@@ -1,0 +1,1 @@
+"""The planner: strategy search under exact bounds. Today its exact inner solvers."""
