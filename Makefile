@@ -51,6 +51,7 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.base
 	$(BIN)/tutti bench schedule
+	$(BIN)/tutti bench predict
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
