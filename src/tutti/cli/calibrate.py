@@ -1,41 +1,52 @@
-"""`tutti calibrate RUNS.csv -o DIR`: fit the constants of every stack by the fixed rule."""
+"""`tutti calibrate`: fit constants from measured runs, or from a profile's operators."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
+from tutti.errors import InputError
+
+if TYPE_CHECKING:
+    from tutti.cost.calibration.shipped import Calibration
 
 
 def calibrate(
-    runs: Annotated[Path, typer.Argument(help="A CSV file of measured runs.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write into.")],
+    runs: Annotated[
+        Path | None, typer.Argument(help="A CSV file of measured runs.", show_default=False)
+    ] = None,
+    from_profile: Annotated[
+        Path | None, typer.Option(help="A profile whose operators to fit, instead of runs.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Fit calibrations from measured runs: every k-th row by id, few of them."""
+    """Fit calibrations from measured runs (every k-th row by id), or from operators."""
     from rich import box
     from rich.table import Table
 
-    from tutti.cost.calibration.build import build_calibrations, save_calibrations
-    from tutti.cost.calibration.table import load_runs
-    from tutti.errors import InputError
+    from tutti.cost.calibration.build import save_calibrations
+    from tutti.cost.calibration.operators import calibrate_from_file
 
-    table, skipped, _ = load_runs(runs)
     if output.exists() and not output.is_dir():
         raise InputError(f"{output}: is a file; name a folder")
-    found = build_calibrations(table, f"tutti calibrate {runs.name}")
-    if not found:
-        raise InputError(
-            f"{runs}: no row belongs to a known stack ({len(table)} usable, {len(skipped)} not); "
-            "see cost/calibration/stacks.yaml"
-        )
+    if from_profile is not None and runs is None:
+        found = [calibrate_from_file(from_profile)]
+    elif runs is not None and from_profile is None:
+        found = _from_runs(runs)
+    else:
+        raise InputError("give either RUNS, a CSV file, or --from-profile FILE")
     paths = save_calibrations(found, output)
     if json:
         print_json(
-            {"files": [str(p) for p in paths], "rows": {c.name: list(c.rows) for c in found}}
+            {
+                "files": [str(p) for p in paths],
+                "rows": {c.name: list(c.rows) for c in found},
+                "rule": {c.name: c.rule for c in found},
+            }
         )
         return
     printed = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -55,3 +66,19 @@ def calibrate(
             str(path),
         )
     print_rich(printed)
+    if from_profile is not None:
+        typer.echo(found[0].rule)
+
+
+def _from_runs(runs: Path) -> list[Calibration]:
+    from tutti.cost.calibration.build import build_calibrations
+    from tutti.cost.calibration.table import load_runs
+
+    table, skipped, _ = load_runs(runs)
+    found = build_calibrations(table, f"tutti calibrate {runs.name}")
+    if not found:
+        raise InputError(
+            f"{runs}: no row belongs to a known stack ({len(table)} usable, {len(skipped)} not); "
+            "see cost/calibration/stacks.yaml"
+        )
+    return found

@@ -8,26 +8,46 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
+from tutti.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from tutti.simulate.estimate import Estimate
 
+ProfileFolder = Annotated[
+    Path | None,
+    typer.Option("--profile", help="A folder of per-layer measurements to price units by."),
+]
+Extrapolate = Annotated[
+    bool, typer.Option("--extrapolate", help="Go beyond what the profile measured, and say so.")
+]
+
 
 def predict(
     plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    profile: ProfileFolder = None,
+    extrapolate: Extrapolate = False,
     json: Json = False,
 ) -> None:
     """Predict the time, memory and MFU of a training step, and whether it fits."""
-    from tutti.plan.files import load_plan
-    from tutti.simulate.estimate import estimate
-
-    found = estimate(load_plan(plan))
+    found = load_estimate(plan, profile, extrapolate=extrapolate)
     if json:
         print_json(estimate_document(found))
         return
     print_rich(*_tables(found))
+
+
+def load_estimate(plan: Path, profile: Path | None, *, extrapolate: bool) -> Estimate:
+    """Estimate the plan of a file, by a folder of layer profiles where one is given."""
+    from tutti.cost.layer_profiles import LayerProfiles
+    from tutti.plan.files import load_plan
+    from tutti.simulate.estimate import estimate
+
+    if extrapolate and profile is None:
+        raise InputError("--extrapolate goes with --profile; predictions without one say so anyway")
+    layers = LayerProfiles.load(profile) if profile is not None else None
+    return estimate(load_plan(plan), layer_profiles=layers, extrapolate=extrapolate)
 
 
 def estimate_document(found: Estimate) -> dict[str, object]:
@@ -95,7 +115,7 @@ def _tables(found: Estimate) -> list[Table | str]:
     parts.append(f"[dim]priced by {basis}[/]")
     if found.priced.extrapolations:
         outside = "; ".join(found.priced.extrapolations)
-        parts.append(f"[yellow]extrapolated beyond the calibration's runs:[/] {outside}")
+        parts.append(f"[yellow]extrapolated beyond what was measured:[/] {outside}")
     return parts
 
 

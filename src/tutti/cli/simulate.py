@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.predict import Extrapolate, ProfileFolder, load_estimate
 from tutti.errors import InputError
 
 
@@ -27,20 +28,20 @@ def simulate(
         typer.Option(help="Slow a pool or a class of ranks: a800=1.2. May be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
+    profile: ProfileFolder = None,
+    extrapolate: Extrapolate = False,
     json: Json = False,
 ) -> None:
     """Simulate one step of a plan, instruction by instruction."""
-    from tutti.plan.files import load_plan
     from tutti.report.simulation import write_simulation_page
     from tutti.report.tiles import Tile
     from tutti.simulate import perturb, repeat
-    from tutti.simulate.estimate import estimate
     from tutti.simulate.run import simulate as run
     from tutti.simulate.table import result_table
     from tutti.simulate.trace import write_trace
     from tutti.units import count_text
 
-    found = estimate(load_plan(plan))
+    found = load_estimate(plan, profile, extrapolate=extrapolate)
     result = found.result
     factors: dict[str | int, float] = dict(_factor(text) for text in slow or ())
     if factors:

@@ -2,6 +2,7 @@
 
 Each pool is priced with its own calibration (chip and software stack); a chip without one is
 priced from the catalog's nominal figures and the constants' priors, and `PricedStep.basis` says so.
+Where a layer profile covers a pool, its measured units replace the model's.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from tutti.collective import Operation
 from tutti.cost.boundaries import boundary_seconds
 from tutti.cost.holdings import Holdings, Kernels, workload_of
 from tutti.cost.inputs import ClassCosts, StepCosts
+from tutti.cost.layer_profiles import LayerProfiles
 from tutti.cost.links import group_links
 from tutti.cost.memory import MemoryModel, Overheads, StaticBytes
 from tutti.cost.pool_prices import PoolPrices
+from tutti.cost.profiled import ProfiledMemory, memory_model, profiled_pools
 from tutti.cost.programs import choose_program
 from tutti.cost.synchronise import Groups, collective_choice
 from tutti.hardware.cluster import Cluster
@@ -53,13 +56,16 @@ def price_schedule(
     *,
     kernels: Kernels | None = None,
     overheads: Overheads | None = None,
+    layer_profiles: LayerProfiles | None = None,
+    extrapolate: bool = False,
 ) -> PricedStep:
-    """Return the seconds and bytes of every instruction."""
+    """Return the seconds and bytes of every instruction; units by their profile, if given."""
     kernels, overheads = kernels or Kernels(), overheads or Overheads()
     plan = schedule.plan
     used = {name for _, _, stage in plan.stages() for name in stage.chips.pools}
+    layers = profiled_pools(layer_profiles, model, cluster, used, extrapolate=extrapolate)
     prices = {
-        pool.name: PoolPrices(plan, model, cluster, pool)
+        pool.name: PoolPrices(plan, model, cluster, pool, layers.get(pool.name))
         for pool in cluster.pools
         if pool.name in used
     }
@@ -134,7 +140,7 @@ def _class_costs(
 ) -> tuple[ClassCosts, StaticBytes]:
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
     holdings = Holdings(shared.plan, shared.model, place, kernels)
-    memory = MemoryModel(holdings)
+    memory = memory_model(holdings, shared.prices[holdings.replica.chips.pools[0]].layers)
     flow = memory.flow(rank_class.instructions)
     pricer = _ClassPricer(rank_class, shared, holdings, memory)
     known: dict[object, float] = {}
@@ -266,5 +272,9 @@ class _ClassPricer:
 
     def _step(self, entry: Instruction) -> float:
         """A bucket's part of the whole stage's optimizer step."""
+        layers = self.prices.layers
+        if layers is not None and isinstance(self.memory, ProfiledMemory):
+            units = self.memory.updated_units(entry.start, entry.stop)
+            return layers.optimizer_s(self.holdings.workload, units)
         count = sum(self.memory.optimizer_parameters(u) for u in range(entry.start, entry.stop))
         return self._optimizer * count / self._updated if self._updated else 0.0

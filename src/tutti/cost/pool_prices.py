@@ -9,6 +9,7 @@ import numpy as np
 from tutti.cost.arrays import Machine, Shape, Strategy
 from tutti.cost.calibration.shipped import load_calibration
 from tutti.cost.constants import Constants
+from tutti.cost.profiled import PASSES, ProfiledPool
 from tutti.cost.programs import Efficiency
 from tutti.cost.units import (
     UnitSeconds,
@@ -42,16 +43,26 @@ class UnitTimes:
 
 
 class PoolPrices:
-    """Look-ups of seconds for the chips of one pool."""
+    """Look-ups of seconds for the chips of one pool, by its layer profile where it has one."""
 
-    def __init__(self, plan: Plan, model: ModelSpec, cluster: Cluster, pool: Pool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        model: ModelSpec,
+        cluster: Cluster,
+        pool: Pool,
+        layers: ProfiledPool | None = None,
+    ) -> None:
         self._model = model
+        self.layers = layers
         self._pool = pool
         self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
         calibration = load_calibration(pool.chip.name, pool.stack or None)
         self.constants = calibration.constants() if calibration is not None else Constants()
         self.calibration = calibration
         self.basis = calibration.label if calibration is not None else "nominal, not measured"
+        if layers is not None:
+            self.basis = f"{layers.basis}; its links {self.basis}"
         self.efficiency = Efficiency(
             island=_number(self.constants.link_efficiency),
             fabric=_number(self.constants.nic_efficiency),
@@ -67,6 +78,8 @@ class PoolPrices:
 
     def extrapolations(self, work: Workload, **degrees: float) -> tuple[str, ...]:
         """Return what of a workload lies outside the runs that the calibration was fitted on."""
+        if self.layers is not None:
+            return self.layers.flags(work)
         if self.calibration is None:
             return ()
         values = {
@@ -80,7 +93,21 @@ class PoolPrices:
         return self.calibration.extrapolations(**values)
 
     def unit(self, work: Workload, unit: int, recompute: Recompute) -> UnitTimes:
-        """Return the seconds of a unit; equal units are priced once."""
+        """Return the seconds of a unit, measured or modelled."""
+        found = self._modelled(work, unit, recompute)
+        if self.layers is None:
+            return found
+        third = float(self.layers.figures(work).seconds[unit]) / PASSES
+        again = found.recompute / found.forward if found.forward else 0.0
+        return UnitTimes(
+            forward=third,
+            recompute=again * third,
+            backward_input=third,
+            backward_weight=third,
+        )
+
+    def _modelled(self, work: Workload, unit: int, recompute: Recompute) -> UnitTimes:
+        """Return what the cost model says; equal units are priced once."""
         key = (work, self._model.unit_kind(unit), recompute)
         if key not in self._units:
             found = self._price(work, unit, recompute)

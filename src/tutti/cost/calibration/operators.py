@@ -1,0 +1,154 @@
+"""Constants from operator measurements: a `Profile`'s table instead of whole training runs.
+
+Fitted as runs are: z log-sigmas from the priors, soft-L1 on ln(predicted/measured). A constant that
+too few measurements tell of keeps its prior, and the calibration's rule says so. What can be
+measured stands in `evidence`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tutti.cost.arrays import FloatArray
+from tutti.cost.baseline import errors_pct
+from tutti.cost.calibration.evidence import DIMS, Evidence, evidence_of
+from tutti.cost.calibration.shipped import Calibration, FitReport, Fitted
+from tutti.cost.calibration.stacks import Stack
+from tutti.cost.constants import Constants, registry
+from tutti.document import Place
+from tutti.hardware.library import shipped
+from tutti.hardware.node import NodeType
+from tutti.hardware.profile import Profile
+
+NOISE = 0.01  # of the logarithm: a median of repeats scatters less than a run
+# What operators and links can tell; two more are freed where odd rows or head dimensions are.
+CONSTANTS = (
+    "gemm_efficiency",
+    "gemm_fill_s",
+    "wave_quantisation",
+    "kernel_gap_s",
+    "hbm_efficiency",
+    "flash_efficiency",
+    "flash_backward_ratio",
+    "link_efficiency",
+    "link_latency_s",
+    "nic_efficiency",
+    "nic_latency_s",
+)
+_STEP, _BOUND, _DIGITS = 1e-4, 4.0, 6
+
+
+def calibrate_from_profile(
+    profile: Profile, node: NodeType | None = None, *, file: str = "profile"
+) -> Calibration:
+    """Return the constants that explain a profile best; the node is the chip's usual one.
+
+    The machine's nominal figures come from the catalog.
+    """
+    chip = node.chip if node is not None else shipped().chip(profile.chip, Place(file).key("chip"))
+    evidence = evidence_of(profile, chip, node or shipped().node_for(chip))
+    told = {name for found in evidence for name in found.tells}
+    stack = Stack(
+        stack=profile.stack or "operators",
+        chips=(chip.name,),
+        groups=(),
+        compute=tuple(name for name in registry() if name in told),
+        cluster=(),
+        noise=NOISE,
+    )
+    return _calibration(profile, stack, evidence, _fit(stack, evidence))
+
+
+def calibrate_from_file(path: Path) -> Calibration:
+    """Return the constants that a profile file tells."""
+    return calibrate_from_profile(Profile.load(path), file=path.name)
+
+
+# --- the fit ---------------------------------------------------------------------------------
+
+
+def _constants(stack: Stack, z: FloatArray) -> Constants:
+    return Constants(**{n: stack.value(n, z[..., i, None]) for i, n in enumerate(stack.compute)})
+
+
+def _predict(evidence: Sequence[Evidence], constants: Constants) -> FloatArray:
+    return np.concatenate([found.predict(constants) for found in evidence], axis=-1)
+
+
+def _fit(stack: Stack, evidence: Sequence[Evidence]) -> dict[str, float]:
+    from scipy.optimize import least_squares
+
+    telling = [found for found in evidence if found.tells]
+    if not stack.compute:
+        return {}
+    measured = np.log(np.concatenate([found.measured for found in telling]))
+
+    def residuals(z: FloatArray) -> FloatArray:
+        errors = (np.log(_predict(telling, _constants(stack, z))) - measured) / stack.noise
+        robust = np.sign(errors) * np.sqrt(2.0 * (np.sqrt(1.0 + errors * errors) - 1.0))
+        return np.concatenate([robust, z], axis=-1)
+
+    def jacobian(z: FloatArray) -> FloatArray:
+        around = np.concatenate([z[None, :], z[None, :] + _STEP * np.eye(len(z))])
+        found = residuals(around)
+        slopes: FloatArray = (found[1:] - found[0]).T / _STEP
+        return slopes
+
+    start = np.zeros(len(stack.compute))
+    solved = least_squares(residuals, start, jac=jacobian, bounds=(-_BOUND, _BOUND), max_nfev=200)
+    return {name: float(stack.value(name, solved.x[i])) for i, name in enumerate(stack.compute)}
+
+
+# --- the written form ------------------------------------------------------------------------
+
+
+def _calibration(
+    profile: Profile, stack: Stack, evidence: Sequence[Evidence], values: dict[str, float]
+) -> Calibration:
+    known = registry()
+    fitted = {
+        name: Fitted(value=float(f"{value:.{_DIGITS}g}"), unit=known[name].unit)
+        for name, value in values.items()
+    }
+    name = _slug(f"{profile.chip} {profile.stack} operators")
+    cluster = {n: fitted[n] for n in fitted if known[n].scope == "cluster"}
+    predicted = _predict(evidence, Constants(**values))
+    errors = errors_pct(predicted, np.concatenate([found.measured for found in evidence]))
+    return Calibration(
+        name=name,
+        stack=stack.stack,
+        chips=stack.chips,
+        groups=(name,) if cluster else (),
+        date=profile.date,
+        origin=profile.origin,
+        rule=_rule(evidence, values),
+        compute={n: fitted[n] for n in fitted if n not in cluster},
+        clusters={name: cluster} if cluster else {},
+        fit=FitReport(
+            rows=len(errors),
+            mape_pct=round(float(errors.mean()), 2),
+            worst_pct=round(float(errors.max()), 2),
+        ),
+        ranges={},
+        rows=(),
+    )
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")
+
+
+def _rule(evidence: Sequence[Evidence], values: dict[str, float]) -> str:
+    """Say what the constants rest on: counts and spans, and what was left at its prior."""
+    parts = []
+    for found in evidence:
+        count = f"{len(found.measured)} " if found.kind in DIMS else ""
+        spans = f" ({found.spans})" if found.spans else ""
+        parts.append(f"{count}{found.kind}{spans}" + ("" if found.tells else ", too few to fit"))
+    kept = [name for name in CONSTANTS if name not in values]
+    prior = f"; at their priors: {', '.join(kept)}" if kept else ""
+    return f"operator measurements: {'; '.join(parts)}{prior}"
