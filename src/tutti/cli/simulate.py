@@ -39,7 +39,7 @@ def simulate(
     from tutti.simulate.run import simulate as run
     from tutti.simulate.table import result_table
     from tutti.simulate.trace import write_trace
-    from tutti.units import count_text
+    from tutti.units import count_text, seconds_text
 
     found = load_estimate(plan, profile, extrapolate=extrapolate)
     result = found.result
@@ -52,7 +52,11 @@ def simulate(
     if html is not None:
         facts = [
             Tile("MFU", f"{found.mfu:.1%}", "of all chips' dense peak"),
-            Tile("Throughput", f"{count_text(found.tokens_per_second)} tokens/s"),
+            Tile(
+                "Throughput",
+                f"{count_text(found.tokens_per_second)}/s",
+                f"tokens; {seconds_text(found.step_seconds)} with the slowest node",
+            ),
         ]
         write_simulation_page(html, result, facts=facts, spread=spread)
     if trace is not None:

@@ -40,6 +40,7 @@ CONSTANTS = (
     "nic_latency_s",
 )
 _STEP, _BOUND, _DIGITS = 1e-4, 4.0, 6
+_UNTOLD = 1e-6  # a slope, or a move in log-sigmas, below which the measurements said nothing
 
 
 def calibrate_from_profile(
@@ -100,7 +101,12 @@ def _fit(stack: Stack, evidence: Sequence[Evidence]) -> dict[str, float]:
 
     start = np.zeros(len(stack.compute))
     solved = least_squares(residuals, start, jac=jacobian, bounds=(-_BOUND, _BOUND), max_nfev=200)
-    return {name: float(stack.value(name, solved.x[i])) for i, name in enumerate(stack.compute)}
+    slopes = np.abs(np.asarray(solved.jac)[: len(measured)]).max(axis=0)
+    return {
+        name: float(stack.value(name, solved.x[i]))
+        for i, name in enumerate(stack.compute)
+        if slopes[i] > _UNTOLD or abs(solved.x[i]) > _UNTOLD  # no product waits for memory, say
+    }
 
 
 # --- the written form ------------------------------------------------------------------------

@@ -160,6 +160,14 @@ def test_too_few_operators_leave_the_priors():
     assert f"at their priors: {', '.join(CONSTANTS)}" in found.rule
 
 
+def test_what_the_shapes_do_not_touch_is_not_called_fitted():
+    large = [(m, 4096, 4096) for m in (2048, 4096, 6144, 8192)]  # none waits for memory
+    found = calibrate_from_profile(profile_of(measured("gemm", large)))
+    assert "gemm_efficiency" in found.compute
+    assert "hbm_efficiency" not in found.compute
+    assert "at their priors: hbm_efficiency" in found.rule
+
+
 def test_links_alone_move_only_the_network():
     found = calibrate_from_profile(profile_of(links=LINKS[2:]))
     assert set(found.compute) == set()
@@ -215,8 +223,22 @@ OPERATORS = st.builds(
 )
 
 
+PLAUSIBLE = st.builds(
+    lambda shape, factor: OperatorTime(
+        operator="gemm",
+        dtype=Dtype.BF16,
+        shape=shape,
+        seconds=factor * seconds_of("gemm", shape),
+    ),
+    st.sampled_from(GEMMS),
+    st.floats(0.01, 100.0),
+)
+
+
 @settings(max_examples=60)
-@given(st.lists(OPERATORS, max_size=6, unique_by=lambda o: (o.operator, o.dtype, o.shape)))
+@given(
+    st.lists(OPERATORS | PLAUSIBLE, max_size=8, unique_by=lambda o: (o.operator, o.dtype, o.shape))
+)
 def test_any_profile_is_fitted_or_refused(operators):
     said = ""
     try:
