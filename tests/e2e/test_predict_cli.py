@@ -81,3 +81,22 @@ def test_clumsy_options_get_one_line(plan, capsys, extra, said):
     assert code == 2
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_own_calibrations_come_first(plan, capsys, tmp_path):
+    from tutti.cost.calibration.shipped import load_calibration
+
+    shipped = load_calibration("A800")
+    own = tmp_path / "own"
+    own.mkdir()
+    text = shipped.save(own).read_text().replace("2026-", "2027-")
+    (own / f"{shipped.name}.json").write_text(text)
+    _, out, _ = tutti(capsys, "predict", str(plan), "--calibrations", str(own))
+    assert ", 2027-" in out
+    for folder, said in [("nowhere", "cannot be read"), ("", "holds no calibration")]:
+        (tmp_path / "bare").mkdir(exist_ok=True)
+        code, _, err = tutti(
+            capsys, "predict", str(plan), "--calibrations", str(tmp_path / (folder or "bare"))
+        )
+        assert code == 2
+        assert said in err

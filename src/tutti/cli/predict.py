@@ -24,30 +24,45 @@ Extrapolate = Annotated[
 ]
 
 
+CalibrationFolder = Annotated[
+    Path | None,
+    typer.Option("--calibrations", help="A folder that `tutti calibrate` wrote, used first."),
+]
+
+
 def predict(
     plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    calibrations: CalibrationFolder = None,
     profile: ProfileFolder = None,
     extrapolate: Extrapolate = False,
     json: Json = False,
 ) -> None:
     """Predict the time, memory and MFU of a training step, and whether it fits."""
-    found = load_estimate(plan, profile, extrapolate=extrapolate)
+    found = load_estimate(plan, calibrations, profile, extrapolate=extrapolate)
     if json:
         print_json(estimate_document(found))
         return
     print_rich(*_tables(found))
 
 
-def load_estimate(plan: Path, profile: Path | None, *, extrapolate: bool) -> Estimate:
-    """Estimate the plan of a file, by a folder of layer profiles where one is given."""
+def load_estimate(
+    plan: Path, calibrations: Path | None, profile: Path | None, *, extrapolate: bool
+) -> Estimate:
+    """Estimate the plan of a file, by the calibrations and layer profiles that are given."""
+    from tutti.cost.calibration.shipped import load_calibrations
     from tutti.cost.layer_profiles import LayerProfiles
+    from tutti.cost.sources import Sources
     from tutti.plan.files import load_plan
     from tutti.simulate.estimate import estimate
 
     if extrapolate and profile is None:
         raise InputError("--extrapolate goes with --profile; predictions without one say so anyway")
-    layers = LayerProfiles.load(profile) if profile is not None else None
-    return estimate(load_plan(plan), layer_profiles=layers, extrapolate=extrapolate)
+    sources = Sources(
+        calibrations=load_calibrations(calibrations) if calibrations is not None else (),
+        layer_profiles=LayerProfiles.load(profile) if profile is not None else None,
+        extrapolate=extrapolate,
+    )
+    return estimate(load_plan(plan), sources=sources)
 
 
 def estimate_document(found: Estimate) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
-from tutti.cli.predict import Extrapolate, ProfileFolder, load_estimate
+from tutti.cli.predict import CalibrationFolder, Extrapolate, ProfileFolder, load_estimate
 from tutti.errors import InputError
 
 
@@ -28,6 +28,7 @@ def simulate(
         typer.Option(help="Slow a pool or a class of ranks: a800=1.2. May be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
+    calibrations: CalibrationFolder = None,
     profile: ProfileFolder = None,
     extrapolate: Extrapolate = False,
     json: Json = False,
@@ -41,7 +42,7 @@ def simulate(
     from tutti.simulate.trace import write_trace
     from tutti.units import count_text, seconds_text
 
-    found = load_estimate(plan, profile, extrapolate=extrapolate)
+    found = load_estimate(plan, calibrations, profile, extrapolate=extrapolate)
     result = found.result
     factors: dict[str | int, float] = dict(_factor(text) for text in slow or ())
     if factors:

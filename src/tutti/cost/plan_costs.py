@@ -18,12 +18,12 @@ from tutti.collective import Operation
 from tutti.cost.boundaries import boundary_seconds
 from tutti.cost.holdings import Holdings, Kernels, workload_of
 from tutti.cost.inputs import ClassCosts, StepCosts
-from tutti.cost.layer_profiles import LayerProfiles
 from tutti.cost.links import group_links
 from tutti.cost.memory import MemoryModel, Overheads, StaticBytes
 from tutti.cost.pool_prices import PoolPrices
 from tutti.cost.profiled import ProfiledMemory, memory_model, profiled_pools
 from tutti.cost.programs import choose_program
+from tutti.cost.sources import Sources
 from tutti.cost.synchronise import Groups, collective_choice
 from tutti.hardware.cluster import Cluster
 from tutti.models.parameters import ParameterClass
@@ -53,19 +53,20 @@ def price_schedule(
     schedule: Schedule,
     model: ModelSpec,
     cluster: Cluster,
-    *,
-    kernels: Kernels | None = None,
-    overheads: Overheads | None = None,
-    layer_profiles: LayerProfiles | None = None,
-    extrapolate: bool = False,
+    sources: Sources | None = None,
 ) -> PricedStep:
     """Return the seconds and bytes of every instruction; units by their profile, if given."""
-    kernels, overheads = kernels or Kernels(), overheads or Overheads()
+    sources = sources or Sources()
+    kernels, overheads = sources.kernels, sources.overheads
     plan = schedule.plan
     used = {name for _, _, stage in plan.stages() for name in stage.chips.pools}
-    layers = profiled_pools(layer_profiles, model, cluster, used, extrapolate=extrapolate)
+    layers = profiled_pools(
+        sources.layer_profiles, model, cluster, used, extrapolate=sources.extrapolate
+    )
     prices = {
-        pool.name: PoolPrices(plan, model, cluster, pool, layers.get(pool.name))
+        pool.name: PoolPrices(
+            plan, model, cluster, pool, sources.calibration(pool), layers.get(pool.name)
+        )
         for pool in cluster.pools
         if pool.name in used
     }

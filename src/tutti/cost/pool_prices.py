@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tutti.cost.arrays import Machine, Shape, Strategy
-from tutti.cost.calibration.shipped import load_calibration
+from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants
 from tutti.cost.profiled import PASSES, ProfiledPool
 from tutti.cost.programs import Efficiency
@@ -51,13 +51,13 @@ class PoolPrices:
         model: ModelSpec,
         cluster: Cluster,
         pool: Pool,
+        calibration: Calibration | None,
         layers: ProfiledPool | None = None,
     ) -> None:
         self._model = model
         self.layers = layers
         self._pool = pool
         self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
-        calibration = load_calibration(pool.chip.name, pool.stack or None)
         self.constants = calibration.constants() if calibration is not None else Constants()
         self.calibration = calibration
         self.basis = calibration.label if calibration is not None else "nominal, not measured"

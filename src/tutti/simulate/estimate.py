@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tutti.cost.holdings import workload_of
-from tutti.cost.layer_profiles import LayerProfiles
 from tutti.cost.plan_costs import PricedStep, price_schedule
+from tutti.cost.sources import Sources
 from tutti.cost.storage import StorageSeconds, storage_seconds
 from tutti.hardware.cluster import Cluster
 from tutti.models.flops import flops_per_token
@@ -80,17 +80,13 @@ def estimate(
     plan: Plan,
     model: ModelSpec | None = None,
     cluster: Cluster | None = None,
-    *,
-    layer_profiles: LayerProfiles | None = None,
-    extrapolate: bool = False,
+    sources: Sources | None = None,
 ) -> Estimate:
     """Check a plan, price its schedule (by measured layers, if given) and simulate one step."""
     model, cluster = model or embedded_model(plan), cluster or embedded_cluster(plan)
     require_valid(plan, model, cluster)
     schedule = build_schedule(plan)
-    priced = price_schedule(
-        schedule, model, cluster, layer_profiles=layer_profiles, extrapolate=extrapolate
-    )
+    priced = price_schedule(schedule, model, cluster, sources)
     result = simulate(schedule, priced.costs)
     step = result.step_seconds * priced.slowdown
     useful = flops_per_token(model, plan.job.sequence_length) * plan.job.tokens

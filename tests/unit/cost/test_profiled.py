@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.cost.layer_folder import MODEL, PUBLISHED, UNITS, write_folder
 from tutti.cost.layer_profiles import LayerProfiles
+from tutti.cost.sources import Sources
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
@@ -42,7 +43,7 @@ def compute_seconds(found, stage, ops=PASSES):
 @pytest.mark.parametrize("mbs", [1, 2])
 def test_stages_take_what_was_measured(profiles, mbs):
     plan = opt_plan(pp=2, micro_batch=mbs)
-    found = estimate(plan, layer_profiles=profiles)
+    found = estimate(plan, sources=Sources(layer_profiles=profiles))
     count = plan.pipelines[0].micro_batches
     each = 1e-3 * (1 + 2 * mbs)
     assert compute_seconds(found, 0) == pytest.approx(count * 13 * each / 4)
@@ -59,7 +60,7 @@ def test_stages_take_what_was_measured(profiles, mbs):
 
 def test_memory_is_what_was_measured(profiles):
     plan = opt_plan(pp=2, micro_batch=2)
-    found = estimate(plan, layer_profiles=profiles)
+    found = estimate(plan, sources=Sources(layer_profiles=profiles))
     figures = profiles.at("V100", 1, 2)
     last = found.memory[-1]
     held = last.parameters + last.gradients + last.optimizer
@@ -73,16 +74,16 @@ def test_memory_is_what_was_measured(profiles):
 
 
 def test_sharded_states_and_their_step_shrink(profiles):
-    whole = estimate(opt_plan(pp=2), layer_profiles=profiles)
-    sharded = estimate(opt_plan(pp=2, shard=1), layer_profiles=profiles)
+    whole = estimate(opt_plan(pp=2), sources=Sources(layer_profiles=profiles))
+    sharded = estimate(opt_plan(pp=2, shard=1), sources=Sources(layer_profiles=profiles))
     assert sharded.memory[0].optimizer == pytest.approx(whole.memory[0].optimizer / 8)
     step = compute_seconds(sharded, 0, (Op.STEP,))
     assert step == pytest.approx(compute_seconds(whole, 0, (Op.STEP,)) / 8)
 
 
 def test_recomputation_runs_forward_again_and_keeps_less(profiles):
-    plain = estimate(opt_plan(pp=2), layer_profiles=profiles)
-    again = estimate(opt_plan(pp=2, recompute="full"), layer_profiles=profiles)
+    plain = estimate(opt_plan(pp=2), sources=Sources(layer_profiles=profiles))
+    again = estimate(opt_plan(pp=2, recompute="full"), sources=Sources(layer_profiles=profiles))
     extra = compute_seconds(again, 0, (Op.RECOMPUTE,))
     assert 0.8 < extra / compute_seconds(plain, 0, (Op.FORWARD,)) <= 1.01
     assert again.memory[0].moving < plain.memory[0].moving
@@ -91,16 +92,16 @@ def test_recomputation_runs_forward_again_and_keeps_less(profiles):
 def test_beyond_the_measured_batches(profiles):
     plan = opt_plan(pp=2, micro_batch=8)
     with pytest.raises(InputError, match="8 sequences per micro-batch outside the measured 1 to 4"):
-        estimate(plan, layer_profiles=profiles)
-    found = estimate(plan, layer_profiles=profiles, extrapolate=True)
+        estimate(plan, sources=Sources(layer_profiles=profiles))
+    found = estimate(plan, sources=Sources(layer_profiles=profiles, extrapolate=True))
     assert any("a100: layer profile A100, tp 1: 8" in line for line in found.priced.extrapolations)
 
 
 def test_another_sequence_length(profiles):
     plan = opt_plan(pp=2, length=1024, micro_batch=2)
     with pytest.raises(InputError, match="sequence_length 1024, measured at 2048; measure it"):
-        estimate(plan, layer_profiles=profiles)
-    found = estimate(plan, layer_profiles=profiles, extrapolate=True)
+        estimate(plan, sources=Sources(layer_profiles=profiles))
+    found = estimate(plan, sources=Sources(layer_profiles=profiles, extrapolate=True))
     assert any("measured at 2048" in line for line in found.priced.extrapolations)
     count = plan.pipelines[0].micro_batches
     assert compute_seconds(found, 1) == pytest.approx(count * 14 * 3e-3)  # one sequence's tokens
@@ -108,39 +109,44 @@ def test_another_sequence_length(profiles):
 
 def test_a_degree_that_was_not_measured(profiles):
     with pytest.raises(InputError, match="V100 was measured with tp 1, not 2"):
-        estimate(opt_plan(pp=2, tp=2), layer_profiles=profiles, extrapolate=True)
+        estimate(opt_plan(pp=2, tp=2), sources=Sources(layer_profiles=profiles, extrapolate=True))
 
 
 def test_another_model(profiles):
     other = load_model("llama-2-7b")
     plan = opt_plan(other, pp=2)
     with pytest.raises(InputError, match="has 26 layers, but llama-2-7b has 34 units"):
-        estimate(plan, layer_profiles=profiles)
+        estimate(plan, sources=Sources(layer_profiles=profiles))
     plan = opt_plan(load_model("opt-1.3b"), pp=2)  # as many blocks, but wider ones
     with pytest.raises(InputError, match="is it another model"):
-        estimate(plan, layer_profiles=profiles)
+        estimate(plan, sources=Sources(layer_profiles=profiles))
 
 
 def test_chips_that_were_not_measured(profiles, tmp_path):
     with pytest.raises(InputError, match=r"covers A100, V100, but the plan runs on"):
-        estimate(opt_plan(cluster="E100", pp=2), layer_profiles=profiles)
+        estimate(opt_plan(cluster="E100", pp=2), sources=Sources(layer_profiles=profiles))
     for path in (tmp_path / "made-up").glob("V100*"):
         path.unlink()
-    half = estimate(opt_plan(pp=2), layer_profiles=LayerProfiles.load(tmp_path / "made-up"))
+    half = estimate(
+        opt_plan(pp=2), sources=Sources(layer_profiles=LayerProfiles.load(tmp_path / "made-up"))
+    )
     assert half.priced.basis["v100"] == "nominal, not measured"
     assert half.priced.basis["a100"].startswith("layer profile")
 
 
 def test_without_a_profile_nothing_changes():
     plan = opt_plan(pp=2)
-    assert estimate(plan).step_seconds == estimate(plan, layer_profiles=None).step_seconds
+    assert (
+        estimate(plan).step_seconds
+        == estimate(plan, sources=Sources(layer_profiles=None)).step_seconds
+    )
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="needs ../shared beside the checkout")
 def test_the_published_profile_on_the_shipped_cluster():
     """Equals the sums of the files' entries; the step is the comparison formula's."""
     plan = opt_plan(pp=2, micro_batch=2, batch=1024)
-    found = estimate(plan, layer_profiles=LayerProfiles.load(PUBLISHED))
+    found = estimate(plan, sources=Sources(layer_profiles=LayerProfiles.load(PUBLISHED)))
     count = plan.pipelines[0].micro_batches
     assert count == 64
     times, optimizers = [], []
@@ -163,7 +169,7 @@ def test_replicas_of_a_cut_that_differs(profiles):
     first, second = pipeline.stages
     stages = (replace(first, units=((0, 19),)), replace(second, units=((19, UNITS),)))
     uneven = replace(plan, pipelines=(replace(pipeline, stages=stages),))
-    found = estimate(uneven, layer_profiles=profiles)
+    found = estimate(uneven, sources=Sources(layer_profiles=profiles))
     count = pipeline.micro_batches
     assert compute_seconds(found, 0) == pytest.approx(count * 19 * 5e-3 / 4)
     assert compute_seconds(found, 1) == pytest.approx(count * 8 * 5e-3)

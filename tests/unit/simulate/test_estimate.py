@@ -13,6 +13,7 @@ from tests.support.plans import plans
 from tutti.cost.arrays import Machine, Shape, Strategy
 from tutti.cost.holdings import workload_of
 from tutti.cost.pool_prices import PoolPrices
+from tutti.cost.sources import Sources
 from tutti.cost.step import price
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
@@ -47,7 +48,8 @@ def a100_job(stages: int, micro_batches: int, **degrees):
 
 
 def prices_of(model, cluster, plan):
-    return PoolPrices(plan, model, cluster, cluster.pool("a800"))
+    pool = cluster.pool("a800")
+    return PoolPrices(plan, model, cluster, pool, Sources().calibration(pool))
 
 
 def unit_times(model, cluster, plan, unit):

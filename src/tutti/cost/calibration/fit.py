@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tutti.cost.arrays import FloatArray
+from tutti.cost.calibration.solve import solve
 from tutti.cost.calibration.stacks import Stack
 from tutti.cost.calibration.table import RunTable
 from tutti.cost.constants import Constants
 from tutti.cost.step import price
 
-_STEP = 1e-4  # of z, for differences
-_BOUND = 4.0  # log-sigmas
 MOST_EVALUATIONS = 40
 
 
@@ -79,31 +78,14 @@ def unfitted(stack: Stack) -> FittedStack:
 
 def fit(stack: Stack, table: RunTable) -> FittedStack:
     """Return the constants that explain the runs best; the priors where there are none."""
-    from scipy.optimize import least_squares
-
     if not len(table):
         return unfitted(stack)
-    groups, measured = _group_rows(stack, table), np.log(table.measured)
-
-    def residuals(z: FloatArray) -> FloatArray:
-        errors = (np.log(_predict(stack, z, table, groups)) - measured) / stack.noise
-        # Soft-L1 on the data only: the square of this is 2·(√(1 + r²) − 1).
-        robust = np.sign(errors) * np.sqrt(2.0 * (np.sqrt(1.0 + errors * errors) - 1.0))
-        return np.concatenate([robust, z], axis=-1)
-
-    def jacobian(z: FloatArray) -> FloatArray:
-        around = np.concatenate([z[None, :], z[None, :] + _STEP * np.eye(len(z))])
-        found = residuals(around)
-        slopes: FloatArray = (found[1:] - found[0]).T / _STEP
-        return slopes
-
-    start = np.zeros(stack.num_free)
-    solved = least_squares(
-        residuals,
-        start,
-        jac=jacobian,
-        method="trf",
-        max_nfev=MOST_EVALUATIONS,
-        bounds=(-_BOUND, _BOUND),
+    groups = _group_rows(stack, table)
+    z, _ = solve(
+        lambda z: _predict(stack, z, table, groups),
+        table.measured,
+        noise=stack.noise,
+        size=stack.num_free,
+        evaluations=MOST_EVALUATIONS,
     )
-    return FittedStack(stack, np.asarray(solved.x, dtype=np.float64))
+    return FittedStack(stack, z)

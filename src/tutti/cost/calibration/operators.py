@@ -17,6 +17,7 @@ from tutti.cost.arrays import FloatArray
 from tutti.cost.baseline import errors_pct
 from tutti.cost.calibration.evidence import DIMS, Evidence, evidence_of
 from tutti.cost.calibration.shipped import Calibration, FitReport, Fitted
+from tutti.cost.calibration.solve import solve
 from tutti.cost.calibration.stacks import Stack
 from tutti.cost.constants import Constants, registry
 from tutti.document import Place
@@ -39,7 +40,7 @@ CONSTANTS = (
     "nic_efficiency",
     "nic_latency_s",
 )
-_STEP, _BOUND, _DIGITS = 1e-4, 4.0, 6
+_DIGITS = 6
 _UNTOLD = 1e-6  # a slope, or a move in log-sigmas, below which the measurements said nothing
 
 
@@ -81,31 +82,22 @@ def _predict(evidence: Sequence[Evidence], constants: Constants) -> FloatArray:
 
 
 def _fit(stack: Stack, evidence: Sequence[Evidence]) -> dict[str, float]:
-    from scipy.optimize import least_squares
-
     telling = [found for found in evidence if found.tells]
     if not stack.compute:
         return {}
-    measured = np.log(np.concatenate([found.measured for found in telling]))
-
-    def residuals(z: FloatArray) -> FloatArray:
-        errors = (np.log(_predict(telling, _constants(stack, z))) - measured) / stack.noise
-        robust = np.sign(errors) * np.sqrt(2.0 * (np.sqrt(1.0 + errors * errors) - 1.0))
-        return np.concatenate([robust, z], axis=-1)
-
-    def jacobian(z: FloatArray) -> FloatArray:
-        around = np.concatenate([z[None, :], z[None, :] + _STEP * np.eye(len(z))])
-        found = residuals(around)
-        slopes: FloatArray = (found[1:] - found[0]).T / _STEP
-        return slopes
-
-    start = np.zeros(len(stack.compute))
-    solved = least_squares(residuals, start, jac=jacobian, bounds=(-_BOUND, _BOUND), max_nfev=200)
-    slopes = np.abs(np.asarray(solved.jac)[: len(measured)]).max(axis=0)
+    measured = np.concatenate([found.measured for found in telling])
+    z, jacobian = solve(
+        lambda z: _predict(telling, _constants(stack, z)),
+        measured,
+        noise=stack.noise,
+        size=len(stack.compute),
+        evaluations=200,
+    )
+    slopes = np.abs(jacobian[: len(measured)]).max(axis=0)
     return {
-        name: float(stack.value(name, solved.x[i]))
+        name: float(stack.value(name, z[i]))
         for i, name in enumerate(stack.compute)
-        if slopes[i] > _UNTOLD or abs(solved.x[i]) > _UNTOLD  # no product waits for memory, say
+        if slopes[i] > _UNTOLD or abs(z[i]) > _UNTOLD  # no product waits for memory, say
     }
 
 

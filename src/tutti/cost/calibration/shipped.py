@@ -19,7 +19,7 @@ from tutti import document, files
 from tutti.cost.calibration.stacks import stacks
 from tutti.cost.constants import Constants, registry
 from tutti.document import Place
-from tutti.errors import hint
+from tutti.errors import InputError, hint
 
 FORMAT = 1
 _FOLDER = "calibrations"
@@ -134,6 +134,17 @@ def shipped_calibrations() -> tuple[Calibration, ...]:
     folder = resources.files("tutti.cost").joinpath(_FOLDER)
     found = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
     return tuple(Calibration.from_text(f.read_text(encoding="utf-8"), f.name) for f in found)
+
+
+def load_calibrations(folder: Path) -> tuple[Calibration, ...]:
+    """Return the calibrations of a folder, in the order of their names."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from None
+    if not paths:
+        raise InputError(f"{folder}: holds no calibration (.json); `tutti calibrate` writes them")
+    return tuple(Calibration.from_text(files.read_text(path), path.name) for path in paths)
 
 
 def load_calibration(chip_name: str, stack: str | None = None) -> Calibration | None:
