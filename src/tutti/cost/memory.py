@@ -10,12 +10,13 @@ this is memory over time under the actual schedule.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tutti.cost.holdings import Holdings
+from tutti.cost.kinds import Kinds
 from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import UnitRanges, covers
 from tutti.schedule.instruction import Instruction, Op, What
@@ -56,7 +57,6 @@ class MemoryFlow:
     static: StaticBytes
     allocate: FloatArray
     free: FloatArray
-    peak_parts: dict[str, float] = field(default_factory=dict)
 
 
 class MemoryModel:
@@ -99,26 +99,14 @@ class MemoryModel:
 
     # --- moving --------------------------------------------------------------------------
 
-    def flow(self, instructions: tuple[Instruction, ...]) -> MemoryFlow:
+    def flow(self, kinds: Kinds) -> MemoryFlow:
         """Return what each instruction takes and gives back."""
-        allocate, free = np.zeros(len(instructions)), np.zeros(len(instructions))
-        known: dict[tuple[Op, int, int, What, bool], tuple[float, float]] = {}
-        for index, entry in enumerate(instructions):
-            key = (entry.op, entry.start, entry.stop, entry.what, entry.micro_batch < 0)
-            if key not in known:
-                known[key] = self.effect(entry)
-            allocate[index], free[index] = known[key]
-        self._release_received(instructions, free)
+        effects = {example: self.effect(example) for example in kinds.examples}
+        allocate = kinds.spread(lambda example: effects[example][0])
+        free = kinds.spread(lambda example: effects[example][1])
+        # A received tensor is given back when the pass that uses it ends.
+        np.add.at(free, kinds.after_receive(), self.boundary())
         return MemoryFlow(self.static(), allocate, free)
-
-    def _release_received(self, instructions: tuple[Instruction, ...], free: FloatArray) -> None:
-        """Give a received tensor back when the pass that uses it ends."""
-        size = self.boundary()
-        for index, entry in enumerate(instructions):
-            if entry.op in (Op.FORWARD, Op.BACKWARD_INPUT):
-                for wanted in entry.after:
-                    if instructions[wanted].op is Op.RECEIVE:
-                        free[index] += size
 
     def effect(self, entry: Instruction) -> tuple[float, float]:
         """Return the bytes that an instruction takes at its start and gives back at its end."""

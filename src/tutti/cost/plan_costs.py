@@ -18,6 +18,7 @@ from tutti.collective import Operation
 from tutti.cost.boundaries import boundary_seconds
 from tutti.cost.holdings import Holdings, Kernels, workload_of
 from tutti.cost.inputs import ClassCosts, StepCosts
+from tutti.cost.kinds import Kinds
 from tutti.cost.links import group_links
 from tutti.cost.memory import MemoryModel, Overheads, StaticBytes
 from tutti.cost.pool_prices import PoolPrices
@@ -142,17 +143,10 @@ def _class_costs(
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
     holdings = Holdings(shared.plan, shared.model, place, kernels)
     memory = memory_model(holdings, shared.prices[holdings.replica.chips.pools[0]].layers)
-    flow = memory.flow(rank_class.instructions)
-    pricer = _ClassPricer(rank_class, shared, holdings, memory)
-    known: dict[object, float] = {}
-    seconds = np.zeros(len(rank_class.instructions))
-    for index, entry in enumerate(rank_class.instructions):
-        key = (entry.op, entry.start, entry.stop, entry.what, entry.scope, entry.micro_batch < 0)
-        if key not in known:
-            known[key] = pricer.seconds(entry)
-        seconds[index] = known[key]
+    kinds = Kinds.of(rank_class.instructions)
+    flow = memory.flow(kinds)
     costs = ClassCosts(
-        seconds=seconds,
+        seconds=kinds.spread(_ClassPricer(rank_class, shared, holdings, memory).seconds),
         allocate_bytes=flow.allocate,
         free_bytes=flow.free,
         static_bytes=flow.static.total + overheads.context_bytes + overheads.workspace_bytes,

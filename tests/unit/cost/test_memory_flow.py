@@ -11,6 +11,7 @@ from hypothesis import given
 from tests.support.lines import uniform
 from tests.support.plans import plans
 from tutti.cost.holdings import Holdings, Kernels
+from tutti.cost.kinds import Kinds
 from tutti.cost.memory import MemoryModel
 from tutti.models.parameters import ParameterClass
 from tutti.models.plain import plain_gpt
@@ -30,7 +31,7 @@ def model_of(schedule, rank_class, kernels=None):
 def test_whatever_is_taken_is_given_back(plan):
     schedule = build_schedule(plan)
     for rank_class in schedule.classes:
-        flow = model_of(schedule, rank_class).flow(rank_class.instructions)
+        flow = model_of(schedule, rank_class).flow(Kinds.of(rank_class.instructions))
         taken, given_back = flow.allocate.sum(), flow.free.sum()
         assert taken == pytest.approx(given_back, rel=1e-9)
         assert (flow.allocate >= 0).all()
@@ -85,7 +86,7 @@ def test_activations_in_flight_equal_korthikanti(recompute, sequence_parallel, f
     expected = length * hidden * factor(heads, length, hidden, tp) * (layers // stages)
     assert one == pytest.approx(expected, rel=1e-9)
     entries = schedule.classes[1].instructions
-    flow = memory.flow(entries)
+    flow = memory.flow(Kinds.of(entries))
     from tutti.schedule.instruction import Op
 
     passes = [i for i, e in enumerate(entries) if e.op in (Op.FORWARD, Op.BACKWARD_WEIGHT)]
