@@ -28,20 +28,18 @@ class Emitter:
         after: tuple[int, ...] = (),
     ) -> int:
         """Append an instruction; return its index."""
-        return self.append(Instruction(op, micro_batch, start, stop, what, scope, after))
-
-    def append(self, instruction: Instruction) -> int:
-        """Append an instruction as it is; return its index."""
-        self.out.append(instruction)
+        self.out.append(Instruction(op, micro_batch, start, stop, what, scope, after))
         return len(self.out) - 1
 
     def compute(
         self, op: Op, micro_batch: int, start: int, stop: int, after: tuple[int, ...] = ()
     ) -> int:
         """Append a pass; return its index."""
-        self.out.append(Instruction(op, micro_batch, start, stop, What.NOTHING, Scope.ALL, after))
-        self._before_previous, self._previous = self._previous, len(self.out) - 1
-        return self._previous
+        index = len(self.out)
+        fields = (op, micro_batch, start, stop, What.NOTHING, Scope.ALL, after)
+        self.out.append(Instruction._make(fields))
+        self._before_previous, self._previous = self._previous, index
+        return index
 
     @property
     def ahead(self) -> tuple[int, ...]:

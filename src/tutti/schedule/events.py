@@ -62,7 +62,7 @@ class _Play:
 
     def run(self) -> list[list[Event]]:
         """Start what can start, let the clock jump to the next end, hand the result on."""
-        todo, ready, events = self.todo, self.ready, self.events
+        todo, ready, events, move = self.todo, self.ready, self.events, Move._make
         position = [0] * len(todo)
         busy = [False] * len(todo)
         clock: list[tuple[float, int, Action]] = []
@@ -93,8 +93,8 @@ class _Play:
             next_kind, next_chunk, target, what, unit = route
             ready[next_kind][next_chunk][micro_batch] = 1
             if target != stage:
-                events[stage].append(Move(Op.SEND, what, unit, micro_batch))
-                events[target].append(Move(Op.RECEIVE, what, unit, micro_batch))
+                events[stage].append(move((Op.SEND, what, unit, micro_batch)))
+                events[target].append(move((Op.RECEIVE, what, unit, micro_batch)))
                 waiting.append(target)
         if played < sum(map(len, todo)):
             raise self._stuck(position)

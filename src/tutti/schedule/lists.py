@@ -92,11 +92,14 @@ class _Writer:
         }
 
     def _move(self, move: Move) -> None:
-        after = (self.sources[move.what],) if move.op is Op.SEND else ()
         op, what, unit, micro_batch = move
-        index = self.to.append(Instruction(op, micro_batch, unit, unit, what, Scope.ALL, after))
+        out = self.to.out
         if op is Op.RECEIVE:
-            self.received[what, unit, micro_batch] = index
+            self.received[what, unit, micro_batch] = len(out)
+            after: tuple[int, ...] = ()
+        else:
+            after = (self.sources[what],)
+        out.append(Instruction._make((op, micro_batch, unit, unit, what, Scope.ALL, after)))
 
     def _take(self, what: What, unit: int, micro_batch: int) -> tuple[int, ...]:
         index = self.received.pop((what, unit, micro_batch), None)

@@ -160,9 +160,10 @@ class Synchroniser:
         if self._tied:
             after = waits(self._reduced) or (last_pass,)
             self._reduced.append(self._to.emit(Op.SYNC_TIED, what=What.GRADIENTS, after=after))
-        last_weights = max(
-            i for i, entry in enumerate(self._to.out) if entry.op is Op.BACKWARD_WEIGHT
-        )
+        last_weights = next(
+            i for i in reversed(range(len(self._to.out)))
+            if self._to.out[i].op is Op.BACKWARD_WEIGHT
+        )  # fmt: skip
         norm = self._to.emit(Op.CLIP_NORM, after=waits(self._reduced, [last_weights]))
         steps = [self._step(bucket, norm) for bucket in self._own]
         if self._tied:
