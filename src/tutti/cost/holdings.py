@@ -29,7 +29,7 @@ def workload_of(
 ) -> Workload:
     """Return the micro-batch that one rank of a replica works on."""
     kernels = kernels or Kernels()
-    ep = stage.experts[0].chips if stage.experts else 1
+    ep = _expert_ways(stage)
     return Workload(
         sequences=replica.sequences,
         sequence_length=plan.job.sequence_length,
@@ -41,6 +41,18 @@ def workload_of(
         fused_cross_entropy=kernels.fused_cross_entropy,
         element_bytes=plan.job.precision.compute.num_bytes,
     )
+
+
+def _expert_ways(stage: Stage) -> int:
+    """Over how many chips experts are spread, as the fullest chip of the stage sees it.
+
+    The chip with most experts sets the pace and the memory of its class.
+    """
+    ways = [
+        group.chips if not group.experts else max(1, sum(group.experts) // max(group.experts))
+        for group in stage.experts
+    ]
+    return min(ways, default=1)
 
 
 class Holdings:
@@ -85,17 +97,32 @@ class Holdings:
             found = 0
             if spread or kind is ParameterClass.DENSE:
                 found = local_parameters(self.model, unit, tp=work.tp, ep=work.ep, group=group)
+            if kind is ParameterClass.DENSE and unit and covers(self.stage.units, 0):
+                found -= self._tied_here(unit)
             self._parameters[key] = found
         return self._parameters[key]
+
+    def _tied_here(self, unit: int) -> int:
+        """Parameters of a unit that are the embedding's own, which this stage holds anyway."""
+        tied = (p for p in self.model.parameters(unit) if p.tied_to is not None and not p.buffer)
+        tp = self.workload.tp
+        return sum(p.local_size(tp=tp, ep=1, expert_tp=tp) for p in tied)
 
     def level(self, unit: int, kind: ParameterClass) -> int:
         """Return the shard level of a unit's parameters; 0 where nobody else holds them."""
         key = (unit, kind)
         if key not in self._levels:
-            shared = is_shared(self.plan, unit, kind)
-            rule = self.plan.synchronisation_of(unit, kind)
-            self._levels[key] = rule.shard_level if shared else 0
+            level = self.plan.synchronisation_of(unit, kind).shard_level
+            # Levels 2 and 3 shard inside a pipeline: with one copy there, there is nothing to.
+            alone = level >= 2 and self._copies(kind) < 2
+            shared = not alone and is_shared(self.plan, unit, kind)
+            self._levels[key] = level if shared else 0
         return self._levels[key]
+
+    def _copies(self, kind: ParameterClass) -> int:
+        if kind is ParameterClass.EXPERT:
+            return sum(group.count for group in self.stage.experts)
+        return sum(replica.count * replica.cp for replica in self.stage.replicas)
 
     def shard(self, unit: int, kind: ParameterClass, level: int) -> float:
         """Return the share of its slices whose state a rank holds, if states of `level` shard."""
@@ -120,4 +147,4 @@ class Holdings:
                 if (p, s, r) == self.place:
                     own = weight
         # A copy's share of the unit, spread over its ranks, relative to one rank's slices of it.
-        return own / total / self.replica.cp if total else 1.0
+        return own / total / self.replica.cp

@@ -117,11 +117,11 @@ class MemoryModel:
             return sum(self._again(u) for u in units), 0.0
         if entry.op is Op.BACKWARD_INPUT:
             passing = max(map(self._input_gradients, units))
-            return passing, passing
+            return passing, passing + sum(map(self._brought, units))  # weights need them no more
         if entry.op is Op.BACKWARD_WEIGHT:
             passing = max(map(self._weight_gradients, units))
             taken = sum(self._transient_gradients(u) for u in units)
-            given = sum(self._kept(u) + self._again(u) + self._brought(u) for u in units)
+            given = sum(self._kept(u) + self._again(u) for u in units)
             return taken + passing, given + passing
         if entry.op in (Op.SEND, Op.RECEIVE):
             size = self.boundary()

@@ -29,7 +29,7 @@ from tutti.cost.synchronise import Groups, collective_choice
 from tutti.hardware.cluster import Cluster
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import Plan
+from tutti.plan.plan import Plan, covers
 from tutti.schedule.boundary import must_join
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.schedule import RankClass, Schedule
@@ -237,7 +237,9 @@ class _ClassPricer:
         precision = self.shared.plan.job.precision
         element = precision.gradients if entry.what is What.GRADIENTS else precision.parameters
         model, replica = self.shared.model, self.replica
-        size = -(-model.vocab // replica.tp) * model.embedding.dim * element.num_bytes
+        held = 0 if covers(self.holdings.stage.units, 0) else model.head_unit
+        share = self.holdings.shard(held, ParameterClass.DENSE, 1)
+        size = -(-model.vocab // replica.tp) * model.embedding.dim * element.num_bytes * share
         ends = [
             stage.replicas[0].chips.at(0)
             for unit in (0, model.head_unit)

@@ -15,6 +15,7 @@ class Emitter:
     def __init__(self) -> None:
         self.out: list[Instruction] = []
         self._previous = self._before_previous = -1  # the last two compute instructions
+        self._leaving: dict[What, list[int]] = {}  # what empties buffers, by what lies in them
 
     def emit(
         self,
@@ -40,6 +41,16 @@ class Emitter:
         self.out.append(Instruction._make(fields))
         self._before_previous, self._previous = self._previous, index
         return index
+
+    def leaves(self, what: What, index: int) -> int:
+        """Note that an instruction empties a buffer that a later pass fills anew."""
+        self._leaving.setdefault(what, []).append(index)
+        return index
+
+    def room(self, what: What) -> tuple[int, ...]:
+        """What a pass that fills such a buffer waits for: one is filled, one being emptied."""
+        left = self._leaving.get(what, [])
+        return (left[-2],) if len(left) > 1 else ()
 
     @property
     def ahead(self) -> tuple[int, ...]:

@@ -121,6 +121,8 @@ class _Writer:
                 waiting = waits(waiting, needed)
             if first:
                 waiting = waits(waiting, self.sync.gathered_for(segment))
+            if segment.offloads_activations:
+                waiting = waits(waiting, self.to.room(What.ACTIVATIONS))
             index = self.to.compute(Op.FORWARD, micro_batch, segment.start, segment.stop, waiting)
             waiting = ()
             if segment.offloads_activations:
@@ -132,7 +134,7 @@ class _Writer:
             if atom.offload_activations:
                 span = (atom.start, atom.stop)
                 stored = self.to.offload(What.ACTIVATIONS, micro_batch, *span, (source,))
-                self.offloaded[atom.start, micro_batch] = stored
+                self.offloaded[atom.start, micro_batch] = self.to.leaves(What.ACTIVATIONS, stored)
 
     def _backward_segments(self, chunk: int, micro_batch: int) -> tuple[Segment, ...]:
         cut = self.segments[chunk]
@@ -190,7 +192,8 @@ class _Writer:
 
     def _weights(self, segment: Segment, chunk: int, micro_batch: int) -> None:
         span = (segment.start, segment.stop)
-        index = self.to.compute(Op.BACKWARD_WEIGHT, micro_batch, *span)
+        room = self.to.room(What.GRADIENTS) if segment.hands_gradients else ()
+        index = self.to.compute(Op.BACKWARD_WEIGHT, micro_batch, *span, room)
         final = self.final[chunk] == micro_batch
         if final or segment.hands_gradients:
             self.sync.hand_gradients(segment, micro_batch, index, final=final)

@@ -33,10 +33,12 @@ class Partners:
             for lower, upper in itertools.pairwise(path):
                 both = by_stage[p, lower.stage] + by_stage[p, upper.stage]
                 self._ends[p, upper.start] = frozenset(both)
+        plan = schedule.plan
+        last = max(stop for _, _, stage in plan.stages() for _, stop in stage.units) - 1
         self._tied = frozenset(
             index
             for index, c in enumerate(schedule.classes)
-            if any(entry.op is Op.SYNC_TIED for entry in c.instructions[-64:])
+            if any(covers(plan.pipelines[c.pipeline].stages[c.stage].units, u) for u in (0, last))
         )
         self._holders: dict[tuple[int, int | None], frozenset[int]] = {}
 

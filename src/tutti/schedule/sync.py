@@ -36,6 +36,7 @@ class Synchroniser:
         self._tied = tied
         self._gathered: dict[int, list[int]] = {}  # bucket start → gathers of the step
         self._reduced: list[int] = []
+        self._on_host: dict[int, int] = {}  # bucket start → the last offload of its gradients
         self._deferred: list[tuple[Bucket, ParameterClass, list[int]]] = []
 
     def gather_once(self) -> None:
@@ -110,7 +111,9 @@ class Synchroniser:
                 self._reduced += last
         if not final:
             if offload:
-                self._to.offload(What.GRADIENTS, micro_batch, *span, waits(last))
+                last = [self._to_host(bucket, micro_batch, last)]
+            if last != [source]:  # the chip's copy is gone when this ends
+                self._to.leaves(What.GRADIENTS, last[-1])
             return
         closing = [
             (kind, rule)
@@ -118,7 +121,7 @@ class Synchroniser:
             if rule.shard_level < 2 or bucket.several_pipelines
         ]
         if offload and closing and self._several:  # the sum so far lies on the host
-            last = [*last, self._to.fetch(What.GRADIENTS, micro_batch, *span)]
+            last = [*last, self._to.fetch(What.GRADIENTS, micro_batch, *span, self._host(bucket))]
         at_once = [kind for kind, rule in closing if rule.overlap]
         self._deferred += [(bucket, kind, last) for kind, rule in closing if not rule.overlap]
         reduced = [
@@ -126,7 +129,18 @@ class Synchroniser:
         ]
         self._reduced += reduced
         if offload and len(at_once) == len(closing):
-            self._to.offload(What.GRADIENTS, micro_batch, *span, waits(reduced or last))
+            self._to_host(bucket, micro_batch, reduced or last)
+
+    def _to_host(self, bucket: Bucket, micro_batch: int, after: list[int]) -> int:
+        span = (bucket.start, bucket.stop)
+        index = self._to.offload(What.GRADIENTS, micro_batch, *span, waits(after))
+        self._on_host[bucket.start] = index
+        return index
+
+    def _host(self, bucket: Bucket) -> tuple[int, ...]:
+        """What brought a bucket's gradients to the host last."""
+        index = self._on_host.get(bucket.start)
+        return () if index is None else (index,)
 
     def _reduce(
         self,
@@ -148,14 +162,14 @@ class Synchroniser:
 
     def finish(self) -> None:
         """Close the step: late reductions, tied weights, the norm, the optimizer."""
-        late: dict[tuple[int, int], int] = {}  # the last reduction of each late bucket
+        late: dict[Bucket, int] = {}  # the last reduction of each late bucket
         for bucket, kind, last in sorted(self._deferred, key=lambda item: -item[0].start):
             index = self._reduce(bucket, kind, NO_MICRO_BATCH, Scope.ALL, waits(last))
             self._reduced.append(index)
-            late[bucket.start, bucket.stop] = index
-        for span, index in late.items():
-            if covers(self._offload.gradients, span[0]):
-                self._to.offload(What.GRADIENTS, NO_MICRO_BATCH, *span, (index,))
+            late[bucket] = index
+        for bucket, index in late.items():
+            if covers(self._offload.gradients, bucket.start):
+                self._to_host(bucket, NO_MICRO_BATCH, [index])
         last_pass = len(self._to.out) - 1
         if self._tied:
             after = waits(self._reduced) or (last_pass,)
@@ -174,7 +188,8 @@ class Synchroniser:
         span = (bucket.start, bucket.stop)
         needed = [norm]
         if covers(self._offload.gradients, bucket.start):
-            needed.append(self._to.fetch(What.GRADIENTS, NO_MICRO_BATCH, *span, after=(norm,)))
+            after = waits((norm,), self._host(bucket))
+            needed.append(self._to.fetch(What.GRADIENTS, NO_MICRO_BATCH, *span, after=after))
         on_host = covers(self._offload.optimizer, bucket.start)
         if on_host:
             needed.append(self._to.fetch(What.OPTIMIZER, NO_MICRO_BATCH, *span))
