@@ -137,10 +137,12 @@ def recomputes(draw: st.DrawFn, units: tuple[tuple[int, int], ...]) -> Recompute
 def offloads(draw: st.DrawFn, units: tuple[tuple[int, int], ...]) -> Offload:
     if draw(st.integers(0, 2)):
         return Offload()
+    inner = tuple((a + 1, b) for a, b in units if b - a > 2)  # never an end: it may be tied
+    inner = tuple((a, b - 1) for a, b in inner)
     return Offload(
         optimizer=draw(sub_ranges(units)),
-        parameters=draw(sub_ranges(units)),
-        gradients=draw(sub_ranges(units)),
+        parameters=draw(sub_ranges(inner)),
+        gradients=draw(sub_ranges(inner)),
         activations=draw(sub_ranges(units)),
     )
 
@@ -188,7 +190,9 @@ def expert_groups(
     draw: st.DrawFn, units: tuple[tuple[int, int], ...], num_chips: int, model: ModelSpec
 ) -> tuple[ExpertGroup, ...]:
     blocks = range(1, model.num_layers + 1)
-    if not any(covers(units, u) and model.block(u).moe for u in blocks) or draw(st.booleans()):
+    # All pipelines spread experts or none: decided by the model, so that they agree.
+    spread = model.num_layers % 2 == 0
+    if not spread or not any(covers(units, u) and model.block(u).moe for u in blocks):
         return ()
     sizes = [size for size in range(1, num_chips + 1) if num_chips % size == 0]
     size = draw(st.sampled_from(sizes))
@@ -248,8 +252,17 @@ def rules(
             level = draw(st.integers(0, 3))
             if draw(st.integers(0, 3)) == 0:
                 continue
+            on_host = any(
+                a < units[1] and units[0] < b
+                for line in lines
+                for stage in line.stages
+                for replica in stage.replicas
+                for a, b in replica.offload.parameters
+            )
+            if on_host and level in (1, 2):
+                level = 3
             shares: tuple[Share, ...] = ()
-            if level and draw(st.booleans()):
+            if level and kind is ParameterClass.DENSE and draw(st.booleans()):
                 shares = tuple(
                     Share(pipeline=p, stage=s, replica=r, weight=draw(st.integers(1, 3)))
                     for p, pipeline in enumerate(lines)
@@ -287,10 +300,18 @@ def plans(draw: st.DrawFn, schedule: ScheduleKind | None = None) -> Plan:
             lines.append(line)
     idle = chips.take("fast", draw(st.integers(0, 3)))
     cluster = chips.cluster()
+    on_host = any(
+        replica.offload.parameters
+        for line in lines
+        for stage in line.stages
+        for replica in stage.replicas
+    )
     job = Job(
         sequence_length=SEQUENCE_LENGTH,
         global_batch=sum(line.sequences for line in lines),
-        precision=draw(st.sampled_from(list(PRECISIONS.values()))),
+        precision=draw(
+            st.sampled_from([p for p in PRECISIONS.values() if p.master or not on_host])
+        ),
         schedule=kind,
     )
     choices = st.sampled_from(

@@ -127,6 +127,11 @@ class ModelSpec:
         self.block(unit)
         return f"block {self.layer_blocks[unit - 1]}"
 
+    @property
+    def ties_weights(self) -> bool:
+        """Whether the last unit uses the embedding's weights: its head, or prediction heads."""
+        return self.head.tied or self.prediction_heads > 0
+
     def with_prediction_heads(self, count: int) -> ModelSpec:
         """Return the model trained with `count` extra prediction heads."""
         try:

@@ -43,6 +43,8 @@ def check_plan(
         _stages,
         _tied,
         _synchronisation,
+        _experts,
+        _offload,
     )
     return [problem for check in checks for problem in check(case)]
 
@@ -257,7 +259,7 @@ def _stages(case: _Case) -> Iterator[Problem]:
 
 def _tied(case: _Case) -> Iterator[Problem]:
     owner, ends = case.plan.tied_owner, (0, case.model.head_unit)
-    if not case.model.head.tied:
+    if not case.model.ties_weights:
         if owner is not None:
             yield Problem("tied", "tied_owner", "is given, but the model ties no weights")
         return
@@ -314,5 +316,53 @@ def _shares(where: str, rule: Synchronisation, plan: Plan) -> Iterator[Problem]:
         yield Problem("synchronisation", where, message)
     if len(set(named)) != len(named):
         yield Problem("synchronisation", where, "gives one replica two shares")
-    if not any(share.weight for share in rule.shares):
-        yield Problem("synchronisation", where, "all shares are 0")
+    if rule.parameter_class is ParameterClass.EXPERT:
+        yield Problem("synchronisation", where, "has shares; experts shard evenly, leave them out")
+    weight = {(s.pipeline, s.stage, s.replica): s.weight for s in rule.shares}
+    for unit in range(*rule.units):
+        sums: dict[int, int] = {}
+        for p, s, stage in plan.holders(unit):
+            scope = p if rule.shard_level >= 2 else 0
+            held = sum(weight.get((p, s, r), 0) for r in range(len(stage.replicas)))
+            sums[scope] = sums.get(scope, 0) + held
+        if not all(sums.values()):
+            yield Problem("synchronisation", where, f"all shares of unit {unit} are 0")
+            return
+
+
+def _experts(case: _Case) -> Iterator[Problem]:
+    """Experts are spread in all pipelines or in none; else their copies would drift apart."""
+    for unit in range(1, case.model.num_layers + 1):
+        if case.model.block(unit).moe is None:
+            continue
+        spread = {p: bool(stage.experts) for p, _, stage in case.plan.holders(unit)}
+        if len(set(spread.values())) > 1:
+            whole = next(p for p, groups in spread.items() if not groups)
+            message = f"unit {unit} has expert groups in other pipelines; give it some here too"
+            yield Problem("experts", f"pipeline {whole}", message)
+            return
+
+
+def _offload(case: _Case) -> Iterator[Problem]:
+    """Refuse state on the host where others, or the optimizer, would miss it on the chip."""
+    plan = case.plan
+    ends = (0, case.model.head_unit) if plan.tied_owner is not None else ()
+    for p, s, stage in plan.stages():
+        for r, replica in enumerate(stage.replicas):
+            where, offload = f"pipeline {p}, stage {s}, replica {r}", replica.offload
+            if offload.parameters and plan.job.precision.master is None:
+                label = plan.job.precision.label
+                message = f"offload.parameters needs a master copy; precision {label} has none"
+                yield Problem("offload", where, message)
+            for unit in (u for a, b in offload.parameters for u in range(a, min(b, a + 10_000))):
+                level = plan.synchronisation_of(unit).shard_level
+                if level in (1, 2):
+                    message = (
+                        f"offload.parameters of unit {unit} needs shard level 0 or 3, not {level}"
+                    )
+                    yield Problem("offload", where, message)
+                    break
+            for unit in ends:
+                if covers(offload.parameters, unit) or covers(offload.gradients, unit):
+                    message = f"unit {unit} holds tied weights, which must stay on the chip"
+                    yield Problem("offload", where, message)

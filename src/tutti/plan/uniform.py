@@ -115,7 +115,7 @@ def uniform_plan(model: ModelSpec, cluster: Cluster, job: Job, degrees: Degrees)
             ),
         ),
         synchronisation=_rules(model, degrees),
-        tied_owner=0 if model.head.tied and degrees.pp > 1 else None,
+        tied_owner=0 if model.ties_weights and degrees.pp > 1 else None,
         idle=ChipSet.from_ids(ids[degrees.pp * width :])
         if len(ids) > degrees.pp * width
         else NO_CHIPS,

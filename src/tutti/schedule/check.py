@@ -23,9 +23,11 @@ from tutti.schedule.boundary import (
     holders,
     received_sequence,
 )
+from tutti.schedule.buckets import make_buckets
+from tutti.schedule.duties import check_duties
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.partners import Partners
-from tutti.schedule.schedule import RankClass, Schedule, stage_of
+from tutti.schedule.schedule import RankClass, Schedule, replica_of, stage_of
 
 MOST = 20  # problems that one check reports
 
@@ -33,7 +35,7 @@ MOST = 20  # problems that one check reports
 def check_schedule(schedule: Schedule) -> list[str]:
     """Return what is wrong with a schedule, in one line each; empty if nothing is."""
     problems: list[str] = []
-    for step in (_dependencies, _passes, _neighbours, _rectangles, _progress):
+    for step in (_dependencies, _passes, _neighbours, _duties, _rectangles, _progress):
         for problem in step(schedule):
             problems.append(problem)
             if len(problems) >= MOST:
@@ -60,8 +62,24 @@ def _dependencies(schedule: Schedule) -> Iterator[str]:
 
 
 def _distinct(schedule: Schedule) -> list[RankClass]:
-    """Classes that share one list object need one look only."""
-    return list({id(c.instructions): c for c in reversed(schedule.classes)}.values())[::-1]
+    """Classes of one stage that share one list object and its duties need one look only."""
+    seen: dict[object, RankClass] = {}
+    for c in schedule.classes:
+        replica = replica_of(schedule.plan, c)
+        duties = (replica.recompute, replica.offload)
+        seen.setdefault((c.pipeline, c.stage, duties, id(c.instructions)), c)
+    return list(seen.values())
+
+
+def _duties(schedule: Schedule) -> Iterator[str]:
+    """Check that each class does what the plan asks for besides passes and messages."""
+    plan = schedule.plan
+    buckets = make_buckets(plan)
+    for c in _distinct(schedule):
+        many = plan.pipelines[c.pipeline].micro_batches
+        stage, replica = stage_of(plan, c), replica_of(plan, c)
+        for problem in check_duties(plan, stage, replica, many, buckets, c.instructions):
+            yield f"{c.name}: {problem}"
 
 
 # --- every unit once per micro-batch, in order -----------------------------------------------
@@ -79,6 +97,7 @@ _STAGES_OF_A_UNIT = {Op.FORWARD: 1, Op.BACKWARD_INPUT: 2, Op.BACKWARD_WEIGHT: 3}
 
 def _class_passes(rank_class: RankClass, stage: Stage, micro_batches: int) -> Iterator[str]:
     progress: dict[tuple[int, int], int] = defaultdict(int)
+    yield from _unit_order(rank_class, stage)
     for entry in rank_class.instructions:
         reaches = _STAGES_OF_A_UNIT.get(entry.op)
         if reaches is None:
@@ -99,6 +118,22 @@ def _class_passes(rank_class: RankClass, stage: Stage, micro_batches: int) -> It
                     yield (
                         f"{rank_class.name}: unit {unit} never finishes micro-batch {micro_batch}"
                     )
+
+
+def _unit_order(rank_class: RankClass, stage: Stage) -> Iterator[str]:
+    """Check that forward goes up through each chunk's units, and the input gradient down."""
+    reached: dict[tuple[Op, int, int], int] = {}
+    for entry in rank_class.instructions:
+        chunk = next((span for span in stage.units if span[0] <= entry.start < span[1]), None)
+        if chunk is None or entry.op not in (Op.FORWARD, Op.BACKWARD_INPUT):
+            continue
+        key = (entry.op, chunk[0], entry.micro_batch)
+        up = entry.op is Op.FORWARD
+        here, there = (entry.start, entry.stop) if up else (entry.stop, entry.start)
+        if reached.get(key, chunk[0] if up else chunk[1]) != here:
+            yield f"{rank_class.name}: {entry} comes twice or too early: its units are not in order"
+            return
+        reached[key] = there
 
 
 # --- sends and receives ----------------------------------------------------------------------

@@ -265,6 +265,30 @@ def warm_up_in_gpipe(plan, pick):
     return _with_stage(plan, pick, lambda stage: replace(stage, order=Order(warm_up=1)))
 
 
+def parameters_on_the_host_of_a_sharded_unit(plan, pick):
+    units = plan.model.spec.num_units
+    assume(plan.job.precision.master is not None and units > 3)
+    rule = Synchronisation(units=(0, units), shard_level=1)
+    broken = _with_stage(
+        plan,
+        pick,
+        lambda s: replace(
+            s, replicas=(replace(s.replicas[0], offload=Offload(parameters=s.units[:1])),)
+        ),
+    )
+    return replace(broken, synchronisation=(rule,))
+
+
+def shares_of_nobody(plan, pick):
+    shares = tuple(
+        Share(pipeline=p, stage=s, replica=r, weight=0)
+        for p, s, stage in plan.holders(0)
+        for r in range(len(stage.replicas))
+    )
+    rule = Synchronisation(units=(0, 1), shard_level=1, shares=shares)
+    return replace(plan, synchronisation=(rule,))
+
+
 def no_pipeline(plan, pick):
     return replace(plan, pipelines=())
 
@@ -326,6 +350,8 @@ MUTATIONS: dict[Callable[[Plan, Pick], Plan], str] = {
     same_pipeline_again: "canonical",
     growing_warm_up: "warm_up",
     warm_up_in_gpipe: "warm_up",
+    parameters_on_the_host_of_a_sharded_unit: "offload",
+    shares_of_nobody: "synchronisation",
     no_pipeline: "empty",
     no_stage: "empty",
     no_replica: "empty",

@@ -100,7 +100,9 @@ def reverse_reductions(entries):
         (wait_for_the_future, "does not stand before"),
         (wrong_unit, "not on this stage"),
         (wrong_boundary, "has no partner"),
-        (drop(Op.CLIP_NORM), "deadlock"),
+        (drop(Op.CLIP_NORM), "ClipNorm stands 0 times"),
+        (drop(Op.STEP), "Step of unit"),
+        (forget_to_wait(Op.STEP), "does not wait for ClipNorm"),
     ],
     ids=[
         "activations never received",
@@ -120,6 +122,8 @@ def reverse_reductions(entries):
         "unit of another stage",
         "boundary of another stage",
         "one stage skips the norm",
+        "a unit is never updated",
+        "the optimizer does not wait",
     ],
 )
 def test_broken_lists_are_rejected(change, reason):
@@ -129,17 +133,55 @@ def test_broken_lists_are_rejected(change, reason):
     assert re.search(reason, problems[0]), problems[0]
 
 
-def test_crossed_sends_are_a_deadlock():
-    """Both stages receive before they send what the other waits for."""
-    schedule = build_schedule(uniform(2, 2, ScheduleKind.GPIPE))
+def test_crossed_messages_are_a_deadlock():
+    """Each stage receives what the other sends only afterwards; each list alone is in order."""
+    schedule = build_schedule(uniform(2, 3, ScheduleKind.ONE_F_ONE_B))
+    assert check_schedule(schedule) == []
 
-    def late_send(entries):
-        index = find(entries, Op.SEND, What.ACTIVATIONS)
-        entries.append(entries.pop(index))
+    def late_second_send(entries):
+        """Send micro-batch 1 forward only after the gradient of micro-batch 0 came back."""
+        sends = [i for i, e in enumerate(entries) if e.op is Op.SEND and e.what is What.ACTIVATIONS]
+        receives = [i for i, e in enumerate(entries) if e.op is Op.RECEIVE]
+        first, last = sends[1], receives[-1]
+        assert first < last
+        moved = entries[first]
+        order = [i for i in range(len(entries)) if i != first]
+        order.insert(order.index(last) + 1, first)
+        place = {old: new for new, old in enumerate(order)}
+        entries[:] = [
+            entries[i]._replace(after=tuple(place[w] for w in entries[i].after)) for i in order
+        ]
+        assert moved.key in [e.key for e in entries]
 
-    problems = check_schedule(broken(schedule, 0, late_send))
+    problems = check_schedule(broken(schedule, 0, late_second_send))
+    assert any("deadlock" in problem for problem in problems), problems
+
+
+def test_a_list_of_another_stage_is_noticed():
+    schedule = build_schedule(uniform(3, 4, ScheduleKind.ONE_F_ONE_B))
+    classes = list(schedule.classes)
+    classes[1] = replace(classes[1], instructions=classes[0].instructions)
+    problems = check_schedule(replace(schedule, classes=tuple(classes)))
     assert problems
-    assert "does not" in problems[0] or "deadlock" in problems[0]
+    assert "not on this stage" in problems[0]
+
+
+def test_units_out_of_order_are_noticed():
+    schedule = build_schedule(uniform(1, 1, ScheduleKind.ONE_F_ONE_B))
+
+    def split_and_swap(entries):
+        index = find(entries, Op.FORWARD)
+        entry = entries[index]
+        low = entry._replace(stop=entry.start + 1)
+        high = entry._replace(start=entry.start + 1, after=())
+        shifted = [
+            e._replace(after=tuple(i + 1 if i > index else i for i in e.after))
+            for e in entries[index + 1 :]
+        ]
+        entries[index:] = [high, low, *shifted]
+
+    problems = check_schedule(broken(schedule, 0, split_and_swap))
+    assert any("not in order" in problem for problem in problems), problems
 
 
 def test_reductions_in_unlike_order_are_a_deadlock():

@@ -19,6 +19,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.uniform import Degrees, uniform_plan
+from tutti.schedule.instruction import Op
 from tutti.simulate.bounds import lower_bound, one_f_one_b_seconds
 from tutti.simulate.estimate import estimate
 
@@ -80,7 +81,6 @@ def test_equal_stages_take_the_closed_form_of_the_units():
     priced = estimate(plan).priced
     # Same schedule, embedding and head made free and sends instant: four equal stages.
     from tutti.cost.inputs import ClassCosts, StepCosts
-    from tutti.schedule.instruction import Op
     from tutti.schedule.schedule import build_schedule
     from tutti.simulate.run import simulate
 
@@ -141,13 +141,22 @@ def test_more_chips_more_throughput_and_full_recompute_costs_a_forward():
 
 
 def test_a_slow_cross_pool_link_shows():
-    """The boundary between pools is host-forwarded at half the NIC rate."""
-    fast = estimate(uniform(4, 8, ScheduleKind.ONE_F_ONE_B))
-    assert fast.parts.get("exposed communication", 0.0) < fast.step_seconds
-    model = load_model("llama-2-7b")
-    job = Job(sequence_length=2048, global_batch=16)
-    near = estimate(uniform_plan(model, Cluster.load("E100"), job, Degrees(tp=8, pp=2, dp=1)))
-    assert near.step_seconds > 0
+    """Halving the bandwidth between the pools makes the boundary's sends take longer."""
+    model, cluster = load_model("llama-2-7b"), Cluster.load("E1000")
+    job = Job(sequence_length=2048, global_batch=512)
+    seconds = []
+    for fraction in (1.0, 0.25):
+        links = tuple(replace(link, nic_fraction=fraction) for link in cluster.fabric.links)
+        slower = replace(cluster, fabric=replace(cluster.fabric, links=links))
+        found = estimate(uniform_plan(model, slower, job, Degrees(tp=8, pp=2)))
+        sends = [
+            float(costs.seconds[i])
+            for c, costs in zip(found.schedule.classes, found.priced.costs.classes, strict=True)
+            for i, entry in enumerate(c.instructions)
+            if entry.op is Op.SEND
+        ]
+        seconds.append(max(sends))
+    assert seconds[1] > 2 * seconds[0]
 
 
 def test_extrapolation_is_called_so():
@@ -167,3 +176,29 @@ def test_schedules_order_as_they_should(kind):
     if kind is ScheduleKind.ONE_F_ONE_B:
         assert memory < max(c.peak_bytes - c.static_bytes for c in base.classes)
     assert other.step_seconds > 0
+
+
+@pytest.mark.parametrize("case", ["level 2", "gradients on the host"])
+def test_memory_does_not_grow_with_micro_batches(case):
+    """What a reduction or an offload has to carry away holds the passes back, not piles up."""
+    model, cluster = load_model("llama-2-7b"), Cluster.load("S16")
+    peaks = []
+    for batch in (32, 128):
+        degrees = Degrees(dp=8, shard=2 if case == "level 2" else 1)
+        plan = uniform_plan(model, cluster, Job(sequence_length=512, global_batch=batch), degrees)
+        if case != "level 2":
+            stage = plan.pipelines[0].stages[0]
+            held = tuple(
+                replace(r, offload=replace(r.offload, gradients=((1, 33),))) for r in stage.replicas
+            )
+            line = replace(plan.pipelines[0], stages=(replace(stage, replicas=held),))
+            plan = replace(plan, pipelines=(line,))
+        peaks.append(max(memory.moving for memory in estimate(plan).memory))
+    assert peaks[1] <= peaks[0] * 1.01
+
+
+def test_tied_tables_are_held_once():
+    model, cluster = load_model("llama-3.2-1b"), Cluster.load("S16")
+    plan = uniform_plan(model, cluster, Job(sequence_length=512, global_batch=8), Degrees(dp=8))
+    static = estimate(plan).memory[0]
+    assert static.parameters == pytest.approx(2 * model.num_parameters)
