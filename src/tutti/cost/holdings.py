@@ -12,7 +12,7 @@ from tutti.models.memory import Recompute, activation_bytes, local_parameters
 from tutti.models.operators import Workload
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import Plan, Replica, Stage, covers
+from tutti.plan.plan import Plan, Replica, Stage, Synchronisation, covers
 from tutti.schedule.buckets import is_shared
 
 
@@ -55,12 +55,39 @@ def _expert_ways(stage: Stage) -> int:
     return min(ways, default=1)
 
 
+Holders = tuple[tuple[int, int, Stage], ...]  # pipeline, stage, Stage
+
+
+class HolderIndex:
+    """The stages that hold each unit, looked up once for all classes of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._by_unit: dict[int, Holders] = {}
+        self._same: dict[tuple[tuple[int, int], ...], Holders] = {}
+
+    def of(self, unit: int) -> Holders:
+        """Return the holders of a unit; units with the same ones get the same object."""
+        if unit not in self._by_unit:
+            found = tuple(self._plan.holders(unit))
+            key = tuple((p, s) for p, s, _ in found)
+            self._by_unit[unit] = self._same.setdefault(key, found)
+        return self._by_unit[unit]
+
+
 class Holdings:
     """Look-ups for the ranks of one replica group, remembered by the kind of unit."""
 
     def __init__(
-        self, plan: Plan, model: ModelSpec, place: tuple[int, int, int], kernels: Kernels
+        self,
+        plan: Plan,
+        model: ModelSpec,
+        place: tuple[int, int, int],
+        kernels: Kernels,
+        index: HolderIndex | None = None,
     ) -> None:
+        self._index = index or HolderIndex(plan)
+        self._shards: dict[tuple[object, int, int], float] = {}
         self.plan = plan
         self.model = model
         self.place = place  # pipeline, stage, replica group
@@ -115,7 +142,8 @@ class Holdings:
             level = self.plan.synchronisation_of(unit, kind).shard_level
             # Levels 2 and 3 shard inside a pipeline: with one copy there, there is nothing to.
             alone = level >= 2 and self._copies(kind) < 2
-            shared = not alone and is_shared(self.plan, unit, kind)
+            holders = [stage for _, _, stage in self._index.of(unit)]
+            shared = not alone and is_shared(holders, kind)
             self._levels[key] = level if shared else 0
         return self._levels[key]
 
@@ -128,13 +156,16 @@ class Holdings:
         """Return the share of its slices whose state a rank holds, if states of `level` shard."""
         if self.level(unit, kind) < level:
             return 1.0
-        rule = self.plan.synchronisation_of(unit, kind)
+        rule, holders = self.plan.synchronisation_of(unit, kind), self._index.of(unit)
+        key = (kind, id(rule), id(holders))
+        if key not in self._shards:
+            self._shards[key] = self._share(rule, holders)
+        return self._shards[key]
+
+    def _share(self, rule: Synchronisation, holders: Holders) -> float:
+        kind = rule.parameter_class
         inside = rule.shard_level >= 2  # levels 2 and 3 shard inside a pipeline
-        sharing = [
-            (p, s, stage)
-            for p, s, stage in self.plan.holders(unit)
-            if not inside or p == self.place[0]
-        ]
+        sharing = [held for held in holders if not inside or held[0] == self.place[0]]
         if kind is ParameterClass.EXPERT:
             groups = sum(group.count for _, _, stage in sharing for group in stage.experts)
             return 1.0 / max(1, groups)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tutti.collective import Operation
 from tutti.cost.boundaries import boundary_seconds
-from tutti.cost.holdings import Holdings, Kernels, workload_of
+from tutti.cost.holdings import HolderIndex, Holdings, Kernels, workload_of
 from tutti.cost.inputs import ClassCosts, StepCosts
 from tutti.cost.kinds import Kinds
 from tutti.cost.links import group_links
@@ -117,7 +117,8 @@ class _Shared:
         self.model = model
         self.cluster = cluster
         self.prices = prices
-        self.groups = Groups(schedule.plan, cluster)
+        self.index = HolderIndex(schedule.plan)
+        self.groups = Groups(schedule.plan, cluster, self.index)
         self._boundaries: dict[tuple[int, int, What], float] = {}
 
     def boundary(self, pipeline: int, unit: int, what: What) -> float:
@@ -141,7 +142,7 @@ def _class_costs(
     rank_class: RankClass, shared: _Shared, kernels: Kernels, overheads: Overheads
 ) -> tuple[ClassCosts, StaticBytes]:
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
-    holdings = Holdings(shared.plan, shared.model, place, kernels)
+    holdings = Holdings(shared.plan, shared.model, place, kernels, shared.index)
     memory = memory_model(holdings, shared.prices[holdings.replica.chips.pools[0]].layers)
     kinds = Kinds.of(rank_class.instructions)
     flow = memory.flow(kinds)

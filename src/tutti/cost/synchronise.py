@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tutti.collective import Operation
+from tutti.cost.holdings import HolderIndex
 from tutti.cost.links import GroupLinks, group_links
 from tutti.cost.programs import Choice, Efficiency, choose_program
 from tutti.hardware.cluster import Cluster
@@ -17,8 +18,9 @@ from tutti.schedule.instruction import Instruction, Op, Scope
 class Groups:
     """The groups of a plan's synchronisation, made once each."""
 
-    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster, index: HolderIndex) -> None:
         self._plan = plan
+        self._index = index
         self._cluster = cluster
         self._known: dict[object, GroupLinks | None] = {}
 
@@ -29,11 +31,10 @@ class Groups:
         for all; within a pipeline, or across all of them. None where the pipeline spreads no
         experts, and so holds them among its dense parameters.
         """
-        holders = [
-            (p, s, stage) for p, s, stage in self._plan.holders(unit) if pipeline in (None, p)
-        ]
-        key = (kind, tuple((p, s) for p, s, _ in holders))
+        found = self._index.of(unit)
+        key = (kind, id(found), pipeline)
         if key not in self._known:
+            holders = [held for held in found if pipeline in (None, held[0])]
             chips = [chip for _, _, stage in holders for chip in _sharing(stage, kind)]
             self._known[key] = group_links(self._cluster, chips) if chips else None
         return self._known[key]

@@ -7,10 +7,11 @@ that all its holders hold all of it.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tutti.models.parameters import ParameterClass
-from tutti.plan.plan import Plan, Synchronisation, covers
+from tutti.plan.plan import Plan, Stage, Synchronisation, covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,8 @@ def _offload_cuts(plan: Plan) -> set[int]:
     }
 
 
-def is_shared(plan: Plan, unit: int, kind: ParameterClass) -> bool:
-    """Tell whether several chips hold the same parameters of a unit."""
-    holders = [stage for _, _, stage in plan.holders(unit)]
+def is_shared(holders: Sequence[Stage], kind: ParameterClass) -> bool:
+    """Tell whether several chips hold the same parameters, given the stages that hold them."""
     if kind is ParameterClass.EXPERT:
         return sum(group.count for stage in holders for group in stage.experts) > 1
     replicas = [replica for stage in holders for replica in stage.replicas]
@@ -76,14 +76,15 @@ def is_shared(plan: Plan, unit: int, kind: ParameterClass) -> bool:
 
 
 def _make_bucket(plan: Plan, start: int, stop: int) -> Bucket:
-    has_groups = any(stage.experts for _, _, stage in plan.holders(start))
+    holders = [stage for _, _, stage in plan.holders(start)]
+    has_groups = any(stage.experts for stage in holders)
     return Bucket(
         start=start,
         stop=stop,
         dense=plan.synchronisation_of(start),
         expert=plan.synchronisation_of(start, ParameterClass.EXPERT) if has_groups else None,
-        reduce_dense=is_shared(plan, start, ParameterClass.DENSE),
-        reduce_expert=is_shared(plan, start, ParameterClass.EXPERT),
+        reduce_dense=is_shared(holders, ParameterClass.DENSE),
+        reduce_expert=is_shared(holders, ParameterClass.EXPERT),
         several_pipelines=len(plan.pipelines) > 1,
     )
 

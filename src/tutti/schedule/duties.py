@@ -75,9 +75,10 @@ def _expected(
     return wanted
 
 
-def _state(
-    bucket: Bucket, offload: Offload, unit: int, many: int
-) -> Iterator[tuple[tuple[Op, What, Scope], int]]:
+Times = tuple[tuple[Op, What, Scope], int]
+
+
+def _state(bucket: Bucket, offload: Offload, unit: int, many: int) -> Iterator[Times]:
     """Gathers, reductions and copies of one unit's state."""
     closes = False
     for kind, rule in bucket.rules():
