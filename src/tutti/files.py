@@ -100,7 +100,18 @@ def read_file(path: Path) -> object:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all: temporary file, then rename."""
+    """Write a file as a whole or not at all: temporary file, then rename.
+
+    A link is followed; a device or a pipe is written to as it is, never replaced.
+    """
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file() and not path.is_dir():
+        try:
+            with path.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+        return
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
@@ -118,6 +129,15 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def require_apart(source: Path, *targets: Path | None) -> None:
+    """Refuse to write over what was read, or two results into one file."""
+    taken = {source.resolve()}
+    for target in (target for target in targets if target is not None):
+        if target.resolve() in taken:
+            raise InputError(f"{target}: is read or written already; choose another name")
+        taken.add(target.resolve())
 
 
 def fingerprint(value: object) -> str:

@@ -100,3 +100,24 @@ def test_own_calibrations_come_first(plan, capsys, tmp_path):
         )
         assert code == 2
         assert said in err
+
+
+def test_nothing_that_was_read_is_overwritten(plan, capsys, tmp_path):
+    before = plan.read_text()
+    page = str(tmp_path / "x.html")
+    for extra in (["--html", str(plan)], ["--html", page, "--trace", page]):
+        code, _, err = tutti(capsys, "simulate", str(plan), *extra)
+        assert code == 2
+        assert "choose another name" in err
+    assert plan.read_text() == before
+
+
+def test_narrow_formats_are_faster(plan, capsys):
+    document = json.loads(plan.read_text())
+    times = []
+    for compute in ("bf16", "fp8"):
+        document["job"]["precision"] = {"compute": compute}
+        plan.write_text(json.dumps(document))
+        _, out, _ = tutti(capsys, "predict", str(plan), "--json")
+        times.append(json.loads(out)["step_time_s"])
+    assert times[1] < times[0]

@@ -41,6 +41,10 @@ def show(
 
         found, notes = (discovery := discover()).cluster, discovery.notes
     if output is not None:
+        if cluster is not None:
+            from tutti.files import require_apart
+
+            require_apart(Path(cluster), output)
         found.save(output)
     if json:
         print_json({**found.to_document(), "totals": _totals(found), "notes": list(notes)})

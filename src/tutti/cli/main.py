@@ -80,8 +80,13 @@ def run(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.stderr.write(f"tutti: {error}\n")
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader went away: `tutti … | head`
+    except OSError as error:
+        if os.environ.get("TUTTI_DEBUG") == "1":
+            raise
+        # Standard output is gone or full; nothing more may be written to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # `tutti … | head` is no failure of ours
+            sys.stderr.write(f"tutti: cannot go on ({error})\n")
         sys.exit(1)
 
 

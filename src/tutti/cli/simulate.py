@@ -34,6 +34,7 @@ def simulate(
     json: Json = False,
 ) -> None:
     """Simulate one step of a plan, instruction by instruction."""
+    from tutti.files import require_apart
     from tutti.report.simulation import write_simulation_page
     from tutti.report.tiles import Tile
     from tutti.simulate import perturb, repeat
@@ -42,6 +43,11 @@ def simulate(
     from tutti.simulate.trace import write_trace
     from tutti.units import count_text, seconds_text
 
+    if jitter > 1:
+        raise InputError(
+            f"--jitter: {jitter:g} is more than 1; give a relative spread such as 0.02"
+        )
+    require_apart(plan, html, trace)
     found = load_estimate(plan, calibrations, profile, extrapolate=extrapolate)
     result = found.result
     factors: dict[str | int, float] = dict(_factor(text) for text in slow or ())
@@ -50,13 +56,16 @@ def simulate(
     spread = None
     if jitter:
         spread = repeat(found.schedule, found.priced.costs, seed=seed, sigma=jitter, slow=factors)
+    # Slowed chips slow the whole prediction by as much.
+    slower = result.step_seconds / found.result.step_seconds
+    step, speed = found.step_seconds * slower, found.tokens_per_second / slower
     if html is not None:
         facts = [
-            Tile("MFU", f"{found.mfu:.1%}", "of all chips' dense peak"),
+            Tile("MFU", f"{found.mfu / slower:.1%}", "of all chips' dense peak"),
             Tile(
                 "Throughput",
-                f"{count_text(found.tokens_per_second)}/s",
-                f"tokens; {seconds_text(found.step_seconds)} with the slowest node",
+                f"{count_text(speed)}/s",
+                f"tokens; {seconds_text(step)} with the slowest node",
             ),
         ]
         write_simulation_page(html, result, facts=facts, spread=spread)
@@ -67,6 +76,10 @@ def simulate(
         print_json(document | ({"jitter": spread.to_document()} if spread is not None else {}))
         return
     print_rich(result_table(result, spread=spread))
+    typer.echo(
+        f"with the slowest of all nodes {seconds_text(step)}, {count_text(speed)} tokens/s; "
+        "allocator slack is not in the peaks (tutti predict)"
+    )
     for path in filter(None, (html, trace)):
         typer.echo(f"written to {path}")
 

@@ -39,7 +39,8 @@ def workload_of(
         sequence_parallel=replica.sequence_parallel,
         fused_attention=kernels.fused_attention,
         fused_cross_entropy=kernels.fused_cross_entropy,
-        element_bytes=plan.job.precision.compute.num_bytes,
+        # Products may run in a narrower format; activations are kept in 16 bits at least.
+        element_bytes=max(2.0, plan.job.precision.compute.num_bytes),
     )
 
 

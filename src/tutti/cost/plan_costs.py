@@ -66,7 +66,12 @@ def price_schedule(
     )
     prices = {
         pool.name: PoolPrices(
-            plan, model, cluster, pool, sources.calibration(pool), layers.get(pool.name)
+            plan,
+            model,
+            cluster,
+            pool,
+            sources.calibration(pool, **_typical(plan, model, pool.name)),
+            layers.get(pool.name),
         )
         for pool in cluster.pools
         if pool.name in used
@@ -83,6 +88,25 @@ def price_schedule(
         slowdown=1.0 + jitter * math.sqrt(2.0 * math.log(len(nodes))) if len(nodes) > 1 else 1.0,
         overheads=overheads,
     )
+
+
+def _typical(plan: Plan, model: ModelSpec, pool: str) -> dict[str, float]:
+    """What a pool's first stage is like, in the words of the calibrations' ranges."""
+    for p, _, stage in plan.stages():
+        for replica in stage.replicas:
+            if pool in replica.chips.pools:
+                work = workload_of(plan, stage, replica)
+                return {
+                    "hidden": float(model.hidden),
+                    "sequence_length": float(work.sequence_length),
+                    "tokens": float(work.tokens),
+                    "tp": float(work.tp),
+                    "cp": float(work.cp),
+                    "ep": float(work.ep),
+                    "pp": float(len(plan.pipelines[p].stages)),
+                    "dp": float(stage.num_replicas),
+                }
+    return {}
 
 
 def _extrapolations(schedule: Schedule, prices: Mapping[str, PoolPrices]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from tutti.cost.units import (
     head_seconds,
     optimizer_seconds,
 )
+from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster, Pool
 from tutti.models.memory import Recompute
 from tutti.models.operators import Workload
@@ -30,6 +31,9 @@ _RECOMPUTED: dict[Recompute, tuple[float, float, float, float]] = {
     "selective": (0.0, 1.0, 0.0, 0.0),
     "full": (1.0, 1.0, 1.0, 1.0),
 }
+
+
+_NARROW = {Dtype.FP8: 1.0, Dtype.FP4: 2.0}  # what Strategy.fp8 calls them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ class PoolPrices:
         layers: ProfiledPool | None = None,
     ) -> None:
         self._model = model
+        self._compute = plan.job.precision.compute
         self.layers = layers
         self._pool = pool
         self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
@@ -88,6 +93,7 @@ class PoolPrices:
             "sequence_length": float(work.sequence_length),
             "tp": float(work.tp),
             "cp": float(work.cp),
+            "ep": float(work.ep),
             **degrees,
         }
         return self.calibration.extrapolations(**values)
@@ -133,6 +139,7 @@ class PoolPrices:
             recompute_elementwise=elementwise,
             recompute_network=network,
             flash=float(work.fused_attention),
+            fp8=_NARROW.get(self._compute, 0.0),
         )
         model = self._model
         if unit in (0, model.head_unit):

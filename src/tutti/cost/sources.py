@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tutti.cost.calibration.shipped import Calibration, best_match, load_calibration
+from tutti.cost.calibration.shipped import Calibration, best_match, shipped_calibrations
 from tutti.cost.holdings import Kernels
 from tutti.cost.layer_profiles import LayerProfiles
 from tutti.cost.memory import Overheads
@@ -25,8 +25,24 @@ class Sources:
     kernels: Kernels = field(default_factory=Kernels)
     overheads: Overheads = field(default_factory=Overheads)
 
-    def calibration(self, pool: Pool) -> Calibration | None:
-        """Return the calibration that suits a pool best; None: nobody measured its chip."""
-        stack = pool.stack or None
-        own = best_match(self.calibrations, pool.chip.name, stack)
-        return own if own is not None else load_calibration(pool.chip.name, stack)
+    def calibration(self, pool: Pool, **values: float) -> Calibration | None:
+        """Return the calibration that suits a pool best; None: nobody measured its chip.
+
+        The caller's own come first. A pool that names its software stack gets the one that is
+        nearest to it; otherwise the one that promises the smallest error at `values` (tp=8, …).
+        """
+        for known in (self.calibrations, shipped_calibrations()):
+            suitable = [c for c in known if pool.chip.name in c.chips]
+            if pool.stack:
+                found = best_match(suitable, pool.chip.name, pool.stack)
+            else:
+                found = min(suitable, key=lambda c: (_promise(c, values), c.name), default=None)
+            if found is not None:
+                return found
+        return None
+
+
+def _promise(calibration: Calibration, values: dict[str, float]) -> float:
+    """The error to expect, in percent: of the fit, of few rows, of every range that is left."""
+    few = 20.0 / max(1, calibration.fit.rows)
+    return calibration.fit.mape_pct + few + 3.0 * len(calibration.extrapolations(**values))

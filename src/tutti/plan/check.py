@@ -62,7 +62,9 @@ def require_valid(
 def embedded_model(plan: Plan) -> ModelSpec:
     """Return the model that the plan carries."""
     if plan.model.spec is None:
-        raise InputError(f"plan: the model '{plan.model.name}' is not embedded; name it (--model)")
+        raise InputError(
+            f"plan: the model '{plan.model.name}' is not embedded in this plan; make the plan again"
+        )
     return plan.model.spec
 
 
@@ -70,7 +72,7 @@ def embedded_cluster(plan: Plan) -> Cluster:
     """Return the cluster that the plan carries."""
     if plan.cluster.cluster is None:
         raise InputError(
-            f"plan: the cluster '{plan.cluster.name}' is not embedded; name it (--cluster)"
+            f"plan: the cluster '{plan.cluster.name}' is not embedded in this plan; make it again"
         )
     return plan.cluster.cluster
 
