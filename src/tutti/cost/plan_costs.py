@@ -70,7 +70,7 @@ def price_schedule(
             model,
             cluster,
             pool,
-            sources.calibration(pool, **_typical(plan, model, pool.name)),
+            sources.calibration(pool, **_typical(plan, model)),
             layers.get(pool.name),
         )
         for pool in cluster.pools
@@ -90,23 +90,15 @@ def price_schedule(
     )
 
 
-def _typical(plan: Plan, model: ModelSpec, pool: str) -> dict[str, float]:
-    """What a pool's first stage is like, in the words of the calibrations' ranges."""
-    for p, _, stage in plan.stages():
-        for replica in stage.replicas:
-            if pool in replica.chips.pools:
-                work = workload_of(plan, stage, replica)
-                return {
-                    "hidden": float(model.hidden),
-                    "sequence_length": float(work.sequence_length),
-                    "tokens": float(work.tokens),
-                    "tp": float(work.tp),
-                    "cp": float(work.cp),
-                    "ep": float(work.ep),
-                    "pp": float(len(plan.pipelines[p].stages)),
-                    "dp": float(stage.num_replicas),
-                }
-    return {}
+def _typical(plan: Plan, model: ModelSpec) -> dict[str, float]:
+    """What the job is like, in the words of the calibrations' ranges.
+
+    Nothing of the strategy: plans for one job must be priced by the same calibration.
+    """
+    return {
+        "hidden": float(model.hidden),
+        "sequence_length": float(plan.job.sequence_length),
+    }
 
 
 def _extrapolations(schedule: Schedule, prices: Mapping[str, PoolPrices]) -> tuple[str, ...]:
