@@ -1,1 +1,51 @@
-"""tutti: train and serve one large model on a cluster of mixed chips."""
+"""tutti: train and serve one large model on a cluster of mixed chips.
+
+Two names are enough to plan: `tutti.Cluster.load("cluster.yaml")` and `tutti.plan(model, cluster)`.
+They are imported when first used. `tutti.plan` is also the package of the Plan; it can be called.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tutti.hardware.cluster import Cluster
+    from tutti.search.result import SearchResult
+
+__all__ = ["Cluster", "plan"]
+
+
+class _PlanPackage(ModuleType):
+    """The package `tutti.plan`, which is also the function of that name."""
+
+    def __call__(self, model: Any, cluster: Any, **options: Any) -> SearchResult:
+        """Search the best plan for a model on a cluster; see `tutti.search.question.ask`."""
+        from tutti.search.question import ask
+
+        return ask(model, cluster, **options)
+
+
+class _Package(ModuleType):
+    """The class of the package itself: what is imported as `tutti.plan` becomes callable."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "plan" and isinstance(value, ModuleType):
+            value.__class__ = _PlanPackage
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Cluster":
+        from tutti.hardware.cluster import Cluster
+
+        return Cluster
+    if name == "plan":
+        import importlib
+
+        return importlib.import_module("tutti.plan")
+    raise AttributeError(f"module 'tutti' has no attribute '{name}'")

@@ -1,77 +1,122 @@
-"""`tutti plan`: lay a strategy over a cluster. Uniform ones from a few numbers, for now."""
+"""`tutti plan`: search the best strategy for a model on a cluster, or lay a uniform one over it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli import plan_options as options
+from tutti.cli.output import Json
+from tutti.cli.predict import CalibrationFolder, Extrapolate, ProfileFolder
 from tutti.errors import InputError
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A Hugging Face folder, a config.json, or a name.")],
-    cluster: Annotated[str, typer.Argument(help="A cluster file, or the name of an example.")],
-    uniform: Annotated[
-        str | None,
-        typer.Option(
-            help="Megatron-style degrees: tp=8,pp=4 and any of cp, ep, dp, vpp, mbs, sp, shard, "
-            "recompute.",
-            metavar="DEGREES",
-        ),
-    ] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Sequences per step (default: 8 micro-batches per stage).")
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(help="Tokens per sequence (default: 4096 or the model's limit).")
-    ] = None,
-    schedule: Annotated[
-        str, typer.Option(help="gpipe, 1f1b, interleaved or zero_bubble.")
-    ] = "1f1b",
-    precision: Annotated[str, typer.Option(help="bf16, fp16, fp32 or pure_bf16.")] = "bf16",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan.")] = None,
+    model: options.Model,
+    cluster: options.ClusterName,
+    global_batch: options.GlobalBatch = None,
+    sequence_length: options.SequenceLength = None,
+    precision: options.Precision = None,
+    objective: options.Objective = "time",
+    uniform: options.Uniform = None,
+    tp_max: options.TpMax = None,
+    cp_max: options.CpMax = None,
+    max_stages: options.MaxStages = None,
+    micro_batch: options.MicroBatch = None,
+    schedule: options.Schedule = None,
+    shard: options.Shard = None,
+    pool_only: options.PoolOnly = None,
+    no_offload: options.NoOffload = False,
+    no_recompute: options.NoRecompute = False,
+    no_mixed_stages: options.NoMixedStages = False,
+    no_mixed_pipelines: options.NoMixedPipelines = False,
+    use_all_pools: options.UseAllPools = False,
+    calibrations: CalibrationFolder = None,
+    profile: ProfileFolder = None,
+    extrapolate: Extrapolate = False,
+    what_if: options.WhatIf = None,
+    replan_from: options.ReplanFrom = None,
+    export: options.Export = None,
+    export_to: options.ExportTo = None,
+    html: options.Html = None,
+    output: options.Output = None,
     json: Json = False,
 ) -> None:
-    """Lay a model over a cluster and write the Plan."""
-    from tutti.document import Place, build
-    from tutti.hardware.cluster import Cluster
-    from tutti.models.load import load_model
-    from tutti.plan.drawing import draw_plan
-    from tutti.plan.files import plan_to_document, save_plan
-    from tutti.plan.job import Job
-    from tutti.plan.uniform import Degrees, default_batch, uniform_plan
-    from tutti.schedule.check import require_valid
-    from tutti.schedule.schedule import build_schedule
+    """Search the best strategy for a model on a cluster, explain it, write the Plan."""
+    from tutti.cli.plan_results import Results
 
-    if uniform is None:
-        raise InputError(
-            "plan: the search for non-uniform plans is not built yet; "
-            "give --uniform tp=…,pp=… for a Megatron-style plan"
-        )
-    degrees = Degrees.parse(uniform)
-    spec, found = load_model(model), Cluster.load(cluster)
-    job = build(
-        Job,
-        {
-            "sequence_length": min(4096, spec.max_length)
-            if sequence_length is None
-            else sequence_length,
-            "global_batch": default_batch(found, degrees) if global_batch is None else global_batch,
-            "schedule": schedule,
-            "precision": precision,
-        },
-        Place("plan"),
-    )
-    made = uniform_plan(spec, found, job, degrees)
-    require_valid(build_schedule(made))
-    if output is not None:
-        save_plan(made, output)
-    if json:
-        print_json({"plan": plan_to_document(made)})
+    schedules = _words(schedule)
+    results = Results(output=output, html=html, export=export, export_to=export_to, json=json)
+    results.check(cluster, replan_from)
+    job: dict[str, Any] = {
+        "global_batch": global_batch,
+        "sequence_length": sequence_length,
+        "precision": precision,
+    }
+    limits: dict[str, Any] = {
+        "tp_max": tp_max,
+        "cp_max": cp_max,
+        "max_stages": max_stages,
+        "micro_batch": _numbers("--micro-batch", micro_batch),
+        "shard": _numbers("--shard", shard),
+        "pools": tuple(pool_only or ()),
+        "offload": not no_offload,
+        "recompute": not no_recompute,
+        "mixed_stages": not no_mixed_stages,
+        "mixed_pipelines": not no_mixed_pipelines,
+        "idle": not use_all_pools,
+    }
+    given = {"what_if": what_if, "replan_from": replan_from, "html": html, "profile": profile,
+             "calibrations": calibrations}  # fmt: skip
+    if uniform is not None:
+        from tutti.cli.plan_uniform import lay_uniform
+
+        _refuse_with_uniform({**limits, **given}, objective)
+        lay_uniform(model, cluster, uniform, job, schedules, results)
         return
-    print_rich(draw_plan(made))
-    if output is not None:
-        typer.echo(f"written to {output}")
+    from tutti.cli.plan_search import Asked, search
+
+    asked = Asked(
+        model=model,
+        cluster=cluster,
+        job=job,
+        limits=limits | {"schedules": schedules},
+        objective=objective,
+        calibrations=calibrations,
+        profile=profile,
+        extrapolate=extrapolate,
+        what_if=tuple(what_if or ()),
+        replan_from=replan_from,
+    )
+    search(asked, results)
+
+
+def _words(texts: list[str] | None) -> tuple[str, ...]:
+    return tuple(word.strip() for text in texts or () for word in text.split(",") if word.strip())
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not word.isdecimal():
+            raise InputError(f"{option}: '{word}' is no number; write a list such as 1,2,4")
+    return tuple(map(int, words))
+
+
+def _refuse_with_uniform(given: dict[str, Any], objective: str) -> None:
+    """Refuse options that only a search can obey."""
+    names = {
+        "pools": "--pool-only",
+        "idle": "--use-all-pools",
+        "offload": "--no-offload",
+        "recompute": "--no-recompute",
+        "mixed_stages": "--no-mixed-stages",
+        "mixed_pipelines": "--no-mixed-pipelines",
+    }
+    wrong = [name for name, value in given.items() if value is False or value not in (None, ())]
+    wrong = [name for name in wrong if given[name] is not True]
+    wrong += ["objective"] if objective != "time" else []
+    if wrong:
+        option = names.get(wrong[0], "--" + wrong[0].replace("_", "-"))
+        raise InputError(f"{option}: goes with a search, which --uniform leaves out; drop one")

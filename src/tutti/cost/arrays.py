@@ -164,6 +164,8 @@ class Strategy(Arrays):
     fp8_rowwise: FloatArray = field(default_factory=_zero)
     compiled: FloatArray = field(default_factory=_zero)
     async_tp: FloatArray = field(default_factory=_zero)
+    overlap_chunks: FloatArray = field(default_factory=_one)  # pieces of a tensor-parallel product
+    context_gather: FloatArray = field(default_factory=_zero)  # keys and values at once, no ring
 
     @property
     def tokens(self) -> FloatArray:

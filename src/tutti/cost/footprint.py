@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tutti.cost.arrays import FloatArray, Number, Shape, Strategy
+from tutti.cost.exposed import context_bytes
 from tutti.cost.sizes import BlockSizes, block_sizes
 
 WORKSPACE_BYTES = 0.3e9  # workspaces of products, staging of collectives, caches
@@ -150,5 +151,15 @@ def _transient(
     width = 2.0 * (2.0 + shape.gated) * shape.ffn
     block = 8.0 * shape.hidden + 4.0 * (shape.heads + shape.kv_heads) * shape.d_v + width
     again = np.where(strategy.recompute_gemm > _MOSTLY, tokens * block / t, 0.0)
-    result: FloatArray = np.maximum(loss, backward + again)
+    result: FloatArray = np.maximum(loss, backward + again + _context_buffers(shape, strategy))
+    return result
+
+
+def _context_buffers(shape: Shape, strategy: Strategy) -> FloatArray | float:
+    """Return others' keys and values and their gradients: all of them, or a ring's next piece."""
+    if np.all(strategy.cp == 1):
+        return 0.0
+    pieces = np.where(strategy.context_gather > 0, strategy.cp, 1.0)
+    buffers = 2.0 * pieces * context_bytes(shape, strategy)
+    result: FloatArray = np.where(strategy.cp > 1, buffers, 0.0)
     return result

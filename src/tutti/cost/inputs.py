@@ -26,7 +26,8 @@ class ClassCosts:
 
     `breakdown` optionally splits the *compute* seconds for reports: either one category code per
     instruction, or a matrix of seconds (instruction × category). Codes and columns refer to
-    `StepCosts.categories`; without it, time is split by the kind of instruction.
+    `StepCosts.categories`; without it, time is split by the kind of instruction. `leaves_node`
+    optionally tells which instructions use the NIC of their rank, and so must share it.
     """
 
     seconds: FloatArray
@@ -34,6 +35,7 @@ class ClassCosts:
     free_bytes: FloatArray
     static_bytes: float = 0.0
     breakdown: Array | None = None
+    leaves_node: Array | None = None
 
     def __post_init__(self) -> None:
         for name in ("seconds", "allocate_bytes", "free_bytes"):
@@ -42,6 +44,10 @@ class ClassCosts:
                 raise ValueError(f"{name}: {values.dtype}{list(values.shape)}; expected float64[n]")
             if not (np.isfinite(values).all() and (values >= 0).all()):
                 raise ValueError(f"{name} holds a number that is negative or not finite")
+        if self.leaves_node is not None and (
+            self.leaves_node.dtype != np.bool_ or self.leaves_node.shape != self.seconds.shape
+        ):
+            raise ValueError("leaves_node: expected bool[n]")
 
     @classmethod
     def plain(cls, seconds: FloatArray, static_bytes: float = 0.0) -> ClassCosts:

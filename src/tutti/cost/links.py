@@ -33,6 +33,8 @@ class GroupLinks:
 
     group: Group
     wires: tuple[tuple[Edge, Wire], ...]
+    pools: tuple[str, ...] = ()  # whose chips take part, in the cluster's order
+    nodes: int = 1
 
     def wire(self, edge: Edge) -> Wire:
         """Return the wire of a kind of edge; the fabric's slowest where no pair of it was seen."""
@@ -62,7 +64,12 @@ def group_links(cluster: Cluster, chips: Iterable[Position]) -> GroupLinks:
     )
     members = [[chip for _, chip in islands[key]] for key in order]
     wires = {edge: _slowest(links) for edge, links in _edge_links(cluster, members) if links}
-    return GroupLinks(group=group, wires=tuple(wires.items()))
+    return GroupLinks(
+        group=group,
+        wires=tuple(wires.items()),
+        pools=tuple(dict.fromkeys(pool for pool, _, _ in order)),
+        nodes=len({key[:2] for key in order}),
+    )
 
 
 def _pool_number(cluster: Cluster, name: str) -> int:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tutti.cost.holdings import Holdings
 from tutti.cost.kinds import Kinds
 from tutti.models.parameters import ParameterClass
-from tutti.plan.plan import UnitRanges, covers
+from tutti.plan.plan import ContextKind, UnitRanges, covers
 from tutti.schedule.instruction import Instruction, Op, What
 
 FloatArray = npt.NDArray[np.float64]
@@ -112,11 +112,14 @@ class MemoryModel:
         """Return the bytes that an instruction takes at its start and gives back at its end."""
         units = range(entry.start, entry.stop)
         if entry.op is Op.FORWARD:
-            return sum(self._kept(u) for u in units), sum(map(self._brought, units))
+            passing = max(map(self._context_buffers, units))
+            return sum(map(self._kept, units)) + passing, sum(map(self._brought, units)) + passing
         if entry.op is Op.RECOMPUTE:
-            return sum(self._again(u) for u in units), 0.0
+            passing = max(map(self._context_buffers, units))
+            return sum(map(self._again, units)) + passing, passing
         if entry.op is Op.BACKWARD_INPUT:
-            passing = max(map(self._input_gradients, units))
+            # Beside keys and values their gradients travel.
+            passing = max(self._input_gradients(u) + 2 * self._context_buffers(u) for u in units)
             return passing, passing + sum(map(self._brought, units))  # weights need them no more
         if entry.op is Op.BACKWARD_WEIGHT:
             passing = max(map(self._weight_gradients, units))
@@ -175,6 +178,16 @@ class MemoryModel:
         mlp = model.block(unit).mlp if unit else None
         width = mlp.hidden if mlp is not None else model.hidden
         return 3 * work.element_bytes * work.tokens * width / work.tp
+
+    def _context_buffers(self, unit: int) -> float:
+        """Keys and values of others: all of them (gathered), or the piece that a ring passes on."""
+        model, work, replica = self.holdings.model, self.holdings.workload, self.holdings.replica
+        if work.cp == 1 or not 0 < unit < model.head_unit:
+            return 0.0
+        part = model.block(unit).attention
+        heads = part.kv_heads / min(work.tp, part.kv_heads)
+        piece = work.tokens * heads * (part.head_dim + part.value_dim) * work.element_bytes
+        return piece * (work.cp if replica.context_kind is ContextKind.ALL_GATHER else 1)
 
     def _weight_gradients(self, unit: int) -> float:
         """The largest weight's gradient, fresh and as it is added to the sum, beside the rest."""

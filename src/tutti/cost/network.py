@@ -16,19 +16,21 @@ from tutti.cost.arrays import FloatArray, Machine, Number
 from tutti.cost.constants import Constants
 
 
-class _Span(NamedTuple):
-    """How a group lies on nodes."""
+class Span(NamedTuple):
+    """How a group lies on nodes (islands of native links)."""
 
-    inside: FloatArray  # members per node
+    inside: FloatArray  # members per node; of the node with the fewest, where they differ
     nodes: FloatArray
     crosses: npt.NDArray[np.bool_]  # whether it leaves a node
+    between: FloatArray  # nominal bytes per second that its members on a node send to others
 
 
-def _span(size: Number, stride: Number, machine: Machine) -> _Span:
+def aligned_span(size: Number, stride: Number, machine: Machine) -> Span:
+    """Return how a group lies whose first rank is the first of a node."""
     per_node = machine.chips_per_node
     crosses = np.multiply(size, stride) > per_node
     inside = np.where(crosses, np.clip(per_node / stride, 1.0, size), size)
-    return _Span(inside, size / inside, crosses)
+    return Span(inside, size / inside, crosses, machine.nic * rails(inside, machine))
 
 
 def rails(inside: Number, machine: Machine) -> FloatArray:
@@ -44,18 +46,26 @@ def rails(inside: Number, machine: Machine) -> FloatArray:
     return share
 
 
-def _latency(span: _Span, constants: Constants) -> FloatArray:
+def _latency(span: Span, constants: Constants) -> FloatArray:
     hops: FloatArray = np.where(span.crosses, constants.nic_latency_s * span.nodes, 0.0)
     return constants.link_latency_s + hops
 
 
 def ring_pass_seconds(
-    num_bytes: Number, size: Number, stride: Number, machine: Machine, constants: Constants
+    num_bytes: Number,
+    size: Number,
+    stride: Number,
+    machine: Machine,
+    constants: Constants,
+    span: Span | None = None,
 ) -> FloatArray:
-    """Return the seconds of an all-gather or reduce-scatter; zero for a group of one."""
-    span = _span(size, stride, machine)
+    """Return the seconds of an all-gather or reduce-scatter; zero for a group of one.
+
+    `span` says how the group really lies, where it is not aligned with the nodes.
+    """
+    span = aligned_span(size, stride, machine) if span is None else span
     link = machine.link * constants.link_efficiency
-    nic = machine.nic * constants.nic_efficiency * rails(span.inside, machine)
+    nic = span.between * constants.nic_efficiency
     bandwidth = np.where(span.crosses, np.minimum(link, nic), link)
     seconds = _latency(span, constants) + num_bytes * (size - 1.0) / size / bandwidth
     result: FloatArray = np.where(np.greater(size, 1), seconds, 0.0)
@@ -63,13 +73,18 @@ def ring_pass_seconds(
 
 
 def all_reduce_seconds(
-    num_bytes: Number, size: Number, stride: Number, machine: Machine, constants: Constants
+    num_bytes: Number,
+    size: Number,
+    stride: Number,
+    machine: Machine,
+    constants: Constants,
+    span: Span | None = None,
 ) -> FloatArray:
     """Return the seconds of a hierarchical all-reduce: scatter inside, reduce across, gather."""
-    span = _span(size, stride, machine)
+    span = aligned_span(size, stride, machine) if span is None else span
     inside, nodes = span.inside, span.nodes
     link = machine.link * constants.link_efficiency
-    nic = machine.nic * constants.nic_efficiency * rails(inside, machine)
+    nic = span.between * constants.nic_efficiency
     seconds = _latency(span, constants)
     seconds = seconds + 2.0 * num_bytes * (inside - 1.0) / inside / link
     seconds = seconds + 2.0 * num_bytes * (nodes - 1.0) / nodes / nic
@@ -84,7 +99,7 @@ def all_to_all_seconds(
 
     What stays in the node goes over its links, the rest over a chip's fair share of the NICs.
     """
-    span = _span(size, stride, machine)
+    span = aligned_span(size, stride, machine)
     inside = np.clip(machine.chips_per_node / stride, 1.0, size)
     link = machine.link * constants.link_efficiency
     nic = machine.nic * constants.nic_efficiency / machine.chips_per_node

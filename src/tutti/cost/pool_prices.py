@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from tutti.cost.arrays import Machine, Shape, Strategy
+from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
 from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants
+from tutti.cost.exposed import Spans
+from tutti.cost.placement import ALIGNED, Placement, span_of
 from tutti.cost.profiled import PASSES, ProfiledPool
 from tutti.cost.programs import Efficiency
 from tutti.cost.units import (
@@ -23,7 +28,7 @@ from tutti.hardware.cluster import Cluster, Pool
 from tutti.models.memory import Recompute
 from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import Plan
+from tutti.plan.plan import ContextKind, Plan
 
 # Shares of products, attention, element-wise work and collectives that run again.
 _RECOMPUTED: dict[Recompute, tuple[float, float, float, float]] = {
@@ -44,6 +49,14 @@ class UnitTimes:
     recompute: float
     backward_input: float
     backward_weight: float
+
+
+class _Inside(NamedTuple):
+    """How a replica computes a unit together, besides its degrees."""
+
+    overlap_chunks: int
+    context_kind: ContextKind
+    placement: Placement
 
 
 class PoolPrices:
@@ -74,7 +87,7 @@ class PoolPrices:
             startup_s=_number(self.constants.link_latency_s),
             hop_s=_number(self.constants.nic_latency_s),
         )
-        self._units: dict[tuple[Workload, str, Recompute], UnitTimes] = {}
+        self._units: dict[object, UnitTimes] = {}
 
     @property
     def node_jitter(self) -> float:
@@ -98,9 +111,19 @@ class PoolPrices:
         }
         return self.calibration.extrapolations(**values)
 
-    def unit(self, work: Workload, unit: int, recompute: Recompute) -> UnitTimes:
+    def unit(
+        self,
+        work: Workload,
+        unit: int,
+        recompute: Recompute,
+        *,
+        overlap_chunks: int = 1,
+        context_kind: ContextKind = ContextKind.RING,
+        placement: Placement = ALIGNED,
+    ) -> UnitTimes:
         """Return the seconds of a unit, measured or modelled."""
-        found = self._modelled(work, unit, recompute)
+        inside = _Inside(overlap_chunks, context_kind, placement)
+        found = self._modelled(work, unit, recompute, inside)
         if self.layers is None:
             return found
         third = float(self.layers.figures(work).seconds[unit]) / PASSES
@@ -112,11 +135,13 @@ class PoolPrices:
             backward_weight=third,
         )
 
-    def _modelled(self, work: Workload, unit: int, recompute: Recompute) -> UnitTimes:
+    def _modelled(
+        self, work: Workload, unit: int, recompute: Recompute, inside: _Inside
+    ) -> UnitTimes:
         """Return what the cost model says; equal units are priced once."""
-        key = (work, self._model.unit_kind(unit), recompute)
+        key = (work, self._model.unit_kind(unit), recompute, inside)
         if key not in self._units:
-            found = self._price(work, unit, recompute)
+            found = self._price((work,), unit, recompute, inside)
             self._units[key] = UnitTimes(
                 forward=_number(found.forward),
                 recompute=_number(found.recompute),
@@ -125,42 +150,90 @@ class PoolPrices:
             )
         return self._units[key]
 
-    def _price(self, work: Workload, unit: int, recompute: Recompute) -> UnitSeconds:
+    def prepare(
+        self,
+        works: Sequence[Workload],
+        units: Sequence[int],
+        *,
+        overlap_chunks: Sequence[int] = (1,),
+    ) -> None:
+        """Price many aligned workloads at once; `unit` then only looks them up."""
+        tensor = [work for work in works if work.tp > 1]
+        for chunks in overlap_chunks:
+            inside = _Inside(chunks, ContextKind.RING, ALIGNED)
+            chosen = works if chunks == 1 else tensor
+            for unit, recompute in itertools.product(units if chosen else (), _RECOMPUTED):
+                name = self._model.unit_kind(unit)
+                found = self._price(chosen, unit, recompute, inside)
+                columns = [
+                    np.broadcast_to(column, len(chosen)).tolist()
+                    for column in (
+                        found.forward,
+                        found.recompute,
+                        found.backward_input,
+                        found.backward_weight,
+                    )
+                ]
+                for work, f, r, g, w in zip(chosen, *columns, strict=True):
+                    self._units[work, name, recompute, inside] = UnitTimes(
+                        forward=f, recompute=r, backward_input=g, backward_weight=w
+                    )
+
+    def _price(
+        self, works: Sequence[Workload], unit: int, recompute: Recompute, inside: _Inside
+    ) -> UnitSeconds:
+        """Price a unit for workloads that differ in degrees and sequences only."""
         gemm, attention, elementwise, network = _RECOMPUTED[recompute]
+        first = works[0]
+
+        def column(name: str) -> FloatArray:
+            found = np.array([getattr(work, name) for work in works], dtype=np.float64)
+            return found if len(works) > 1 else found[0]
+
         strategy = Strategy.filled(
-            sequence_length=work.sequence_length,
-            sequences=work.sequences,
-            tp=work.tp,
-            cp=work.cp,
-            ep=work.ep,
-            sequence_parallel=float(work.sequence_parallel),
+            sequence_length=first.sequence_length,
+            sequences=column("sequences"),
+            tp=column("tp"),
+            cp=column("cp"),
+            ep=column("ep"),
+            sequence_parallel=column("sequence_parallel"),
             recompute_gemm=gemm,
             recompute_attention=attention,
             recompute_elementwise=elementwise,
             recompute_network=network,
-            flash=float(work.fused_attention),
+            flash=float(first.fused_attention),
             fp8=_NARROW.get(self._compute, 0.0),
+            overlap_chunks=inside.overlap_chunks,
+            context_gather=float(inside.context_kind is ContextKind.ALL_GATHER),
         )
-        model = self._model
+        model, node, machine = self._model, self._pool.node, self._machine
+        spans = Spans(
+            tp=span_of(inside.placement.tp, first.tp, machine, node),
+            cp=span_of(inside.placement.cp, first.cp, machine, node),
+        )
         if unit in (0, model.head_unit):
             shape = Shape.of(model, 0)
             price = embedding_seconds if unit == 0 else head_seconds
-            return price(shape, strategy, self._machine, self.constants)
+            return price(shape, strategy, machine, self.constants, spans=spans)
         index = model.layer_blocks[unit - 1]
         expert = model.blocks[index].moe is not None
         shape = Shape.of(model, index)
-        return block_seconds(shape, strategy, self._machine, self.constants, expert=expert)
+        return block_seconds(shape, strategy, machine, self.constants, expert=expert, spans=spans)
 
     def optimizer(self, num_parameters: float) -> float:
         """Return the seconds of a whole step over so many parameters, the host's part included."""
         count = np.asarray(num_parameters, dtype=np.float64)
         return _number(optimizer_seconds(count, self._machine, self.constants))
 
-    def copy_seconds(self, num_bytes: float) -> float:
-        """Return the seconds of a copy between chip and host, the host's memory shared by all."""
+    def copy_seconds(self, num_bytes: float, host_bandwidth: float | None = None) -> float:
+        """Return the seconds of a copy between chip and host.
+
+        `host_bandwidth` is what the copy has of the host's memory; by default a chip's fair share.
+        """
         host, node = self._pool.node.host, self._pool.node
         fair = host.memory_bandwidth * node.hosts / node.num_chips
-        return host.device_latency_s + num_bytes / min(host.device_bandwidth, fair)
+        rate = fair if host_bandwidth is None else host_bandwidth
+        return host.device_latency_s + num_bytes / min(host.device_bandwidth, rate)
 
 
 def _number(value: object) -> float:

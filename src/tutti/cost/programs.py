@@ -133,6 +133,24 @@ def choose_program(
     return Choice(algorithm=name, chunks=chunks, seconds=seconds, alternatives=tuple(best.values()))
 
 
+def price_named(
+    operation: Operation,
+    num_bytes: float,
+    links: GroupLinks,
+    efficiency: Efficiency,
+    algorithm: str,
+    chunks: int,
+) -> Choice | None:
+    """Return the price of a program that was chosen before; None where it does not apply."""
+    group = links.group
+    if group.size == 1 or num_bytes <= 0:
+        return Choice(algorithm="none", chunks=1, seconds=0.0)
+    if algorithm not in algorithms(operation, group):
+        return None
+    prices = _step_prices(_build(operation, algorithm, group), links, efficiency)
+    return Choice(algorithm=algorithm, chunks=chunks, seconds=_pipelined(prices, num_bytes, chunks))
+
+
 @functools.lru_cache(maxsize=4096)
 def _build(operation: Operation, name: str, group: Group) -> CollectiveProgram:
     needs_root = operation in (

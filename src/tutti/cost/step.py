@@ -47,6 +47,8 @@ _UNIT_COLUMNS = (
     "fp8_rowwise",
     "compiled",
     "async_tp",
+    "overlap_chunks",
+    "context_gather",
 )
 _GROUP_COLUMNS = (
     "tp",

@@ -1,4 +1,4 @@
-"""Who reduces a unit's gradients with whom, and how long the chosen program takes for it."""
+"""Who reduces a unit's gradients with whom, and by which operation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from tutti.collective import Operation
 from tutti.cost.holdings import HolderIndex
+from tutti.cost.host import HostMemory
 from tutti.cost.links import GroupLinks, group_links
-from tutti.cost.programs import Choice, Efficiency, choose_program
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
@@ -18,7 +18,14 @@ from tutti.schedule.instruction import Instruction, Op, Scope
 class Groups:
     """The groups of a plan's synchronisation, made once each."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, index: HolderIndex) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        index: HolderIndex,
+        host: HostMemory | None = None,
+    ) -> None:
+        self._host = host
         self._plan = plan
         self._index = index
         self._cluster = cluster
@@ -36,7 +43,10 @@ class Groups:
         if key not in self._known:
             holders = [held for held in found if pipeline in (None, held[0])]
             chips = [chip for _, _, stage in holders for chip in _sharing(stage, kind)]
-            self._known[key] = group_links(self._cluster, chips) if chips else None
+            links = group_links(self._cluster, chips) if chips else None
+            if links is not None and self._host is not None:
+                links = self._host.capped(links, [stage for _, _, stage in holders])
+            self._known[key] = links
         return self._known[key]
 
     def everyone(self) -> int:
@@ -65,22 +75,3 @@ def operation_of(entry: Instruction, level: int) -> Operation:
     if level == 0 or (level >= 2 and entry.scope is Scope.ALL):
         return Operation.ALL_REDUCE
     return Operation.REDUCE_SCATTER
-
-
-def collective_choice(
-    groups: Groups,
-    entry: Instruction,
-    *,
-    pipeline: int,
-    level: int,
-    num_bytes: float,
-    efficiency: Efficiency,
-) -> Choice:
-    """Return the program for a gather or a reduction, with its seconds."""
-    kind = ParameterClass(entry.what.value)
-    scope = pipeline if entry.scope is Scope.PIPELINE else None
-    links = groups.of(entry.start, kind, scope)
-    if links is None:
-        return Choice(algorithm="none", chunks=1, seconds=0.0)
-    operation = operation_of(entry, level)
-    return choose_program(operation, num_bytes, links, efficiency)

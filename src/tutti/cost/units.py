@@ -13,7 +13,15 @@ import numpy as np
 
 from tutti.cost.arrays import FloatArray, Machine, Number, Shape, Strategy
 from tutti.cost.constants import Constants
-from tutti.cost.network import all_reduce_seconds, all_to_all_seconds, ring_pass_seconds
+from tutti.cost.exposed import (
+    ALIGNED_SPANS,
+    Exposed,
+    Spans,
+    context_parallel,
+    in_chunks,
+    tensor_parallel,
+)
+from tutti.cost.network import all_reduce_seconds, all_to_all_seconds
 from tutti.cost.operators import (
     ELEMENT_BYTES,
     Passes,
@@ -21,13 +29,12 @@ from tutti.cost.operators import (
     attention_seconds,
     flag,
     gemm_seconds,
-    linear_seconds,
     memory_bound_seconds,
     smooth_max,
 )
+from tutti.cost.products import Products, expert_products
 
 BACKWARD_LAUNCHES = 1.3  # the host issues that much more in backward than in forward
-_SMALLEST = 8.0  # stands in for a width of zero, whose result is not used
 # Of the cross-entropy's traffic; forward writes and reads an fp32 copy, backward makes gradients.
 _LOSS_FORWARD = 0.6
 
@@ -53,63 +60,6 @@ class UnitSeconds:
         return self.forward + self.recompute + self.backward_input + self.backward_weight
 
 
-def _attention_projections(
-    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
-) -> Passes:
-    """Return the products before attention: fused q, k, v, or latent attention's down and up."""
-    tokens, tp = strategy.tokens, strategy.tp
-    heads = shape.heads / tp
-    kv_heads = shape.kv_heads / np.minimum(tp, shape.kv_heads)
-    plain = heads * shape.d_qk + kv_heads * (shape.d_qk + shape.d_v)
-
-    def linear(n: Number, k: Number) -> Passes:
-        return linear_seconds(tokens, n, k, strategy, machine, constants)
-
-    latent = shape.kv_lora > 0
-    if not np.any(latent):
-        return linear(plain, shape.hidden)
-    down = shape.q_lora + shape.kv_lora + shape.rope_dim
-    down = down + np.where(shape.q_lora > 0, 0.0, heads * shape.d_qk)  # no latent for queries
-    first = linear(np.where(latent, down, plain), shape.hidden)
-    queries = linear(heads * shape.d_qk, np.maximum(shape.q_lora, _SMALLEST))
-    nope = shape.d_qk - shape.rope_dim
-    keys = linear(heads * (nope + shape.d_v), np.maximum(shape.kv_lora, _SMALLEST))
-    return first.plus(queries, flag(latent & (shape.q_lora > 0))).plus(keys, flag(latent))
-
-
-def _dense_feed_forward(
-    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
-) -> Passes:
-    tokens, tp = strategy.tokens, strategy.tp
-    columns = shape.ffn * (1.0 + shape.gated) / tp
-    up = linear_seconds(tokens, columns, shape.hidden, strategy, machine, constants)
-    return up.plus(
-        linear_seconds(tokens, shape.hidden, shape.ffn / tp, strategy, machine, constants)
-    )
-
-
-def _experts(shape: Shape, strategy: Strategy, machine: Machine, constants: Constants) -> Passes:
-    """Return routed experts in balance, shared experts, and the moves of tokens between them."""
-    tokens, tp, hidden = strategy.tokens, strategy.tp, shape.hidden
-    local = np.maximum(shape.experts / strategy.ep, 1.0)
-    rows = tokens / tp * shape.topk  # every tensor-parallel rank routes its own tokens
-    ratio = constants.moe_gemm_ratio
-    width = np.maximum(shape.expert_ffn, _SMALLEST)
-    args = (strategy, machine, constants)
-    columns = shape.expert_ffn * (1.0 + shape.gated)
-    routed = linear_seconds(rows / local, columns, hidden, *args, batch=local, rate=ratio)
-    routed = routed.plus(
-        linear_seconds(rows / local, hidden, width, *args, batch=local, rate=ratio)
-    )
-    shared_width = np.maximum(shape.shared_ffn, _SMALLEST)
-    shared = linear_seconds(tokens, shared_width * (1.0 + shape.gated) / tp, hidden, *args)
-    shared = shared.plus(linear_seconds(tokens, hidden, shared_width / tp, *args))
-    moved = rows * ELEMENT_BYTES * (6.0 * hidden + 3.0 * shape.expert_ffn)
-    permute = memory_bound_seconds(moved, machine, constants, kernels=8.0)
-    both = routed.plus(shared, flag(shape.shared_ffn > 0))
-    return Passes(both.forward + permute, both.backward_input + 1.5 * permute, both.backward_weight)
-
-
 def _elementwise(
     shape: Shape,
     strategy: Strategy,
@@ -132,31 +82,6 @@ def _elementwise(
     )
 
 
-def _tensor_parallel(
-    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
-) -> FloatArray:
-    """Return the exposed collectives of one pass: two all-reduces, or gather + scatter pairs."""
-    unit_bytes = strategy.tokens * shape.hidden * ELEMENT_BYTES
-    once = all_reduce_seconds(unit_bytes, strategy.tp, 1.0, machine, constants)
-    pairs = (strategy.sequence_parallel > 0) & (strategy.tp > 1)
-    once = once + np.where(pairs, constants.link_latency_s, 0.0)
-    hidden_share = np.where(strategy.async_tp > 0, constants.async_tp_hidden, 0.0)
-    exposed: FloatArray = 2.0 * once * (1.0 - hidden_share)
-    return exposed
-
-
-def _context_parallel(
-    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants, attention: FloatArray
-) -> FloatArray:
-    """Return what of the ring of keys and values half of the attention does not hide."""
-    if np.all(strategy.cp == 1):
-        return np.zeros_like(attention)
-    held = strategy.tokens * shape.kv_heads / strategy.tp * (shape.d_qk + shape.d_v) * ELEMENT_BYTES
-    ring = ring_pass_seconds(held * strategy.cp, strategy.cp, strategy.tp, machine, constants)
-    exposed: FloatArray = np.maximum(0.0, ring - 0.5 * attention)
-    return exposed
-
-
 def block_seconds(
     shape: Shape,
     strategy: Strategy,
@@ -164,40 +89,39 @@ def block_seconds(
     constants: Constants,
     *,
     expert: bool = False,
+    spans: Spans = ALIGNED_SPANS,
 ) -> UnitSeconds:
     """Return one transformer block, with its dense layer or (expert) with its experts."""
     tokens, tp = strategy.tokens, strategy.tp
     args = (shape, strategy, machine, constants)
     routed = flag((shape.experts > 0) & expert)
-    gemm = _attention_projections(*args)
-    gemm = gemm.plus(
-        linear_seconds(
-            tokens, shape.hidden, shape.heads * shape.d_v / tp, strategy, machine, constants
-        )
-    )
+    products = Products.of(*args)
+    gemm = products.attention
     exchange: FloatArray = np.zeros(())
     if expert:
-        gemm = gemm.plus(_dense_feed_forward(*args), 1.0 - routed).plus(_experts(*args), routed)
+        experts = expert_products(*args)
+        gemm = gemm.plus(products.feed_forward, 1.0 - routed).plus(experts, routed)
         sent = tokens / tp * shape.topk * shape.hidden * ELEMENT_BYTES
         stride = tp * strategy.cp
         once = all_to_all_seconds(sent, strategy.ep, stride, machine, constants)
         exchange = routed * 2.0 * once
     else:
-        gemm = gemm.plus(_dense_feed_forward(*args))
+        gemm = gemm.plus(products.feed_forward)
     attention = attention_seconds(*args)
-    elementwise = _elementwise(*args, 1.0 - routed)
-    tensor = _tensor_parallel(*args)
-    context = _context_parallel(*args, attention[0])
+    tensor = tensor_parallel(*args, spans.tp)
+    if np.any(strategy.overlap_chunks > 1):
+        gemm, tensor = in_chunks(*args, spans.tp, gemm, tensor, routed)
     device = _Device(
         gemm=gemm,
         attention=attention,
-        elementwise=elementwise,
+        elementwise=_elementwise(*args, 1.0 - routed),
         tensor=tensor,
-        context=context,
+        context=context_parallel(*args, spans.cp, attention[0]),
         exchange=exchange,
     )
     host = constants.host_layer_s + routed * constants.moe_host_s
-    host = host + np.where(tp > 1, 2.0, 0.0) * constants.host_tp_s
+    issued = np.where(tp > 1, 2.0 * strategy.overlap_chunks, 0.0)
+    host = host + issued * constants.host_tp_s
     return device.launched(strategy, host)
 
 
@@ -208,16 +132,17 @@ class _Device:
     gemm: Passes
     attention: tuple[FloatArray, FloatArray]
     elementwise: tuple[FloatArray, FloatArray]
-    tensor: FloatArray  # exposed collectives of one pass
+    tensor: Exposed  # collectives of one pass
     context: FloatArray
     exchange: FloatArray
 
     def launched(self, strategy: Strategy, host: FloatArray) -> UnitSeconds:
         """Return the block under the launch floor: `host` seconds to issue a forward pass."""
         gemm, attention, elementwise = self.gemm, self.attention, self.elementwise
-        network = self.tensor + self.exchange + self.context
+        network = self.tensor.forward + self.exchange + self.context
+        returning = self.tensor.backward + self.exchange + self.context
         forward_gpu = gemm.forward + attention[0] + elementwise[0] + network
-        backward_gpu = gemm.backward + attention[1] + elementwise[1] + network + self.context
+        backward_gpu = gemm.backward + attention[1] + elementwise[1] + returning + self.context
         again = (
             strategy.recompute_gemm * gemm.forward
             + strategy.recompute_attention * attention[0]
@@ -235,7 +160,7 @@ class _Device:
             "gemm": gemm.forward + gemm.backward,
             "attention": attention[0] + attention[1],
             "elementwise": elementwise[0] + elementwise[1],
-            "tensor parallel": 2.0 * self.tensor,
+            "tensor parallel": self.tensor.forward + self.tensor.backward,
             "context parallel": 3.0 * self.context,
             "expert parallel": 2.0 * self.exchange,
             "recompute": again,
@@ -251,7 +176,12 @@ class _Device:
 
 
 def head_seconds(
-    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
+    shape: Shape,
+    strategy: Strategy,
+    machine: Machine,
+    constants: Constants,
+    *,
+    spans: Spans = ALIGNED_SPANS,
 ) -> UnitSeconds:
     """Return logits and cross-entropy; the vocabulary is split over tp."""
     tokens, hidden = strategy.tokens, shape.hidden
@@ -270,7 +200,7 @@ def head_seconds(
         tokens * n * constants.logit_bytes, machine, constants, kernels=12.0
     )
     sent = tokens * hidden * ELEMENT_BYTES
-    network = all_reduce_seconds(sent, strategy.tp, 1.0, machine, constants)
+    network = all_reduce_seconds(sent, strategy.tp, 1.0, machine, constants, spans.tp)
     device = logits + by_input + by_weight + loss + 2.0 * network
     total = smooth_max(device, constants.host_head_s + 0.0 * device)
     share = total / device
@@ -289,7 +219,12 @@ def head_seconds(
 
 
 def embedding_seconds(
-    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
+    shape: Shape,
+    strategy: Strategy,
+    machine: Machine,
+    constants: Constants,
+    *,
+    spans: Spans = ALIGNED_SPANS,
 ) -> UnitSeconds:
     """Return the look-up, its all-reduce over tp, and the gradient of the table."""
     unit_bytes = strategy.tokens * shape.hidden * ELEMENT_BYTES
@@ -297,7 +232,7 @@ def embedding_seconds(
     # Eight passes over tokens × hidden, three over the table (clear, add, read), eight kernels.
     forward = memory_bound_seconds(3.0 * unit_bytes, machine, constants, kernels=3.0)
     backward = memory_bound_seconds(5.0 * unit_bytes + 3.0 * table, machine, constants, kernels=5.0)
-    network = all_reduce_seconds(unit_bytes, strategy.tp, 1.0, machine, constants)
+    network = all_reduce_seconds(unit_bytes, strategy.tp, 1.0, machine, constants, spans.tp)
     return UnitSeconds(
         forward=forward + network,
         recompute=np.zeros_like(forward + network),

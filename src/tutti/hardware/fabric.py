@@ -95,6 +95,11 @@ class Fabric:
         """The tier at which pools meet."""
         return self.tiers[-1]
 
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether a tier lets less through than what hangs below it."""
+        return any(tier.oversubscription > 1.0 for tier in self.tiers)
+
     def oversubscription_to(self, index: int) -> float:
         """Return the product of oversubscriptions on the way up to a tier."""
         product = 1.0

@@ -17,6 +17,7 @@ from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.check_stage import Problem, check_stage
 from tutti.plan.chips import ChipSet
+from tutti.plan.collectives import ALGORITHMS, AUTO
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, Synchronisation, chunks, covers
 
@@ -45,6 +46,7 @@ def check_plan(
         _synchronisation,
         _experts,
         _offload,
+        _collectives,
     )
     return [problem for check in checks for problem in check(case)]
 
@@ -368,3 +370,23 @@ def _offload(case: _Case) -> Iterator[Problem]:
                 if covers(offload.parameters, unit) or covers(offload.gradients, unit):
                     message = f"unit {unit} holds tied weights, which must stay on the chip"
                     yield Problem("offload", where, message)
+
+
+def _collectives(case: _Case) -> Iterator[Problem]:
+    pools = [pool.name for pool in case.cluster.pools]
+    for index, choice in enumerate(case.plan.collectives):
+        where = f"collectives[{index}]"
+        known = ALGORITHMS.get(choice.operation)
+        if known is None:
+            message = f"no operation '{choice.operation}'; {hint(choice.operation, ALGORITHMS)}"
+            yield Problem("collective", where, message)
+        elif choice.algorithm not in (AUTO, *known):
+            message = (
+                f"no algorithm '{choice.algorithm}' for {choice.operation}; "
+                f"{hint(choice.algorithm, (AUTO, *known))}"
+            )
+            yield Problem("collective", where, message)
+        for pool in choice.pools:
+            if pool not in pools:
+                message = f"names pool '{pool}'; {hint(pool, pools)}"
+                yield Problem("collective", where, message)

@@ -207,11 +207,16 @@ class Synchronisation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveChoice:
-    """Which collective program serves a use up to a size; the cost model chose it."""
+    """Which collective program serves a use up to a size; the cost model chose it.
+
+    `pools` restricts it to groups whose chips come from exactly these pools. The algorithm "auto"
+    leaves the choice to the cost model, group by group.
+    """
 
     use: Literal["gradients", "parameters", "tied", "boundary", "experts", "scalars"]
     operation: str
     algorithm: str
+    pools: tuple[str, ...] = ()
     max_bytes: Annotated[float, Above(0)] | None = None
     channels: Count = 1
     chunks: Count = 1

@@ -38,15 +38,17 @@ def bars_html(
     whole: float,
     text: Callable[[float], str],
     mark_name: str = "limit",
+    legend: bool = True,
 ) -> str:
-    """Return a legend and the bars; `whole` fills the width, `text` writes a value."""
+    """Return the bars, below a legend; `whole` fills the width, `text` writes a value."""
     used = [c for c in categories if any(bar.parts.get(c.name, 0.0) > 0 for bar in bars)]
     keys = [f'<li><i style="background:var(--{c.color})"></i>{escape(c.name)}</li>' for c in used]
     if any(bar.mark is not None for bar in bars):
         keys.append(f'<li><i class="mark"></i>{escape(mark_name)}</li>')
     size = "bars thin" if len(bars) > MANY else "bars"
     rows = "".join(_bar(bar, used, whole, text, mark_name) for bar in bars)
-    return f'<ul class="legend">{"".join(keys)}</ul><div class="{size}">{rows}</div>'
+    head = f'<ul class="legend">{"".join(keys)}</ul>' if legend else ""
+    return f'{head}<div class="{size}">{rows}</div>'
 
 
 def _bar(

@@ -14,7 +14,7 @@ from tutti.schedule.emitter import Emitter, waits
 from tutti.schedule.events import Event, Move
 from tutti.schedule.instruction import Instruction, Op, Scope, What
 from tutti.schedule.order import Action, Pass
-from tutti.schedule.segments import Segment, make_segments
+from tutti.schedule.segments import Groups, Segment, make_segments
 from tutti.schedule.sync import Synchroniser
 
 
@@ -61,7 +61,8 @@ class _Writer:
         self.received: dict[tuple[What, int, int], int] = {}
         self.with_batch: set[int] = set()  # micro-batches whose tokens are on the chip
         self.started: set[int] = set()  # chunks that had their first forward
-        self.parked: dict[tuple[int, int], Segment] = {}  # weight pass still to come
+        # Segments whose weight pass is still to come.
+        self.parked: dict[tuple[int, int], tuple[Segment, ...]] = {}
         self.offloaded: dict[tuple[int, int], int] = {}
         self.sources = {What.ACTIVATIONS: -1, What.GRADIENTS: -1}  # what a Send carries
 
@@ -136,39 +137,46 @@ class _Writer:
                 stored = self.to.offload(What.ACTIVATIONS, micro_batch, *span, (source,))
                 self.offloaded[atom.start, micro_batch] = self.to.leaves(What.ACTIVATIONS, stored)
 
-    def _backward_segments(self, chunk: int, micro_batch: int) -> tuple[Segment, ...]:
+    def _backward_groups(self, chunk: int, micro_batch: int) -> Groups:
         cut = self.segments[chunk]
         return cut.final_backward if self.final[chunk] == micro_batch else cut.backward
 
     def _backward_input(self, action: Action, *, weights_follow: bool) -> None:
-        """Go down the segments, each followed by its weight pass where that is next anyway.
+        """Go down the groups, each followed by its weight passes where they are next anyway.
 
-        The lowest segment's weight pass is left for later: the gradient it hands to the previous
+        The lowest group's weight passes are left for later: the gradient it hands to the previous
         stage is sent first.
         """
         _, chunk, micro_batch = action
-        waiting = self._take(What.GRADIENTS, self.given.chunk_bounds[chunk][1], micro_batch)
-        segments = self._backward_segments(chunk, micro_batch)
-        for segment in reversed(segments):
-            span = (segment.start, segment.stop)
-            needed: tuple[int, ...] = ()
-            if segment.brings_parameters:
-                needed = tuple(
-                    self.sync.bring_parameters(segment, micro_batch, entering_from_below=False)
-                )
-            if segment.offloads_activations:
-                needed += self._bring_activations(segment, micro_batch)
-            if segment.recompute:  # does not need the gradient: may run while waiting
-                self.to.compute(Op.RECOMPUTE, micro_batch, *span, needed)
-                needed = ()
-            after = waits(waiting, needed) if needed else waiting
-            index = self.to.compute(Op.BACKWARD_INPUT, micro_batch, *span, after)
-            self.sources[What.GRADIENTS] = index
-            waiting = ()
-            if weights_follow and segment is not segments[0]:
-                self._weights(segment, chunk, micro_batch)
-        if weights_follow:
-            self.parked[chunk, micro_batch] = segments[0]
+        bounds = self.given.chunk_bounds[chunk]
+        waiting, sends = self._take(What.GRADIENTS, bounds[1], micro_batch), bounds[0] > 0
+        groups = self._backward_groups(chunk, micro_batch)
+        for group in reversed(groups):
+            for segment in reversed(group):
+                self._input_gradient(segment, micro_batch, waiting)
+                waiting = ()
+            if not weights_follow:
+                continue
+            if group is groups[0]:
+                self.parked[chunk, micro_batch] = group
+                continue
+            for segment in reversed(group):
+                self._weights(segment, chunk, micro_batch, before_send=sends)
+
+    def _input_gradient(self, segment: Segment, micro_batch: int, waiting: tuple[int, ...]) -> None:
+        span = (segment.start, segment.stop)
+        needed: tuple[int, ...] = ()
+        if segment.brings_parameters:
+            needed = tuple(
+                self.sync.bring_parameters(segment, micro_batch, entering_from_below=False)
+            )
+        if segment.offloads_activations:
+            needed += self._bring_activations(segment, micro_batch)
+        if segment.recompute:  # does not need the gradient: may run while waiting
+            self.to.compute(Op.RECOMPUTE, micro_batch, *span, needed)
+            needed = ()
+        after = waits(waiting, needed) if needed else waiting
+        self.sources[What.GRADIENTS] = self.to.compute(Op.BACKWARD_INPUT, micro_batch, *span, after)
 
     def _bring_activations(self, segment: Segment, micro_batch: int) -> tuple[int, ...]:
         return tuple(
@@ -185,15 +193,19 @@ class _Writer:
 
     def _backward_weight(self, action: Action) -> None:
         _, chunk, micro_batch = action
-        lowest = self.parked.pop((chunk, micro_batch), None)
-        left = self._backward_segments(chunk, micro_batch) if lowest is None else (lowest,)
-        for segment in reversed(left):
-            self._weights(segment, chunk, micro_batch)
+        left = self.parked.pop((chunk, micro_batch), None)
+        groups = self._backward_groups(chunk, micro_batch) if left is None else (left,)
+        self.sync.release()
+        for group in reversed(groups):
+            for segment in reversed(group):
+                self._weights(segment, chunk, micro_batch)
 
-    def _weights(self, segment: Segment, chunk: int, micro_batch: int) -> None:
+    def _weights(
+        self, segment: Segment, chunk: int, micro_batch: int, *, before_send: bool = False
+    ) -> None:
         span = (segment.start, segment.stop)
         room = self.to.room(What.GRADIENTS) if segment.hands_gradients else ()
         index = self.to.compute(Op.BACKWARD_WEIGHT, micro_batch, *span, room)
         final = self.final[chunk] == micro_batch
         if final or segment.hands_gradients:
-            self.sync.hand_gradients(segment, micro_batch, index, final=final)
+            self.sync.hand_gradients(segment, micro_batch, index, final=final, hold=before_send)

@@ -90,25 +90,42 @@ class Segment:
         )
 
 
+Groups = tuple[tuple[Segment, ...], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkSegments:
-    """The segments of one chunk for all four cases, by rising unit."""
+    """The segments of one chunk for all four cases, by rising unit.
+
+    Those of backward come in groups: all input passes of a group run before its weight passes.
+    """
 
     first_forward: tuple[Segment, ...]
     forward: tuple[Segment, ...]
-    backward: tuple[Segment, ...]
-    final_backward: tuple[Segment, ...]
+    backward: Groups
+    final_backward: Groups
 
 
 def make_segments(start: int, stop: int, replica: Replica, buckets: list[Bucket]) -> ChunkSegments:
     """Cut one chunk for one class of ranks."""
     atoms = _atoms(start, stop, replica, buckets)
+    backward = _join(atoms, lambda atom: atom.split_backward(final=False))
+    final = _join(atoms, lambda atom: atom.split_backward(final=True))
     return ChunkSegments(
         first_forward=_join(atoms, lambda atom: atom.split_forward(first=True)),
         forward=_join(atoms, lambda atom: atom.split_forward(first=False)),
-        backward=_join(atoms, lambda atom: atom.split_backward(final=False)),
-        final_backward=_join(atoms, lambda atom: atom.split_backward(final=True)),
+        backward=tuple((segment,) for segment in backward),
+        final_backward=_grouped(final, backward if start else final),
     )
+
+
+def _grouped(fine: tuple[Segment, ...], coarse: tuple[Segment, ...]) -> Groups:
+    """Put what is one segment in every other pass into one group.
+
+    The last pass is cut more finely, so that reductions may begin early; the stage before waits
+    for its gradient all the same and must not wait for weight passes, too.
+    """
+    return tuple(tuple(s for s in fine if whole.start <= s.start < whole.stop) for whole in coarse)
 
 
 def _atoms(start: int, stop: int, replica: Replica, buckets: list[Bucket]) -> list[Atom]:

@@ -6,6 +6,8 @@ its gathers by rising unit; with one common order no set of groups can wait in a
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import Replica, Stage, Synchronisation, covers
 from tutti.schedule.buckets import Bucket
@@ -14,6 +16,15 @@ from tutti.schedule.instruction import NO_MICRO_BATCH, Op, Scope, What
 from tutti.schedule.segments import Segment
 
 _CLASS = {ParameterClass.DENSE: What.DENSE, ParameterClass.EXPERT: What.EXPERT}
+
+
+class _Whole(NamedTuple):
+    """A bucket whose gradients are whole: what is done about it closes the step for it."""
+
+    bucket: Bucket
+    micro_batch: int
+    after: list[int]
+    offload: bool
 
 
 class Synchroniser:
@@ -38,6 +49,7 @@ class Synchroniser:
         self._reduced: list[int] = []
         self._on_host: dict[int, int] = {}  # bucket start → the last offload of its gradients
         self._deferred: list[tuple[Bucket, ParameterClass, list[int]]] = []
+        self._held: list[_Whole] = []
 
     def gather_once(self) -> None:
         """Levels 1 and 2: fetch the others' updated parameters, once per step."""
@@ -91,30 +103,59 @@ class Synchroniser:
         return [i for atom in segment.atoms for i in self._gathered.get(atom.bucket.start, ())]
 
     def hand_gradients(
-        self, segment: Segment, micro_batch: int, source: int, *, final: bool
+        self, segment: Segment, micro_batch: int, source: int, *, final: bool, hold: bool = False
     ) -> None:
-        """Reduce and offload what a weight pass left, where this is its moment."""
+        """Reduce and offload what a weight pass left, where this is its moment.
+
+        With `hold`, what closes the step is written only when `release` says so: behind the
+        gradient that the stage before waits for. All classes of a stage then have one order,
+        however finely they cut their passes; on lanes nothing starts later for it.
+        """
         for atom in reversed(segment.atoms):
             if atom.is_lowest:
                 self._hand_bucket(
-                    atom.bucket, micro_batch, source, final=final, offload=atom.offload_gradients
+                    atom.bucket,
+                    micro_batch,
+                    source,
+                    final=final,
+                    offload=atom.offload_gradients,
+                    hold=hold,
                 )
 
+    def release(self) -> None:
+        """Write what was held."""
+        for whole in self._held:
+            self._close_bucket(whole)
+        self._held.clear()
+
     def _hand_bucket(
-        self, bucket: Bucket, micro_batch: int, source: int, *, final: bool, offload: bool
+        self,
+        bucket: Bucket,
+        micro_batch: int,
+        source: int,
+        *,
+        final: bool,
+        offload: bool,
+        hold: bool,
     ) -> None:
-        span = (bucket.start, bucket.stop)
         last = [source]
         for kind, rule in bucket.rules():
             if rule.shard_level >= 2:
                 last = [self._reduce(bucket, kind, micro_batch, Scope.PIPELINE, (source,))]
                 self._reduced += last
-        if not final:
-            if offload:
-                last = [self._to_host(bucket, micro_batch, last)]
-            if last != [source]:  # the chip's copy is gone when this ends
-                self._to.leaves(What.GRADIENTS, last[-1])
+        if final:
+            self._held.append(_Whole(bucket, micro_batch, last, offload))
+            if not hold:
+                self.release()
             return
+        if offload:
+            last = [self._to_host(bucket, micro_batch, last)]
+        if last != [source]:  # the chip's copy is gone when this ends
+            self._to.leaves(What.GRADIENTS, last[-1])
+
+    def _close_bucket(self, whole: _Whole) -> None:
+        bucket, micro_batch, last, offload = whole
+        span = (bucket.start, bucket.stop)
         closing = [
             (kind, rule)
             for kind, rule in bucket.rules()

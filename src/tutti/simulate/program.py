@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tutti.schedule.instruction import COLLECTIVES, LANES, Instruction, Lane, Op, What
+from tutti.schedule.instruction import COLLECTIVES, LANES, Instruction, Lane, Op, Scope, What
 from tutti.schedule.partners import Partners
 from tutti.schedule.schedule import RankClass, Schedule
 
@@ -23,7 +23,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Track(IntEnum):
-    """Where an instruction shows; Send and Receive may hold several channels each."""
+    """Where an instruction shows; those of the network may hold several channels each."""
 
     COMPUTE = 0
     COPY_IN = 1
@@ -76,6 +76,7 @@ class ClassColumns:
     first: Integers
     stop: Integers
     what: Integers
+    inside: Integers  # 1: a collective among the holders of one pipeline
     after_counts: Integers
     after: Integers
 
@@ -83,8 +84,8 @@ class ClassColumns:
     def of(cls, instructions: tuple[Instruction, ...]) -> ClassColumns:
         """Transpose a list without looking at its entries one by one."""
         if not instructions:
-            return cls(*(_NO_INDEX,) * 7)
-        op, micro_batch, first, stop, what, _, after = zip(*instructions, strict=True)
+            return cls(*(_NO_INDEX,) * 8)
+        op, micro_batch, first, stop, what, scope, after = zip(*instructions, strict=True)
         size = len(instructions)
         return cls(
             op=_integers(map(_OP_CODE.__getitem__, op), size),
@@ -92,6 +93,7 @@ class ClassColumns:
             first=_integers(first, size),
             stop=_integers(stop, size),
             what=_integers(map(_WHAT_CODE.__getitem__, what), size),
+            inside=_integers((s is Scope.PIPELINE for s in scope), size),
             after_counts=_integers(map(len, after), size),
             after=_integers(itertools.chain.from_iterable(after)),
         )
@@ -112,6 +114,7 @@ class Program:
     first: Integers
     stop: Integers
     what: Integers
+    inside: Integers  # 1: a collective among the holders of one pipeline
     track: Integers
     kind: Integers
     channel: Integers  # which first-in-first-out channel, counted over all classes
@@ -156,13 +159,13 @@ def compile_schedule(schedule: Schedule) -> Program:
         lists.append(shared[key])
     sizes = [len(columns.op) for columns in lists]
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
-    op, micro_batch, first, stop, what, counts = (
+    op, micro_batch, first, stop, what, inside, counts = (
         np.concatenate([getattr(columns, name) for columns in lists])
-        for name in ("op", "micro_batch", "first", "stop", "what", "after_counts")
+        for name in ("op", "micro_batch", "first", "stop", "what", "inside", "after_counts")
     )
     after = [columns.after + start for columns, start in zip(lists, offsets, strict=False)]
     track = _TRACKS[op]
-    channel, num_channels = _channels(track, first, what, sizes)
+    channel, num_channels = _channels(track, first, what, inside, sizes)
     meeting, arrivals = _move_meetings(schedule.classes, sizes, track, (first, what, micro_batch))
     arrivals = _collective_meetings(schedule, offsets, op, meeting, arrivals)
     kind = np.full(len(op), Kind.PLAIN, dtype=np.int64)
@@ -177,6 +180,7 @@ def compile_schedule(schedule: Schedule) -> Program:
         first=first,
         stop=stop,
         what=what,
+        inside=inside,
         track=track,
         kind=kind,
         channel=channel,
@@ -189,11 +193,15 @@ def compile_schedule(schedule: Schedule) -> Program:
 
 
 def _channels(
-    track: Integers, first: Integers, what: Integers, sizes: list[int]
+    track: Integers, first: Integers, what: Integers, inside: Integers, sizes: list[int]
 ) -> tuple[Integers, int]:
-    """Give each channel a number: a class's tracks, its moves apart by boundary and tensor."""
+    """Give each channel a number: a class's tracks, its moves apart by boundary and tensor.
+
+    Collectives inside a pipeline and across pipelines are apart, too: other groups, and one that
+    waits for a slow pipeline must not hold up the parameters of the next pass.
+    """
     moves = (track == Track.SEND) | (track == Track.RECEIVE)
-    wire = np.where(moves, 1 + first * len(WHATS) + what, 0)
+    wire = np.where(moves, 2 + first * len(WHATS) + what, inside)
     owner = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
     code = (owner * len(Track) + track) * (int(wire.max(initial=0)) + 1) + wire
     distinct, channel = np.unique(code, return_inverse=True)

@@ -3,9 +3,11 @@
 These semantics are the contract with the engine:
 
 - Lanes of a rank: compute; copies from the host (Fetch) and to it (Offload), one lane each; on
-  the network one channel for all collectives, and one per boundary and tensor (unit, what) for
-  Sends and for Receives. Each lane or channel is first in, first out, in list order; different
-  ones overlap freely (what sharing costs is part of the given seconds).
+  the network one channel for collectives inside a pipeline and one for those across pipelines,
+  and one per boundary and tensor (unit, what) for Sends and for Receives. Each lane or channel is
+  first in, first out, in list order; different ones overlap freely.
+- Where the costs say what leaves the node, sends and collectives share the rank's NIC
+  (`contention`); what other sharing costs is part of the given seconds.
 - An instruction starts when its lane is free and all its `after` entries have ended, and occupies
   its lane for its `seconds`.
 - A Send does not wait for its receiver: buffers suffice.
@@ -29,6 +31,7 @@ import numpy as np
 from tutti.cost.inputs import StepCosts
 from tutti.errors import TuttiError
 from tutti.schedule.schedule import Schedule
+from tutti.simulate.contention import shared_nic
 from tutti.simulate.kernel import Backend, attribute_idle, choose, compiled, execute
 from tutti.simulate.program import Program, Track, compile_schedule
 from tutti.simulate.result import IDLE_REASONS, IdleReason, SimulationResult
@@ -56,6 +59,10 @@ def simulate(
     costs.require_match(program.schedule)
     chosen = choose(backend, program.size)
     times = _execute(program, costs, chosen)
+    contended = shared_nic(program, costs, times[0], times[1])
+    if contended is not None:
+        costs = contended
+        times = _execute(program, costs, chosen)
     idle = _idle(program, times, chosen)
     start, end, binding = times
     return SimulationResult(

@@ -60,15 +60,17 @@ def _own_channels(program: Program, index: int) -> list[int]:
 
 
 def _threads(program: Program) -> dict[int, tuple[int, str]]:
-    """Return thread id and name of each channel; sends and receives may have several."""
+    """Return thread id and name of each channel; tracks of the network may have several."""
     found: dict[int, tuple[int, str]] = {}
     _, samples = np.unique(program.channel, return_index=True)
     for i in samples.tolist():
         track = Track(int(program.track[i]))
         thread, title = int(track), track.label
-        if track in (Track.SEND, Track.RECEIVE):
+        if track is Track.COLLECTIVE and program.inside[i]:
+            thread, title = len(Track), f"{title} in the pipeline"
+        elif track in (Track.SEND, Track.RECEIVE):
             what, unit = int(program.what[i]), int(program.first[i])
-            thread = len(Track) + (unit * len(WHATS) + what) * 2 + (track is Track.RECEIVE)
+            thread = len(Track) + 1 + (unit * len(WHATS) + what) * 2 + (track is Track.RECEIVE)
             title = f"{title} {WHATS[what].value} at unit {unit}"
         found[int(program.channel[i])] = (thread, title)
     return found

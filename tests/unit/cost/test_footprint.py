@@ -73,3 +73,19 @@ def test_interleaving_holds_more() -> None:
         return float(footprint(SHAPE, strategy).total_bytes)
 
     assert total(2) > total(1)
+
+
+def test_context_buffers() -> None:
+    """A ring holds the next piece of keys and values and of their gradients, a gather all."""
+    shape = Shape.of(load_model("llama-3-8b"), 0)
+    alone, ring, whole = (
+        float(
+            footprint(shape, Strategy.filled(sequence_length=65536, **c), logit_bytes=0).parts[
+                "transient"
+            ]
+        )
+        for c in ({"cp": 1}, {"cp": 8}, {"cp": 8, "context_gather": 1})
+    )
+    piece = 2 * 65536 / 8 * 8 * 256
+    assert whole - ring == pytest.approx(2 * 7 * piece)
+    assert ring < alone

@@ -17,7 +17,8 @@ from tutti.models.parameters import ParameterClass
 from tutti.models.plain import plain_gpt
 from tutti.plan.files import refer_to_model
 from tutti.plan.job import ScheduleKind
-from tutti.plan.plan import Recompute, Synchronisation
+from tutti.plan.plan import ContextKind, Recompute, Synchronisation
+from tutti.schedule.instruction import Instruction, Op
 from tutti.schedule.schedule import build_schedule
 
 
@@ -122,3 +123,23 @@ def test_shard_levels_divide_what_they_say(level):
     assert static.parameters == pytest.approx(2 * count / (4 if level >= 3 else 1))
     assert static.gradients == pytest.approx(4 * count / (4 if level >= 2 else 1))
     assert static.optimizer == pytest.approx(12 * count / (4 if level >= 1 else 1))
+
+
+def test_gathered_keys_and_values_need_room():
+    """A ring holds one more piece of them, a gather all; in backward their gradients as well."""
+    plan = uniform(1, 2, ScheduleKind.ONE_F_ONE_B)
+    (stage,) = plan.pipelines[0].stages
+    taken = {}
+    for kind in ContextKind:
+        for cp in (1, 4):
+            group = replace(stage.replicas[0], cp=cp, context_kind=kind)
+            lines = (replace(plan.pipelines[0], stages=(replace(stage, replicas=(group,)),)),)
+            schedule = build_schedule(replace(plan, pipelines=lines))
+            memory = model_of(schedule, schedule.classes[0])
+            for op in (Op.FORWARD, Op.BACKWARD_INPUT):
+                taken[kind, cp, op] = memory.effect(Instruction(op, 0, 1, 2))[0]
+    piece = 64 // 4 * 4 * 16 * 2  # tokens · key-value heads · both dimensions · bytes
+    for op, times in ((Op.FORWARD, 1), (Op.BACKWARD_INPUT, 2)):
+        ring, whole = taken[ContextKind.RING, 4, op], taken[ContextKind.ALL_GATHER, 4, op]
+        assert whole - ring == times * 3 * piece
+        assert taken[ContextKind.RING, 1, op] == taken[ContextKind.ALL_GATHER, 1, op]

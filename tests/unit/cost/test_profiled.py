@@ -159,7 +159,8 @@ def test_the_published_profile_on_the_shipped_cluster():
         step = compute_seconds(found, stage, (Op.STEP,))
         assert step == pytest.approx(optimizers[-1], rel=1e-12)
     formula = (count - 1) * max(times) + sum(times) + max(optimizers)
-    assert formula <= found.result.step_seconds < 1.01 * formula
+    # The last gradient is sent before the weight passes, a third, that made it wait there.
+    assert formula - max(times) / 3 <= found.result.step_seconds < 1.01 * formula
 
 
 def test_replicas_of_a_cut_that_differs(profiles):

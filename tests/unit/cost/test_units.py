@@ -132,3 +132,56 @@ def test_a_machine_from_a_cluster() -> None:
     assert float(machine.link) == 900e9
     mixed = Cluster.load("laptop")
     assert float(Machine.of(mixed, mixed.pools[0], Dtype.BF16).nic) >= 1
+
+
+def cut(sequences: float, chunks: object, **columns: object) -> UnitSeconds:
+    shape = Shape.of(load_model("llama-2-70b"), 0)
+    strategy = Strategy.filled(
+        sequence_length=4096, sequences=sequences, tp=8, overlap_chunks=chunks, **columns
+    )
+    return block_seconds(shape, strategy, MACHINE, Constants())
+
+
+@pytest.mark.parametrize("paired", [0.0, 1.0])
+def test_chunks_pay_on_large_shapes_and_cost_on_small_ones(paired: float) -> None:
+    chunks = np.array([1.0, 2.0, 4.0])
+    large = cut(4.0, chunks, sequence_parallel=paired)
+    check_sum(large)
+    assert np.all(np.diff(large.total) < 0)
+    small = cut(1 / 64, chunks, sequence_parallel=paired)
+    check_sum(small)
+    assert np.all(np.diff(small.total) > 0)
+
+
+def test_what_chunks_expose_is_the_first_piece_and_what_products_do_not_hide() -> None:
+    """Products that never end hide all but one piece; products that take no time hide nothing."""
+    shape, latency = Shape.of(load_model("llama-2-70b"), 0), 4.5e-5
+    strategy = Strategy.filled(sequence_length=4096, tp=8, overlap_chunks=4, sequence_parallel=1)
+    moved = 4096 * 8192 * 2 * 7 / 8 / (0.78 * 300e9)
+    slow = block_seconds(shape, strategy, MACHINE, Constants(gemm_efficiency=1e-3))
+    piece = latency + moved / 4
+    assert slow.parts["tensor parallel"] == pytest.approx(8 * piece)
+    fast = Constants(gemm_efficiency=1e9, hbm_efficiency=1e9, kernel_gap_s=0.0, gemm_fill_s=0.0)
+    quick = block_seconds(shape, strategy, MACHINE, fast)
+    assert quick.parts["tensor parallel"] == pytest.approx(8 * 4 * piece, rel=1e-4)
+
+
+def test_the_chunks_of_one_chip_change_nothing() -> None:
+    shape = Shape.of(load_model("llama-3-8b"), 0)
+    strategy = Strategy.filled(sequence_length=4096, overlap_chunks=np.array([1.0, 4.0]))
+    found = block_seconds(shape, strategy, MACHINE, Constants()).total
+    assert found[0] == found[1]
+
+
+def test_a_ring_hides_behind_long_attention_and_a_gather_has_one_latency() -> None:
+    shape = Shape.of(load_model("llama-3-8b"), 0)
+    strategy = Strategy.filled(
+        sequence_length=np.array([[1024.0], [262144.0]]),
+        cp=8,
+        context_gather=np.array([0.0, 1.0]),
+    )
+    found = block_seconds(shape, strategy, MACHINE, Constants())
+    check_sum(found)
+    (short_ring, short_gather), (long_ring, long_gather) = found.parts["context parallel"]
+    assert short_gather < short_ring
+    assert long_ring == 0 < long_gather

@@ -47,7 +47,7 @@ def channel(entry: Instruction) -> object:
     if entry.op in (Op.SEND, Op.RECEIVE):
         return (entry.op, entry.start, entry.what)
     if entry.op in COLLECTIVES:
-        return "collectives"
+        return ("collectives", entry.scope)
     return entry.op if entry.lane is Lane.COPY else "compute"
 
 

@@ -18,6 +18,7 @@ from tutti.cost.step import price
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.plan.job import Job, ScheduleKind
+from tutti.plan.plan import ContextKind
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.schedule.instruction import Op
 from tutti.simulate.bounds import lower_bound, one_f_one_b_seconds
@@ -202,3 +203,37 @@ def test_tied_tables_are_held_once():
     plan = uniform_plan(model, cluster, Job(sequence_length=512, global_batch=8), Degrees(dp=8))
     static = estimate(plan).memory[0]
     assert static.parameters == pytest.approx(2 * model.num_parameters)
+
+
+@pytest.mark.parametrize("kind", ["ring", "all_gather"])
+@pytest.mark.parametrize(("tp", "cp", "chunks"), [(4, 1, 4), (4, 2, 1), (2, 4, 2), (8, 1, 1)])
+def test_a_block_of_a_plan_takes_what_the_vectorised_price_says(kind, tp, cp, chunks):
+    """Chunks and context, too: the same formulas on both paths."""
+    model, cluster, plan = a100_job(1, 6)
+    stage = plan.pipelines[0].stages[0]
+    group = replace(stage.replicas[0], tp=tp, cp=cp, sequence_parallel=True)
+    prices = prices_of(model, cluster, plan)
+    times = prices.unit(
+        workload_of(plan, stage, group),
+        1,
+        "full",
+        overlap_chunks=chunks,
+        context_kind=ContextKind(kind),
+    )
+    strategy = Strategy.filled(
+        sequence_length=2048.0,
+        micro_batches=1,
+        tp=tp,
+        cp=cp,
+        sequence_parallel=1,
+        overlap_chunks=chunks,
+        context_gather=float(kind == "all_gather"),
+        recompute_gemm=1,
+        recompute_attention=1,
+        recompute_elementwise=1,
+        recompute_network=1,
+    )
+    machine = Machine.of(cluster, cluster.pool("a800"), plan.job.precision.compute)
+    vector = price(Shape.of(model, 0), strategy, machine, prices.constants)
+    both = times.forward + times.recompute + times.backward_input + times.backward_weight
+    assert model.num_layers * both == pytest.approx(float(vector.parts["blocks"]), rel=1e-12)

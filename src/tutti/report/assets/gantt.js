@@ -12,7 +12,7 @@ Tutti.parts.gantt = (element, data) => {
   const { step, classes, tracks, kinds, templates, rows } = data;
   const FULL = 2 ** 32 - 1;
   const AXIS = 26;
-  const GUTTER = 168;
+  let gutter = 168; // for names; narrower on a phone
   const many = classes.length > 20;
   const critical = new Uint8Array(start.length);
   path.forEach((item) => (critical[item] = 1));
@@ -50,14 +50,15 @@ Tutti.parts.gantt = (element, data) => {
   function measure() {
     const content = arrange();
     width = view.clientWidth;
+    gutter = width < 560 ? 96 : 168;
     height = Math.max(120, Math.min(content + AXIS, Math.min(window.innerHeight * 0.76, 900) - 2));
     if (matchMedia("print").matches) height = content + AXIS;
     ratio = Tutti.fit(canvas, width, height);
     space.style.height = Math.max(0, content + AXIS - height) + "px";
   }
 
-  const toX = (fraction) => GUTTER + ((fraction - state.low) / (state.high - state.low)) * (width - GUTTER);
-  const toFraction = (x) => state.low + ((x - GUTTER) / (width - GUTTER)) * (state.high - state.low);
+  const toX = (fraction) => gutter + ((fraction - state.low) / (state.high - state.low)) * (width - gutter);
+  const toFraction = (x) => state.low + ((x - gutter) / (width - gutter)) * (state.high - state.low);
 
   // First item of a row that may reach into the view.
   function firstVisible(r, low) {
@@ -109,7 +110,7 @@ Tutti.parts.gantt = (element, data) => {
     pending = false;
     const w = canvas.width;
     const h = canvas.height;
-    const left = Math.round(GUTTER * ratio);
+    const left = Math.round(gutter * ratio);
     const image = pen.createImageData(w, h);
     const pixels = new Uint32Array(image.data.buffer);
     pixels.fill(pack(theme.ground));
@@ -180,14 +181,14 @@ Tutti.parts.gantt = (element, data) => {
     pen.font = `${Math.min(12, size - 4)}px system-ui, sans-serif`;
     pen.textBaseline = "middle";
     pen.textAlign = "center";
-    const narrowest = (22 / (width - GUTTER)) * (state.high - state.low) * FULL;
+    const narrowest = (22 / (width - gutter)) * (state.high - state.low) * FULL;
     const middle = AXIS + y - view.scrollTop + size / 2;
     if (middle < AXIS + size / 2) return;
     let written = 0;
     for (let item = firstVisible(row, state.low); item < rowEnd[row] && written < 400; item++) {
       if (start[item] > state.high * FULL) break;
       if (length[item] < narrowest || strength(item) < 1) continue;
-      const a = Math.max(GUTTER, toX(start[item] / FULL));
+      const a = Math.max(gutter, toX(start[item] / FULL));
       const b = Math.min(width, toX((start[item] + length[item]) / FULL));
       if (b - a < 22) continue;
       const number = micro[item] ? String(micro[item] - 1) : "";
@@ -206,7 +207,7 @@ Tutti.parts.gantt = (element, data) => {
     pen.lineWidth = 1.5;
     pen.save();
     pen.beginPath();
-    pen.rect(GUTTER, AXIS, width - GUTTER, height - AXIS);
+    pen.rect(gutter, AXIS, width - gutter, height - AXIS);
     pen.clip();
     pen.beginPath();
     for (const item of path) {
@@ -233,7 +234,7 @@ Tutti.parts.gantt = (element, data) => {
 
   function drawGutter(visible) {
     pen.fillStyle = Tutti.css(theme.ground);
-    pen.fillRect(0, 0, GUTTER - 6, height);
+    pen.fillRect(0, 0, gutter - 6, height);
     pen.textAlign = "left";
     pen.textBaseline = "middle";
     let next = AXIS;
@@ -242,18 +243,18 @@ Tutti.parts.gantt = (element, data) => {
       if (head && middle >= next) {
         pen.fillStyle = Tutti.css(theme.text);
         pen.font = `${many ? 11 : 13}px system-ui, sans-serif`;
-        pen.fillText(classes[owner][0], 12, middle, GUTTER - 24);
+        pen.fillText(classes[owner][0], 12, middle, gutter - 24);
         next = middle + 13;
-        if (!many && middle + 20 < height && classes.length <= 10) {
+        if (!many && gutter > 120 && middle + 20 < height && classes.length <= 10) {
           pen.fillStyle = Tutti.css(theme.quiet);
           pen.font = "11px system-ui, sans-serif";
-          pen.fillText(classes[owner][1], 12, middle + 16, GUTTER - 80);
+          pen.fillText(classes[owner][1], 12, middle + 16, gutter - 80);
         }
       } else if (!many && track !== 0 && size >= 9 && middle > AXIS) {
         pen.fillStyle = Tutti.css(theme.quiet);
         pen.font = "9.5px system-ui, sans-serif";
         pen.textAlign = "right";
-        pen.fillText(tracks[track], GUTTER - 12, middle);
+        pen.fillText(tracks[track], gutter - 12, middle);
         pen.textAlign = "left";
       }
     }
@@ -271,11 +272,11 @@ Tutti.parts.gantt = (element, data) => {
     pen.beginPath();
     pen.moveTo(0, AXIS - 0.5);
     pen.lineTo(width, AXIS - 0.5);
-    for (const mark of Tutti.marks(state.low * step, state.high * step, (width - GUTTER) / 120)) {
+    for (const mark of Tutti.marks(state.low * step, state.high * step, (width - gutter) / 120)) {
       const x = Math.round(toX(mark / step)) + 0.5;
       pen.moveTo(x, AXIS - 5);
       pen.lineTo(x, AXIS);
-      if (x < width - 24) pen.fillText(Tutti.moment(mark, (state.high - state.low) * step, step), Math.max(x, GUTTER + 14), AXIS / 2 - 2);
+      if (x < width - 24) pen.fillText(Tutti.moment(mark, (state.high - state.low) * step, step), Math.max(x, gutter + 14), AXIS / 2 - 2);
     }
     pen.stroke();
   }
@@ -294,8 +295,8 @@ Tutti.parts.gantt = (element, data) => {
     schedule();
   }
 
-  function zoom(factor, x = (GUTTER + width) / 2) {
-    const center = toFraction(Math.max(GUTTER, x));
+  function zoom(factor, x = (gutter + width) / 2) {
+    const center = toFraction(Math.max(gutter, x));
     show(center - (center - state.low) * factor, center + (state.high - center) * factor);
   }
 
@@ -306,8 +307,8 @@ Tutti.parts.gantt = (element, data) => {
     const x = event.clientX - frame.left;
     const y = event.clientY - frame.top - AXIS + view.scrollTop;
     const place = layout.find((p) => y >= p.y - 1 && y < p.y + p.size + 1);
-    if (!place || x < GUTTER || event.clientY - frame.top < AXIS) return [place, -1];
-    const near = (1.5 / (width - GUTTER)) * (state.high - state.low) * FULL;
+    if (!place || x < gutter || event.clientY - frame.top < AXIS) return [place, -1];
+    const near = (1.5 / (width - gutter)) * (state.high - state.low) * FULL;
     const at = toFraction(x) * FULL;
     let best = -1;
     for (let item = firstVisible(place.row, toFraction(x) - near / FULL); item < rowEnd[place.row]; item++) {
@@ -322,7 +323,7 @@ Tutti.parts.gantt = (element, data) => {
     const [place, item] = under(event);
     if (!place) return Tutti.tip(event, "");
     const [name, chip, detail] = classes[place.owner];
-    if (item < 0) return Tutti.tip(event, event.offsetX < GUTTER ? name : "", [chip, detail]);
+    if (item < 0) return Tutti.tip(event, event.offsetX < gutter ? name : "", [chip, detail]);
     const lines = [`${name} · ${chip} · ${tracks[place.track]}`];
     if (micro[item]) lines.push(`micro-batch ${micro[item] - 1}`);
     lines.push(`${Tutti.seconds((length[item] / FULL) * step)}, from ${Tutti.seconds((start[item] / FULL) * step)}`);
@@ -345,7 +346,7 @@ Tutti.parts.gantt = (element, data) => {
         schedule();
         return;
       }
-      const shift = ((from - to) / (width - GUTTER)) * (high - low);
+      const shift = ((from - to) / (width - gutter)) * (high - low);
       show(low + shift, high + shift);
       if (event.pointerType === "mouse") view.scrollTop = top + event.clientY - next.clientY;
     };
@@ -368,7 +369,7 @@ Tutti.parts.gantt = (element, data) => {
   canvas.addEventListener("dblclick", (event) => zoom(0.4, event.offsetX));
   canvas.addEventListener("wheel", (event) => {
     if (event.ctrlKey || event.metaKey) zoom(Math.exp(Math.max(-0.5, Math.min(0.5, event.deltaY * 0.004))), event.offsetX);
-    else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan(event.deltaX / (width - GUTTER));
+    else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan(event.deltaX / (width - gutter));
     else return;
     event.preventDefault();
   }, { passive: false });

@@ -54,12 +54,14 @@ Tutti.parts.memory = (element, data) => {
     pen.fillStyle = pen.strokeStyle;
     pen.lineWidth = 1.5;
     pen.textAlign = "right";
-    for (const [limit, name] of limits) {
+    let taken = -Infinity; // names of limits that lie together stand below each other
+    for (const [limit, name] of [...limits].reverse()) {
       pen.beginPath();
       pen.moveTo(area.left, y(limit));
       pen.lineTo(area.left + area.width, y(limit));
       pen.stroke();
-      pen.fillText(`${name} ${Tutti.bytes(limit)}`, area.left + area.width - 4, y(limit) + 4);
+      taken = Math.max(y(limit) + 4, taken + 14);
+      pen.fillText(`${name} ${Tutti.bytes(limit)}`, area.left + area.width - 4, taken);
     }
     pen.setLineDash([]);
   }

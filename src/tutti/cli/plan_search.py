@@ -1,0 +1,156 @@
+"""`tutti plan` with a search: asks the planner, shows the answer, compares changed clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tutti.cli.output import print_json, print_rich
+from tutti.cli.plan_results import Results
+from tutti.cli.progress import ProgressLine
+from tutti.errors import InputError
+
+if TYPE_CHECKING:
+    from tutti.cost.sources import Sources
+    from tutti.hardware.cluster import Cluster
+    from tutti.search.replan import Replanned
+    from tutti.search.result import SearchResult
+    from tutti.search.space import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a person typed, taken apart but not yet understood."""
+
+    model: str
+    cluster: str
+    job: Mapping[str, Any]
+    limits: Mapping[str, Any]
+    objective: str
+    calibrations: Path | None
+    profile: Path | None
+    extrapolate: bool
+    what_if: tuple[str, ...]
+    replan_from: Path | None
+
+
+def search(asked: Asked, results: Results) -> None:
+    """Answer a question to the planner."""
+    if asked.replan_from is not None:
+        _replan(asked, asked.replan_from, results)
+        return
+    from tutti.cli.plan_changes import change_rows, changes_table
+    from tutti.search.planner import plan
+    from tutti.search.what_if import change_cluster
+
+    problem = _problem(asked, asked.job)
+    changes = [(text, change_cluster(problem.cluster, text)) for text in asked.what_if]
+    with ProgressLine("planning", wanted=not results.json) as line:
+        result = plan(problem, report=line)
+    results.write_plan(result.best.plan)
+    results.write_page(result, problem.model, problem.cluster)
+    rows = change_rows(problem, result, changes, quiet=results.json)
+    if results.json:
+        print_json(result.to_document() | ({"what_if": rows} if rows else {}))
+    elif not results.prints_export:
+        _show(result, problem)
+        if rows:
+            print_rich(changes_table(rows))
+    results.write_export(result.best.plan, problem.model, problem.cluster)
+    if not results.prints_export:
+        results.say_written()
+
+
+def _show(result: SearchResult, problem: Problem) -> None:
+    from tutti.search.explain import explain, render
+
+    print_rich(render(explain(result, problem.model, problem.cluster)))
+
+
+def _problem(asked: Asked, job: Mapping[str, Any], cluster: Cluster | None = None) -> Problem:
+    from tutti.search.question import Limits, make_problem
+
+    given = {name: value for name, value in job.items() if value is not None}
+    return make_problem(
+        asked.model,
+        cluster or asked.cluster,
+        **given,
+        objective=asked.objective,
+        limits=Limits(**asked.limits),
+        sources=_sources(asked),
+    )
+
+
+def _sources(asked: Asked) -> Sources:
+    from tutti.cost.calibration.shipped import load_calibrations
+    from tutti.cost.layer_profiles import LayerProfiles
+    from tutti.cost.sources import Sources
+
+    if asked.extrapolate and asked.profile is None:
+        raise InputError("--extrapolate goes with --profile; prices without one say so anyway")
+    folder, profile = asked.calibrations, asked.profile
+    return Sources(
+        calibrations=load_calibrations(folder) if folder is not None else (),
+        layer_profiles=LayerProfiles.load(profile) if profile is not None else None,
+        extrapolate=asked.extrapolate,
+    )
+
+
+# --- a running plan --------------------------------------------------------------------------
+
+
+def _replan(asked: Asked, old_plan: Path, results: Results) -> None:
+    from tutti.hardware.cluster import Cluster
+    from tutti.plan.files import load_plan
+    from tutti.search.replan import replan
+    from tutti.search.what_if import change_cluster
+
+    if len(asked.what_if) > 1:
+        raise InputError(
+            "--replan-from: give one --what-if; several changes at once are written with commas"
+        )
+    old = load_plan(old_plan)
+    cluster, moved = Cluster.load(asked.cluster), None
+    if asked.what_if:
+        _require_running_on(old_plan, old.cluster.name, old.cluster.hash, cluster)
+        change = change_cluster(cluster, asked.what_if[0])
+        cluster, moved = change.cluster, change.moved
+    running = {
+        "global_batch": old.job.global_batch,
+        "sequence_length": old.job.sequence_length,
+        "precision": old.job.precision.to_document(),
+    }
+    given = {name: value for name, value in asked.job.items() if value is not None}
+    problem = _problem(asked, {**running, **given}, cluster)
+    with ProgressLine("re-planning", wanted=not results.json) as line:
+        found = replan(old, problem, moved=moved, report=line)
+    results.write_plan(found.result.best.plan)
+    results.write_page(found.result, problem.model, problem.cluster)
+    _show_replanned(found, problem, results)
+    results.write_export(found.result.best.plan, problem.model, problem.cluster)
+    if not results.prints_export:
+        results.say_written()
+
+
+def _require_running_on(path: Path, name: str, said: str, cluster: Cluster) -> None:
+    """Refuse to renumber the nodes of a cluster that the old plan does not run on."""
+    if said and said != cluster.fingerprint():
+        raise InputError(
+            f"--what-if: changes the cluster that {path.name} runs on, but that is '{name}' "
+            f"({said}), not this '{cluster.name}' ({cluster.fingerprint()})"
+        )
+
+
+def _show_replanned(found: Replanned, problem: Problem, results: Results) -> None:
+    from tutti.cli.plan_changes import replan_table
+
+    if results.json:
+        print_json(found.result.to_document() | {"replan": found.to_document()})
+    elif not results.prints_export:
+        _show(found.result, problem)
+        print_rich(replan_table(found))
+        typer.echo(found.words)

@@ -1,0 +1,264 @@
+"""From chains to drafts: the batch over copies, the units over stages, recomputation by memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tutti.plan.job import ScheduleKind
+from tutti.plan.plan import Offload, Order, Recompute
+from tutti.search.chain import Cut, Slot, best_cut
+from tutti.search.coarse import Chain, usable_bytes
+from tutti.search.draft import Draft, PipelineDraft, Placement, ReplicaDraft, StageDraft
+from tutti.search.tables import NONE, ConfigTable, FloatArray, Tables
+
+_DIGITS = 3  # of the relative times that a plan carries for its schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Copies of a chain that take equally many micro-batches."""
+
+    chain: Chain
+    copies: int
+    micro_batches: int
+
+
+def split_batch(chains: Sequence[Chain], total: int) -> tuple[Part, ...] | None:
+    """Share `total` sequences out over all copies of all chains so that the last ends soonest.
+
+    Every copy takes whole micro-batches. At the smallest time in which the copies together can
+    take the batch they may be able to take more; what is too much is taken off again, from the
+    copies that would end last. None where micro-batches cannot be made to add up.
+    """
+
+    def rounds(limit: float) -> list[int]:
+        return [max(0, math.floor((limit - c.fill) / c.pace * (1 + 1e-12))) for c in chains]
+
+    def capacity(limit: float) -> int:
+        return sum(c.copies * c.sequences * n for c, n in zip(chains, rounds(limit), strict=True))
+
+    rate = sum(chain.rate for chain in chains)
+    high = total / rate + max(c.fill + c.pace for c in chains)
+    while capacity(high) < total:
+        high *= 1.5
+    low = 0.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if capacity(middle) >= total:
+            high = middle
+        else:
+            low = middle
+    counts = rounds(high)
+    excess = capacity(high) - total
+    fewer = [0] * len(chains)  # copies that take one micro-batch less
+    order = sorted(
+        range(len(chains)),
+        key=lambda j: (-(chains[j].fill + counts[j] * chains[j].pace), -chains[j].sequences, j),
+    )
+    for j in sorted(order, key=lambda j: -chains[j].sequences):
+        taken = min(chains[j].copies, excess // chains[j].sequences)
+        fewer[j] = taken
+        excess -= taken * chains[j].sequences
+    if excess:
+        return None
+    parts: list[Part] = []
+    for chain, count, less in zip(chains, counts, fewer, strict=True):
+        for copies, micro_batches in ((chain.copies - less, count), (less, count - 1)):
+            if copies and micro_batches > 0:
+                parts.append(Part(chain=chain, copies=copies, micro_batches=micro_batches))
+    return tuple(parts) if parts else None
+
+
+def draft_of(
+    tables: Tables,
+    parts: Sequence[Part],
+    *,
+    placement: Placement = "stage",
+    spared: Mapping[str, float] | None = None,
+) -> Draft | None:
+    """Cut the model for every chain; None where one does not fit.
+
+    `spared` are bytes per chip of a pool that stay free, because a first attempt took too much.
+    """
+    by_chain: dict[int, Cut | None] = {}
+    pipelines: list[PipelineDraft] = []
+    for part in parts:
+        key = id(part.chain)
+        if key not in by_chain:
+            longest = max(p.micro_batches for p in parts if p.chain is part.chain)
+            by_chain[key] = best_cut(_slots(tables, part.chain, longest, spared or {}))
+        cut = by_chain[key]
+        if cut is None:
+            return None
+        pipelines.append(_pipeline(tables, part, cut))
+    first = parts[0].chain
+    draft = Draft(
+        pipelines=tuple(pipelines),
+        schedule=first.schedule.kind,
+        shard=first.shard,
+        placement=placement,
+    )
+    return with_orders(draft, tables)
+
+
+def _slots(
+    tables: Tables, chain: Chain, micro_batches: int, spared: Mapping[str, float]
+) -> list[Slot]:
+    virtual, depth = chain.schedule.virtual, sum(chain.stages)
+    problem, slots = tables.problem, []
+    position = 0
+    for config, stages in zip(chain.configs, chain.stages, strict=True):
+        table, pool = tables.get(config), tables.pool(config.pool)
+        assert table is not None, f"{config} has no measured profile"
+        replicas = chain.copies * (chain.sequences // config.sequences)
+        usable = usable_bytes(pool.chip.memory_bytes, tables.sources.overheads)
+        usable -= spared.get(config.pool, 0.0)
+        if problem.unlimited_memory:
+            usable = float("inf")
+        for s in range(position, position + stages):
+            flight = in_flight(chain.schedule.kind, virtual, depth, s, micro_batches)
+            slots.append(
+                Slot(
+                    table=table,
+                    in_flight=flight,
+                    sharers=replicas * config.cp,
+                    expert_sharers=max(1.0, replicas * config.width / config.ep),
+                    shard=chain.shard,
+                    usable_bytes=usable / virtual,
+                    micro_batches=micro_batches,
+                    copy_bandwidth=pool.node.host.device_bandwidth,
+                    recompute=problem.space.recompute,
+                    offload=problem.space.offload,
+                )
+            )
+        position += stages
+    return slots * virtual
+
+
+def in_flight(
+    kind: ScheduleKind, virtual: int, depth: int, stage: int, micro_batches: int
+) -> float:
+    """Return how many micro-batches of a stage wait for their backward at most."""
+    if kind is ScheduleKind.GPIPE:
+        return micro_batches
+    if kind is ScheduleKind.ZERO_BUBBLE:
+        return min(depth, micro_batches)
+    if kind is ScheduleKind.INTERLEAVED:
+        ahead = 2 * (depth - stage - 1) + (virtual - 1) * depth + 1
+        return min(ahead, virtual * micro_batches) / virtual
+    return min(depth - stage, micro_batches)
+
+
+def _pipeline(tables: Tables, part: Part, cut: Cut) -> PipelineDraft:
+    chain = part.chain
+    configs = [c for c, n in zip(chain.configs, chain.stages, strict=True) for _ in range(n)]
+    depth = len(configs)
+    stages = []
+    for s, config in enumerate(configs):
+        own = range(s, len(cut.ranges), depth)
+        table = tables.get(config)
+        assert table is not None
+        replica = ReplicaDraft(
+            config=config,
+            copies=part.copies * (chain.sequences // config.sequences),
+            overlap_chunks=table.overlap_chunks,
+            recompute=_all_recompute([cut.recompute[i] for i in own]),
+            offload=Offload(
+                optimizer=tuple(r for i in own for r in cut.offload[i].optimizer),
+            ),
+        )
+        units = tuple(cut.ranges[i] for i in own)
+        stages.append(StageDraft(units=units, replicas=(replica,)))
+    return PipelineDraft(micro_batches=part.micro_batches, stages=tuple(stages))
+
+
+def _all_recompute(found: list[Recompute]) -> Recompute:
+    return Recompute(
+        full=tuple(r for one in found for r in one.full),
+        selective=tuple(r for one in found for r in one.selective),
+    )
+
+
+def with_orders(draft: Draft, tables: Tables) -> Draft:
+    """Write the stages' relative times into a draft: what its schedule wants to know of them."""
+    pipelines = tuple(
+        replace(p, stages=_relative([_timed(tables, stage) for stage in p.stages]))
+        for p in draft.pipelines
+    )
+    return replace(draft, pipelines=pipelines)
+
+
+def _timed(tables: Tables, stage: StageDraft) -> StageDraft:
+    """Return the stage with the seconds of its slowest replicas' passes."""
+    orders = []
+    for replica in stage.replicas:
+        table = tables.get(replica.config)
+        assert table is not None, f"{replica.config} has no measured profile"
+        orders.append(order_of(table, stage.units))
+    slowest = Order(
+        forward=max(order.forward for order in orders),
+        backward_input=max(order.backward_input for order in orders),
+        backward_weight=max(order.backward_weight for order in orders),
+    )
+    return replace(stage, order=slowest)
+
+
+def order_of(table: ConfigTable, units: Sequence[tuple[int, int]]) -> Order:
+    """Return the seconds of a stage's passes."""
+
+    def total(values: FloatArray) -> float:
+        return float(sum(values[NONE, a:b].sum() for a, b in units))
+
+    forward = total(table.forward)
+    return Order(
+        forward=forward,
+        backward_input=max(total(table.backward_input), 1e-3 * forward),
+        backward_weight=max(total(table.backward_weight), 1e-3 * forward),
+    )
+
+
+def _relative(stages: list[StageDraft]) -> tuple[StageDraft, ...]:
+    """Scale the times to the longest forward, with few digits."""
+    longest = max(stage.order.forward for stage in stages)
+
+    def scaled(order: Order) -> Order:
+        return Order(
+            forward=_rounded(order.forward / longest),
+            backward_input=_rounded(order.backward_input / longest),
+            backward_weight=_rounded(order.backward_weight / longest),
+        )
+
+    return tuple(replace(stage, order=scaled(stage.order)) for stage in stages)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def groupings(
+    pools: Sequence[str], *, mixed: bool, several: bool
+) -> list[tuple[tuple[str, ...], ...]]:
+    """Return the ways to arrange pools into chains: which pools together, and in which order.
+
+    With up to three pools all of them; with more, all pools apart, and chains of all in the given
+    and the opposite order.
+    """
+    names = tuple(pools)
+    if len(names) == 1:
+        return [(names,)]
+    found: list[tuple[tuple[str, ...], ...]] = []
+    if several:
+        found.append(tuple((name,) for name in names))
+    if not mixed:
+        return found or [((name,),) for name in names]
+    if len(names) > 3:
+        return [*found, (names,), (names[::-1],)]
+    found += [(order,) for order in itertools.permutations(names)]
+    if len(names) == 3 and several:
+        for alone in names:
+            rest = [name for name in names if name != alone]
+            found += [(tuple(pair), (alone,)) for pair in itertools.permutations(rest)]
+    return found

@@ -1,0 +1,274 @@
+"""Where to cut a chain of unlike stages, with recomputation only where memory asks for it.
+
+For every stage and every range of units there is a shortest time under the stage's memory: plain
+if it fits, otherwise with as few recomputed units as make it fit (selective where that is enough
+and cheaper), otherwise with optimizer states on the host as well. Over these tables the best cut
+is exact: the smallest possible time of the slowest stage, and among those cuts the smallest sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tutti.plan.plan import Offload, Recompute
+from tutti.search.tables import FULL, NONE, SELECTIVE, ConfigTable
+from tutti.simulate.kernel import compiled
+
+FloatArray = npt.NDArray[np.float64]
+BOUNDARIES = 4.0  # boundary tensors on a chip: two static buffers, one coming, one going
+GATHERED = 3.0  # units whose parameters lie gathered at level 3: in use, behind, ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """What a stage of the chain brings along: its configuration and how much memory is left."""
+
+    table: ConfigTable
+    in_flight: float  # micro-batches between forward and backward
+    sharers: float = 1.0  # chips that share a dense parameter's state
+    expert_sharers: float = 1.0
+    shard: int = 0
+    usable_bytes: float = float("inf")  # for tensors, slack taken off
+    micro_batches: int = 1
+    copy_bandwidth: float = float("inf")  # chip ↔ host
+    recompute: tuple[str, ...] = ("none", "selective", "full")
+    offload: tuple[str, ...] = ("optimizer",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The best cut: half-open ranges per stage, and what memory made of them."""
+
+    ranges: tuple[tuple[int, int], ...]
+    seconds: tuple[float, ...]  # of one micro-batch
+    recompute: tuple[Recompute, ...]
+    offload: tuple[Offload, ...]
+
+    @property
+    def pace(self) -> float:
+        """The slowest stage."""
+        return max(self.seconds)
+
+
+def best_cut(slots: list[Slot]) -> Cut | None:
+    """Return the best cut of all units over the slots; None where none fits."""
+    num_units = slots[0].table.forward.shape[1]
+    if len(slots) > num_units:
+        return None
+    distinct: dict[object, int] = {}
+    matrices: list[_Matrix] = []
+    index = np.empty(len(slots), dtype=np.int64)
+    for position, slot in enumerate(slots):
+        key = (id(slot.table), slot.in_flight, slot.sharers, slot.expert_sharers, slot.shard,
+               slot.usable_bytes)  # fmt: skip
+        if key not in distinct:
+            distinct[key] = len(matrices)
+            matrices.append(_Matrix(slot))
+        index[position] = distinct[key]
+    seconds = np.stack([matrix.seconds for matrix in matrices])
+    bounds = compiled(_solve)(seconds, index)
+    if bounds[0] < 0:
+        return None
+    ranges = tuple((int(a), int(b)) for a, b in itertools.pairwise(bounds))
+    parts = [matrices[index[i]].part(a, b) for i, (a, b) in enumerate(ranges)]
+    return Cut(
+        ranges=ranges,
+        seconds=tuple(float(seconds[index[i], a, b]) for i, (a, b) in enumerate(ranges)),
+        recompute=tuple(recompute for recompute, _ in parts),
+        offload=tuple(offload for _, offload in parts),
+    )
+
+
+def static_bytes(slot: Slot) -> FloatArray:
+    """Return, per unit, the bytes of states that lie on a chip from step to step."""
+    table = slot.table
+    dense = table.dense / np.maximum(table.dense + table.expert, 1.0)
+    shares = dense / slot.sharers + (1.0 - dense) / slot.expert_sharers
+
+    def held(size: FloatArray, level: int) -> FloatArray:
+        return size * shares if slot.shard >= level else size
+
+    return (
+        held(table.parameter_bytes, 3)
+        + held(table.gradient_bytes, 2)
+        + held(table.optimizer_bytes, 1)
+    )
+
+
+def _optimizer_bytes(slot: Slot) -> FloatArray:
+    table = slot.table
+    dense = table.dense / np.maximum(table.dense + table.expert, 1.0)
+    shares = dense / slot.sharers + (1.0 - dense) / slot.expert_sharers
+    return table.optimizer_bytes * (shares if slot.shard >= 1 else 1.0)
+
+
+class _Matrix:
+    """The shortest seconds of one slot for every range of units, and how they come about."""
+
+    def __init__(self, slot: Slot) -> None:
+        table = slot.table
+        units = table.forward.shape[1]
+        blocks = np.ones(units)
+        blocks[0] = blocks[-1] = 0.0  # embedding and head are not recomputed
+        seconds = table.seconds
+        passing = table.passing.copy()
+        if slot.shard >= 3:
+            passing = passing + GATHERED * table.parameter_bytes
+        if slot.shard >= 2:
+            passing = passing + table.gradient_bytes
+        self._full = "full" in slot.recompute
+        self._selective = "selective" in slot.recompute
+        per_byte = 0.0
+        if "optimizer" in slot.offload:
+            per_byte = 2.0 / slot.copy_bandwidth / max(1, slot.micro_batches)
+        self.seconds = np.full((units + 1, units + 1), np.inf)
+        self.counts = np.zeros((3, units + 1, units + 1), dtype=np.int64)
+        saved = [slot.in_flight * (table.kept[NONE] - table.kept[k]) for k in (SELECTIVE, FULL)]
+        again = [table.kept[NONE] - table.kept[k] for k in (SELECTIVE, FULL)]
+        compiled(_fill)(
+            _prefix(seconds[NONE]),
+            _prefix(static_bytes(slot) + slot.in_flight * table.kept[NONE]),
+            passing,
+            np.stack([_prefix(saved[0] * blocks), _prefix(saved[1] * blocks)]),
+            np.stack([again[0] * blocks, again[1] * blocks]),
+            np.stack(
+                [
+                    _prefix((seconds[SELECTIVE] - seconds[NONE]) * blocks),
+                    _prefix((seconds[FULL] - seconds[NONE]) * blocks),
+                ]
+            ),
+            np.array([self._selective, self._full]),
+            _prefix(_optimizer_bytes(slot)),
+            per_byte,
+            "optimizer" in slot.offload,
+            slot.usable_bytes - BOUNDARIES * table.boundary,
+            self.seconds,
+            self.counts,
+        )
+
+    def part(self, start: int, stop: int) -> tuple[Recompute, Offload]:
+        """Return what a range recomputes and keeps on the host."""
+        selective, full, away = (int(n) for n in self.counts[:, start, stop])
+        first = max(start, 1)
+        recompute = Recompute(
+            selective=((first, first + selective),) if selective else (),
+            full=((first, first + full),) if full else (),
+        )
+        return recompute, Offload(optimizer=((start, start + away),) if away else ())
+
+
+def _prefix(values: FloatArray) -> FloatArray:
+    return np.concatenate(([0.0], np.cumsum(values)))
+
+
+def _fill(  # pragma: no cover - compiled
+    seconds: Any, held: Any, passing: Any, saved: Any, again: Any, added: Any, allowed: Any,
+    optimizer: Any, per_byte: float, may_offload: bool, room: float, out: Any, counts: Any,
+) -> None:  # fmt: skip
+    units = len(passing)
+    for a in range(units):
+        peak = 0.0
+        first = max(a, 1)
+        for b in range(a + 1, units + 1):
+            peak = max(peak, passing[b - 1])
+            plain = seconds[b] - seconds[a]
+            excess = held[b] - held[a] + peak - room
+            if excess <= 0.0:
+                out[a, b] = plain
+                continue
+            last = min(b, units - 1)
+            best, kind, chosen = np.inf, -1, 0
+            for k in range(2):
+                if not allowed[k] or last <= first:
+                    continue
+                need = excess + again[k, first]
+                if saved[k, last] - saved[k, first] < need:
+                    continue
+                j = first
+                while saved[k, j] - saved[k, first] < need:
+                    j += 1
+                cost = added[k, j] - added[k, first]
+                if cost < best:
+                    best, kind, chosen = cost, k, j - first
+            if kind >= 0:
+                out[a, b] = plain + best
+                counts[kind, a, b] = chosen
+                continue
+            if not may_offload:
+                continue
+            rest = excess
+            cost = 0.0
+            if allowed[1] and last > first and saved[1, last] > saved[1, first]:
+                rest += again[1, first] - (saved[1, last] - saved[1, first])
+                cost = added[1, last] - added[1, first]
+            if optimizer[b] - optimizer[a] < rest:
+                continue
+            j = a
+            while optimizer[j] - optimizer[a] < rest:
+                j += 1
+            out[a, b] = plain + cost + (optimizer[j] - optimizer[a]) * per_byte
+            counts[2, a, b] = j - a
+            if cost > 0.0:
+                counts[1, a, b] = last - first
+
+
+def _solve(seconds: Any, index: Any) -> Any:  # pragma: no cover - compiled
+    """Return the cut positions; the first is −1 where no cut exists."""
+    stages, units = len(index), seconds.shape[1] - 1
+    low, high = 0.0, 0.0
+    for k in range(seconds.shape[0]):
+        for a in range(units):
+            for b in range(a + 1, units + 1):
+                if np.isfinite(seconds[k, a, b]):
+                    high = max(high, seconds[k, a, b])
+    none = np.full(stages + 1, -1, dtype=np.int64)
+    reach = np.zeros(units + 1, dtype=np.bool_)
+    following = np.zeros(units + 1, dtype=np.bool_)
+    for attempt in range(64):
+        limit = high if attempt == 0 else 0.5 * (low + high)
+        reach[:] = False
+        reach[0] = True
+        for s in range(stages):
+            following[:] = False
+            row = seconds[index[s]]
+            for a in range(units):
+                if reach[a]:
+                    for b in range(a + 1, units + 1):
+                        if row[a, b] > limit:
+                            break
+                        following[b] = True
+            reach[:] = following
+        if reach[units]:
+            high = limit
+        elif attempt == 0:
+            return none
+        else:
+            low = limit
+        if high - low <= 1e-12 * high:
+            break
+    limit = high
+    best = np.full((stages + 1, units + 1), np.inf)
+    origin = np.zeros((stages + 1, units + 1), dtype=np.int64)
+    best[0, 0] = 0.0
+    for s in range(stages):
+        row = seconds[index[s]]
+        for a in range(units):
+            if best[s, a] == np.inf:
+                continue
+            for b in range(a + 1, units + 1):
+                if row[a, b] > limit:
+                    break
+                total = best[s, a] + row[a, b]
+                if total < best[s + 1, b] * (1.0 - 1e-12):
+                    best[s + 1, b] = total
+                    origin[s + 1, b] = a
+    bounds = np.zeros(stages + 1, dtype=np.int64)
+    bounds[stages] = units
+    for s in range(stages, 0, -1):
+        bounds[s - 1] = origin[s, bounds[s]]
+    return bounds

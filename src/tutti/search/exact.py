@@ -1,0 +1,443 @@
+"""The exact search for small problems: every strategy of the space, the hopeless ones unpriced.
+
+Skeletons (who forms which stages, which micro-batches, which schedule and shard level) are
+enumerated with a lower bound each: the best possible cut if memory were free. In the order of
+their bounds they are opened: every cut with its own bound, every choice of recomputation and
+offload with its own; what cannot beat the best plan found so far is never simulated. When nothing
+is left open, the best plan is the best of the space.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tutti.models.spec import ModelSpec
+from tutti.plan.check import check_plan
+from tutti.plan.job import ScheduleKind
+from tutti.plan.plan import Offload, Recompute, UnitRanges
+from tutti.plan.uniform import even_cuts
+from tutti.search.build import with_orders
+from tutti.search.draft import (
+    Draft,
+    PipelineDraft,
+    ReplicaDraft,
+    StageDraft,
+    canonical,
+    has_experts,
+    to_plan,
+)
+from tutti.search.settle import Settler
+from tutti.search.space import Problem
+from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
+
+Chips = tuple[int, ...]  # of each pool of the problem
+Kinds = tuple[int, int]  # leading blocks recomputed fully, then selectively
+
+
+class Group(NamedTuple):
+    """Equal replicas of a stage."""
+
+    config: Config
+    copies: int
+
+
+Stages = tuple[tuple[Group, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skeleton:
+    """A strategy without its cuts: stages of each pipeline, their counts, schedule, shards."""
+
+    pipelines: tuple[tuple[Stages, int], ...]  # stages, micro-batches
+    schedule: ScheduleKind
+    virtual: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactResult:
+    """The best plan of a space, and the work that proved it."""
+
+    draft: Draft
+    step_seconds: float
+    lower_bound_seconds: float
+    simulated: int
+
+
+class TooLargeError(Exception):
+    """The space has more skeletons than the caller wants enumerated."""
+
+
+def search_exactly(
+    problem: Problem, tables: Tables | None = None, most: int | None = None
+) -> ExactResult | None:
+    """Return the best plan of the space; None where none fits.
+
+    With `most`, raise TooLargeError when the space has more skeletons than that.
+    """
+    return _Exact(problem, tables or Tables(problem)).run(most)
+
+
+class _Exact:
+    def __init__(self, problem: Problem, tables: Tables) -> None:
+        self.problem = problem
+        self.tables = tables
+        self.settler = Settler(tables)
+        self.best: tuple[float, Draft] | None = None
+        self._tried: set[Draft] = set()
+
+    def run(self, most: int | None) -> ExactResult | None:
+        queue: list[tuple[float, int, Skeleton]] = []
+        for number, skeleton in enumerate(skeletons(self.problem, self.tables)):
+            if most is not None and number >= most:
+                raise TooLargeError
+            heapq.heappush(queue, (self._bound(skeleton), number, skeleton))
+        while queue:
+            bound, _, skeleton = heapq.heappop(queue)
+            if self.best is not None and bound >= self.best[0]:
+                break
+            self._open(skeleton)
+        if self.best is None:
+            return None
+        seconds, draft = self.best
+        return ExactResult(
+            draft=draft,
+            step_seconds=seconds,
+            lower_bound_seconds=seconds,
+            simulated=self.settler.simulated,
+        )
+
+    def _table(self, config: Config) -> ConfigTable:
+        table = self.tables.get(config)
+        assert table is not None, f"{config} has no measured profile"
+        return table
+
+    def _bound(self, skeleton: Skeleton) -> float:
+        """Return the bound of the best cut of every pipeline."""
+        return max(
+            min(
+                (
+                    self._cut_bound(stages, cut, count)
+                    for cut in self._cuts(len(stages), skeleton.virtual)
+                ),
+                default=math.inf,
+            )
+            for stages, count in skeleton.pipelines
+        )
+
+    def _cuts(self, num_stages: int, virtual: int) -> Iterator[tuple[UnitRanges, ...]]:
+        return cuts(self.problem, num_stages, virtual)
+
+    def _cut_bound(self, stages: Stages, cut: tuple[UnitRanges, ...], count: int) -> float:
+        """Return the time that every chip needs after its first micro-batch can have arrived."""
+        bound = ahead = 0.0
+        for groups, units in zip(stages, cut, strict=True):
+            index = np.concatenate([np.arange(a, b) for a, b in units])
+            first = np.arange(*units[0])
+            busy, soonest = 0.0, math.inf
+            for group in groups:
+                table = self._table(group.config)
+                kinds = self._least_kind(table)
+                busy = max(busy, count * float(kinds[index].sum()))
+                soonest = min(soonest, float(table.forward[NONE, first].sum()))
+            bound = max(bound, ahead + busy)
+            ahead += soonest
+        return bound
+
+    def _least_kind(self, table: ConfigTable) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        allowed = [KINDS.index(kind) for kind in self.problem.space.recompute]
+        least = table.seconds[allowed].min(axis=0)
+        least[[0, -1]] = table.seconds[NONE][[0, -1]]
+        found: np.ndarray[tuple[int], np.dtype[np.float64]] = least
+        return found
+
+    def _open(self, skeleton: Skeleton) -> None:
+        """Go through the cuts of all pipelines, cheapest bound first."""
+        choices = [
+            sorted(
+                (self._cut_bound(stages, cut, count), cut)
+                for cut in self._cuts(len(stages), skeleton.virtual)
+            )
+            for stages, count in skeleton.pipelines
+        ]
+        combined = sorted(
+            (max(bound for bound, _ in chosen), tuple(cut for _, cut in chosen))
+            for chosen in itertools.product(*choices)
+        )
+        for bound, chosen in combined:
+            if self.best is not None and bound >= self.best[0]:
+                return
+            self._fill(skeleton, chosen)
+
+    def _fill(self, skeleton: Skeleton, chosen: tuple[tuple[UnitRanges, ...], ...]) -> None:
+        """Go through recomputation and offload of every replica group, least work first."""
+        places = [
+            (p, s, g)
+            for p, (stages, _) in enumerate(skeleton.pipelines)
+            for s, groups in enumerate(stages)
+            for g in range(len(groups))
+        ]
+        options = []
+        for p, s, g in places:
+            stages, count = skeleton.pipelines[p]
+            table = self._table(stages[s][g].config)
+            units = chosen[p][s]
+            options.append(
+                sorted(
+                    (count * self._busy(table, units, kinds), kinds, away)
+                    for kinds in self._recompute_choices(units, skeleton.virtual)
+                    for away in _subsets(self.problem.space.offload)
+                )
+            )
+        combined = sorted(itertools.product(*options), key=lambda c: max(o[0] for o in c))
+        for combination in combined:
+            if self.best is not None and max(o[0] for o in combination) >= self.best[0]:
+                return
+            filled = {
+                place: (kinds, away)
+                for place, (_, kinds, away) in zip(places, combination, strict=True)
+            }
+            self._try(self._draft(skeleton, chosen, filled))
+
+    def _recompute_choices(self, units: UnitRanges, virtual: int) -> list[Kinds]:
+        blocks = _blocks(units, self.problem.model)
+        allowed = self.problem.space.recompute
+        found: list[Kinds] = []
+        counts = range(blocks + 1) if virtual == 1 else sorted({0, blocks})
+        for full in counts:
+            for selective in counts:
+                plain = blocks - full - selective
+                if plain < 0 or (plain and "none" not in allowed):
+                    continue
+                if (full and "full" not in allowed) or (selective and "selective" not in allowed):
+                    continue
+                found.append((full, selective))
+        return found
+
+    def _busy(self, table: ConfigTable, units: UnitRanges, kinds: Kinds) -> float:
+        which = np.zeros(table.forward.shape[1], dtype=np.int64)
+        full, selective = recomputed(units, kinds, self.problem.model)
+        for ranges, kind in ((full, KINDS.index("full")), (selective, KINDS.index("selective"))):
+            for a, b in ranges:
+                which[a:b] = kind
+        index = np.concatenate([np.arange(a, b) for a, b in units])
+        return float(table.seconds[which[index], index].sum())
+
+    def _draft(
+        self,
+        skeleton: Skeleton,
+        chosen: tuple[tuple[UnitRanges, ...], ...],
+        filled: Mapping[tuple[int, int, int], tuple[Kinds, tuple[str, ...]]],
+    ) -> Draft:
+        pipelines = []
+        for p, (stages, count) in enumerate(skeleton.pipelines):
+            drafts = []
+            for s, groups in enumerate(stages):
+                units = chosen[p][s]
+                replicas = tuple(
+                    self._replica(group, units, *filled[p, s, g]) for g, group in enumerate(groups)
+                )
+                drafts.append(StageDraft(units=units, replicas=replicas))
+            pipelines.append(PipelineDraft(micro_batches=count, stages=tuple(drafts)))
+        return Draft(pipelines=tuple(pipelines), schedule=skeleton.schedule, shard=skeleton.shard)
+
+    def _replica(
+        self, group: Group, units: UnitRanges, kinds: Kinds, away: tuple[str, ...]
+    ) -> ReplicaDraft:
+        full, selective = recomputed(units, kinds, self.problem.model)
+        config = group.config
+        if not has_experts(units, self.problem.model):
+            config = config._replace(ep=1)
+        return ReplicaDraft(
+            config=config,
+            copies=group.copies,
+            overlap_chunks=self._table(config).overlap_chunks,
+            recompute=Recompute(full=full, selective=selective),
+            offload=Offload(**dict.fromkeys(away, units)),
+        )
+
+    def _try(self, draft: Draft) -> None:
+        draft = canonical(draft)
+        if draft in self._tried:
+            return
+        self._tried.add(draft)
+        problem = self.problem
+        made = with_orders(draft, self.tables)
+        plan = to_plan(made, self.tables.references, problem.job, problem.model, problem.cluster)
+        if check_plan(plan, problem.model, problem.cluster):
+            return
+        found = self.settler.price(plan)
+        if not (found.fits or problem.unlimited_memory):
+            return
+        if self.best is None or found.step_seconds < self.best[0]:
+            self.best = (found.step_seconds, made)
+
+
+def _subsets(kinds: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for size in range(len(kinds) + 1):
+        yield from itertools.combinations(kinds, size)
+
+
+def _blocks(units: UnitRanges, model: ModelSpec) -> int:
+    return sum(max(0, min(b, model.head_unit) - max(a, 1)) for a, b in units)
+
+
+def recomputed(units: UnitRanges, kinds: Kinds, model: ModelSpec) -> tuple[UnitRanges, UnitRanges]:
+    """Return the ranges of the leading blocks that are recomputed fully, then selectively."""
+    left = list(kinds)
+    found: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+    for a, b in units:
+        start, stop = max(a, 1), min(b, model.head_unit)
+        for kind in (0, 1):
+            taken = min(left[kind], max(0, stop - start))
+            if taken:
+                found[kind].append((start, start + taken))
+                start += taken
+                left[kind] -= taken
+    return tuple(found[0]), tuple(found[1])
+
+
+def cuts(problem: Problem, num_stages: int, virtual: int) -> Iterator[tuple[UnitRanges, ...]]:
+    """Yield the unit ranges of every stage, for every cut of the space."""
+    units, layers = problem.model.num_units, problem.model.num_layers
+    chunks = num_stages * virtual
+    if not problem.space.uneven_units:
+        found = [even_cuts(layers, chunks)] if chunks <= layers else []
+    else:
+        found = [
+            list(itertools.pairwise((0, *inner, units)))
+            for inner in itertools.combinations(range(1, units), chunks - 1)
+        ]
+    for ranges in found:
+        yield tuple(tuple(ranges[s::num_stages]) for s in range(num_stages))
+
+
+def skeletons(problem: Problem, tables: Tables) -> Iterator[Skeleton]:
+    """Yield every skeleton of the space."""
+    pools = [pool.name for pool in problem.pools]
+    chips = tuple(pool.num_chips for pool in problem.pools)
+    batch, space = problem.job.global_batch, problem.space
+    one: dict[int, list[tuple[Stages, Chips]]] = {
+        size: list(_pipelines(problem, tables, pools, chips, size)) for size in range(1, batch + 1)
+    }
+    for size, found in one.items():
+        if batch % size == 0:
+            for stages, used in found:
+                if space.idle or used == chips:
+                    yield from _scheduled(problem, ((stages, batch // size),))
+    if not space.several_pipelines:
+        return
+    for first, second in itertools.combinations_with_replacement(sorted(one), 2):
+        for counts in _splits(batch, first, second):
+            for (a, used_a), (b, used_b) in itertools.product(one[first], one[second]):
+                total = tuple(x + y for x, y in zip(used_a, used_b, strict=True))
+                if any(t > n for t, n in zip(total, chips, strict=True)):
+                    continue
+                if space.idle or total == chips:
+                    yield from _scheduled(problem, ((a, counts[0]), (b, counts[1])))
+
+
+def _splits(batch: int, first: int, second: int) -> Iterator[tuple[int, int]]:
+    for count in range(1, batch // first + 1):
+        rest = batch - count * first
+        if rest > 0 and rest % second == 0:
+            yield count, rest // second
+
+
+def _scheduled(problem: Problem, pipelines: tuple[tuple[Stages, int], ...]) -> Iterator[Skeleton]:
+    space = problem.space
+    single = all(len(stages) == 1 for stages, _ in pipelines)
+    kinds: list[tuple[ScheduleKind, int]] = []
+    for kind in space.schedules:
+        if kind is ScheduleKind.INTERLEAVED:
+            if all(len(stages) > 1 for stages, _ in pipelines):
+                kinds += [(kind, v) for v in space.virtual if v > 1]
+        elif not single or not kinds:
+            kinds.append((kind, 1))
+    for (kind, virtual), shard in itertools.product(kinds, space.shard):
+        yield Skeleton(pipelines=pipelines, schedule=kind, virtual=virtual, shard=shard)
+
+
+def _pipelines(
+    problem: Problem, tables: Tables, pools: list[str], chips: Chips, size: int
+) -> Iterator[tuple[Stages, Chips]]:
+    """Yield every sequence of stages whose micro-batch is `size` sequences."""
+    options = list(_stage_options(problem, tables, pools, chips, size))
+    space = problem.space
+    most = min(space.max_stages or problem.model.num_units, problem.model.num_units)
+
+    def extend(stages: Stages, used: Chips) -> Iterator[tuple[Stages, Chips]]:
+        if stages:
+            yield stages, used
+        if len(stages) == most:
+            return
+        for groups, more in options:
+            if stages and not space.mixed_pipelines and _pools(groups) != _pools(stages[0]):
+                continue
+            total = tuple(x + y for x, y in zip(used, more, strict=True))
+            if all(t <= n for t, n in zip(total, chips, strict=True)):
+                yield from extend((*stages, groups), total)
+
+    yield from extend((), (0,) * len(pools))
+
+
+def _pools(groups: tuple[Group, ...]) -> tuple[str, ...]:
+    return tuple(group.config.pool for group in groups)
+
+
+def _stage_options(
+    problem: Problem, tables: Tables, pools: list[str], chips: Chips, size: int
+) -> Iterator[tuple[tuple[Group, ...], Chips]]:
+    """Yield every set of replica groups that together take `size` sequences."""
+    space = problem.space
+    for ep in problem.expert_degrees():
+        alone: list[list[Group]] = [
+            _groups(problem, tables, index, ep, size) for index in range(len(pools))
+        ]
+        for index, found in enumerate(alone):
+            for group in found:
+                if group.copies * group.config.sequences == size:
+                    yield from _checked((group,), (index,), ep, chips)
+        if not space.mixed_stages:
+            continue
+        for a, b in itertools.combinations(range(len(pools)), 2):
+            for one, other in itertools.product(alone[a], alone[b]):
+                taken = one.copies * one.config.sequences + other.copies * other.config.sequences
+                if taken != size:
+                    continue
+                if not space.uneven_shares and one.config.sequences != other.config.sequences:
+                    continue
+                yield from _checked((one, other), (a, b), ep, chips)
+
+
+def _checked(
+    groups: tuple[Group, ...], where: tuple[int, ...], ep: int, chips: Chips
+) -> Iterator[tuple[tuple[Group, ...], Chips]]:
+    used = [0] * len(chips)
+    for group, index in zip(groups, where, strict=True):
+        used[index] += group.copies * group.config.width
+    if sum(used) % ep == 0:
+        yield groups, tuple(used)
+
+
+def _groups(problem: Problem, tables: Tables, index: int, ep: int, size: int) -> list[Group]:
+    pool = problem.pools[index]
+    length = problem.job.sequence_length
+    found: list[Group] = []
+    for tp, cp in itertools.product(problem.tensor_degrees(pool), problem.context_degrees()):
+        if tp > 1 and (length // cp) % tp:
+            continue
+        for sequences in problem.sequence_counts():
+            config = Config(pool.name, tp, cp, ep, sequences)
+            if tables.get(config) is None:
+                continue
+            most = min(pool.num_chips // config.width, size // sequences)
+            found += [Group(config, copies) for copies in range(1, most + 1)]
+    return found

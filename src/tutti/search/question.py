@@ -1,0 +1,204 @@
+"""A question to the planner out of plain values, as the command line and Python users give them.
+
+Turns names and numbers into a `Problem`: fills in what was left out, refuses what makes no sense
+with the option's name in the message.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from tutti.cost.sources import Sources
+from tutti.document import Place, build
+from tutti.errors import InputError, hint
+from tutti.hardware.cluster import Cluster
+from tutti.models.load import load_model
+from tutti.models.spec import ModelSpec
+from tutti.plan.job import Job, ScheduleKind
+from tutti.search.planner import Effort, Report, plan
+from tutti.search.result import Objective, SearchResult
+from tutti.search.space import (
+    ALL_OFFLOAD,
+    ALL_RECOMPUTE,
+    ALL_SCHEDULES,
+    LONGEST_LOCAL,
+    Problem,
+    Space,
+)
+
+SEQUENCES_PER_CHIP = 8
+USUAL_LENGTH = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What narrows a search, as a person says it; None and empty: whatever suits."""
+
+    tp_max: int | None = None
+    cp_max: int | None = None
+    max_stages: int | None = None
+    micro_batch: tuple[int, ...] = ()  # sequences per replica and micro-batch
+    schedules: tuple[str, ...] = ()
+    shard: tuple[int, ...] = ()
+    pools: tuple[str, ...] = ()
+    offload: bool = True
+    recompute: bool = True
+    mixed_stages: bool = True
+    mixed_pipelines: bool = True
+    idle: bool = True  # chips may be left out
+
+    def __post_init__(self) -> None:
+        for name in ("tp_max", "cp_max", "max_stages"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{option(name)}: {value} is too small; give 1 or more")
+        for count in self.micro_batch:
+            if count < 1:
+                raise InputError(f"{option('micro_batch')}: {count} is too small; give 1 or more")
+        for level in self.shard:
+            if level not in range(4):
+                raise InputError(f"{option('shard')}: no level {level}; give some of 0, 1, 2, 3")
+        for name in self.schedules:
+            if name not in list(ScheduleKind):
+                raise InputError(f"{option('schedule')}: '{name}'; {hint(name, ScheduleKind)}")
+
+
+def option(name: str) -> str:
+    """Return how the command line calls a value."""
+    return "--" + name.replace("_", "-")
+
+
+def make_problem(
+    model: str | os.PathLike[str] | ModelSpec,
+    cluster: str | os.PathLike[str] | Cluster,
+    *,
+    global_batch: int | None = None,
+    sequence_length: int | None = None,
+    precision: str = "bf16",
+    objective: str = "time",
+    limits: Limits | None = None,
+    sources: Sources | None = None,
+) -> Problem:
+    """Return the question; what is left out is filled in as `tutti plan --help` says."""
+    spec = model if isinstance(model, ModelSpec) else load_model(os.fspath(model))
+    found = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    length = min(USUAL_LENGTH, spec.max_length) if sequence_length is None else sequence_length
+    values = {
+        "sequence_length": length,
+        "global_batch": default_batch(found) if global_batch is None else global_batch,
+        "precision": precision,
+    }
+    job = build(Job, values, Place("plan"))
+    problem = Problem(
+        model=spec,
+        cluster=found,
+        job=job,
+        sources=sources or Sources(),
+        space=space_of(limits or Limits(), found, job),
+        objective=_objective(objective),
+    )
+    _require_rates(problem)
+    return problem
+
+
+def default_batch(cluster: Cluster) -> int:
+    """Return eight sequences per chip, rounded up to a power of two."""
+    return 1 << (SEQUENCES_PER_CHIP * cluster.num_chips - 1).bit_length()
+
+
+def space_of(limits: Limits, cluster: Cluster, job: Job) -> Space:
+    """Return the strategies that the limits leave."""
+    too_large = [count for count in limits.micro_batch if count > job.global_batch]
+    if too_large:
+        raise InputError(
+            f"{option('micro_batch')}: {too_large[0]} sequences are more than the global batch "
+            f"of {job.global_batch}"
+        )
+    return Space(
+        tp=_tensor_degrees(limits.tp_max, cluster),
+        cp=_context_degrees(limits.cp_max, job),
+        sequences=tuple(sorted(set(limits.micro_batch))) or None,
+        schedules=tuple(dict.fromkeys(map(ScheduleKind, limits.schedules))) or ALL_SCHEDULES,
+        shard=tuple(sorted(set(limits.shard))) or Space().shard,
+        recompute=ALL_RECOMPUTE if limits.recompute else ("none",),
+        offload=ALL_OFFLOAD if limits.offload else (),
+        max_stages=limits.max_stages,
+        pools=tuple(dict.fromkeys(limits.pools)) or None,
+        mixed_stages=limits.mixed_stages,
+        mixed_pipelines=limits.mixed_pipelines,
+        idle=limits.idle,
+    )
+
+
+def _tensor_degrees(most: int | None, cluster: Cluster) -> tuple[int, ...] | None:
+    sizes = [pool.node.num_chips for pool in cluster.pools]
+    if most is None or most >= max(sizes):
+        return None
+    return tuple(d for d in range(1, most + 1) if any(size % d == 0 for size in sizes))
+
+
+def _context_degrees(most: int | None, job: Job) -> tuple[int, ...] | None:
+    longest = max(1, job.sequence_length // LONGEST_LOCAL)
+    if most is None or most >= longest:
+        return None
+    return tuple(1 << i for i in range(most.bit_length()) if 1 << i <= most)
+
+
+def _objective(name: str) -> Objective:
+    if name not in list(Objective):
+        raise InputError(f"--objective: '{name}'; {hint(name, Objective)}")
+    return Objective(name)
+
+
+def _require_rates(problem: Problem) -> None:
+    """Refuse an objective for which the cluster file lacks a figure; look the pools up."""
+    missing = {
+        Objective.STEP_TIME: (),
+        Objective.COST: [p.name for p in problem.pools if p.price_per_chip_hour is None],
+        Objective.ENERGY: [p.name for p in problem.pools if p.chip_watts is None],
+    }[problem.objective]
+    if missing:
+        key = "price_per_chip_hour" if problem.objective is Objective.COST else "watts"
+        raise InputError(
+            f"--objective {problem.objective.value}: pool '{missing[0]}' has no '{key}'; add it "
+            "to the cluster file"
+        )
+
+
+def ask(
+    model: str | os.PathLike[str] | ModelSpec,
+    cluster: str | os.PathLike[str] | Cluster,
+    *,
+    global_batch: int | None = None,
+    sequence_length: int | None = None,
+    precision: str = "bf16",
+    objective: str = "time",
+    sources: Sources | None = None,
+    effort: Effort | None = None,
+    report: Report | None = None,
+    compare: bool = True,
+    **limits: Any,
+) -> SearchResult:
+    """Search the best plan: what `tutti.plan(model, cluster, …)` calls.
+
+    `limits` are the fields of `Limits`, such as `tp_max=4` or `offload=False`.
+    """
+    known = Limits.__dataclass_fields__
+    for name in limits:
+        if name not in known:
+            raise InputError(f"plan: unknown option '{name}'; {hint(name, known)}")
+    problem = make_problem(
+        model,
+        cluster,
+        global_batch=global_batch,
+        sequence_length=sequence_length,
+        precision=precision,
+        objective=objective,
+        limits=Limits(**limits),
+        sources=sources,
+    )
+    if report is None:
+        return plan(problem, effort=effort, compare=compare)
+    return plan(problem, effort=effort, compare=compare, report=report)

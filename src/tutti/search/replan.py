@@ -1,0 +1,177 @@
+"""A new plan for a running one whose cluster changed: what to run, what must move, when it pays.
+
+Warm-started: the running plan, on the chips that are left of it, is the first candidate, so that a
+search with a small budget suffices. If nothing faster is found, the running plan goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from tutti.errors import InputError
+from tutti.plan.plan import Plan
+from tutti.search.bound import lower_bound
+from tutti.search.explanation import step_text
+from tutti.search.movement import Movement, NodeMoves, movement, payback
+from tutti.search.planner import Effort, Report, plan
+from tutti.search.result import SearchResult, Settled
+from tutti.search.settle import Settler
+from tutti.search.space import Problem
+from tutti.search.summary import summary_of
+from tutti.search.survivors import surviving_plan
+from tutti.search.tables import Tables
+from tutti.units import bytes_text, seconds_text
+
+WARM = Effort(instructions=20_000, per_chip=60, most=300_000, candidates=6, chains=3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """The answer to a changed cluster."""
+
+    result: SearchResult
+    movement: Movement
+    staying: Settled | None  # the running plan on what is left; None where it cannot go on
+    payback_seconds: float | None  # None: the move never pays
+    kept_old: bool  # nothing faster was found
+    words: str
+
+    def to_document(self) -> dict[str, object]:
+        """Return what `--json` adds to the result's own document."""
+        moved = self.movement
+        return {
+            "kept_old": self.kept_old,
+            "staying_step_time_s": self.staying.step_seconds if self.staying else None,
+            "moved_bytes": moved.total_bytes,
+            "busiest_chip_bytes": moved.busiest_chip_bytes,
+            "from_checkpoint_bytes": moved.from_checkpoint_bytes,
+            "moved_bytes_by_pool": dict(moved.by_pool),
+            "movement_s": moved.seconds,
+            "payback_s": self.payback_seconds,
+            "words": self.words,
+        }
+
+
+def replan(
+    old: Plan,
+    problem: Problem,
+    *,
+    moved: NodeMoves | None = None,
+    effort: Effort | None = None,
+    report: Report | None = None,
+    steps_lost: float = 0.0,
+) -> Replanned:
+    """Return the best plan for the problem's cluster, which differs from the old plan's.
+
+    `moved` says which of the old plan's nodes became which of the cluster's (lost ones are
+    missing); without it every node is where it was. `steps_lost` are the steps since the last
+    checkpoint, done again if state was lost.
+    """
+    started = time.process_time()
+    _require_same_job(old, problem)
+    staying = _staying(old, problem, moved)
+    found = _searched(problem, effort or WARM, report, staying)
+    kept = staying is not None and staying.step_seconds <= found.best.step_seconds
+    if staying is not None and kept and found.best is not staying:
+        found = replace(found, best=staying, runner_up=found.best, why_runner_up_lost="")
+    found = replace(found, search_cpu_seconds=time.process_time() - started)
+    needed = movement(old, found.best.plan, problem.model, problem.cluster, moved)
+    pays = payback(
+        staying.step_seconds if staying is not None else None,
+        found.best.step_seconds,
+        needed.seconds,
+        steps_lost=steps_lost if needed.rolls_back else 0.0,
+    )
+    return Replanned(
+        result=found,
+        movement=needed,
+        staying=staying,
+        payback_seconds=pays,
+        kept_old=kept,
+        words=_words(found, staying, needed, pays, kept=kept),
+    )
+
+
+def _require_same_job(old: Plan, problem: Problem) -> None:
+    if old.model.hash and old.model.hash != problem.model.fingerprint:
+        raise InputError(
+            f"re-planning: the old plan trains {old.model.name} ({old.model.hash}), this is "
+            f"{problem.model.name} ({problem.model.fingerprint}); give the same model"
+        )
+    for name in ("global_batch", "sequence_length", "precision"):
+        was, wanted = getattr(old.job, name), getattr(problem.job, name)
+        if was != wanted:
+            raise InputError(
+                f"re-planning: the old plan has {name} {_value(was)}, this {_value(wanted)}; steps "
+                "can be compared only if the job stays the same"
+            )
+
+
+def _value(value: object) -> object:
+    return getattr(value, "label", value)
+
+
+def _staying(old: Plan, problem: Problem, moved: NodeMoves | None) -> Settled | None:
+    """Return the running plan on what is left of the cluster, priced and proven."""
+    left = surviving_plan(old, problem.model, problem.cluster, moved)
+    if left is None:
+        return None
+    settler = Settler(Tables(problem))
+    priced = settler.price(left)
+    if not priced.fits and not problem.unlimited_memory:
+        return None
+    return settler.prove(left, priced, summary_of(left))
+
+
+def _searched(
+    problem: Problem, effort: Effort, report: Report | None, staying: Settled | None
+) -> SearchResult:
+    options = {} if report is None else {"report": report}
+    try:
+        return plan(problem, effort=effort, compare=False, **options)
+    except InputError:
+        if staying is None:
+            raise
+    # The search found nothing with its small budget, but the running plan proves there is one.
+    bound = min(lower_bound(Tables(problem)), staying.step_seconds)
+    return SearchResult(
+        best=staying,
+        lower_bound_seconds=bound,
+        search_cpu_seconds=0.0,
+        objective=problem.objective,
+        uniform_missing="not looked for",
+    )
+
+
+def _words(
+    found: SearchResult,
+    staying: Settled | None,
+    needed: Movement,
+    pays: float | None,
+    *,
+    kept: bool,
+) -> str:
+    """Say in a few sentences what to do and what it costs."""
+    new = step_text(found.best.step_seconds)
+    lost = (
+        f" {bytes_text(needed.from_checkpoint_bytes)} of it are held by nobody and come from the "
+        "last checkpoint, so training goes on from its step."
+        if needed.rolls_back
+        else ""
+    )
+    moves = f"{bytes_text(needed.total_bytes)} of state move in about "
+    moves += f"{seconds_text(needed.seconds)}.{lost}"
+    if kept:
+        stays = "Nothing faster was found: the old plan goes on, on the chips that are left, with "
+        return f"{stays}{new} per step. {moves if needed.total_bytes else 'Nothing moves.'}"
+    if staying is None:
+        return f"The old plan cannot go on. The new one takes {new} per step. {moves}"
+    faster = 100 * (staying.step_seconds / found.best.step_seconds - 1)
+    gain = (
+        f"The new plan takes {new} per step, the old one on the chips that are left "
+        f"{step_text(staying.step_seconds)} ({faster:.1f} % more). {moves}"
+    )
+    if pays is None:
+        return f"{gain} It never pays back."
+    return f"{gain} It has paid back after {seconds_text(pays)}."

@@ -1,0 +1,158 @@
+"""Nothing unproven leaves the planner: checker, static check, event simulator, and back from JSON.
+
+A candidate is priced by `estimate`, the same function that answers `tutti predict`. What is
+returned is read back from its own document, priced again, and must come out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tutti.errors import TuttiError
+from tutti.plan.files import plan_from_document, plan_to_document
+from tutti.plan.job import ScheduleKind
+from tutti.plan.plan import Plan
+from tutti.schedule.check import check_schedule
+from tutti.schedule.instruction import Op
+from tutti.search.build import Part, draft_of
+from tutti.search.draft import Draft, Placement, canonical, to_plan
+from tutti.search.result import Settled
+from tutti.search.tables import Tables
+from tutti.simulate.estimate import Estimate, estimate
+from tutti.simulate.program import OPS
+
+_ATTEMPTS = 4
+WORTH_SHORTENING = 0.5  # of the whole step's work
+_WEIGHTS = OPS.index(Op.BACKWARD_WEIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class Quick:
+    """A draft with its price, and by how many bytes per chip each pool falls short."""
+
+    draft: Draft
+    seconds: float
+    short_of: Mapping[str, float]
+
+    @property
+    def fits(self) -> bool:
+        """Whether memory suffices."""
+        return not self.short_of
+
+
+def _short_lengths(draft: Draft) -> list[int]:
+    """Return two rounds for every pipeline; those of one cut keep what they differ by."""
+    least: dict[object, int] = {}
+    for p in draft.pipelines:
+        least[p.cut] = min(p.micro_batches, least.get(p.cut, p.micro_batches))
+    return [2 * len(p.stages) + 1 + p.micro_batches - least[p.cut] for p in draft.pipelines]
+
+
+def _pass_ends(found: Estimate) -> list[float]:
+    """Return when each pipeline's last pass ends."""
+    result = found.result
+    ends = [0.0] * len(found.schedule.plan.pipelines)
+    for index, rank_class in enumerate(found.schedule.classes):
+        span = result.program.span(index)
+        last = result.end[span][result.program.op[span] == _WEIGHTS].max(initial=0.0)
+        ends[rank_class.pipeline] = max(ends[rank_class.pipeline], float(last))
+    return ends
+
+
+class SearchDisagreementError(TuttiError):
+    """The search priced a plan differently from what the simulator says of it."""
+
+
+class Settler:
+    """Prices drafts by simulation; counts its work."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.simulated = 0
+        self.instructions = 0
+
+    def plan_of(self, draft: Draft) -> Plan:
+        """Return the placed plan of a draft."""
+        problem = self.tables.problem
+        return to_plan(draft, self.tables.references, problem.job, problem.model, problem.cluster)
+
+    def price(self, plan: Plan) -> Estimate:
+        """Return what the simulator says of a plan."""
+        problem = self.tables.problem
+        self.simulated += 1
+        found = estimate(plan, problem.model, problem.cluster, self.tables.sources)
+        self.instructions += found.result.program.size
+        return found
+
+    def parts(self, parts: Sequence[Part], placement: Placement = "stage") -> Quick | None:
+        """Cut, place and price chains; where memory falls short, cut again with less of it."""
+        spared: dict[str, float] = {}
+        for _ in range(_ATTEMPTS):
+            draft = draft_of(self.tables, parts, placement=placement, spared=spared)
+            if draft is None:
+                return None
+            found = self.quick(draft)
+            if found.fits:
+                return found
+            for pool, more in found.short_of.items():
+                spared[pool] = spared.get(pool, 0.0) + more * 1.02 + 2**24
+        return None
+
+    def quick(self, draft: Draft) -> Quick:
+        """Price a draft by simulating the beginning of its step, the whole of it if it is short.
+
+        Once a pipeline runs, every further micro-batch adds the same time, or every round of as
+        many micro-batches as it has stages does: two short steps tell both the beginning and the
+        pace.
+        """
+        draft = canonical(draft)
+        lengths = _short_lengths(draft)
+        longer = [n + len(p.stages) for n, p in zip(lengths, draft.pipelines, strict=True)]
+        whole = sum(p.micro_batches * len(p.stages) for p in draft.pipelines)
+        short = sum(
+            (a + b) * len(p.stages)
+            for a, b, p in zip(lengths, longer, draft.pipelines, strict=True)
+        )
+        enough = all(n < p.micro_batches for n, p in zip(longer, draft.pipelines, strict=True))
+        irregular = draft.schedule is ScheduleKind.ZERO_BUBBLE  # puts work off for long
+        if irregular or short >= WORTH_SHORTENING * whole or not enough:
+            found = self.price(self.plan_of(draft))
+            return Quick(draft, found.step_seconds, self._short_of(found))
+        first, second = self._shortened(draft, lengths), self._shortened(draft, longer)
+        starts, ends = _pass_ends(first), _pass_ends(second)
+        reached = 0.0
+        for p, pipeline in enumerate(draft.pipelines):
+            pace = (ends[p] - starts[p]) / (longer[p] - lengths[p])
+            reached = max(reached, ends[p] + (pipeline.micro_batches - longer[p]) * pace)
+        closing = second.result.step_seconds - max(ends)
+        seconds = (reached + closing) * second.priced.slowdown
+        return Quick(draft, seconds, self._short_of(second))
+
+    def _shortened(self, draft: Draft, lengths: list[int]) -> Estimate:
+        pipelines = tuple(
+            replace(p, micro_batches=n) for p, n in zip(draft.pipelines, lengths, strict=True)
+        )
+        shorter = replace(draft, pipelines=pipelines)
+        problem = self.tables.problem
+        job = replace(problem.job, global_batch=shorter.sequences)
+        plan = to_plan(shorter, self.tables.references, job, problem.model, problem.cluster)
+        return self.price(plan)
+
+    def _short_of(self, found: Estimate) -> dict[str, float]:
+        if self.tables.problem.unlimited_memory:
+            return {}
+        short: dict[str, float] = {}
+        for memory in found.memory:
+            if not memory.fits:
+                more = memory.total - memory.limit
+                short[memory.pool] = max(short.get(memory.pool, 0.0), more)
+        return short
+
+    def prove(self, plan: Plan, priced: Estimate, summary: str) -> Settled:
+        """Return a plan that may leave: proven, and the same after its way through a file."""
+        check_schedule(priced.schedule)
+        again = plan_from_document(plan_to_document(plan), "plan")
+        if again != plan:
+            raise SearchDisagreementError(f"{summary}: the plan changes on its way through a file")
+        return Settled(plan=plan, estimate=priced, summary=summary)

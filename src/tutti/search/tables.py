@@ -1,0 +1,216 @@
+"""Seconds and bytes of every unit under every configuration of a replica, looked up once each.
+
+The figures come from where the simulator has them (`PoolPrices`, `Holdings`, `MemoryModel`), so
+that what the search adds up is what the simulator will play.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tutti.cost.holdings import Holdings
+from tutti.cost.plan_costs import job_values
+from tutti.cost.pool_prices import PoolPrices, UnitTimes
+from tutti.cost.profiled import memory_model, profiled_pools
+from tutti.errors import InputError
+from tutti.hardware.cluster import Pool
+from tutti.models.memory import Recompute
+from tutti.models.parameters import ParameterClass
+from tutti.plan.chips import ChipSet
+from tutti.plan.files import refer_to_cluster, refer_to_model
+from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Replica, Stage
+from tutti.schedule.instruction import Instruction, Op, Scope, What
+from tutti.search.space import Problem
+
+FloatArray = npt.NDArray[np.float64]
+KINDS: tuple[Recompute, ...] = ("none", "selective", "full")
+NONE, SELECTIVE, FULL = range(3)
+CHUNKS = (1, 2, 4, 8)  # into which tensor-parallel collectives may be cut
+
+
+class Config(NamedTuple):
+    """How one replica computes: the chips of a pool, its degrees, its part of a micro-batch."""
+
+    pool: str
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sequences: int = 1  # of every micro-batch
+
+    @property
+    def width(self) -> int:
+        """Chips of one replica."""
+        return self.tp * self.cp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ConfigTable:
+    """Per unit, for one micro-batch on one rank; the first axis of most is KINDS of recompute."""
+
+    config: Config
+    forward: FloatArray
+    recompute: FloatArray
+    backward_input: FloatArray
+    backward_weight: FloatArray
+    kept: FloatArray  # bytes between forward and weight gradient
+    passing: FloatArray  # bytes that live inside a unit's backward (by unit)
+    dense: FloatArray  # parameters a rank computes with, not sharded (by unit)
+    expert: FloatArray
+    parameter_bytes: FloatArray  # of them, not sharded (by unit)
+    gradient_bytes: FloatArray
+    optimizer_bytes: FloatArray
+    boundary: float  # bytes of a rank's part of a boundary tensor
+    overlap_chunks: int = 1  # into which tensor-parallel collectives are best cut
+
+    @property
+    def seconds(self) -> FloatArray:
+        """All passes of a micro-batch, by kind of recompute and unit."""
+        return self.forward + self.recompute + self.backward_input + self.backward_weight
+
+
+class Tables:
+    """The tables of one problem, made when first asked for."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.sources = problem.pinned_sources()
+        model, cluster = problem.model, problem.cluster
+        self.references = (refer_to_model(model), refer_to_cluster(cluster))
+        self._known: dict[Config, ConfigTable | None] = {}
+        self.layers = profiled_pools(
+            self.sources.layer_profiles,
+            model,
+            cluster,
+            {pool.name for pool in problem.pools},
+            extrapolate=self.sources.extrapolate,
+        )
+        values = job_values(problem.job, model)
+        blank = self._plan(())
+        self.prices = {
+            pool.name: PoolPrices(
+                blank,
+                model,
+                cluster,
+                pool,
+                self.sources.calibration(pool, **values),
+                self.layers.get(pool.name),
+            )
+            for pool in problem.pools
+        }
+        names = [model.unit_kind(unit) for unit in range(model.num_units)]
+        kinds = list(dict.fromkeys(names))
+        self._examples = [names.index(kind) for kind in kinds]
+        self._kind_of = np.array([kinds.index(name) for name in names], dtype=np.intp)
+
+    def _plan(self, stages: tuple[Stage, ...]) -> Plan:
+        model, cluster = self.references
+        pipelines = (Pipeline(micro_batch=1, micro_batches=1, stages=stages),) if stages else ()
+        return Plan(model=model, cluster=cluster, job=self.problem.job, pipelines=pipelines)
+
+    def for_problem(self, problem: Problem) -> Tables:
+        """Return the same tables for another batch or fewer pools of the same question."""
+        other = copy.copy(self)
+        other.problem = problem
+        return other
+
+    def get(self, config: Config) -> ConfigTable | None:
+        """Return the table; None where a layer profile has not measured the configuration."""
+        if config not in self._known:
+            try:
+                self._known[config] = self._make(config)
+            except InputError:
+                if self.layers.get(config.pool) is None:
+                    raise
+                self._known[config] = None
+        return self._known[config]
+
+    def pool(self, name: str) -> Pool:
+        """Return a pool of the cluster."""
+        return self.problem.cluster.pool(name)
+
+    def prepare(self, configs: Sequence[Config]) -> None:
+        """Price many configurations at once, which is much faster than one by one."""
+        missing: dict[str, list[Config]] = {}
+        for config in configs:
+            if config not in self._known and self.layers.get(config.pool) is None:
+                missing.setdefault(config.pool, []).append(config)
+        for pool, found in missing.items():
+            works = [self._holdings(config).workload for config in found]
+            self.prices[pool].prepare(works, self._examples, overlap_chunks=CHUNKS)
+
+    def _make(self, config: Config) -> ConfigTable:
+        holdings = self._holdings(config)
+        prices, layers = self.prices[config.pool], self.layers.get(config.pool)
+        work = holdings.workload
+        units = range(self.problem.model.num_units) if layers is not None else self._examples
+        best: tuple[float, int] | None = None
+        times: list[list[UnitTimes]] = []
+        for chunks in CHUNKS if config.tp > 1 and layers is None else (1,):
+            rows = [
+                [prices.unit(work, unit, kind, overlap_chunks=chunks) for unit in units]
+                for kind in KINDS
+            ]
+            total = sum(t.forward + t.backward_input + t.backward_weight for t in rows[NONE])
+            if best is None or total < best[0] * (1.0 - 1e-9):
+                best, times = (total, chunks), rows
+        memory = memory_model(holdings, layers)
+
+        def spread(rows: list[list[float]]) -> FloatArray:
+            found: FloatArray = np.array(rows, dtype=np.float64)
+            return found if layers is not None else found[..., self._kind_of]
+
+        def passing(unit: int) -> float:
+            pair = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+            return max(memory.effect(_single(op, unit))[0] for op in pair)
+
+        def kept(unit: int, kind: Recompute) -> float:
+            whole = holdings.activations(unit, "none")
+            share = holdings.activations(unit, kind) / whole if whole else 1.0
+            return memory.effect(_single(Op.FORWARD, unit))[0] * share
+
+        def state(what: What) -> FloatArray:
+            return spread([[memory.effect(_single(Op.FETCH, u, what))[0] for u in units]])[0]
+
+        return ConfigTable(
+            config=config,
+            forward=spread([[t.forward for t in row] for row in times]),
+            recompute=spread([[t.recompute for t in row] for row in times]),
+            backward_input=spread([[t.backward_input for t in row] for row in times]),
+            backward_weight=spread([[t.backward_weight for t in row] for row in times]),
+            kept=spread([[kept(unit, kind) for unit in units] for kind in KINDS]),
+            passing=spread([[passing(unit) for unit in units]])[0],
+            dense=spread([[holdings.parameters(u, ParameterClass.DENSE) for u in units]])[0],
+            expert=spread([[holdings.parameters(u, ParameterClass.EXPERT) for u in units]])[0],
+            parameter_bytes=state(What.PARAMETERS),
+            gradient_bytes=state(What.GRADIENTS),
+            optimizer_bytes=state(What.OPTIMIZER),
+            boundary=memory.boundary(),
+            overlap_chunks=best[1] if best is not None else 1,
+        )
+
+    def _holdings(self, config: Config) -> Holdings:
+        count = max(1, -(-config.ep // config.width))
+        chips = ChipSet.of(f"{config.pool}/0/0-{count * config.width - 1}")
+        replica = Replica(
+            chips=chips,
+            count=count,
+            tp=config.tp,
+            cp=config.cp,
+            sequence_parallel=config.tp > 1,
+            sequences=config.sequences,
+        )
+        groups = (ExpertGroup(chips=config.ep),) if config.ep > 1 else ()
+        units = ((0, self.problem.model.num_units),)
+        stage = Stage(units=units, replicas=(replica,), experts=groups)
+        place = (0, 0, 0)
+        return Holdings(self._plan((stage,)), self.problem.model, place, self.sources.kernels)
+
+
+def _single(op: Op, unit: int, what: What = What.NOTHING) -> Instruction:
+    return Instruction(op, 0, unit, unit + 1, what, Scope.ALL, ())

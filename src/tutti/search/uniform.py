@@ -1,0 +1,224 @@
+"""The best uniform (Megatron-style) plan: the same degrees everywhere, layers cut evenly.
+
+What people run today on a mixed cluster, and therefore what every searched plan is held against.
+All degrees are priced by the same tables as the search, the best few are simulated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tutti.errors import InputError
+from tutti.plan.job import ScheduleKind
+from tutti.plan.plan import Plan
+from tutti.plan.uniform import Degrees, even_cuts, uniform_plan
+from tutti.search.build import in_flight
+from tutti.search.chain import BOUNDARIES, GATHERED, Slot, static_bytes
+from tutti.search.coarse import usable_bytes
+from tutti.search.settle import Settler
+from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
+from tutti.simulate.estimate import Estimate
+
+SIMULATED = 4
+_SHARD = (0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    degrees: Degrees
+    schedule: ScheduleKind
+    seconds: float
+
+
+def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | str:
+    """Return the best uniform plan that fits, or why there is none."""
+    priced = sorted(_candidates(tables), key=lambda c: (c.seconds, str(c.degrees)))
+    if not priced:
+        return "no uniform degrees divide the chips and the batch and fit into memory"
+    best: tuple[Plan, Estimate] | None = None
+    for tried, candidate in enumerate(priced):
+        slow = best is not None and candidate.seconds > 1.05 * best[1].step_seconds
+        if (best is not None and tried >= SIMULATED) or slow or tried >= 5 * SIMULATED:
+            break
+        plan = _plan(tables, candidate)
+        if plan is None:
+            continue
+        found = settler.price(plan)
+        if not (found.fits or tables.problem.unlimited_memory):
+            continue
+        if best is None or found.step_seconds < best[1].step_seconds:
+            best = (plan, found)
+    return best or "no uniform degrees fit into memory"
+
+
+def _plan(tables: Tables, candidate: _Priced) -> Plan | None:
+    problem = tables.problem
+    job = replace(problem.job, schedule=candidate.schedule)
+    try:
+        plan = uniform_plan(problem.model, problem.cluster, job, candidate.degrees)
+    except InputError:
+        return None
+    return _overlapped(tables, plan, candidate.degrees)
+
+
+def _overlapped(tables: Tables, plan: Plan, degrees: Degrees) -> Plan:
+    """Cut tensor-parallel collectives as the searched plans do; Megatron can, too."""
+    if degrees.tp == 1:
+        return plan
+
+    def chunks(pool: str) -> int:
+        table = tables.get(Config(pool, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch))
+        return table.overlap_chunks if table is not None else 1
+
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(
+                    stage,
+                    replicas=tuple(
+                        replace(r, tp_overlap_chunks=chunks(r.chips.pools[0]))
+                        for r in stage.replicas
+                    ),
+                )
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, pipelines=pipelines)
+
+
+def _candidates(tables: Tables) -> Iterator[_Priced]:
+    problem = tables.problem
+    chips = problem.cluster.num_chips
+    degrees = [set(problem.tensor_degrees(pool)) for pool in problem.cluster.pools]
+    for tp in sorted(set.intersection(*degrees)):
+        for cp, ep in itertools.product(problem.context_degrees(), problem.expert_degrees()):
+            for pp in range(1, min(problem.model.num_layers, chips // (tp * cp)) + 1):
+                if chips % (tp * cp * pp) == 0:
+                    yield from _layout(tables, tp, cp, ep, pp)
+
+
+def _layout(tables: Tables, tp: int, cp: int, ep: int, pp: int) -> Iterator[_Priced]:
+    problem = tables.problem
+    dp = problem.cluster.num_chips // (tp * cp * pp)
+    if ep > 1 and (dp * tp * cp) % ep:
+        return
+    stages = _stage_pools(tables, tp * cp, dp, pp)
+    if stages is None:
+        return
+    batch = problem.job.global_batch
+    for sequences in problem.sequence_counts():
+        if batch % (dp * sequences):
+            continue
+        table = {
+            pool: tables.get(Config(pool, tp, cp, ep, sequences))
+            for pools in stages
+            for pool in pools
+        }
+        if any(found is None for found in table.values()):
+            continue
+        known = {pool: found for pool, found in table.items() if found is not None}
+        for shard, kind in itertools.product(_SHARD if dp * cp > 1 else (0,), KINDS):
+            if kind not in problem.space.recompute:
+                continue
+            degrees = Degrees(
+                tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=sequences, shard=shard,
+                sequence_parallel=tp > 1, recompute=kind,
+            )  # fmt: skip
+            for virtual in (1, 2, 4):
+                priced = _price(tables, replace(degrees, vpp=virtual), stages, known, dp)
+                if priced is not None:
+                    yield priced
+
+
+def _stage_pools(tables: Tables, width: int, dp: int, pp: int) -> list[list[str]] | None:
+    """Return the pools of each stage's replicas; None where a replica would lie across two."""
+    bounds = [0]
+    for pool in tables.problem.cluster.pools:
+        bounds.append(bounds[-1] + pool.num_chips)
+        if bounds[-1] % width:
+            return None
+    names = [pool.name for pool in tables.problem.cluster.pools]
+    found = []
+    for s in range(pp):
+        start, stop = s * dp * width, (s + 1) * dp * width
+        found.append(
+            [n for n, (a, b) in zip(names, itertools.pairwise(bounds), strict=True)
+             if a < stop and start < b]
+        )  # fmt: skip
+    return found
+
+
+def _price(
+    tables: Tables,
+    degrees: Degrees,
+    stages: list[list[str]],
+    known: dict[str, ConfigTable],
+    dp: int,
+) -> _Priced | None:
+    problem, pp, virtual = tables.problem, degrees.pp, degrees.vpp
+    kind = ScheduleKind.ONE_F_ONE_B if virtual == 1 else ScheduleKind.INTERLEAVED
+    if virtual > 1 and (pp == 1 or kind not in problem.space.schedules):
+        return None
+    if pp * virtual > problem.model.num_layers:
+        return None
+    cuts = even_cuts(problem.model.num_layers, pp * virtual)
+    rounds = problem.job.global_batch // (dp * degrees.micro_batch)
+    recompute = KINDS.index(degrees.recompute)
+    times, fills = [], []
+    for s, pools in enumerate(stages):
+        own = np.concatenate([np.arange(a, b) for a, b in cuts[s::pp]])
+        flight = in_flight(kind, virtual, pp, s, rounds)
+        slowest = filled = 0.0
+        for pool in pools:
+            table = known[pool]
+            if not _fits(tables, table, own, degrees, recompute, flight, dp):
+                return None
+            which = np.where((own == 0) | (own == problem.model.head_unit), NONE, recompute)
+            slowest = max(slowest, float(table.seconds[which, own].sum()))
+            passes = table.forward + table.backward_input
+            filled = max(filled, float(passes[which, own].sum()) / virtual)
+        times.append(slowest)
+        fills.append(filled)
+    return _Priced(
+        degrees=degrees,
+        schedule=kind,
+        seconds=rounds * max(times) + sum(fills) - max(fills),
+    )
+
+
+def _fits(
+    tables: Tables,
+    table: ConfigTable,
+    own: np.ndarray[tuple[int], np.dtype[np.int64]],
+    degrees: Degrees,
+    recompute: int,
+    flight: float,
+    dp: int,
+) -> bool:
+    problem = tables.problem
+    if problem.unlimited_memory:
+        return True
+    config = table.config
+    slot = Slot(
+        table=table,
+        in_flight=flight,
+        sharers=dp * degrees.cp,
+        expert_sharers=max(1.0, dp * config.width / config.ep),
+        shard=degrees.shard,
+    )
+    blocks = (own > 0) & (own < problem.model.head_unit)
+    kept = np.where(blocks, table.kept[recompute, own], table.kept[NONE, own])
+    again = np.where(blocks, table.kept[NONE, own] - table.kept[recompute, own], 0.0)
+    held = float((static_bytes(slot)[own] + flight * kept).sum())
+    passing = float((table.passing[own] + again).max()) + BOUNDARIES * table.boundary
+    if degrees.shard >= 3:
+        passing += GATHERED * float(table.parameter_bytes[own].max())
+    limit = tables.pool(config.pool).chip.memory_bytes
+    return held + passing <= 1.02 * usable_bytes(limit, tables.sources.overheads)

@@ -1,0 +1,79 @@
+"""What sharing a NIC costs: collectives that leave the node get what more urgent traffic leaves.
+
+A rank has one way out of its node. Sends between stages go first, for a stage waits for each of
+them; then collectives inside a pipeline, which bring parameters of the next pass; then those
+across pipelines. Nothing is carried twice: a collective lasts until its own seconds of idle NIC
+have passed. The traffic's times come from a run in which nobody shared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from tutti.cost.inputs import ClassCosts, FloatArray, StepCosts
+from tutti.simulate.program import Program, Track
+
+Mask = npt.NDArray[np.bool_]
+
+
+def shared_nic(
+    program: Program, costs: StepCosts, start: FloatArray, end: FloatArray
+) -> StepCosts | None:
+    """Return costs whose collectives last as long as a shared NIC makes them; None: no change."""
+    found = [
+        _class_costs(program, index, given, start, end) for index, given in enumerate(costs.classes)
+    ]
+    if all(new is old for new, old in zip(found, costs.classes, strict=True)):
+        return None
+    return dataclasses.replace(costs, classes=tuple(found))
+
+
+def _class_costs(
+    program: Program, index: int, given: ClassCosts, start: FloatArray, end: FloatArray
+) -> ClassCosts:
+    if given.leaves_node is None or not given.leaves_node.any():
+        return given
+    span = program.span(index)
+    track = program.track[span]
+    begins, ends = start[span], end[span]
+    taken = given.leaves_node & (track == Track.SEND)
+    collective = given.leaves_node & (track == Track.COLLECTIVE) & (given.seconds > 0)
+    inside = program.inside[span] > 0
+    seconds = given.seconds.copy()
+    for own in (collective & inside, collective & ~inside):
+        if own.any() and taken.any():
+            idle = _Idle(begins[taken], ends[taken])
+            seconds[own] = idle.seconds(begins[own], given.seconds[own])
+        taken = taken | own
+    if np.array_equal(seconds, given.seconds):
+        return given
+    return dataclasses.replace(given, seconds=seconds)
+
+
+class _Idle:
+    """When a NIC is free, as one growing function of time."""
+
+    def __init__(self, begins: FloatArray, ends: FloatArray) -> None:
+        order = np.argsort(begins, kind="stable")
+        begins, ends = begins[order], np.maximum.accumulate(ends[order])
+        first = np.concatenate([[True], begins[1:] > ends[:-1]])
+        self._begins = begins[first]
+        self._ends = ends[np.concatenate([np.flatnonzero(first)[1:] - 1, [len(ends) - 1]])]
+        lengths = self._ends - self._begins
+        self._busy = np.concatenate([[0.0], np.cumsum(lengths)])  # before each busy time
+        self._free = self._begins - self._busy[:-1]  # idle seconds before each busy time
+
+    def seconds(self, start: FloatArray, needed: FloatArray) -> FloatArray:
+        """Return how long it takes from `start` until so many idle seconds have passed."""
+        before = np.searchsorted(self._begins, start, side="right")
+        passed = self._busy[before]
+        within = before > 0
+        passed[within] -= np.maximum(self._ends[before[within] - 1] - start[within], 0.0)
+        target = start - passed + needed
+        met = np.searchsorted(self._free, target, side="left")
+        wait = self._busy[met] - passed
+        # Only what really waits is touched: the others keep their seconds to the bit.
+        return np.where(wait > 1e-9 * needed, needed + wait, needed)
