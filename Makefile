@@ -52,6 +52,8 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.base
 	$(BIN)/tutti bench schedule
 	$(BIN)/tutti bench predict
+	$(BIN)/tutti bench plan --all
+	$(BIN)/tutti bench plan --placement
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

@@ -26,5 +26,8 @@ def test_quickstart(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "no deadlock" in done.stdout
-    assert check_plan(load_plan(tmp_path / "out" / "plan.json")) == []
+    for name in ("plan.json", "next.json"):
+        assert check_plan(load_plan(tmp_path / "out" / name)) == []
+    assert "llama-3.2-1b on small-mixed" in (tmp_path / "out" / "plan.html").read_text()
+    assert "paid back after" in done.stdout
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]

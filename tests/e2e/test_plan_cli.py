@@ -72,7 +72,6 @@ def test_broken_plans_exit_with_2_and_one_line_per_problem(plan, capsys):
     [
         (["llama-2-70c", "E100", "--uniform", "tp=8"], "did you mean 'llama-2-70b'?"),
         (["llama-2-70b", "E101", "--uniform", "tp=8"], "E101"),
-        (["llama-2-70b", "E100"], "not built yet"),
         (["llama-2-70b", "E100", "--uniform", "tp=3"], "tp 3"),
         (["llama-2-70b", "E100", "--uniform", "tpp=8"], "did you mean 'tp'?"),
         (["llama-2-70b", "E100", "--uniform", "tp=8,tp=4"], "'tp' stands twice"),

@@ -102,9 +102,12 @@ def price(draft: Draft, tables: Tables) -> Estimate | None:
     """Return what the simulator says of a finished draft; None where the checker refuses it."""
     problem = tables.problem
     plan = plan_of(draft, tables)
-    if check_plan(plan, problem.model, problem.cluster):
-        return None
-    return estimate(plan, problem.model, problem.cluster, tables.sources)
+    try:
+        return estimate(plan, problem.model, problem.cluster, tables.sources)
+    except InputError:
+        if check_plan(plan, problem.model, problem.cluster):
+            return None
+        raise  # a plan that the checker lets pass must have a price
 
 
 # --- whole strategies ------------------------------------------------------------------------

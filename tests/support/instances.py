@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tests.support.enumeration import all_drafts, finish, pipelines, price
 from tutti.hardware import library
 from tutti.hardware.cluster import Cluster, Pool
 from tutti.hardware.fabric import CrossKind, CrossLink, Fabric
-from tutti.hardware.node import NodeType, trimmed
+from tutti.hardware.node import trimmed
 from tutti.models.memory import Recompute
 from tutti.models.parts import MlpSpec
 from tutti.models.plain import plain_gpt
@@ -50,7 +51,7 @@ DIMENSIONS = (
 PAIRS = tuple(itertools.combinations(DIMENSIONS, 2))
 NUM_INSTANCES = 3 * len(PAIRS)
 MOST_DRAFTS = 400
-_MOST_PIPELINES = 1500
+_MOST_PIPELINES = {False: 1500, True: 300}  # True: where every pair of them is looked at
 _NODES = (
     "HGX-A800", "HGX-H100", "DGX-1-V100-32", "OAM-8xP800", "Atlas-800T-A2-B2", "PCIe-8xL40S",
     "OAM-8xMI300X", "PCIe-4xT4",
@@ -118,7 +119,9 @@ def _order(draft: Draft) -> Hashable:
 
 
 def _kinds_of_recompute(draft: Draft) -> Hashable:
-    return frozenset((bool(r.recompute.full), bool(r.recompute.selective)) for r in _replicas(draft))
+    return frozenset(
+        (bool(r.recompute.full), bool(r.recompute.selective)) for r in _replicas(draft)
+    )
 
 
 _VALUES: dict[str, Callable[[Draft], Hashable]] = {
@@ -159,9 +162,9 @@ def varied(drafts: list[Draft]) -> set[str]:
 
 def _is_good(problem: Problem, opened: tuple[str, ...]) -> bool:
     """Whether the space is small, and all that is open takes two values at least."""
+    most = _MOST_PIPELINES[problem.space.several_pipelines]
     for schedule in problem.space.schedules:
-        few = itertools.islice(pipelines(problem, schedule), _MOST_PIPELINES + 1)
-        if sum(1 for _ in few) > _MOST_PIPELINES:
+        if sum(1 for _ in itertools.islice(pipelines(problem, schedule), most + 1)) > most:
             return False
     drafts = list(itertools.islice(all_drafts(problem), MOST_DRAFTS + 1))
     return len(drafts) <= MOST_DRAFTS and varied(drafts) >= set(opened)
@@ -238,7 +241,9 @@ def _space(draw: random.Random, opened: set[str]) -> Space:
     schedules, virtual = _schedules(draw, opened)
     deep = opened & {"order", "units", "schedule", "virtual"}
     return Space(
-        tp=draw.choice(((1, 2), (2, 4), (1, 2, 4))) if "tp" in opened else draw.choice(((1,), (2,))),
+        tp=draw.choice(((1, 2), (2, 4), (1, 2, 4)))
+        if "tp" in opened
+        else draw.choice(((1,), (2,))),
         cp=(1, 2) if "cp" in opened else draw.choice(((1,), (1,), (1,), (2,))),
         ep=draw.choice(((1, 2), (1, 4), (1, 2, 4))) if "ep" in opened else (1,),
         sequences=_sequences(draw, opened),
@@ -303,7 +308,7 @@ def _tightened(draw: random.Random, problem: Problem) -> Problem:
     drafts = list(all_drafts(problem))
     tables = Tables(problem)
     found = [
-        _needs(priced)
+        memory_needs(priced)
         for draft in draw.sample(drafts, min(_SAMPLED, len(drafts)))
         if (priced := price(finish(draft, tables), tables)) is not None
     ]
@@ -313,21 +318,27 @@ def _tightened(draw: random.Random, problem: Problem) -> Problem:
     # One plan that fits, of those that need little; what it leaves idle is as small as can be.
     held = found[draw.randrange(1 + len(found) // 2)]
     scale = 1.001 if draw.random() < 0.9 else 0.9 * min(found[0].values()) / max(held.values())
-    pools = []
+    limits = {}
     for pool in problem.cluster.pools:
         least = min((n[pool.name] for n in found if pool.name in n), default=0.0)
-        limit = scale * held.get(pool.name, least or pool.chip.memory_bytes)
-        pools.append(replace(pool, node=_smaller(pool.node, limit)))
-    return replace(problem, cluster=replace(problem.cluster, pools=tuple(pools)))
+        limits[pool.name] = scale * held.get(pool.name, least or pool.chip.memory_bytes)
+    return with_memory(problem, limits)
 
 
-def _needs(priced: Estimate) -> dict[str, float]:
-    """Return the bytes of the fullest chip of each pool."""
+def memory_needs(priced: Estimate) -> dict[str, float]:
+    """Return the bytes of the fullest chip of each pool that takes part."""
     needs: dict[str, float] = {}
     for memory in priced.memory:
         needs[memory.pool] = max(needs.get(memory.pool, 0.0), memory.total)
     return needs
 
 
-def _smaller(node: NodeType, memory_bytes: float) -> NodeType:
-    return replace(node, chip=replace(node.chip, memory_bytes=float(round(memory_bytes))))
+def with_memory(problem: Problem, limits: Mapping[str, float]) -> Problem:
+    """Return the problem with chips of so many bytes."""
+
+    def smaller(pool: Pool) -> Pool:
+        chip = replace(pool.chip, memory_bytes=float(math.ceil(limits[pool.name])))
+        return replace(pool, node=replace(pool.node, chip=chip))
+
+    pools = tuple(smaller(pool) for pool in problem.cluster.pools)
+    return replace(problem, cluster=replace(problem.cluster, pools=pools))

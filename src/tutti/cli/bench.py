@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tutti.cli import bench_plan
 from tutti.cli.output import Json, print_json, print_rich
 
 if TYPE_CHECKING:
     from tutti.cost.arrays import Machine, Shape, Strategy
 
 app = typer.Typer(help="Benchmarks behind the README's figures.", no_args_is_help=True)
+
+
+app.command()(bench_plan.plan)
 
 
 @app.callback()

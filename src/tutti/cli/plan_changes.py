@@ -128,5 +128,6 @@ def replan_table(found: Replanned) -> Table:
     table.add_row("  the busiest chip", bytes_text(moved.busiest_chip_bytes))
     table.add_row("time to move", seconds_text(moved.seconds))
     pays = found.payback_seconds
-    table.add_row("paid back after", seconds_text(pays) if pays is not None else "never")
+    after = "never" if pays is None else seconds_text(pays) if pays else "at once"
+    table.add_row("paid back after", after)
     return table

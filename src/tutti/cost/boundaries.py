@@ -7,6 +7,8 @@ group stand for all.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,8 +18,11 @@ from tutti.cost.links import link_of
 from tutti.cost.programs import Efficiency
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import LinkKind
-from tutti.plan.plan import Stage
+from tutti.plan.plan import Replica, Stage
 from tutti.schedule.boundary import Boundary, Transfer
+
+# tp, cp, whether sequences are parallel, sequences, pools
+_Shape = tuple[int, int, bool, int, tuple[str, ...]]
 
 
 class BoundaryPrice(NamedTuple):
@@ -66,17 +71,52 @@ def boundary_price(
 
 def telling_transfers(wire: Boundary) -> Iterator[list[Transfer]]:
     """Yield what each rank that stands for others sends, then what each receives."""
-    for rank in _telling_ranks(wire.sender):
+    for rank in _telling_ranks(wire.sender, wire.receiver):
         yield wire.from_rank(rank)
-    for rank in _telling_ranks(wire.receiver):
+    for rank in _telling_ranks(wire.receiver, wire.sender):
         yield wire.to_rank(rank)
 
 
-def _telling_ranks(stage: Stage) -> Iterator[int]:
-    """The ranks of the first and the last copy of each replica group."""
-    first = 0
+def _telling_ranks(stage: Stage, other: Stage) -> Iterator[int]:
+    """The ranks of the first and the last copy of each kind of replica group.
+
+    Groups are of one kind if they are alike and what they meet on the other side is, too.
+    """
+    opposite = _Opposite(other)
+    starts: dict[tuple[_Shape, tuple[object, ...]], list[int]] = {}
+    first = sequence = 0
     for replica in stage.replicas:
-        starts = {first, first + replica.num_chips - replica.width}
-        for start in sorted(starts):
-            yield from range(start, start + replica.width)
+        for copy in sorted({0, replica.count - 1}):
+            begin = sequence + copy * replica.sequences
+            key = (_shape(replica), opposite.met_by(begin, begin + replica.sequences))
+            starts.setdefault(key, []).append(first + copy * replica.width)
         first += replica.num_chips
+        sequence += replica.count * replica.sequences
+    for (shape, _), found in starts.items():
+        for start in sorted({found[0], found[-1]}):
+            yield from range(start, start + shape[0] * shape[1])
+
+
+def _shape(replica: Replica) -> _Shape:
+    pools = replica.chips.pools
+    return (replica.tp, replica.cp, replica.sequence_parallel, replica.sequences, pools)
+
+
+class _Opposite:
+    """The other side of a boundary: which groups an interval of the batch meets, and how."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._shapes = [_shape(replica) for replica in stage.replicas]
+        sizes = [replica.count * replica.sequences for replica in stage.replicas]
+        self._starts = [0, *itertools.accumulate(sizes)]
+
+    def met_by(self, begin: int, end: int) -> tuple[object, ...]:
+        """Return shape and offset of every group that shares sequences with the interval."""
+        index = bisect.bisect_right(self._starts, begin) - 1
+        found: list[object] = []
+        while index < len(self._shapes) and self._starts[index] < end:
+            shape, low = self._shapes[index], max(begin, self._starts[index])
+            offset = (low - self._starts[index]) % shape[3]
+            found.append((shape, low - begin, offset, self._starts[index + 1] < end))
+            index += 1
+        return tuple(found)

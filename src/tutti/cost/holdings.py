@@ -12,7 +12,7 @@ from tutti.models.memory import Recompute, activation_bytes, local_parameters
 from tutti.models.operators import Workload
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import Plan, Replica, Stage, Synchronisation, covers
+from tutti.plan.plan import ExpertGroup, Plan, Replica, Stage, Synchronisation, covers
 from tutti.schedule.buckets import is_shared
 
 
@@ -29,7 +29,7 @@ def workload_of(
 ) -> Workload:
     """Return the micro-batch that one rank of a replica works on."""
     kernels = kernels or Kernels()
-    ep = _expert_ways(stage)
+    ep = max(1, _expert_ways(stage, replica))
     return Workload(
         sequences=replica.sequences,
         sequence_length=plan.job.sequence_length,
@@ -44,16 +44,35 @@ def workload_of(
     )
 
 
-def _expert_ways(stage: Stage) -> int:
-    """Over how many chips experts are spread, as the fullest chip of the stage sees it.
+def _expert_ways(stage: Stage, replica: Replica) -> int:
+    """Over how many chips experts are spread, as the fullest chip of a replica group sees it.
 
-    The chip with most experts sets the pace and the memory of its class.
+    The chip with most experts sets the pace and the memory of its class; of a replica that is no
+    part of the stage, any chip of the stage may be meant.
     """
-    ways = [
-        group.chips if not group.experts else max(1, sum(group.experts) // max(group.experts))
-        for group in stage.experts
-    ]
+    first, last, before = 0, stage.num_chips, 0
+    for other in stage.replicas:
+        if other is replica:
+            first, last = before, before + replica.num_chips
+            break
+        before += other.num_chips
+    start, ways = 0, []
+    for group in stage.experts:
+        stop = start + group.count * group.chips
+        low, high = max(first, start), min(last, stop)
+        if low < high:
+            ways.append(_fullest(group, low - start, high - start))
+        start = stop
     return min(ways, default=1)
+
+
+def _fullest(group: ExpertGroup, start: int, stop: int) -> int:
+    """Return the ways of the fullest of some consecutive chips; groups repeat."""
+    if not group.experts:
+        return group.chips
+    positions = range(start, min(stop, start + group.chips))
+    most = max(group.experts[position % group.chips] for position in positions)
+    return sum(group.experts) // max(1, most)
 
 
 Holders = tuple[tuple[int, int, Stage], ...]  # pipeline, stage, Stage
@@ -129,6 +148,27 @@ class Holdings:
                 found -= self._tied_here(unit)
             self._parameters[key] = found
         return self._parameters[key]
+
+    def updated(self, unit: int, kind: ParameterClass) -> int:
+        """Return how many of them this stage's optimizer updates, all shards together.
+
+        The owner of a tied table updates it and sends it to the stage that holds the other copy.
+        """
+        found, owner = self.parameters(unit, kind), self.plan.tied_owner
+        ends = (0, self.model.head_unit)
+        if owner is None or kind is not ParameterClass.DENSE or unit == owner or unit not in ends:
+            return found
+        if all(covers(self.stage.units, end) for end in ends):
+            return found
+        if unit:
+            return found - self._tied_here(unit)
+        copied = {p.tied_to for p in self.model.parameters(self.model.head_unit)}
+        tp = self.workload.tp
+        return found - sum(
+            p.local_size(tp=tp, ep=1, expert_tp=tp)
+            for p in self.model.parameters(0)
+            if f"0.{p.name}" in copied
+        )
 
     def _tied_here(self, unit: int) -> int:
         """Parameters of a unit that are the embedding's own, which this stage holds anyway."""

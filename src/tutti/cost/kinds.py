@@ -24,6 +24,7 @@ class Kinds:
     instructions: tuple[Instruction, ...]
     examples: tuple[Instruction, ...]
     codes: npt.NDArray[np.intp]
+    after_receive: npt.NDArray[np.intp]  # the passes that wait for a Receive, once per Receive
 
     @classmethod
     def of(cls, instructions: tuple[Instruction, ...]) -> Kinds:
@@ -37,23 +38,27 @@ class Kinds:
             if code == len(examples):
                 examples.append(entry)
             codes.append(code)
-        return cls(instructions, tuple(examples), np.array(codes, dtype=np.intp))
+        return cls(
+            instructions,
+            tuple(examples),
+            np.array(codes, dtype=np.intp),
+            _after_receive(instructions),
+        )
 
     def spread(self, figure: Callable[[Instruction], float]) -> FloatArray:
         """Return a figure of every instruction, asked for once per kind."""
         table = np.array([figure(example) for example in self.examples], dtype=np.float64)
         return table[self.codes] if len(table) else np.zeros(0)
 
-    def after_receive(self) -> npt.NDArray[np.intp]:
-        """Return the passes that wait for a Receive, once per Receive."""
-        entries = self.instructions
-        received = {index for index, entry in enumerate(entries) if entry.op is Op.RECEIVE}
-        passes = (Op.FORWARD, Op.BACKWARD_INPUT)
-        waiting = [
-            index
-            for index, entry in enumerate(entries)
-            if entry.after and entry.op in passes
-            for wanted in entry.after
-            if wanted in received
-        ]
-        return np.array(waiting, dtype=np.intp)
+
+def _after_receive(entries: tuple[Instruction, ...]) -> npt.NDArray[np.intp]:
+    received = {index for index, entry in enumerate(entries) if entry.op is Op.RECEIVE}
+    passes = (Op.FORWARD, Op.BACKWARD_INPUT)
+    waiting = [
+        index
+        for index, entry in enumerate(entries)
+        if entry.after and entry.op in passes
+        for wanted in entry.after
+        if wanted in received
+    ]
+    return np.array(waiting, dtype=np.intp)

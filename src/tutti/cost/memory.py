@@ -105,7 +105,7 @@ class MemoryModel:
         allocate = kinds.spread(lambda example: effects[example][0])
         free = kinds.spread(lambda example: effects[example][1])
         # A received tensor is given back when the pass that uses it ends.
-        np.add.at(free, kinds.after_receive(), self.boundary())
+        np.add.at(free, kinds.after_receive, self.boundary())
         return MemoryFlow(self.static(), allocate, free)
 
     def effect(self, entry: Instruction) -> tuple[float, float]:
@@ -225,10 +225,13 @@ class MemoryModel:
 
     def optimizer_parameters(self, unit: int) -> float:
         """Return how many parameters of a unit a rank updates."""
-        return self._shard(unit, 1)
+        return sum(
+            self.holdings.updated(unit, kind) * self.holdings.shard(unit, kind, 1)
+            for kind in ParameterClass
+        )
 
     def _optimizer_shard(self, unit: int) -> float:
-        return self._shard(unit, 1) * self._state_bytes()
+        return self.optimizer_parameters(unit) * self._state_bytes()
 
     def _unreduced(self, unit: int, kind: ParameterClass) -> float:
         if self.holdings.level(unit, kind) < 2:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from tutti.cost.class_prices import ClassPricer
 from tutti.cost.holdings import Holdings, Kernels, workload_of
 from tutti.cost.inputs import ClassCosts, StepCosts
-from tutti.cost.kinds import Kinds
 from tutti.cost.memory import Overheads, StaticBytes
 from tutti.cost.pool_prices import PoolPrices
 from tutti.cost.profiled import memory_model, profiled_pools
@@ -116,7 +115,7 @@ def _class_costs(
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
     holdings = Holdings(shared.plan, shared.model, place, kernels, shared.index)
     memory = memory_model(holdings, shared.prices[holdings.replica.chips.pools[0]].layers)
-    kinds = Kinds.of(rank_class.instructions)
+    kinds = shared.kinds(rank_class.instructions)
     flow = memory.flow(kinds)
     pricer = ClassPricer(rank_class, shared, holdings, memory)
     prices = {example: pricer.price(example) for example in kinds.examples}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from tutti.cost.units import (
     head_seconds,
     optimizer_seconds,
 )
-from tutti.hardware.chip import Dtype
+from tutti.hardware.chip import Chip, Dtype
 from tutti.hardware.cluster import Cluster, Pool
 from tutti.models.memory import Recompute
 from tutti.models.operators import Workload
@@ -38,6 +38,7 @@ _RECOMPUTED: dict[Recompute, tuple[float, float, float, float]] = {
 }
 
 
+LAUNCH_S = 5e-6  # of one kernel, in the priors of host times
 _NARROW = {Dtype.FP8: 1.0, Dtype.FP4: 2.0}  # what Strategy.fp8 calls them
 
 
@@ -49,6 +50,23 @@ class UnitTimes:
     recompute: float
     backward_input: float
     backward_weight: float
+
+
+def nominal_constants(chip: Chip) -> Constants:
+    """Return the priors for a chip that nobody measured, the host's part by its launch overhead.
+
+    The priors of host times count launches of `LAUNCH_S` each; a chip whose launches take longer
+    has a higher launch floor.
+    """
+    plain, slower = Constants(), chip.launch_overhead_s / LAUNCH_S
+    return replace(
+        plain,
+        host_layer_s=plain.host_layer_s * slower,
+        host_tp_s=plain.host_tp_s * slower,
+        host_head_s=plain.host_head_s * slower,
+        host_step_s=plain.host_step_s * slower,
+        moe_host_s=plain.moe_host_s * slower,
+    )
 
 
 class _Inside(NamedTuple):
@@ -76,7 +94,9 @@ class PoolPrices:
         self.layers = layers
         self._pool = pool
         self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
-        self.constants = calibration.constants() if calibration is not None else Constants()
+        self.constants = (
+            calibration.constants() if calibration is not None else nominal_constants(pool.chip)
+        )
         self.calibration = calibration
         self.basis = calibration.label if calibration is not None else "nominal, not measured"
         if layers is not None:

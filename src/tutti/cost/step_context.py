@@ -9,6 +9,7 @@ from tutti.cost.boundaries import BoundaryPrice, boundary_price
 from tutti.cost.closing import Meeting, Place, closing_meeting, shard_runs
 from tutti.cost.holdings import HolderIndex
 from tutti.cost.host import HostMemory
+from tutti.cost.kinds import Kinds
 from tutti.cost.links import GroupLinks, group_links
 from tutti.cost.pool_prices import PoolPrices
 from tutti.cost.programs import Choice, Efficiency, choose_program, price_named
@@ -19,7 +20,7 @@ from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Plan
-from tutti.schedule.instruction import What
+from tutti.schedule.instruction import Instruction, What
 from tutti.schedule.schedule import Schedule
 
 
@@ -41,6 +42,7 @@ class StepContext:
         self.index = HolderIndex(schedule.plan)
         self.host = HostMemory(schedule.plan, cluster, self.index)
         self.groups = Groups(schedule.plan, cluster, self.index, self.host)
+        self._kinds: dict[int, Kinds] = {}  # by the list, which the schedule keeps
         self._recorded = Recorded(schedule.plan)
         self._boundaries: dict[tuple[int, int, What], BoundaryPrice] = {}
         self._links: dict[tuple[Position, ...], GroupLinks] = {}
@@ -62,6 +64,12 @@ class StepContext:
                 host_bandwidth=min(self.host.lane_bandwidth(side.chips) for side in ends),
             )
         return self._boundaries[key]
+
+    def kinds(self, instructions: tuple[Instruction, ...]) -> Kinds:
+        """Return the kinds of a list; classes that share the list share them."""
+        if id(instructions) not in self._kinds:
+            self._kinds[id(instructions)] = Kinds.of(instructions)
+        return self._kinds[id(instructions)]
 
     def efficiency(self, pools: tuple[str, ...]) -> Efficiency:
         """Return that of the pool which makes least of the fabric: all go at its pace."""

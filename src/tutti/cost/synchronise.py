@@ -26,7 +26,7 @@ class Groups:
         host: HostMemory | None = None,
     ) -> None:
         self._host = host
-        self._plan = plan
+        self._num_ranks = plan.num_ranks
         self._index = index
         self._cluster = cluster
         self._known: dict[object, GroupLinks | None] = {}
@@ -51,7 +51,7 @@ class Groups:
 
     def everyone(self) -> int:
         """The number of ranks."""
-        return self._plan.num_ranks
+        return self._num_ranks
 
 
 def _sharing(stage: Stage, kind: ParameterClass) -> Iterator[Position]:

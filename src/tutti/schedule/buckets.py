@@ -7,24 +7,44 @@ that all its holders hold all of it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import Plan, Stage, Synchronisation, covers
 
+Span = tuple[int, int]  # half-open units
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Units whose gradients are reduced, and whose parameters are gathered, in one piece."""
+    """Units that are updated in one piece.
+
+    Their gradients are reduced, and their parameters gathered, in one piece too, per parameter
+    class; where the rules of the classes say different sizes, with their neighbours' (the spans).
+    """
 
     start: int
     stop: int
     dense: Synchronisation
+    dense_span: Span
     expert: Synchronisation | None  # None: experts, if any, are synchronised with the rest
+    expert_span: Span
     reduce_dense: bool  # False where a single chip holds each parameter
     reduce_expert: bool
     several_pipelines: bool  # levels 2 and 3 shard inside a pipeline and join at the end
+
+    def span(self, kind: ParameterClass) -> Span:
+        """Return the units that travel together with these."""
+        return self.dense_span if kind is ParameterClass.DENSE else self.expert_span
+
+    def is_first(self, kind: ParameterClass) -> bool:
+        """Tell whether forward enters, and backward leaves, what travels together here."""
+        return self.start == self.span(kind)[0]
+
+    def is_last(self, kind: ParameterClass) -> bool:
+        """Tell whether backward enters what travels together here."""
+        return self.stop == self.span(kind)[1]
 
     def rules(self) -> list[tuple[ParameterClass, Synchronisation]]:
         """Return the rules that cost something, by parameter class."""
@@ -38,16 +58,33 @@ def make_buckets(plan: Plan) -> list[Bucket]:
     """Cut all units into buckets, by rising unit."""
     cuts = {cut for _, _, stage in plan.stages() for span in stage.units for cut in span}
     cuts |= {cut for rule in plan.synchronisation for cut in rule.units}
-    cuts |= _offload_cuts(plan)
+    hosts = _offload_cuts(plan)
+    cuts |= hosts
     first, last = 0, max(stop for _, _, stage in plan.stages() for _, stop in stage.units)
     bounds = sorted({first, last} | {cut for cut in cuts if first < cut < last})
-    buckets: list[Bucket] = []
-    for low, high in itertools.pairwise(bounds):
-        size = plan.synchronisation_of(low).bucket
-        buckets += [
-            _make_bucket(plan, start, min(start + size, high)) for start in range(low, high, size)
-        ]
-    return buckets
+    return [
+        bucket
+        for low, high in itertools.pairwise(bounds)
+        for bucket in _between(plan, low, high, joins=not hosts)
+    ]
+
+
+def _between(plan: Plan, low: int, high: int, *, joins: bool) -> Iterator[Bucket]:
+    """Cut the units between two cuts by the sizes of both classes' rules.
+
+    State on the host comes and goes by bucket; then (not `joins`) every piece travels alone.
+    """
+    sizes = [plan.synchronisation_of(low).bucket]
+    if any(stage.experts for _, _, stage in plan.holders(low)):
+        sizes.append(plan.synchronisation_of(low, ParameterClass.EXPERT).bucket)
+    cuts = sorted({cut for size in sizes for cut in range(low, high, size)} | {high})
+    for start, stop in itertools.pairwise(cuts):
+        spans = [(start, stop)] * 2
+        if joins:
+            firsts = [start - (start - low) % size for size in sizes]
+            both = zip(firsts, sizes, strict=True)
+            spans = [(first, min(first + size, high)) for first, size in both]
+        yield _make_bucket(plan, start, stop, spans[0], spans[-1])
 
 
 def _offload_cuts(plan: Plan) -> set[int]:
@@ -75,14 +112,16 @@ def is_shared(holders: Sequence[Stage], kind: ParameterClass) -> bool:
     return copies > 1 or any(replica.sequence_parallel for replica in replicas)
 
 
-def _make_bucket(plan: Plan, start: int, stop: int) -> Bucket:
+def _make_bucket(plan: Plan, start: int, stop: int, dense: Span, expert: Span) -> Bucket:
     holders = [stage for _, _, stage in plan.holders(start)]
     has_groups = any(stage.experts for stage in holders)
     return Bucket(
         start=start,
         stop=stop,
         dense=plan.synchronisation_of(start),
+        dense_span=dense,
         expert=plan.synchronisation_of(start, ParameterClass.EXPERT) if has_groups else None,
+        expert_span=expert,
         reduce_dense=is_shared(holders, ParameterClass.DENSE),
         reduce_expert=is_shared(holders, ParameterClass.EXPERT),
         several_pipelines=len(plan.pipelines) > 1,

@@ -23,8 +23,8 @@ from tutti.schedule.boundary import (
     holders,
     received_sequence,
 )
-from tutti.schedule.buckets import make_buckets
-from tutti.schedule.duties import check_duties
+from tutti.schedule.columns import Columns
+from tutti.schedule.duties import DutyRules, check_duties
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.partners import Partners
 from tutti.schedule.schedule import RankClass, Schedule, replica_of, stage_of
@@ -35,8 +35,9 @@ MOST = 20  # problems that one check reports
 def check_schedule(schedule: Schedule) -> list[str]:
     """Return what is wrong with a schedule, in one line each; empty if nothing is."""
     problems: list[str] = []
+    lists = _Lists(schedule)
     for step in (_dependencies, _passes, _neighbours, _duties, _rectangles, _progress):
-        for problem in step(schedule):
+        for problem in step(lists):
             problems.append(problem)
             if len(problems) >= MOST:
                 return problems
@@ -51,8 +52,26 @@ def require_valid(schedule: Schedule) -> None:
         raise InputError(f"schedule: {problem}")
 
 
-def _dependencies(schedule: Schedule) -> Iterator[str]:
-    for rank_class in _distinct(schedule):
+class _Lists:
+    """The lists of a schedule that differ, with their columns."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.distinct = _distinct(schedule)
+        self._columns: dict[int, Columns] = {}
+
+    def columns(self, rank_class: RankClass) -> Columns:
+        """Return the columns of a class's list, made once."""
+        key = id(rank_class.instructions)
+        if key not in self._columns:
+            self._columns[key] = Columns.of(rank_class.instructions)
+        return self._columns[key]
+
+
+def _dependencies(lists: _Lists) -> Iterator[str]:
+    for rank_class in lists.distinct:
+        if lists.columns(rank_class).waits_for_earlier():
+            continue
         for index, entry in enumerate(rank_class.instructions):
             if any(not 0 <= wanted < index for wanted in entry.after):
                 yield (
@@ -71,24 +90,28 @@ def _distinct(schedule: Schedule) -> list[RankClass]:
     return list(seen.values())
 
 
-def _duties(schedule: Schedule) -> Iterator[str]:
+def _duties(lists: _Lists) -> Iterator[str]:
     """Check that each class does what the plan asks for besides passes and messages."""
-    plan = schedule.plan
-    buckets = make_buckets(plan)
-    for c in _distinct(schedule):
+    plan = lists.schedule.plan
+    given = DutyRules.of(plan)
+    for c in lists.distinct:
         many = plan.pipelines[c.pipeline].micro_batches
         stage, replica = stage_of(plan, c), replica_of(plan, c)
-        for problem in check_duties(plan, stage, replica, many, buckets, c.instructions):
+        columns = lists.columns(c)
+        for problem in check_duties(given, stage, replica, many, c.instructions, columns):
             yield f"{c.name}: {problem}"
 
 
 # --- every unit once per micro-batch, in order -----------------------------------------------
 
 
-def _passes(schedule: Schedule) -> Iterator[str]:
-    for rank_class in _distinct(schedule):
-        stage = stage_of(schedule.plan, rank_class)
-        count = schedule.plan.pipelines[rank_class.pipeline].micro_batches
+def _passes(lists: _Lists) -> Iterator[str]:
+    plan = lists.schedule.plan
+    for rank_class in lists.distinct:
+        stage = stage_of(plan, rank_class)
+        count = plan.pipelines[rank_class.pipeline].micro_batches
+        if lists.columns(rank_class).passes_fit(stage.units, count):
+            continue
         yield from _class_passes(rank_class, stage, count)
 
 
@@ -139,11 +162,15 @@ def _unit_order(rank_class: RankClass, stage: Stage) -> Iterator[str]:
 # --- sends and receives ----------------------------------------------------------------------
 
 
-def _neighbours(schedule: Schedule) -> Iterator[str]:
+def _neighbours(lists: _Lists) -> Iterator[str]:
     """Check that each class has exactly the sends and receives that its place asks for."""
-    for rank_class in _distinct(schedule):
-        pipeline = schedule.plan.pipelines[rank_class.pipeline]
-        expected = _expected_moves(chunks(pipeline), rank_class.stage, pipeline.micro_batches)
+    pipelines = lists.schedule.plan.pipelines
+    paths = [chunks(pipeline) for pipeline in pipelines]
+    for rank_class in lists.distinct:
+        path, many = paths[rank_class.pipeline], pipelines[rank_class.pipeline].micro_batches
+        if lists.columns(rank_class).moves_fit(path, rank_class.stage, many):
+            continue
+        expected = _expected_moves(path, rank_class.stage, many)
         found: Counter[tuple[Op, What, int, int]] = Counter(
             (entry.op, entry.what, entry.start, entry.micro_batch)
             for entry in rank_class.instructions
@@ -208,8 +235,10 @@ def _produces(source: Instruction, send: Instruction) -> bool:
     return source.op is Op.BACKWARD_INPUT and source.start == send.start
 
 
-def _rectangles(schedule: Schedule) -> Iterator[str]:
+def _rectangles(lists: _Lists) -> Iterator[str]:
     """Check that each rank receives its part of a boundary tensor exactly once."""
+    schedule = lists.schedule
+    known: dict[object, list[str]] = {}  # boundaries between stages of the same shapes are alike
     for p, pipeline in enumerate(schedule.plan.pipelines):
         checked: set[tuple[int, int]] = set()
         path = chunks(pipeline)
@@ -220,7 +249,15 @@ def _rectangles(schedule: Schedule) -> Iterator[str]:
             checked.add(pair)
             for what in (What.ACTIVATIONS, What.GRADIENTS):
                 wire = schedule.boundary(p, upper.start, what)
-                yield from (f"pipeline {p}: {line}" for line in check_boundary(wire))
+                key = (_shapes(wire.sender), _shapes(wire.receiver), wire.sequence_length)
+                if key not in known:
+                    known[key] = list(itertools.islice(check_boundary(wire), MOST))
+                yield from (f"pipeline {p}: {line}" for line in known[key])
+
+
+def _shapes(stage: Stage) -> tuple[tuple[int, int, int, bool, int], ...]:
+    """What of a stage decides who owns which part of a boundary tensor."""
+    return tuple((r.count, r.tp, r.cp, r.sequence_parallel, r.sequences) for r in stage.replicas)
 
 
 def check_boundary(wire: Boundary) -> Iterator[str]:
@@ -266,16 +303,17 @@ def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
 # --- no list waits for ever ------------------------------------------------------------------
 
 
-def _progress(schedule: Schedule) -> Iterator[str]:
+def _progress(lists: _Lists) -> Iterator[str]:
     """Run all lists, each strictly in order, every communication a meeting of all partners."""
+    schedule = lists.schedule
     partners = Partners(schedule)
-    lists = [c.instructions for c in schedule.classes]
-    position = [0] * len(lists)
+    entries_of = [c.instructions for c in schedule.classes]
+    position = [0] * len(entries_of)
     arrived: dict[object, set[int]] = defaultdict(set)
-    runnable = list(range(len(lists)))
+    runnable = list(range(len(entries_of)))
     while runnable:
         index = runnable.pop()
-        entries = lists[index]
+        entries = entries_of[index]
         while position[index] < len(entries):
             entry = entries[position[index]]
             meeting = partners.meeting(index, entry)
@@ -291,7 +329,7 @@ def _progress(schedule: Schedule) -> Iterator[str]:
                 position[member] += 1
                 if member != index:
                     runnable.append(member)
-    stuck = [i for i, entries in enumerate(lists) if position[i] < len(entries)]
+    stuck = [i for i, entries in enumerate(entries_of) if position[i] < len(entries)]
     for index in stuck[:3]:
-        entry = lists[index][position[index]]
+        entry = entries_of[index][position[index]]
         yield f"deadlock: {schedule.classes[index].name} waits for ever at {entry}"

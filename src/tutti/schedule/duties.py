@@ -8,29 +8,55 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import Offload, Plan, Replica, Stage, UnitRanges, covers
-from tutti.schedule.buckets import Bucket, tied_apart
+from tutti.schedule.buckets import Bucket, make_buckets, tied_apart
+from tutti.schedule.columns import Columns
 from tutti.schedule.instruction import Instruction, Op, Scope, What
 
 Duty = tuple[Op, What, Scope, int]  # of one unit
 
 _CLASS = {ParameterClass.DENSE: What.DENSE, ParameterClass.EXPERT: What.EXPERT}
 _BRINGS = (Op.GATHER_PARAMETERS, Op.FETCH, Op.RECEIVE)
+_COUNTED = (
+    Op.RECOMPUTE,
+    Op.STEP,
+    Op.GATHER_PARAMETERS,
+    Op.REDUCE_GRADIENTS,
+    Op.FETCH,
+    Op.OFFLOAD,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DutyRules:
+    """What all classes of a plan are held against."""
+
+    buckets: list[Bucket]
+    tied_ends: tuple[int, ...]  # the units of tied weights that lie apart
+
+    @classmethod
+    def of(cls, plan: Plan) -> DutyRules:
+        """Look the rules of a plan up once."""
+        last = max(stop for _, _, stage in plan.stages() for _, stop in stage.units) - 1
+        return cls(make_buckets(plan), (0, last) if tied_apart(plan) else ())
 
 
 def check_duties(
-    plan: Plan,
+    rules: DutyRules,
     stage: Stage,
     replica: Replica,
     micro_batches: int,
-    buckets: list[Bucket],
     entries: tuple[Instruction, ...],
+    columns: Columns,
 ) -> Iterator[str]:
     """Yield what a list leaves out, does too often, or does not wait for."""
-    yield from _counts(stage, replica, micro_batches, buckets, entries)
-    yield from _closing(plan, stage, entries)
+    yield from _counts(stage, replica, micro_batches, rules.buckets, entries, columns)
+    yield from _closing(rules, stage, entries, columns)
+    if columns.is_waited_for():
+        return
     waited = {index for entry in entries for index in entry.after}
     for index, entry in enumerate(entries):
         if entry.op in _BRINGS and index not in waited:
@@ -43,14 +69,19 @@ def _counts(
     micro_batches: int,
     buckets: list[Bucket],
     entries: tuple[Instruction, ...],
+    columns: Columns,
 ) -> Iterator[str]:
     found: Counter[Duty] = Counter()
-    for entry in entries:
-        if entry.op in (Op.RECOMPUTE, Op.STEP, Op.GATHER_PARAMETERS, Op.REDUCE_GRADIENTS) or (
-            entry.op in (Op.FETCH, Op.OFFLOAD) and entry.what is not What.BATCH
-        ):
-            for unit in range(entry.start, entry.stop):
-                found[entry.op, entry.what, entry.scope, unit] += 1
+    times: Counter[tuple[Op, What, Scope, int, int]] = Counter(
+        (op, what, scope, start, stop)
+        for op, _, start, stop, what, scope, _ in map(
+            entries.__getitem__, columns.where(*_COUNTED).tolist()
+        )
+        if what is not What.BATCH
+    )
+    for (op, what, scope, start, stop), count in times.items():
+        for unit in range(start, stop):
+            found[op, what, scope, unit] += count
     expected = _expected(stage, replica, micro_batches, buckets)
     for duty in sorted(expected.keys() | found.keys()):
         if expected[duty] != found[duty]:
@@ -106,21 +137,23 @@ def _state(bucket: Bucket, offload: Offload, unit: int, many: int) -> Iterator[T
     yield from on_host(offload.gradients, What.GRADIENTS, 1 + again, many)
 
 
-def _closing(plan: Plan, stage: Stage, entries: tuple[Instruction, ...]) -> Iterator[str]:
+def _closing(
+    rules: DutyRules, stage: Stage, entries: tuple[Instruction, ...], columns: Columns
+) -> Iterator[str]:
     """Check the order that ends a step: reductions, tied weights, norm, optimizer."""
-    norms = [index for index, entry in enumerate(entries) if entry.op is Op.CLIP_NORM]
+    norms = columns.where(Op.CLIP_NORM).tolist()
     if len(norms) != 1:
         yield f"ClipNorm stands {len(norms)} times, not once"
         return
     before = set(entries[norms[0]].after)
-    last = max(stop for _, _, s in plan.stages() for _, stop in s.units) - 1
-    tied = tied_apart(plan) and any(covers(stage.units, unit) for unit in (0, last))
+    tied = any(covers(stage.units, unit) for unit in rules.tied_ends)
     tied_gradients = [
-        i for i, e in enumerate(entries) if e.op is Op.SYNC_TIED and e.what is What.GRADIENTS
+        i for i in columns.where(Op.SYNC_TIED).tolist() if entries[i].what is What.GRADIENTS
     ]
     if len(tied_gradients) != int(tied):
         yield f"SyncTied stands {len(tied_gradients)} times, not {int(tied)}"
-    for index, entry in enumerate(entries):
+    for index in columns.where(Op.REDUCE_GRADIENTS, Op.STEP).tolist():
+        entry = entries[index]
         if entry.op is Op.REDUCE_GRADIENTS and index not in before:
             yield f"ClipNorm does not wait for {entry}"
             return

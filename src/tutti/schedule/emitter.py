@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tutti.schedule.instruction import NO_MICRO_BATCH, Instruction, Op, Scope, What
 
+make_tuple = tuple.__new__  # what `_make` of a named tuple calls; hundreds of thousands are made
+
 
 class Emitter:
     """One growing instruction list.
@@ -38,7 +40,7 @@ class Emitter:
         """Append a pass; return its index."""
         index = len(self.out)
         fields = (op, micro_batch, start, stop, What.NOTHING, Scope.ALL, after)
-        self.out.append(Instruction._make(fields))
+        self.out.append(make_tuple(Instruction, fields))
         self._before_previous, self._previous = self._previous, index
         return index
 

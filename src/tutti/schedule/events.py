@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tutti.errors import InputError
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import ChunkPlace, Pipeline, chunks
+from tutti.schedule.emitter import make_tuple
 from tutti.schedule.instruction import Op, What
 from tutti.schedule.order import Action, Pass, orders
 
@@ -62,7 +63,7 @@ class _Play:
 
     def run(self) -> list[list[Event]]:
         """Start what can start, let the clock jump to the next end, hand the result on."""
-        todo, ready, events, move = self.todo, self.ready, self.events, Move._make
+        todo, ready, events = self.todo, self.ready, self.events
         position = [0] * len(todo)
         busy = [False] * len(todo)
         clock: list[tuple[float, int, Action]] = []
@@ -93,8 +94,8 @@ class _Play:
             next_kind, next_chunk, target, what, unit = route
             ready[next_kind][next_chunk][micro_batch] = 1
             if target != stage:
-                events[stage].append(move((Op.SEND, what, unit, micro_batch)))
-                events[target].append(move((Op.RECEIVE, what, unit, micro_batch)))
+                events[stage].append(make_tuple(Move, (Op.SEND, what, unit, micro_batch)))
+                events[target].append(make_tuple(Move, (Op.RECEIVE, what, unit, micro_batch)))
                 waiting.append(target)
         if played < sum(map(len, todo)):
             raise self._stuck(position)

@@ -2,8 +2,8 @@
 
 An instruction names an operation, the units it touches, the micro-batch, what is moved, and the
 earlier instructions of the same list that it waits for. Lanes (compute, copy, and on the network
-one first-in-first-out channel per boundary and direction plus one for collectives) each run
-their instructions in list order; different lanes overlap.
+one first-in-first-out channel per boundary and direction plus one each for collectives inside a
+pipeline and across pipelines) each run their instructions in list order; different lanes overlap.
 """
 
 from __future__ import annotations

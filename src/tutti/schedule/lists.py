@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from tutti.plan.plan import Replica, Stage
 from tutti.schedule.buckets import Bucket
-from tutti.schedule.emitter import Emitter, waits
+from tutti.schedule.emitter import Emitter, make_tuple, waits
 from tutti.schedule.events import Event, Move
 from tutti.schedule.instruction import Instruction, Op, Scope, What
 from tutti.schedule.order import Action, Pass
-from tutti.schedule.segments import Groups, Segment, make_segments
+from tutti.schedule.segments import Groups, Segment, apart_units, make_segments
 from tutti.schedule.sync import Synchroniser
 
 
@@ -49,7 +49,7 @@ class _Writer:
             tied=given.tied,
         )
         self.segments = {
-            chunk: make_segments(*bounds, given.replica, given.buckets)
+            chunk: make_segments(*bounds, given.replica, given.buckets, apart_units(given.stage))
             for chunk, bounds in given.chunk_bounds.items()
         }
         # Per chunk, the micro-batch whose weight pass comes last: gradients are whole then.
@@ -68,29 +68,27 @@ class _Writer:
 
     def write(self) -> tuple[Instruction, ...]:
         self.sync.gather_once()
-        followed = self._followed_by_weights()
-        for event in self.given.events:
+        for index, event in enumerate(self.given.events):
             if isinstance(event, Move):
                 self._move(event)
-            elif event.kind == Pass.FORWARD:
+            elif event[0] == Pass.FORWARD:
                 self._forward(event)
-            elif event.kind == Pass.BACKWARD_INPUT:
-                self._backward_input(event, weights_follow=event in followed)
+            elif event[0] == Pass.BACKWARD_INPUT:
+                self._backward_input(event, weights_follow=self._weights_follow(index))
             else:
                 self._backward_weight(event)
         self.sync.finish()
         return tuple(self.to.out)
 
-    def _followed_by_weights(self) -> set[Action]:
-        """Return the input passes whose stage computes their weight pass next."""
-        actions = [event for event in self.given.events if isinstance(event, Action)]
-        return {
-            action
-            for action, following in itertools.pairwise(actions)
-            if following.kind == Pass.BACKWARD_WEIGHT
-            and action.kind == Pass.BACKWARD_INPUT
-            and following[1:] == action[1:]
-        }
+    def _weights_follow(self, index: int) -> bool:
+        """Tell whether the weight pass of an input pass is what its stage computes next."""
+        events = self.given.events
+        following = index + 1
+        while following < len(events) and type(events[following]) is Move:
+            following += 1
+        if following == len(events):
+            return False
+        return events[following] == (Pass.BACKWARD_WEIGHT, *events[index][1:])
 
     def _move(self, move: Move) -> None:
         op, what, unit, micro_batch = move
@@ -100,7 +98,7 @@ class _Writer:
             after: tuple[int, ...] = ()
         else:
             after = (self.sources[what],)
-        out.append(Instruction._make((op, micro_batch, unit, unit, what, Scope.ALL, after)))
+        out.append(make_tuple(Instruction, (op, micro_batch, unit, unit, what, Scope.ALL, after)))
 
     def _take(self, what: What, unit: int, micro_batch: int) -> tuple[int, ...]:
         index = self.received.pop((what, unit, micro_batch), None)
@@ -151,10 +149,15 @@ class _Writer:
         bounds = self.given.chunk_bounds[chunk]
         waiting, sends = self._take(What.GRADIENTS, bounds[1], micro_batch), bounds[0] > 0
         groups = self._backward_groups(chunk, micro_batch)
+        downwards = [segment for group in reversed(groups) for segment in reversed(group)]
+        needed = self._bring(downwards[0], micro_batch)
+        following = itertools.chain(downwards[1:], (None,))
         for group in reversed(groups):
             for segment in reversed(group):
-                self._input_gradient(segment, micro_batch, waiting)
-                waiting = ()
+                self._input_gradient(segment, micro_batch, waiting, needed)
+                waiting, below = (), next(following)
+                # What the next one needs is asked for before reductions queue up ahead of it.
+                needed = self._bring(below, micro_batch) if below is not None else ()
             if not weights_follow:
                 continue
             if group is groups[0]:
@@ -163,8 +166,8 @@ class _Writer:
             for segment in reversed(group):
                 self._weights(segment, chunk, micro_batch, before_send=sends)
 
-    def _input_gradient(self, segment: Segment, micro_batch: int, waiting: tuple[int, ...]) -> None:
-        span = (segment.start, segment.stop)
+    def _bring(self, segment: Segment, micro_batch: int) -> tuple[int, ...]:
+        """Bring parameters and activations that a backward pass needs and the chip lacks."""
         needed: tuple[int, ...] = ()
         if segment.brings_parameters:
             needed = tuple(
@@ -172,6 +175,12 @@ class _Writer:
             )
         if segment.offloads_activations:
             needed += self._bring_activations(segment, micro_batch)
+        return needed
+
+    def _input_gradient(
+        self, segment: Segment, micro_batch: int, waiting: tuple[int, ...], needed: tuple[int, ...]
+    ) -> None:
+        span = (segment.start, segment.stop)
         if segment.recompute:  # does not need the gradient: may run while waiting
             self.to.compute(Op.RECOMPUTE, micro_batch, *span, needed)
             needed = ()

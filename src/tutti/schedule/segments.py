@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tutti.plan.plan import Replica, covers
+from tutti.plan.plan import Replica, Stage, UnitRanges, covers
 from tutti.schedule.buckets import Bucket
 
 
@@ -106,17 +106,58 @@ class ChunkSegments:
     final_backward: Groups
 
 
-def make_segments(start: int, stop: int, replica: Replica, buckets: list[Bucket]) -> ChunkSegments:
-    """Cut one chunk for one class of ranks."""
+def make_segments(
+    start: int, stop: int, replica: Replica, buckets: list[Bucket], apart: UnitRanges = ()
+) -> ChunkSegments:
+    """Cut one chunk for one class of ranks.
+
+    `apart` are units whose backward some replica of the stage finishes before it goes on; all
+    replicas do alike there, for they reduce and gather in one common order.
+    """
     atoms = _atoms(start, stop, replica, buckets)
     backward = _join(atoms, lambda atom: atom.split_backward(final=False))
     final = _join(atoms, lambda atom: atom.split_backward(final=True))
     return ChunkSegments(
         first_forward=_join(atoms, lambda atom: atom.split_forward(first=True)),
         forward=_join(atoms, lambda atom: atom.split_forward(first=False)),
-        backward=tuple((segment,) for segment in backward),
+        backward=_together(backward, apart),
         final_backward=_grouped(final, backward if start else final),
     )
+
+
+def apart_units(stage: Stage) -> UnitRanges:
+    """Return the units whose activations come back to some replica for their backward only."""
+    return tuple(
+        span
+        for replica in stage.replicas
+        for ranges in (
+            replica.recompute.full,
+            replica.recompute.selective,
+            replica.offload.activations,
+        )
+        for span in ranges
+    )
+
+
+def _together(segments: tuple[Segment, ...], apart: UnitRanges) -> Groups:
+    """Put neighbours into one group unless one of their buckets has units that stay apart.
+
+    The stage before waits for the gradient: it is handed on before weight passes and reductions.
+    """
+    groups: list[list[Segment]] = []
+    previous_alone = True
+    for segment in segments:
+        alone = any(
+            a < atom.bucket.stop and atom.bucket.start < b
+            for atom in segment.atoms
+            for a, b in apart
+        )
+        if alone or previous_alone:
+            groups.append([segment])
+        else:
+            groups[-1].append(segment)
+        previous_alone = alone
+    return tuple(map(tuple, groups))
 
 
 def _grouped(fine: tuple[Segment, ...], coarse: tuple[Segment, ...]) -> Groups:

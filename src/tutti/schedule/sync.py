@@ -53,11 +53,14 @@ class Synchroniser:
 
     def gather_once(self) -> None:
         """Levels 1 and 2: fetch the others' updated parameters, once per step."""
+        latest: dict[ParameterClass, int] = {}
         for bucket in self._own:
             for kind, rule in bucket.rules():
-                if rule.shard_level in (1, 2):
-                    index = self._gather(bucket, kind, rule, NO_MICRO_BATCH, ())
-                    self._gathered.setdefault(bucket.start, []).append(index)
+                if rule.shard_level not in (1, 2):
+                    continue
+                if bucket.is_first(kind):
+                    latest[kind] = self._gather(bucket, kind, rule, NO_MICRO_BATCH, ())
+                self._gathered.setdefault(bucket.start, []).append(latest[kind])
 
     def _gather(
         self,
@@ -67,11 +70,12 @@ class Synchroniser:
         micro_batch: int,
         after: tuple[int, ...],
     ) -> int:
+        start, stop = bucket.span(kind)
         return self._to.emit(
             Op.GATHER_PARAMETERS,
             micro_batch=micro_batch,
-            start=bucket.start,
-            stop=bucket.stop,
+            start=start,
+            stop=stop,
             what=_CLASS[kind],
             scope=Scope.ALL if rule.shard_level == 1 else Scope.PIPELINE,
             after=after,
@@ -95,6 +99,7 @@ class Synchroniser:
                 self._gather(bucket, kind, rule, micro_batch, waits(self._to.ahead, fetched))
                 for kind, rule in bucket.rules()
                 if rule.shard_level == 3
+                and (bucket.is_first(kind) if entering_from_below else bucket.is_last(kind))
             ]
         return needed
 
@@ -140,7 +145,7 @@ class Synchroniser:
     ) -> None:
         last = [source]
         for kind, rule in bucket.rules():
-            if rule.shard_level >= 2:
+            if rule.shard_level >= 2 and bucket.is_first(kind):
                 last = [self._reduce(bucket, kind, micro_batch, Scope.PIPELINE, (source,))]
                 self._reduced += last
         if final:
@@ -159,7 +164,7 @@ class Synchroniser:
         closing = [
             (kind, rule)
             for kind, rule in bucket.rules()
-            if rule.shard_level < 2 or bucket.several_pipelines
+            if bucket.is_first(kind) and (rule.shard_level < 2 or bucket.several_pipelines)
         ]
         if offload and closing and self._several:  # the sum so far lies on the host
             last = [*last, self._to.fetch(What.GRADIENTS, micro_batch, *span, self._host(bucket))]
@@ -191,11 +196,12 @@ class Synchroniser:
         scope: Scope,
         after: tuple[int, ...],
     ) -> int:
+        start, stop = bucket.span(kind)
         return self._to.emit(
             Op.REDUCE_GRADIENTS,
             micro_batch=micro_batch,
-            start=bucket.start,
-            stop=bucket.stop,
+            start=start,
+            stop=stop,
             what=_CLASS[kind],
             scope=scope,
             after=after,

@@ -27,6 +27,7 @@ delay, which grows with the nodes that take part.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -36,15 +37,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tutti.models.memory import Recompute
 from tutti.plan.job import ScheduleKind
-from tutti.search.coarse import usable_bytes
-from tutti.search.tables import FULL, KINDS, NONE, Config, ConfigTable, Tables
+from tutti.search.coarse import host_bytes, usable_bytes
+from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
 GRID = 160  # cells of F
 FARTHEST = 0.5  # of the step: beyond it a stage could hardly work
 MOST_SEQUENCES = 64
+_MOST_DELAY = math.sqrt(2.0 * math.log(1e6))  # spreads, of the slowest of a million nodes
+_STEPS = 4  # between no and all recomputation
 _TRIES = (1.03, 0.97, 1.01, 0.99)  # factors on one pool's price
 
 
@@ -88,6 +92,15 @@ def lower_bound(tables: Tables) -> float:
         if found > reached:
             reached, prices = found, changed
     return _with_slowdown(tables, kinds, reached + _step_seconds(tables), least)
+
+
+def cheapest_work(tables: Tables, prices: list[float]) -> float:
+    """Return the least that the batch costs if chip-seconds of each pool have these prices."""
+    kinds = _kinds(tables)
+    if not kinds:
+        return 0.0
+    per_unit = np.min([prices[k.pool] * k.work for k in kinds], axis=0)
+    return float(tables.problem.job.global_batch * per_unit.sum())
 
 
 def _first_chunk(tables: Tables) -> bool:
@@ -142,15 +155,10 @@ def _ways(tables: Tables, table: ConfigTable, index: int) -> Iterator[_Kind]:
         room = usable_bytes(pool.chip.memory_bytes, tables.sources.overheads)
     per_sequence = config.width / config.sequences
     shard, offload = problem.space.shard, problem.space.offload
-    may_move = "activations" in offload
-    for recompute in (NONE, FULL) if math.isfinite(room) else (NONE,):
-        if KINDS[recompute] not in problem.space.recompute:
-            continue
-        blocks = np.full(table.forward.shape[1], recompute)
-        blocks[0] = blocks[-1] = NONE
-        units = np.arange(len(blocks))
-        seconds = table.seconds[blocks, units]
-        kept = table.kept[blocks, units] * (0.0 if may_move else 1.0)
+    host = host_bytes(pool) if "activations" in offload else 0.0
+    traffic = _gather_seconds(tables, table)
+    sharded = 3 in shard and pool.num_chips >= 2 * config.width
+    for seconds, kept in _recomputed(table, problem.space.recompute, math.isfinite(room)):
         static = table.parameter_bytes.copy()
         if max(shard) < 2 and "gradients" not in offload:
             static = static + table.gradient_bytes
@@ -158,24 +166,44 @@ def _ways(tables: Tables, table: ConfigTable, index: int) -> Iterator[_Kind]:
             static = static + table.optimizer_bytes
         if "parameters" in offload:
             static = np.zeros_like(static)
-        yield _Kind(
+        plain = _Kind(
             pool=index,
             work=seconds * per_sequence,
-            forward=table.forward[blocks, units],
+            forward=table.forward.min(axis=0),
             static=static + kept,
             passing=table.passing,
-            room=room,
+            room=room + host,
         )
-        if 3 in shard and pool.num_chips >= 2 * config.width:
-            traffic = _gather_seconds(tables, table)
-            yield _Kind(
-                pool=index,
-                work=np.maximum(seconds, traffic) * per_sequence,
-                forward=table.forward[blocks, units],
-                static=kept,
-                passing=table.passing,
-                room=room,
-            )
+        yield plain
+        if sharded:
+            busy = np.maximum(seconds, traffic) * per_sequence
+            yield dataclasses.replace(plain, work=busy, static=kept)
+
+
+def _recomputed(
+    table: ConfigTable, allowed: tuple[Recompute, ...], limited: bool
+) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Yield seconds and kept bytes per unit, for ever more recomputation.
+
+    A stage may recompute some blocks selectively and some fully. The cheapest byte that any
+    allowed kind frees sets the price, the one that frees most the amount; between two steps the
+    seconds of the lower and the bytes of the higher one are taken, so that no mix is missed.
+    """
+    kinds = [KINDS.index(kind) for kind in allowed]
+    seconds, kept = table.seconds[kinds], table.kept[kinds]
+    for row in (seconds, kept):  # embedding and head are never recomputed
+        row[:, [0, -1]] = (table.seconds if row is seconds else table.kept)[NONE][[0, -1]]
+    least, most = seconds.min(axis=0), kept.max(axis=0)
+    freed = most - kept
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(freed > 0, (seconds - least) / freed, np.inf).min(axis=0)
+    price = np.where(np.isfinite(ratio), ratio, 0.0) * freed.max(axis=0)
+    if not limited or not freed.any():
+        yield least, most - freed.max(axis=0) if limited else most
+        return
+    for step in range(_STEPS):
+        share, following = step / _STEPS, (step + 1) / _STEPS
+        yield least + share * price, most - following * freed.max(axis=0)
 
 
 def _gather_seconds(tables: Tables, table: ConfigTable) -> FloatArray:
@@ -270,7 +298,7 @@ def _reach(kind: _Kind) -> npt.NDArray[np.int64]:
         for unit in range(start, units):
             held += float(kind.static[unit])
             peak = max(peak, float(kind.passing[unit]))
-            if held + peak > kind.room:
+            if held + peak > kind.room * (1 + 1e-9):
                 break
             ends[start] = unit + 1
     return ends
@@ -302,7 +330,8 @@ def _shortest(  # pragma: no cover - compiled
                     total = cost + (work[k, b] - work[k, a]) / left
                     if total < best[b, to]:
                         best[b, to] = total
-    return best[units, 0]
+    found: float = best[units, 0]
+    return found
 
 
 def _step_seconds(tables: Tables) -> float:
@@ -321,8 +350,7 @@ def _with_slowdown(tables: Tables, kinds: list[_Kind], seconds: float, fluid: fl
     With fewer nodes the delay is smaller, but so is the speed: below any number of nodes the work
     alone takes the fluid time, times what is missing.
     """
-    problem = tables.problem
-    jitter = min(tables.prices[pool.name].node_jitter for pool in problem.pools)
+    jitter = _jitter(tables, kinds, seconds)
     speeds = _node_speeds(tables, kinds)
     count = len(speeds)
     if jitter <= 0 or count < 2:
@@ -336,6 +364,31 @@ def _with_slowdown(tables: Tables, kinds: list[_Kind], seconds: float, fluid: fl
         fewer = float(alone[:i].min()) if i else math.inf
         best = max(best, min(float(slow[i]) * seconds, fewer))
     return best
+
+
+def _jitter(tables: Tables, kinds: list[_Kind], seconds: float) -> float:
+    """Return the spread of the nodes' times that every plan worth a thought has to bear.
+
+    A plan has the largest spread among its pools; one that leaves pools out has less, but if it
+    is then slower than the bound for all pools, it does not matter.
+    """
+    problem = tables.problem
+    chips = np.array([pool.num_chips for pool in problem.pools], dtype=np.float64)
+    spreads = [tables.prices[pool.name].node_jitter for pool in problem.pools]
+    best = np.array(
+        [
+            min((float(k.work.sum()) for k in kinds if k.pool == i), default=math.inf)
+            for i in range(len(chips))
+        ]
+    )
+    batch = float(problem.job.global_batch)
+    least = max(spreads)
+    for spread in sorted(set(spreads)):
+        kept = np.array([s <= spread for s in spreads])
+        speed = (chips[kept] / best[kept]).sum()
+        if speed > 0 and batch / speed < seconds * (1.0 + max(spreads) * _MOST_DELAY):
+            least = min(least, spread)
+    return least
 
 
 def _node_speeds(tables: Tables, kinds: list[_Kind]) -> FloatArray:

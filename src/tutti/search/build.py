@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Offload, Order, Recompute
 from tutti.search.chain import Cut, Slot, best_cut
-from tutti.search.coarse import Chain, usable_bytes
+from tutti.search.coarse import Chain, copy_bandwidth, host_bytes, usable_bytes
 from tutti.search.draft import Draft, PipelineDraft, Placement, ReplicaDraft, StageDraft
 from tutti.search.tables import NONE, ConfigTable, FloatArray, Tables
 
@@ -72,6 +72,32 @@ def split_batch(chains: Sequence[Chain], total: int) -> tuple[Part, ...] | None:
     return tuple(parts) if parts else None
 
 
+def cuts_of(
+    tables: Tables, parts: Sequence[Part], spared: Mapping[str, float] | None = None
+) -> list[Cut] | None:
+    """Return the best cut of every part's chain; None where one does not fit.
+
+    `spared` are bytes per chip of a pool that stay free, because a first attempt took too much.
+    """
+    known: dict[int, Cut | None] = {}
+    found: list[Cut] = []
+    for part in parts:
+        key = id(part.chain)
+        if key not in known:
+            alike = [p for p in parts if p.chain is part.chain]
+            longest = max(p.micro_batches for p in alike)
+            # Levels 2 and 3 shard inside a pipeline only.
+            sharing = part.chain.copies
+            if part.chain.shard >= 2:
+                sharing = min(p.copies for p in alike)
+            known[key] = best_cut(_slots(tables, part.chain, longest, sharing, spared or {}))
+        cut = known[key]
+        if cut is None:
+            return None
+        found.append(cut)
+    return found
+
+
 def draft_of(
     tables: Tables,
     parts: Sequence[Part],
@@ -79,24 +105,15 @@ def draft_of(
     placement: Placement = "stage",
     spared: Mapping[str, float] | None = None,
 ) -> Draft | None:
-    """Cut the model for every chain; None where one does not fit.
-
-    `spared` are bytes per chip of a pool that stay free, because a first attempt took too much.
-    """
-    by_chain: dict[int, Cut | None] = {}
-    pipelines: list[PipelineDraft] = []
-    for part in parts:
-        key = id(part.chain)
-        if key not in by_chain:
-            longest = max(p.micro_batches for p in parts if p.chain is part.chain)
-            by_chain[key] = best_cut(_slots(tables, part.chain, longest, spared or {}))
-        cut = by_chain[key]
-        if cut is None:
-            return None
-        pipelines.append(_pipeline(tables, part, cut))
+    """Cut the model for every chain; None where one does not fit."""
+    cuts = cuts_of(tables, parts, spared)
+    if cuts is None:
+        return None
     first = parts[0].chain
     draft = Draft(
-        pipelines=tuple(pipelines),
+        pipelines=tuple(
+            _pipeline(tables, part, cut) for part, cut in zip(parts, cuts, strict=True)
+        ),
         schedule=first.schedule.kind,
         shard=first.shard,
         placement=placement,
@@ -105,7 +122,7 @@ def draft_of(
 
 
 def _slots(
-    tables: Tables, chain: Chain, micro_batches: int, spared: Mapping[str, float]
+    tables: Tables, chain: Chain, micro_batches: int, sharing: int, spared: Mapping[str, float]
 ) -> list[Slot]:
     virtual, depth = chain.schedule.virtual, sum(chain.stages)
     problem, slots = tables.problem, []
@@ -113,7 +130,7 @@ def _slots(
     for config, stages in zip(chain.configs, chain.stages, strict=True):
         table, pool = tables.get(config), tables.pool(config.pool)
         assert table is not None, f"{config} has no measured profile"
-        replicas = chain.copies * (chain.sequences // config.sequences)
+        replicas = sharing * (chain.sequences // config.sequences)
         usable = usable_bytes(pool.chip.memory_bytes, tables.sources.overheads)
         usable -= spared.get(config.pool, 0.0)
         if problem.unlimited_memory:
@@ -129,7 +146,8 @@ def _slots(
                     shard=chain.shard,
                     usable_bytes=usable / virtual,
                     micro_batches=micro_batches,
-                    copy_bandwidth=pool.node.host.device_bandwidth,
+                    copy_bandwidth=copy_bandwidth(pool),
+                    host_bytes=host_bytes(pool) / virtual,
                     recompute=problem.space.recompute,
                     offload=problem.space.offload,
                 )
@@ -168,6 +186,7 @@ def _pipeline(tables: Tables, part: Part, cut: Cut) -> PipelineDraft:
             recompute=_all_recompute([cut.recompute[i] for i in own]),
             offload=Offload(
                 optimizer=tuple(r for i in own for r in cut.offload[i].optimizer),
+                activations=tuple(r for i in own for r in cut.offload[i].activations),
             ),
         )
         units = tuple(cut.ranges[i] for i in own)

@@ -21,6 +21,7 @@ from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
 BOUNDARIES = 4.0  # boundary tensors on a chip: two static buffers, one coming, one going
+BUFFERS = 3.0  # units whose activations are on the chip although they live on the host
 GATHERED = 3.0  # units whose parameters lie gathered at level 3: in use, behind, ahead
 
 
@@ -36,8 +37,9 @@ class Slot:
     usable_bytes: float = float("inf")  # for tensors, slack taken off
     micro_batches: int = 1
     copy_bandwidth: float = float("inf")  # chip ↔ host
+    host_bytes: float = 0.0  # a chip's part of its host's memory
     recompute: tuple[str, ...] = ("none", "selective", "full")
-    offload: tuple[str, ...] = ("optimizer",)
+    offload: tuple[str, ...] = ("optimizer", "activations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,52 +116,52 @@ class _Matrix:
         table = slot.table
         units = table.forward.shape[1]
         blocks = np.ones(units)
-        blocks[0] = blocks[-1] = 0.0  # embedding and head are not recomputed
-        seconds = table.seconds
+        blocks[0] = blocks[-1] = 0.0  # embedding and head are neither recomputed nor offloaded
         passing = table.passing.copy()
         if slot.shard >= 3:
             passing = passing + GATHERED * table.parameter_bytes
         if slot.shard >= 2:
             passing = passing + table.gradient_bytes
-        self._full = "full" in slot.recompute
-        self._selective = "selective" in slot.recompute
-        per_byte = 0.0
-        if "optimizer" in slot.offload:
-            per_byte = 2.0 / slot.copy_bandwidth / max(1, slot.micro_batches)
+        kept, seconds, flight = table.kept, table.seconds, slot.in_flight
+        per_byte = 2.0 / slot.copy_bandwidth / max(1, slot.micro_batches)
         self.seconds = np.full((units + 1, units + 1), np.inf)
-        self.counts = np.zeros((3, units + 1, units + 1), dtype=np.int64)
-        saved = [slot.in_flight * (table.kept[NONE] - table.kept[k]) for k in (SELECTIVE, FULL)]
-        again = [table.kept[NONE] - table.kept[k] for k in (SELECTIVE, FULL)]
+        self.counts = np.zeros((4, units + 1, units + 1), dtype=np.int64)
+        saved = [flight * (kept[NONE] - kept[SELECTIVE]), flight * (kept[NONE] - kept[FULL])]
+        saved.append(flight * kept[NONE])
+        again = [kept[NONE] - kept[SELECTIVE], kept[NONE] - kept[FULL], BUFFERS * kept[NONE]]
+        added = [seconds[SELECTIVE] - seconds[NONE], seconds[FULL] - seconds[NONE]]
+        added.append(kept[NONE] / slot.copy_bandwidth)
+        allowed = ["selective" in slot.recompute, "full" in slot.recompute]
+        allowed.append("activations" in slot.offload)
         compiled(_fill)(
             _prefix(seconds[NONE]),
-            _prefix(static_bytes(slot) + slot.in_flight * table.kept[NONE]),
+            _prefix(table.forward[NONE]),
+            _prefix(static_bytes(slot) + flight * kept[NONE]),
             passing,
-            np.stack([_prefix(saved[0] * blocks), _prefix(saved[1] * blocks)]),
-            np.stack([again[0] * blocks, again[1] * blocks]),
-            np.stack(
-                [
-                    _prefix((seconds[SELECTIVE] - seconds[NONE]) * blocks),
-                    _prefix((seconds[FULL] - seconds[NONE]) * blocks),
-                ]
-            ),
-            np.array([self._selective, self._full]),
+            np.stack([_prefix(row * blocks) for row in saved]),
+            np.stack([row * blocks for row in again]),
+            np.stack([_prefix(row * blocks) for row in added]),
+            np.array(allowed),
             _prefix(_optimizer_bytes(slot)),
-            per_byte,
-            "optimizer" in slot.offload,
+            per_byte if "optimizer" in slot.offload else -1.0,
             slot.usable_bytes - BOUNDARIES * table.boundary,
+            slot.host_bytes,
             self.seconds,
             self.counts,
         )
 
     def part(self, start: int, stop: int) -> tuple[Recompute, Offload]:
         """Return what a range recomputes and keeps on the host."""
-        selective, full, away = (int(n) for n in self.counts[:, start, stop])
+        selective, full, activations, optimizer = (int(n) for n in self.counts[:, start, stop])
         first = max(start, 1)
-        recompute = Recompute(
-            selective=((first, first + selective),) if selective else (),
-            full=((first, first + full),) if full else (),
+
+        def leading(count: int, start: int) -> tuple[tuple[int, int], ...]:
+            return ((start, start + count),) if count else ()
+
+        recompute = Recompute(selective=leading(selective, first), full=leading(full, first))
+        return recompute, Offload(
+            optimizer=leading(optimizer, start), activations=leading(activations, first)
         )
-        return recompute, Offload(optimizer=((start, start + away),) if away else ())
 
 
 def _prefix(values: FloatArray) -> FloatArray:
@@ -167,9 +169,13 @@ def _prefix(values: FloatArray) -> FloatArray:
 
 
 def _fill(  # pragma: no cover - compiled
-    seconds: Any, held: Any, passing: Any, saved: Any, again: Any, added: Any, allowed: Any,
-    optimizer: Any, per_byte: float, may_offload: bool, room: float, out: Any, counts: Any,
+    seconds: Any, forward: Any, held: Any, passing: Any, saved: Any, again: Any, added: Any,
+    allowed: Any, optimizer: Any, per_byte: float, room: float, host: float, out: Any, counts: Any,
 ) -> None:  # fmt: skip
+    """For every range, the cheapest of: plain, selective, full, activations away, optimizer away.
+
+    Copies of activations hide behind the stage's forward passes, as far as these last.
+    """
     units = len(passing)
     for a in range(units):
         peak = 0.0
@@ -183,7 +189,7 @@ def _fill(  # pragma: no cover - compiled
                 continue
             last = min(b, units - 1)
             best, kind, chosen = np.inf, -1, 0
-            for k in range(2):
+            for k in range(3):
                 if not allowed[k] or last <= first:
                     continue
                 need = excess + again[k, first]
@@ -193,13 +199,18 @@ def _fill(  # pragma: no cover - compiled
                 while saved[k, j] - saved[k, first] < need:
                     j += 1
                 cost = added[k, j] - added[k, first]
+                if k == 2:
+                    if saved[k, j] - saved[k, first] > host:
+                        continue
+                    cost = max(0.0, cost - (forward[b] - forward[a])) + added[k, first + 1]
+                    cost -= added[k, first]
                 if cost < best:
                     best, kind, chosen = cost, k, j - first
             if kind >= 0:
                 out[a, b] = plain + best
                 counts[kind, a, b] = chosen
                 continue
-            if not may_offload:
+            if per_byte < 0.0:
                 continue
             rest = excess
             cost = 0.0
@@ -211,8 +222,10 @@ def _fill(  # pragma: no cover - compiled
             j = a
             while optimizer[j] - optimizer[a] < rest:
                 j += 1
+            if optimizer[j] - optimizer[a] > host:
+                continue
             out[a, b] = plain + cost + (optimizer[j] - optimizer[a]) * per_byte
-            counts[2, a, b] = j - a
+            counts[3, a, b] = j - a
             if cost > 0.0:
                 counts[1, a, b] = last - first
 

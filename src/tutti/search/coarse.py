@@ -27,7 +27,11 @@ IntArray = npt.NDArray[np.int64]
 MOST_COPIES = 160  # different numbers of copies that are looked at
 HIDDEN_SHARE = 0.6  # of a micro-batch's time that gradient traffic can hide behind
 FILLED_SHARE = 0.7  # of the weight passes that zero bubble puts into gaps, unequal stages allowed
+HOST_SHARE = 0.8  # of host memory; the rest is the system's, the data loader's and checkpoints'
 CHAINED_SEQUENCES = 4  # largest micro-batch looked at where several pools form one chain
+# By how much simulated steps are longer, on average, at each shard level: boundaries, uneven ends,
+# traffic that does not quite hide.
+_OPTIMISM = (1.04, 1.04, 1.06, 1.10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +55,21 @@ class Chain:
     pace: float  # seconds per micro-batch
     fill: float
     closing: float
+    traffic: float = 0.0  # seconds per micro-batch that sharding keeps a NIC busy
 
     def seconds(self, sequences: float) -> float:
         """Return the step time if all copies together take so many sequences."""
         rounds = -(-sequences // (self.copies * self.sequences))
-        return rounds * self.pace + self.fill + self.closing
+        return (rounds * self.pace + self.fill + self.closing) * _OPTIMISM[self.shard]
+
+    @property
+    def key(self) -> object:
+        """What makes two chains the same strategy.
+
+        How a replica's chips split their work between tensor and context parallelism is a detail.
+        """
+        configs = tuple((c.pool, c.width, c.sequences, c.ep) for c in self.configs)
+        return (configs, self.stages, self.copies, self.schedule, self.shard)
 
     @property
     def rate(self) -> float:
@@ -88,7 +102,8 @@ class _Options:
     memory: float
     chips: int
     inside: FloatArray  # bytes per second of a chip to others of its kind
-    copy_bandwidth: float
+    host: float
+    away: FloatArray  # seconds to copy a block's activations to the host
 
     @classmethod
     def of(cls, tables: Tables, pool: str, configs: list[Config]) -> _Options | None:
@@ -97,7 +112,6 @@ class _Options:
         if not rows:
             return None
         found = tables.pool(pool)
-        host = found.node.host
 
         def column(figure: object) -> FloatArray:
             return np.array([figure(t) for _, t in rows], dtype=np.float64)  # type: ignore[operator]
@@ -136,7 +150,8 @@ class _Options:
             chips=found.num_chips,
             inside=_exchange_rates(found, nic, [c for c, _ in rows],
                                    prices.efficiency.island),
-            copy_bandwidth=host.device_bandwidth,
+            host=host_bytes(found),
+            away=column(lambda t: mean(t.kept[NONE]) / copy_bandwidth(found)),
         )  # fmt: skip
 
 
@@ -151,6 +166,18 @@ def _exchange_rates(pool: Pool, nic: float, configs: list[Config], efficiency: f
     copies = np.array([max(1, largest // c.width) for c in configs], dtype=np.float64)
     across = nic * copies if pool.nodes > 1 else np.full(len(configs), np.inf)
     return np.maximum(np.minimum(across, link * efficiency), 1.0)
+
+
+def copy_bandwidth(pool: Pool) -> float:
+    """Return the bytes per second between a chip and its host, all chips at once."""
+    host, node = pool.node.host, pool.node
+    return min(host.device_bandwidth, host.memory_bandwidth * node.hosts / node.num_chips)
+
+
+def host_bytes(pool: Pool) -> float:
+    """Return a chip's part of its host's memory that may hold what chips offload."""
+    node = pool.node
+    return HOST_SHARE * node.host.memory_bytes * node.hosts / node.num_chips
 
 
 def usable_bytes(memory_bytes: float, overheads: Overheads) -> float:
@@ -199,7 +226,8 @@ class Coarse:
     def chains(self, pools: tuple[str, ...], sequences: float, most: int) -> list[Chain]:
         """Return the most promising chains over pools in this order, best first.
 
-        `sequences` is what all copies together are to take of a step.
+        `most` are taken of every schedule and shard level, for between those the coarse model is
+        not to be trusted. `sequences` is what all copies together are to take of a step.
         """
         options = [self._pool(name, chained=len(pools) > 1) for name in pools]
         if any(found is None for found in options):
@@ -214,15 +242,22 @@ class Coarse:
             for shard in self.problem.space.shard:
                 found += self._best(grid, plain, shard, schedule, most)
         found.sort(key=lambda chain: (chain.seconds(sequences), chain.configs, chain.stages))
-        return found[:most]
+        return found
 
     def _best(
         self, grid: _Grid, plain: FloatArray, shard: int, schedule: ScheduleOption, most: int
     ) -> list[Chain]:
         self.priced += grid.size
         seconds = grid.price(plain, shard, schedule)
-        first = np.argsort(seconds, kind="stable")[:most]
-        return [grid.chain(int(i), shard, schedule) for i in first if np.isfinite(seconds[i])]
+        likely = np.argpartition(seconds, min(8 * most, len(seconds) - 1))[: 8 * most]
+        likely = likely[np.lexsort((likely, seconds[likely]))]
+        found: dict[object, Chain] = {}
+        for i in likely.tolist():
+            if not np.isfinite(seconds[i]) or len(found) == most:
+                break
+            chain = grid.chain(i, shard, schedule)
+            found.setdefault(chain.key, chain)
+        return list(found.values())
 
 
 class _Grid:
@@ -233,6 +268,7 @@ class _Grid:
         self.units = problem.model.num_units
         self.layers = problem.model.num_layers
         self.total = sequences
+        self.may_offload = "activations" in problem.space.offload
         picks = list(itertools.product(*(range(len(o.configs)) for o in options)))
         pick = np.array(picks, dtype=np.int64).reshape(len(picks), len(options))
         per_copy = np.max(np.stack([o.sequences[pick[:, k]] for k, o in enumerate(options)]), 0)
@@ -290,14 +326,15 @@ class _Grid:
             share = self._recomputed(k, shard, schedule, pace, depth, before, rounds)
             fits &= np.isfinite(share)
             share = np.where(np.isfinite(share), share, 0.0)
-            again = self._column(k, "again") / self._column(k, "block")
-            block[:, k] *= 1.0 + share * again
+            block[:, k] += share * self._relief_seconds(k, pace)
             worst = np.maximum(worst, share)
             before = before + self.stages[:, k]
         if worst.any():
             pace = self._pace(block, self._blocks("ends")[-1], schedule)
+        self.traffic = np.zeros(len(pace))
         if shard >= 2:
-            pace = np.maximum(pace, self._sharding_traffic(shard, pace))
+            self.traffic = self._sharding_traffic(shard, pace)
+            pace = np.maximum(pace, self.traffic)
         if schedule.virtual > 1:
             fits &= (depth > 1) & (depth * schedule.virtual <= self.units)
             fits &= rounds >= depth
@@ -308,7 +345,7 @@ class _Grid:
         self.pace = pace
         self.fill = self._fill_seconds(schedule, pace, depth)
         self.closing = self._closing_seconds(shard, pace)
-        seconds = rounds * pace + self.fill + self.closing
+        seconds = (rounds * pace + self.fill + self.closing) * _OPTIMISM[shard]
         return np.where(fits, seconds, np.inf)
 
     def _pace(self, block: FloatArray, ends: FloatArray, schedule: ScheduleOption) -> FloatArray:
@@ -366,6 +403,17 @@ class _Grid:
             total += np.where(share <= 1.0, share, np.inf)
         return total / 2.0
 
+    def _relief_seconds(self, k: int, pace: FloatArray) -> FloatArray:
+        """Return what it costs to free a block's activations: to recompute or to move them."""
+        again = self._column(k, "again")
+        if not self.may_offload:
+            return again
+        blocks = np.maximum(1.0, np.floor(pace / self._column(k, "block") * (1 + 1e-9)))
+        exposed = np.maximum(0.0, self._column(k, "away") - self._column(k, "forward"))
+        room = blocks * self._column(k, "kept") <= self.options[k].host
+        cheap: FloatArray = np.where(room, np.minimum(again, exposed + 0.01 * again), again)
+        return cheap
+
     def _sharding_traffic(self, shard: int, pace: FloatArray) -> FloatArray:
         """Return the seconds that gathers and reductions of one micro-batch keep a NIC busy."""
         slowest = np.zeros(len(pace))
@@ -414,6 +462,7 @@ class _Grid:
             pace=float(self.pace[i]),
             fill=float(self.fill[i]),
             closing=float(self.closing[i]),
+            traffic=float(self.traffic[i]),
         )
 
 
@@ -435,11 +484,14 @@ def _in_flight(
 
 
 def _copy_counts(options: list[_Options], sequences: int) -> IntArray:
-    """Return the numbers of copies worth a look: all small ones, then ever fewer."""
+    """Return the numbers of copies worth a look: all small ones, then ever fewer.
+
+    In a chain of several pools a number that divides none of them leaves chips of all over.
+    """
     most = min(min(o.chips for o in options), max(1, sequences))
-    wanted = set(range(1, min(most, 64) + 1))
+    wanted = set(range(1, min(most, 64 if len(options) == 1 else 16) + 1))
     step = 64.0
-    while step < most:
+    while step < most and len(options) == 1:
         step *= 1.06
         wanted.add(min(most, int(step)))
     for chips in {o.chips for o in options}:

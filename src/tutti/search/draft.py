@@ -123,7 +123,12 @@ def _replicas(draft: Draft) -> Iterator[ReplicaDraft]:
 
 
 def canonical(draft: Draft) -> Draft:
-    """Return the same strategy with pipelines of one cut and count written as replicas."""
+    """Return the same strategy with pipelines of one cut and count written as replicas.
+
+    Where state is sharded inside pipelines (levels 2 and 3) they stay apart.
+    """
+    if draft.shard >= 2:
+        return draft
     merged: dict[object, PipelineDraft] = {}
     for pipeline in draft.pipelines:
         key = (pipeline.cut, pipeline.micro_batches)

@@ -57,7 +57,7 @@ class Skeleton:
 
     pipelines: tuple[tuple[Stages, int], ...]  # stages, micro-batches
     schedule: ScheduleKind
-    virtual: int
+    virtual: tuple[int, ...]  # unit ranges per stage, of each pipeline
     shard: int
 
 
@@ -123,13 +123,10 @@ class _Exact:
         """Return the bound of the best cut of every pipeline."""
         return max(
             min(
-                (
-                    self._cut_bound(stages, cut, count)
-                    for cut in self._cuts(len(stages), skeleton.virtual)
-                ),
+                (self._cut_bound(stages, cut, count) for cut in self._cuts(len(stages), virtual)),
                 default=math.inf,
             )
-            for stages, count in skeleton.pipelines
+            for (stages, count), virtual in zip(skeleton.pipelines, skeleton.virtual, strict=True)
         )
 
     def _cuts(self, num_stages: int, virtual: int) -> Iterator[tuple[UnitRanges, ...]]:
@@ -163,9 +160,9 @@ class _Exact:
         choices = [
             sorted(
                 (self._cut_bound(stages, cut, count), cut)
-                for cut in self._cuts(len(stages), skeleton.virtual)
+                for cut in self._cuts(len(stages), virtual)
             )
-            for stages, count in skeleton.pipelines
+            for (stages, count), virtual in zip(skeleton.pipelines, skeleton.virtual, strict=True)
         ]
         combined = sorted(
             (max(bound for bound, _ in chosen), tuple(cut for _, cut in chosen))
@@ -192,7 +189,7 @@ class _Exact:
             options.append(
                 sorted(
                     (count * self._busy(table, units, kinds), kinds, away)
-                    for kinds in self._recompute_choices(units, skeleton.virtual)
+                    for kinds in self._recompute_choices(units, skeleton.virtual[p])
                     for away in _subsets(self.problem.space.offload)
                 )
             )
@@ -334,7 +331,7 @@ def skeletons(problem: Problem, tables: Tables) -> Iterator[Skeleton]:
                     yield from _scheduled(problem, ((stages, batch // size),))
     if not space.several_pipelines:
         return
-    for first, second in itertools.combinations_with_replacement(sorted(one), 2):
+    for first, second in itertools.product(sorted(one), repeat=2):  # the first gets its chips first
         for counts in _splits(batch, first, second):
             for (a, used_a), (b, used_b) in itertools.product(one[first], one[second]):
                 total = tuple(x + y for x, y in zip(used_a, used_b, strict=True))
@@ -354,13 +351,14 @@ def _splits(batch: int, first: int, second: int) -> Iterator[tuple[int, int]]:
 def _scheduled(problem: Problem, pipelines: tuple[tuple[Stages, int], ...]) -> Iterator[Skeleton]:
     space = problem.space
     single = all(len(stages) == 1 for stages, _ in pipelines)
-    kinds: list[tuple[ScheduleKind, int]] = []
+    kinds: list[tuple[ScheduleKind, tuple[int, ...]]] = []
     for kind in space.schedules:
         if kind is ScheduleKind.INTERLEAVED:
             if all(len(stages) > 1 for stages, _ in pipelines):
-                kinds += [(kind, v) for v in space.virtual if v > 1]
+                several = [v for v in space.virtual if v > 1]
+                kinds += [(kind, vs) for vs in itertools.product(several, repeat=len(pipelines))]
         elif not single or not kinds:
-            kinds.append((kind, 1))
+            kinds.append((kind, (1,) * len(pipelines)))
     for (kind, virtual), shard in itertools.product(kinds, space.shard):
         yield Skeleton(pipelines=pipelines, schedule=kind, virtual=virtual, shard=shard)
 

@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tutti.errors import InputError
 from tutti.hardware.cluster import Pool
 from tutti.hardware.topology import Position
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
-from tutti.search.build import Part, groupings, split_batch
+from tutti.search.build import Part, cuts_of, groupings, split_batch
+from tutti.search.chain import Cut
 from tutti.search.coarse import Chain, Coarse
 from tutti.search.draft import Draft
+from tutti.search.infeasible import explain_infeasible
+from tutti.search.objective import rates, value, value_bound
+from tutti.search.pace import chain_seconds
 from tutti.search.result import Alone, Pruned, SearchResult, Settled
 from tutti.search.settle import Quick, SearchDisagreementError, Settler
 from tutti.search.space import Problem
@@ -30,6 +33,7 @@ from tutti.search.tables import Tables
 from tutti.search.uniform import best_uniform
 from tutti.simulate.estimate import Estimate
 
+MOST_WHOLE = 5  # drafts that are simulated from the first micro-batch to the last
 WORTH_A_LOOK = 1.06  # coarse price over the best simulated one, beyond which nothing is simulated
 
 
@@ -40,9 +44,11 @@ class Effort:
     instructions: int = 60_000  # simulated, for candidates
     per_chip: int = 300
     most: int = 1_500_000
-    candidates: int = 24
-    chains: int = 6  # per group of pools
+    candidates: int = 8
+    combined: int = 9  # chains of several groups, per schedule and shard level
+    chains: int = 4  # per group of pools, schedule and shard level
     polished: int = 2
+    refined: int = 6  # candidates of every schedule and shard level whose chains are cut exactly
 
     def budget(self, num_chips: int) -> int:
         """Return the instructions that may be simulated."""
@@ -73,21 +79,22 @@ class Candidate:
     chains: tuple[Chain, ...]
     parts: tuple[Part, ...]
     coarse_seconds: float
+    value: float = 0.0  # of the objective, by the coarse price
+
+    @property
+    def chips(self) -> dict[str, int]:
+        """How many chips of each pool take part."""
+        used: dict[str, int] = {}
+        for chain in self.chains:
+            for config, stages in zip(chain.configs, chain.stages, strict=True):
+                each = stages * config.width * (chain.sequences // config.sequences)
+                used[config.pool] = used.get(config.pool, 0) + each * chain.copies
+        return used
 
     @property
     def key(self) -> object:
-        """What makes two candidates the same strategy: how a replica's chips split their work
-        between tensor and context parallelism is a detail."""
-        return tuple(
-            (
-                tuple((config.pool, config.width, config.sequences) for config in c.configs),
-                c.stages,
-                c.copies,
-                c.schedule,
-                c.shard,
-            )
-            for c in self.chains
-        )
+        """What makes two candidates the same strategy."""
+        return tuple(chain.key for chain in self.chains)
 
 
 @dataclass(slots=True)
@@ -96,6 +103,7 @@ class _Found:
 
     draft: Draft
     seconds: float
+    value: float  # of the objective
     key: object
 
 
@@ -116,11 +124,11 @@ class _State:
         """Keep a draft where its place is; the faster of two of one strategy."""
         known = next((f for f in self.found if f.key == found.key), None)
         if known is not None:
-            if known.seconds <= found.seconds:
+            if known.value <= found.value:
                 return
             self.found.remove(known)
         self.found.append(found)
-        self.found.sort(key=lambda f: f.seconds)
+        self.found.sort(key=lambda f: f.value)
 
 
 class Search:
@@ -138,6 +146,10 @@ class Search:
         self.bound = bound
         self.state = _State()
         self.interrupted = False
+        element = self.problem.job.precision.gradients.num_bytes
+        self._gradient_bytes = self.problem.model.num_parameters * element
+        self.per_second = rates(self.problem)
+        self._pair_bandwidth: dict[tuple[str, str], float] = {}
 
     def run(self) -> _State:
         """Settle the most promising candidates until the work is spent."""
@@ -149,15 +161,28 @@ class Search:
                 if best is not None and (
                     self.settler.instructions > budget
                     or number >= self.effort.candidates
-                    or candidate.coarse_seconds > WORTH_A_LOOK * best.seconds
+                    or candidate.value > WORTH_A_LOOK * best.value
                 ):
-                    self.state.skipped = len(candidates) - number
+                    self.state.skipped += len(candidates) - number
                     break
                 self._settle(candidate)
             self._polish()
         except KeyboardInterrupt:
             self.interrupted = True
         return self.state
+
+    def worth(self, settled: Settled) -> float:
+        """Return what the objective counts of a settled plan."""
+        return self.plan_worth(settled.plan, settled.estimate)
+
+    def plan_worth(self, plan: Plan, estimate: Estimate) -> float:
+        """Return what the objective counts of a plan."""
+        chips: dict[str, int] = {}
+        for _, _, stage in plan.stages():
+            for replica in stage.replicas:
+                pool = replica.chips.pools[0]
+                chips[pool] = chips.get(pool, 0) + replica.num_chips
+        return value(estimate.step_seconds, chips, self.per_second)
 
     def _settle(self, candidate: Candidate) -> None:
         found = self.settler.parts(candidate.parts)
@@ -167,7 +192,8 @@ class Search:
         self._take(found, candidate.key)
 
     def _take(self, found: Quick, key: object) -> None:
-        self.state.take(_Found(found.draft, found.seconds, key))
+        worth = value(found.seconds, found.draft.chips(), self.per_second)
+        self.state.take(_Found(found.draft, found.seconds, worth, key))
         best = self.state.best
         self.report(
             Progress(
@@ -216,7 +242,47 @@ class Search:
                     known = found.get(candidate.key)
                     if known is None or candidate.coarse_seconds < known.coarse_seconds:
                         found[candidate.key] = candidate
-        return sorted(found.values(), key=lambda c: (c.coarse_seconds, str(c.key)))
+        return self._refined(self._promising(list(found.values())))
+
+    def _promising(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Return the best few of every schedule and shard level."""
+        kinds: dict[object, list[Candidate]] = {}
+        for candidate in candidates:
+            candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
+        for candidate in sorted(candidates, key=lambda c: (c.value, str(c.key))):
+            first = candidate.chains[0]
+            kinds.setdefault((first.schedule, first.shard), []).append(candidate)
+        self.state.skipped += len(candidates)
+        chosen = [c for found in kinds.values() for c in found[: self.effort.refined]]
+        self.state.skipped -= len(chosen)
+        return chosen
+
+    def _refined(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Cut the chains exactly and play their passes; drop what does not fit."""
+        fitting: list[Candidate] = []
+        known: dict[object, list[Cut] | None] = {}
+        for candidate in candidates:
+            parts = candidate.parts
+            slowest = self._cross_seconds(candidate.chains)
+            played = 0.0
+            for chain in candidate.chains:
+                own = tuple(part for part in parts if part.chain is chain)
+                key = (id(chain), tuple((part.copies, part.micro_batches) for part in own))
+                if key not in known:
+                    known[key] = cuts_of(self.tables, own)
+                cuts = known[key]
+                if cuts is None:
+                    break
+                played = max(
+                    played,
+                    *(chain_seconds(self.tables, p, c) for p, c in zip(own, cuts, strict=True)),
+                )
+            else:
+                candidate.coarse_seconds = played + slowest
+                candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
+                fitting.append(candidate)
+        self.state.rejected += len(candidates) - len(fitting)
+        return sorted(fitting, key=lambda c: (c.value, str(c.key)))
 
     def _rates(self, names: Sequence[str]) -> dict[str, float]:
         """Return each pool's sequences per second by itself, as far as it can work alone."""
@@ -243,7 +309,7 @@ class Search:
         for size in range(len(names) - 1, 0, -1):
             for used in itertools.combinations(names, size):
                 missing = total - sum(rates[name] for name in used)
-                if missing < 0.3 * total:
+                if missing < 0.3 * total or self.per_second is not None:
                     yield used
 
     def _arrange(
@@ -261,20 +327,18 @@ class Search:
         lists: list[list[Chain]] = []
         for group, weight in zip(grouping, weights, strict=True):
             share = max(1.0, total * weight / sum(weights))
-            most = self.effort.chains if len(grouping) > 1 else 4 * self.effort.chains
-            lists.append(self.coarse.chains(group, share, most))
+            lists.append(self.coarse.chains(group, share, self.effort.chains))
         if not all(lists):
             return
-        for chosen in itertools.product(*lists):
-            if len({(c.schedule.kind, c.shard) for c in chosen}) > 1:
-                continue
+        for chosen in _matching(lists, self.effort.combined):
             for chains in self._rounded(chosen):
                 parts = split_batch(chains, total)
                 if parts is None:
                     continue
                 cross = self._cross_seconds(chains)
                 end = max(
-                    p.micro_batches * p.chain.pace + p.chain.fill + p.chain.closing for p in parts
+                    p.chain.seconds(p.micro_batches * p.chain.copies * p.chain.sequences)
+                    for p in parts
                 )
                 yield Candidate(chains, parts, end + cross)
 
@@ -306,12 +370,22 @@ class Search:
         return slowest
 
     def _pair_seconds(self, chain: Chain, pool: str, other: str) -> float:
-        cluster = self.problem.cluster
-        model_bytes = self.problem.model.num_parameters * 4.0
+        if (pool, other) not in self._pair_bandwidth:
+            cluster = self.problem.cluster
+            link = cluster.link(_first_chip(cluster.pool(pool)), _first_chip(cluster.pool(other)))
+            self._pair_bandwidth[pool, other] = 0.8 * link.contended_bandwidth
         chips = sum(n * c.width for c, n in zip(chain.configs, chain.stages, strict=True))
-        link = cluster.link(_first_chip(cluster.pool(pool)), _first_chip(cluster.pool(other)))
-        volume = 1.5 * model_bytes / chips
-        return max(0.0, volume / (link.contended_bandwidth * 0.8) - 0.3 * chain.pace)
+        volume = 1.5 * self._gradient_bytes / chips
+        return max(0.0, volume / self._pair_bandwidth[pool, other] - 0.3 * chain.pace)
+
+
+def _matching(lists: list[list[Chain]], most: int) -> Iterator[tuple[Chain, ...]]:
+    """Yield one chain of every list, all of one schedule and shard level, `most` of each kind."""
+    kinds = dict.fromkeys((c.schedule.kind, c.shard) for c in lists[0])
+    for kind in kinds:
+        alike = [[c for c in chains if (c.schedule.kind, c.shard) == kind] for chains in lists]
+        few = max(1, math.floor(most ** (1.0 / len(lists)) + 1e-9))
+        yield from itertools.product(*(chains[:few] for chains in alike))
 
 
 def _first_chip(pool: Pool) -> Position:
@@ -335,16 +409,22 @@ def plan(
     search = Search(tables, effort, report, bound)
     state = search.run()
     if state.best is None:
-        raise explain_infeasible(tables)
+        raise explain_infeasible(tables, _first_fit)
     best, runner_up = _settled(search, state)
     uniform: Settled | str = "not looked for"
     alone: dict[str, Alone] = {}
     missing: dict[str, str] = {}
     if compare and not search.interrupted:
+        report(Progress(doing="comparing", best_seconds=best.step_seconds,
+                        lower_bound_seconds=bound))  # fmt: skip
         uniform = _uniform(tables)
+        if isinstance(uniform, Settled) and search.worth(uniform) < search.worth(best):
+            best, runner_up = uniform, best  # nothing uneven pays here
         alone, missing = _alone(tables, effort, best)
     return SearchResult(
         best=best,
+        value=search.worth(best),
+        value_bound=value_bound(tables, _checked(bound, best)),
         lower_bound_seconds=_checked(bound, best),
         search_cpu_seconds=time.process_time() - started,
         objective=problem.objective,
@@ -365,13 +445,16 @@ def plan(
 
 
 def _settled(search: Search, state: _State) -> tuple[Settled, Settled | None]:
-    """Simulate the best two drafts whole; the faster one is the answer, and is proven."""
+    """Simulate the best drafts whole, until none that is left promises more; prove the first."""
     settler = search.settler
     whole: list[tuple[Plan, Estimate]] = []
-    for found in state.found[:2]:
+    for number, found in enumerate(state.found[:MOST_WHOLE]):
+        best_worth = min((search.plan_worth(*pair) for pair in whole), default=math.inf)
+        if number >= 2 and found.value >= best_worth:
+            break
         made = settler.plan_of(found.draft)
         whole.append((made, settler.price(made)))
-    whole.sort(key=lambda pair: pair[1].step_seconds)
+    whole.sort(key=lambda pair: search.plan_worth(*pair))
     best = settler.prove(*whole[0], summary_of(whole[0][0]))
     if len(whole) == 1:
         return best, None
@@ -462,6 +545,8 @@ def _pruned(search: Search, state: _State) -> tuple[Pruned, ...]:
     return tuple(found)
 
 
-def explain_infeasible(tables: Tables) -> InputError:
-    """Return the error that says what is tightest and what would help."""
-    return InputError("no plan fits")
+def _first_fit(problem: Problem) -> Settled | None:
+    """Return a plan that fits, with little effort; None where none was found."""
+    search = Search(Tables(problem), Effort(candidates=3, chains=2, polished=0))
+    state = search.run()
+    return _settled(search, state)[0] if state.best is not None else None

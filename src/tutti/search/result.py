@@ -77,11 +77,15 @@ class SearchResult:
     alone_missing: Mapping[str, str] = field(default_factory=dict)  # pool → why there is none
     pruned: tuple[Pruned, ...] = ()
     interrupted: bool = False  # Ctrl-C: the best found so far
+    value: float | None = None  # what the objective counts, per step: seconds, currency, joules
+    value_bound: float | None = None  # no plan has less of it
     work: Mapping[str, int] = field(default_factory=dict)  # what was counted: priced, simulated
 
     @property
     def gap_pct(self) -> float:
-        """How much slower than the bound the plan is, at most this far from the best."""
+        """How far above the bound the plan is, at most this far from the best."""
+        if self.value is not None and self.value_bound:
+            return 100.0 * (self.value / self.value_bound - 1.0)
         return 100.0 * (self.best.step_seconds / self.lower_bound_seconds - 1.0)
 
     @property
@@ -106,6 +110,8 @@ class SearchResult:
             "plan": plan_to_document(self.best.plan),
             "summary": self.best.summary,
             "objective": self.objective.value,
+            "value": self.value,
+            "value_bound": self.value_bound,
             "step_time_s": estimate.step_seconds,
             "lower_bound_s": self.lower_bound_seconds,
             "gap_pct": self.gap_pct,

@@ -188,6 +188,7 @@ def _rebuilt(
     alike = [len(s.replicas) for _, _, s in old.stages()] == [
         len(s.replicas) for p in pipelines for s in p.stages
     ]
+    names = {pool.name for pool in cluster.pools}
     used = {chip for p in pipelines for s in p.stages for chip in s.chips}
     idle = [
         chip
@@ -199,9 +200,11 @@ def _rebuilt(
         old,
         cluster=refer_to_cluster(cluster),
         pipelines=tuple(pipelines),
+        profiles=tuple(profile for profile in old.profiles if profile.pool in names),
         synchronisation=tuple(
             rule if alike else replace(rule, shares=()) for rule in old.synchronisation
         ),
+        collectives=tuple(c for c in old.collectives if set(c.pools) <= names),
         idle=ChipSet.from_ids(idle),
         spare=ChipSet(),
     )

@@ -163,7 +163,9 @@ class Tables:
 
         def spread(rows: list[list[float]]) -> FloatArray:
             found: FloatArray = np.array(rows, dtype=np.float64)
-            return found if layers is not None else found[..., self._kind_of]
+            if layers is None:
+                found = np.ascontiguousarray(np.take(found, self._kind_of, axis=-1))
+            return found
 
         def passing(unit: int) -> float:
             pair = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -175,7 +177,9 @@ class Tables:
             return memory.effect(_single(Op.FORWARD, unit))[0] * share
 
         def state(what: What) -> FloatArray:
-            return spread([[memory.effect(_single(Op.FETCH, u, what))[0] for u in units]])[0]
+            rows = spread([[memory.effect(_single(Op.FETCH, u, what))[0] for u in units]])
+            by_unit: FloatArray = rows[0]
+            return by_unit
 
         return ConfigTable(
             config=config,

@@ -8,15 +8,15 @@ have passed. The traffic's times come from a run in which nobody shared.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
 from tutti.cost.inputs import ClassCosts, FloatArray, StepCosts
 from tutti.simulate.program import Program, Track
 
-Mask = npt.NDArray[np.bool_]
+_TINY = 1e-9  # of a collective's seconds: rounding, not waiting
 
 
 def shared_nic(
@@ -67,13 +67,23 @@ class _Idle:
         self._free = self._begins - self._busy[:-1]  # idle seconds before each busy time
 
     def seconds(self, start: FloatArray, needed: FloatArray) -> FloatArray:
-        """Return how long it takes from `start` until so many idle seconds have passed."""
-        before = np.searchsorted(self._begins, start, side="right")
-        passed = self._busy[before]
-        within = before > 0
-        passed[within] -= np.maximum(self._ends[before[within] - 1] - start[within], 0.0)
-        target = start - passed + needed
-        met = np.searchsorted(self._free, target, side="left")
-        wait = self._busy[met] - passed
-        # Only what really waits is touched: the others keep their seconds to the bit.
-        return np.where(wait > 1e-9 * needed, needed + wait, needed)
+        """Return how long each takes until so many idle seconds have passed.
+
+        They follow each other on one channel: one that ends later makes the next begin later.
+        """
+        begins, ends, busy = self._begins.tolist(), self._ends.tolist(), self._busy.tolist()
+        free = self._free.tolist()
+        found, at = needed.tolist(), 0.0
+        order = np.argsort(start, kind="stable")
+        for i in order.tolist():
+            wanted = found[i]
+            at = max(at, float(start[i]))
+            before = bisect.bisect_right(begins, at)
+            passed = busy[before]
+            if before and ends[before - 1] > at:
+                passed -= ends[before - 1] - at
+            wait = busy[bisect.bisect_left(free, at - passed + wanted)] - passed
+            if wait > _TINY * wanted:  # the others keep their seconds to the bit
+                found[i] = wanted + wait
+            at += found[i]
+        return np.array(found)

@@ -244,6 +244,7 @@ def share_of_a_stranger(plan, pick):
 
 
 def same_pipeline_again(plan, pick):
+    assume(all(rule.shard_level < 2 for rule in plan.synchronisation))  # else they may be apart
     return replace(plan, pipelines=(*plan.pipelines, plan.pipelines[pick(len(plan.pipelines))]))
 
 

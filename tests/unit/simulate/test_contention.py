@@ -103,9 +103,18 @@ def test_the_closed_form_of_1f1b_holds_with_shared_nics():
 def test_a_collective_waits_for_the_sends_beside_it():
     """Idle seconds pass only between the sends: 3 s of reduction need 3 s of free NIC."""
     idle = _Idle(np.array([1.0, 4.0]), np.array([2.0, 6.0]))
-    start = np.array([0.0, 0.0, 1.5, 7.0, 2.0, 4.0])
-    needed = np.array([0.5, 3.0, 1.0, 3.0, 2.0, 1.0])
-    assert idle.seconds(start, needed) == pytest.approx([0.5, 4.0, 1.5, 3.0, 2.0, 3.0])
+    for start, needed, expected in (
+        (0.0, 0.5, 0.5),
+        (0.0, 3.0, 4.0),
+        (1.5, 1.0, 1.5),
+        (7.0, 3.0, 3.0),
+        (2.0, 2.0, 2.0),
+        (4.0, 1.0, 3.0),
+    ):
+        assert idle.seconds(np.array([start]), np.array([needed])) == pytest.approx([expected])
+    # Two in a row: the second begins when the first, which lost a second, has ended.
+    both = idle.seconds(np.array([0.0, 2.0]), np.array([2.0, 1.5]))
+    assert both == pytest.approx([3.0, 3.5])
 
 
 def test_sharing_a_nic_costs_time_and_an_own_link_does_not():

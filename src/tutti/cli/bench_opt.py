@@ -1,0 +1,151 @@
+"""`tutti bench plan --opt`: OPT-350M on measured layers, scored by the formula that others use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tutti.cli.bench_instances import OPT_PEERS
+from tutti.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tutti.cost.layer_profiles import LayerProfiles
+    from tutti.hardware.cluster import Cluster
+    from tutti.models.spec import ModelSpec
+    from tutti.plan.plan import Plan
+    from tutti.search.space import Problem
+
+Row = dict[str, Any]
+MODEL, LENGTH, BATCH = "opt-350m", 2048, 1024
+_METIS_CUT = 7  # units on V100, the other 19 on A100
+
+
+def run_opt(size: int, folder: Path) -> Row:
+    """Plan OPT-350M on `size` A100 and as many V100, and score the plan beside Metis'."""
+    from tutti.cost.layer_profiles import LayerProfiles
+    from tutti.search.formula import score
+    from tutti.search.planner import plan
+
+    profiles = LayerProfiles.load(folder)
+    problem = opt_problem(size, profiles)
+    metis = score(metis_plan(problem.model, problem.cluster), profiles)
+    result = plan(problem, compare=False)
+    row: Row = {
+        "instance": f"OPT-{size}",
+        "chips": problem.cluster.num_chips,
+        "metis_ms": metis.step_ms,
+        "metis_cpu_s": OPT_PEERS[size][0],
+        "sailor_cpu_s": OPT_PEERS[size][1],
+        "tutti_cpu_s": result.search_cpu_seconds,
+        "step_time_s": result.best.step_seconds,
+        "gap_pct": result.gap_pct,
+        "micro_batch": result.best.plan.pipelines[0].micro_batch,
+        "stages": stage_texts(result.best.plan),
+    }
+    try:
+        found = score(result.best.plan, profiles)
+    except InputError as error:
+        return row | {"tutti_ms": None, "why": str(error)}
+    return row | {
+        "tutti_ms": found.step_ms,
+        "fits": found.fits,
+        "gain_pct": 100 * (metis.step_ms / found.step_ms - 1),
+    }
+
+
+def opt_problem(size: int, profiles: LayerProfiles) -> Problem:
+    """Return the question, in the space that the formula has terms for."""
+    from tutti.cost.sources import Sources
+    from tutti.hardware.cluster import Cluster
+    from tutti.models.load import load_model
+    from tutti.plan.job import Job, ScheduleKind
+    from tutti.search.space import Problem, Space
+
+    measured = sorted({batch for _, _, batch in profiles.figures})
+    return Problem(
+        model=load_model(MODEL),
+        cluster=Cluster.load(f"OPT-{size}"),
+        job=Job(sequence_length=LENGTH, global_batch=BATCH),
+        sources=Sources(layer_profiles=profiles),
+        space=Space(
+            cp=(1,),
+            sequences=tuple(measured),
+            schedules=(ScheduleKind.ONE_F_ONE_B,),
+            virtual=(1,),
+            shard=(0,),
+            recompute=("none",),
+            offload=(),
+            several_pipelines=False,
+        ),
+    )
+
+
+def metis_plan(model: ModelSpec, cluster: Cluster) -> Plan:
+    """Return Metis' plan as the table describes it: V100 first, tp 1, 2 sequences each."""
+    from tutti.plan.chips import ChipSet
+    from tutti.plan.files import refer_to_cluster, refer_to_model
+    from tutti.plan.job import Job
+    from tutti.plan.plan import Pipeline, Plan, Replica, Stage
+
+    cuts = (("v100", (0, _METIS_CUT)), ("a100", (_METIS_CUT, model.num_units)))
+    size = cluster.pool("v100").num_chips
+    stages = []
+    for name, units in cuts:
+        pool = cluster.pool(name)
+        chips = ChipSet.of(f"{name}/0-{pool.nodes - 1}/0-{pool.node.num_chips - 1}")
+        replica = Replica(chips=chips, count=pool.num_chips, sequences=2)
+        stages.append(Stage(units=(units,), replicas=(replica,)))
+    pipeline = Pipeline(
+        micro_batch=2 * size, micro_batches=BATCH // (2 * size), stages=tuple(stages)
+    )
+    return Plan(
+        model=refer_to_model(model),
+        cluster=refer_to_cluster(cluster),
+        job=Job(sequence_length=LENGTH, global_batch=BATCH),
+        pipelines=(pipeline,),
+    )
+
+
+def stage_texts(plan: Plan) -> list[str]:
+    """Say per stage what others need to score it: units, then (chip, tp) replicas with shares."""
+    texts = []
+    for p, _, stage in plan.stages():
+        units = " ".join(f"{start}-{stop - 1}" for start, stop in stage.units)
+        replicas = " + ".join(
+            f"{r.count} × ({r.chips.pools[0]}, tp {r.tp}, {r.sequences} sequences)"
+            for r in stage.replicas
+        )
+        where = f"pipeline {p}, " if len(plan.pipelines) > 1 else ""
+        texts.append(f"{where}units {units}: {replicas}")
+    return texts
+
+
+def opt_table(rows: Sequence[Row]) -> Table:
+    """Return the comparison, one row per size."""
+    from rich import box
+    from rich.table import Table
+
+    title = "opt-350m on A100 + V100 by measured layers: step by the comparison formula"
+    table = Table(box=box.SIMPLE, title=title)
+    for name in ("cluster", "Metis, ms", "tutti, ms", "gain", "Metis, CPU s", "Sailor, CPU s",
+                 "tutti, CPU s", "micro-batch"):  # fmt: skip
+        table.add_column(name, justify="left" if name == "cluster" else "right")
+    for row in rows:
+        if "metis_ms" not in row:
+            table.add_row(row["instance"], *"–" * 7)
+            continue
+        scored = row["tutti_ms"] is not None
+        table.add_row(
+            row["instance"],
+            f"{row['metis_ms']:,.1f}",
+            f"{row['tutti_ms']:,.1f}" if scored else "–",
+            f"{row['gain_pct']:+.2f} %" if scored else "–",
+            f"{row['metis_cpu_s']:g}",
+            f"{row['sailor_cpu_s']:g}",
+            f"{row['tutti_cpu_s']:.2f}",
+            f"{row['micro_batch']}",
+        )
+    return table

@@ -1,0 +1,81 @@
+"""Where nothing fits: what is tightest, by how much, and the smallest change that would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tutti.errors import InputError
+from tutti.search.result import Settled
+from tutti.search.space import ALL_OFFLOAD, ALL_RECOMPUTE, Problem
+from tutti.search.tables import Tables
+from tutti.units import bytes_text
+
+Fit = Callable[[Problem], Settled | None]
+
+
+def explain_infeasible(tables: Tables, first_fit: Fit) -> InputError:
+    """Return the error that names the tightest constraint and the smallest remedy."""
+    problem = tables.problem
+    free = first_fit(replace(problem, unlimited_memory=True))
+    if free is None:
+        return InputError(_nothing_divides(problem))
+    tightest = free.estimate.tightest
+    remedy = next(
+        (words for words, changed in _remedies(problem) if first_fit(changed) is not None),
+        "none of twice the nodes, half the sequence or a smaller batch would do; "
+        "choose a smaller model",
+    )
+    return InputError(
+        f"{problem.model.name} does not fit on '{problem.cluster.name}': even the best strategy "
+        f"without a memory limit needs {bytes_text(tightest.total)} of the "
+        f"{bytes_text(tightest.limit)} of a chip of '{tightest.pool}' ({tightest.name}); "
+        f"smallest change that fits: {remedy}"
+    )
+
+
+def _nothing_divides(problem: Problem) -> str:
+    space, job = problem.space, problem.job
+    least = min(problem.sequence_counts())
+    if least > job.global_batch:
+        return (
+            f"global batch {job.global_batch} is smaller than a micro-batch of {least}; "
+            f"say --global-batch {least} or a smaller --micro-batch"
+        )
+    if not space.schedules or not space.shard or not space.recompute:
+        return "the constraints leave no schedule, shard level or recomputation to choose from"
+    return (
+        f"no strategy divides {job.global_batch} sequences over {problem.cluster.num_chips} chips "
+        "under the given constraints; loosen --tp-max, --max-stages or --micro-batch"
+    )
+
+
+def _remedies(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Yield changes, the least painful first."""
+    space = problem.space
+    if set(space.recompute) != set(ALL_RECOMPUTE):
+        yield "allow recomputation", replace(problem, space=replace(space, recompute=ALL_RECOMPUTE))
+    if set(space.shard) != {0, 1, 2, 3}:
+        wider = replace(space, shard=(0, 1, 2, 3))
+        yield "allow shard levels 0-3", replace(problem, space=wider)
+    if set(space.offload) != set(ALL_OFFLOAD):
+        yield "allow offload", replace(problem, space=replace(space, offload=ALL_OFFLOAD))
+    everything = replace(
+        space, recompute=ALL_RECOMPUTE, shard=(0, 1, 2, 3), offload=ALL_OFFLOAD,
+        tp=None, cp=None, sequences=None, max_stages=None,
+    )  # fmt: skip
+    if everything != space:
+        yield "lift the constraints on the strategy", replace(problem, space=everything)
+    if space.pools is not None and len(problem.pools) < len(problem.cluster.pools):
+        yield "use all pools", replace(problem, space=replace(everything, pools=None))
+    if problem.job.sequence_length > 1:
+        shorter = replace(problem.job, sequence_length=problem.job.sequence_length // 2)
+        words = f"--sequence-length {shorter.sequence_length}"
+        yield words, replace(problem, job=shorter, space=everything)
+    for factor in (2, 4, 8):
+        pools = tuple(replace(pool, nodes=pool.nodes * factor) for pool in problem.cluster.pools)
+        more = replace(problem.cluster, pools=pools)
+        yield (
+            f"{factor} times as many nodes ({more.num_chips} chips)",
+            replace(problem, cluster=more, space=everything),
+        )

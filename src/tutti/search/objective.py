@@ -1,0 +1,51 @@
+"""What a plan costs per step, in the unit of the objective: seconds, currency or joules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from tutti.errors import InputError
+from tutti.search.bound import cheapest_work
+from tutti.search.result import Objective
+from tutti.search.space import Problem
+from tutti.search.tables import Tables
+
+
+def rates(problem: Problem) -> dict[str, float] | None:
+    """Return what a chip of each pool costs per second; None where only time counts."""
+    if problem.objective is Objective.STEP_TIME:
+        return None
+    found: dict[str, float] = {}
+    for pool in problem.pools:
+        if problem.objective is Objective.COST:
+            rate, key = pool.price_per_chip_hour, "price_per_chip_hour"
+            per_second = None if rate is None else rate / 3600.0
+        else:
+            per_second, key = pool.chip_watts, "watts"
+        if per_second is None:
+            raise InputError(
+                f"--objective {problem.objective}: pool '{pool.name}' of cluster "
+                f"'{problem.cluster.name}' has no '{key}'; add it to the cluster file"
+            )
+        found[pool.name] = per_second
+    return found
+
+
+def value(seconds: float, chips: Mapping[str, int], per_second: dict[str, float] | None) -> float:
+    """Return what a step costs that keeps so many chips of each pool for so long."""
+    if per_second is None:
+        return seconds
+    return seconds * sum(count * per_second[pool] for pool, count in chips.items())
+
+
+def value_bound(tables: Tables, seconds_bound: float) -> float:
+    """Return what no plan undercuts: the bound on time, or all work where it is cheapest."""
+    per_second = rates(tables.problem)
+    if per_second is None:
+        return seconds_bound
+    prices = [per_second[pool.name] for pool in tables.problem.pools]
+    if not any(prices):
+        return 0.0
+    found = cheapest_work(tables, prices)
+    return found if math.isfinite(found) else 0.0

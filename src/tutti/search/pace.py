@@ -1,0 +1,174 @@
+"""The step of a chain whose stages are cut, by recurrence: much faster than the event simulator.
+
+Stages run their passes in the order of 1F1B (or interleaved) on a grid of (stage, micro-batch);
+units, buckets and collectives are not told apart. Good to a percent or two: it decides what is
+simulated, never what is returned.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tutti.hardware.topology import Position
+from tutti.plan.job import ScheduleKind
+from tutti.search.build import Part
+from tutti.search.chain import Cut
+from tutti.search.coarse import Chain
+from tutti.search.tables import KINDS, NONE, Config, Tables
+from tutti.simulate.kernel import compiled
+
+FloatArray = npt.NDArray[np.float64]
+_FILLED = 0.6  # of the gap between 1F1B and the bare work that zero bubble closes
+
+
+def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
+    """Return the seconds of all passes of a part's micro-batches, and what closes the step."""
+    chain = part.chain
+    configs = [c for c, n in zip(chain.configs, chain.stages, strict=True) for _ in range(n)]
+    depth, virtual = len(configs), chain.schedule.virtual
+    passes = np.zeros((3, depth * virtual))
+    for i, (start, stop) in enumerate(cut.ranges):
+        table = tables.get(configs[i % depth])
+        assert table is not None
+        units = np.arange(start, stop)
+        which = np.full(len(units), NONE)
+        for name, ranges in (("selective", cut.recompute[i].selective),
+                             ("full", cut.recompute[i].full)):  # fmt: skip
+            for a, b in ranges:
+                which[(units >= a) & (units < b)] = KINDS.index(name)
+        passes[0, i] = table.forward[which, units].sum()
+        passes[1, i] = (table.recompute[which, units] + table.backward_input[which, units]).sum()
+        passes[2, i] = table.backward_weight[which, units].sum()
+        passes[0, i] += max(0.0, cut.seconds[i] - passes[:, i].sum())  # copies that do not hide
+    sends = _send_seconds(tables, configs)
+    found = float(
+        compiled(_play)(
+            passes, sends, depth, virtual, part.micro_batches,
+            chain.schedule.kind is ScheduleKind.GPIPE,
+        )
+    )  # fmt: skip
+    if chain.schedule.kind is ScheduleKind.ZERO_BUBBLE:
+        bare = part.micro_batches * float(passes.sum(axis=0).max())
+        found -= _FILLED * (found - bare) * 0.5
+    found += part.micro_batches * _exposed_traffic(chain, passes)
+    nodes = max(1, sum(pool.nodes for pool in tables.problem.pools))
+    jitter = max(tables.prices[config.pool].node_jitter for config in chain.configs)
+    slowest = 1.0 + jitter * math.sqrt(2.0 * math.log(nodes)) if nodes > 1 else 1.0
+    return (found + chain.closing) * slowest
+
+
+def _exposed_traffic(chain: Chain, passes: FloatArray) -> float:
+    """Return what sharding's traffic of a micro-batch shows behind the passes that it runs beside.
+
+    Reductions run beside weight passes, gathers beside forward and input passes; at level 3 half
+    of the bytes are gradients, a quarter each the parameters of the two other passes.
+    """
+    forward, backward, weight = (float(p.mean()) * chain.schedule.virtual for p in passes)
+    if chain.shard < 3:
+        return max(0.0, chain.traffic - weight)
+    gathered = 0.25 * chain.traffic
+    exposed = max(0.0, gathered - forward) + max(0.0, gathered - backward)
+    return exposed + max(0.0, 0.5 * chain.traffic - weight)
+
+
+def _send_seconds(tables: Tables, configs: list[Config]) -> FloatArray:
+    """Return the transfer behind each stage (the last one's leads back to the first)."""
+    problem = tables.problem
+    cluster = problem.cluster
+    token_bytes = problem.model.hidden * problem.job.precision.compute.num_bytes
+    found = np.zeros(len(configs))
+    for s, config in enumerate(configs):
+        other = configs[(s + 1) % len(configs)]
+        if len(configs) == 1:
+            break
+        away = Position(other.pool, *((0, 0) if other.pool != config.pool else _far(tables, other)))
+        link = cluster.link(Position(config.pool, 0, 0), away)
+        efficiency = tables.prices[config.pool].efficiency.fabric
+        sequences = max(config.sequences / config.width, other.sequences / other.width)
+        moved = sequences * problem.job.sequence_length * token_bytes
+        found[s] = link.latency_s + moved / (link.contended_bandwidth * efficiency)
+    return found
+
+
+def _far(tables: Tables, config: Config) -> tuple[int, int]:
+    """A chip of the pool in another node, of the same node where there is only one."""
+    pool = tables.pool(config.pool)
+    return (1, 0) if pool.nodes > 1 else (0, pool.node.num_chips - 1)
+
+
+def _play(  # pragma: no cover - compiled
+    passes: Any, sends: Any, depth: int, virtual: int, count: int, all_forward_first: bool
+) -> float:
+    """Run every stage's passes in its order; return when the last one ends."""
+    chunks = depth * virtual
+    total = count * virtual
+    forward = np.full((chunks, count), -1.0)
+    backward = np.full((chunks, count), -1.0)
+    free = np.zeros(depth)
+    done_f = np.zeros(depth, dtype=np.int64)
+    done_b = np.zeros(depth, dtype=np.int64)
+    groups = max(1, count // depth)
+    longest = (count + groups - 1) // groups
+    finished = 0
+    while finished < depth:
+        finished = 0
+        moved = False
+        for s in range(depth):
+            ahead = depth - s
+            if virtual > 1:
+                ahead = 2 * (depth - s - 1) + (virtual - 1) * longest + 1
+            if all_forward_first:
+                ahead = total
+            ahead = min(ahead, total)
+            while True:
+                if done_b[s] == total:
+                    finished += 1
+                    break
+                wants_f = done_f[s] < total and done_f[s] - done_b[s] < ahead
+                index = done_f[s] if wants_f else done_b[s]
+                # Which chunk and micro-batch an action of this number is.
+                if virtual == 1:
+                    chunk, micro = s, index
+                else:
+                    base = index * groups // total
+                    low, high = 0, 0
+                    for g in range(base, groups):
+                        low, high = count * g // groups, count * (g + 1) // groups
+                        if low * virtual <= index < high * virtual:
+                            break
+                    rest = index - low * virtual
+                    round_ = rest // (high - low)
+                    micro = low + rest % (high - low)
+                    chunk = (round_ if wants_f else virtual - 1 - round_) * depth + s
+                if wants_f:
+                    ready = 0.0
+                    if chunk > 0:
+                        if forward[chunk - 1, micro] < 0.0:
+                            break
+                        ready = forward[chunk - 1, micro] + sends[(s - 1) % depth]
+                    start = max(free[s], ready)
+                    free[s] = start + passes[0, chunk]
+                    forward[chunk, micro] = free[s]
+                    done_f[s] += 1
+                else:
+                    if chunk == chunks - 1:
+                        ready = forward[chunk, micro]
+                    else:
+                        ready = backward[chunk + 1, micro]
+                        if ready >= 0.0:
+                            ready += sends[s]
+                    if ready < 0.0:
+                        break
+                    start = max(free[s], ready)
+                    backward[chunk, micro] = start + passes[1, chunk]
+                    free[s] = backward[chunk, micro] + passes[2, chunk]
+                    done_b[s] += 1
+                moved = True
+        if not moved and finished < depth:
+            return np.inf
+    last: float = free.max()
+    return last
