@@ -17,7 +17,8 @@ pipelines together take the whole batch B from chips that cost Σ λ_k n_k, so
 
 The smallest such T is a bound, whatever λ is; a few λ near the pools' relative speeds are tried
 and the best is kept. It covers plans that mix everything with everything: it looks at single
-stages only. Rounding is always down: F to a grid, memory to the least that a stage may need.
+stages only. Rounding is always down: F to a grid, forward times and bytes to a
+coarse scale, memory to the least that a stage may need.
 
 Configurations are those of the space that fit: a stage with so many units must hold their
 parameters and the activations of one micro-batch, or gather parameters for every micro-batch
@@ -44,12 +45,11 @@ from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
-GRID = 160  # cells of F
+GRID = 80  # cells of F
 FARTHEST = 0.5  # of the step: beyond it a stage could hardly work
-MOST_SEQUENCES = 64
 _MOST_DELAY = math.sqrt(2.0 * math.log(1e6))  # spreads, of the slowest of a million nodes
 _STEPS = 4  # between no and all recomputation
-_TRIES = (1.03, 0.97, 1.01, 0.99)  # factors on one pool's price
+_TRIES = (1.02, 0.98)  # factors on one pool's price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,7 +125,7 @@ def _kinds(tables: Tables) -> list[_Kind]:
             for tp in problem.tensor_degrees(pool)
             for cp in problem.context_degrees()
             for ep in problem.expert_degrees()
-            for b in _sequence_counts(tables)
+            for b in problem.sequence_counts()
             if tp * cp <= pool.num_chips
         ]
         tables.prepare(configs)
@@ -137,14 +137,6 @@ def _kinds(tables: Tables) -> list[_Kind]:
         ]
         found += _undominated(own)
     return found
-
-
-def _sequence_counts(tables: Tables) -> tuple[int, ...]:
-    problem = tables.problem
-    if problem.space.sequences is not None or tables.layers:
-        return problem.sequence_counts()
-    most = min(MOST_SEQUENCES, problem.job.global_batch)
-    return tuple(1 << i for i in range(most.bit_length()) if 1 << i <= most)
 
 
 def _ways(tables: Tables, table: ConfigTable, index: int) -> Iterator[_Kind]:
@@ -222,23 +214,57 @@ def _gather_seconds(tables: Tables, table: ConfigTable) -> FloatArray:
     return 0.5 * moved / fastest
 
 
+def _same_ends(kinds: list[_Kind]) -> list[_Kind]:
+    """Give embedding and head the least of all ways: they are few, and ways then compare."""
+    ends = [0, -1]
+    columns = {
+        name: np.min([getattr(kind, name)[ends] for kind in kinds], axis=0)
+        for name in ("work", "forward", "static")
+    }
+    found = []
+    for kind in kinds:
+        changed = {name: getattr(kind, name).copy() for name in columns}
+        for name, values in columns.items():
+            changed[name][ends] = values
+        found.append(dataclasses.replace(kind, **changed))
+    return found
+
+
+def _coarsened(kind: _Kind) -> _Kind:
+    """Round a way's forward seconds and bytes down to a coarse scale, so that few ways differ."""
+
+    def down(values: FloatArray, base: float) -> FloatArray:
+        with np.errstate(divide="ignore"):
+            steps = np.floor(np.log(values[1:-1]) / math.log(base))
+        rounded = values.copy()
+        rounded[1:-1] = np.where(values[1:-1] > 0, base**steps, 0.0)
+        return rounded
+
+    return dataclasses.replace(
+        kind,
+        forward=down(kind.forward, 2.0),
+        static=down(kind.static, math.sqrt(2.0)),
+        passing=np.zeros_like(kind.passing),
+    )
+
+
 def _undominated(kinds: list[_Kind]) -> list[_Kind]:
     """Drop ways that another one of the pool equals or beats in all respects."""
+    if not kinds:
+        return []
+    kinds = [_coarsened(kind) for kind in _same_ends(kinds)]
     order = sorted(kinds, key=lambda k: (float(k.work.sum()), float(k.forward.sum())))
-    kept: list[_Kind] = []
-    for kind in order:
-        if not any(_beats(other, kind) for other in kept):
-            kept.append(kind)
-    return kept
-
-
-def _beats(one: _Kind, other: _Kind) -> bool:
-    return bool(
-        (one.work <= other.work * (1 + 1e-12)).all()
-        and (one.forward <= other.forward * (1 + 1e-12)).all()
-        and (one.static <= other.static).all()
-        and (one.passing <= other.passing).all()
-    )
+    columns = [
+        np.stack([getattr(k, name) for k in order]) for name in ("work", "forward", "static")
+    ]
+    kept: list[int] = []
+    for index in range(len(order)):
+        better = np.ones(len(kept), dtype=bool)
+        for rows in columns:
+            better &= (rows[kept] <= rows[index] * (1 + 1e-12)).all(axis=1)
+        if not better.any():
+            kept.append(index)
+    return [order[index] for index in kept]
 
 
 class _Path:
@@ -261,14 +287,14 @@ class _Path:
         def possible(seconds: float) -> bool:
             return batch * self._cost(prices, seconds) <= worth * (1 + 1e-12)
 
-        low, high = start, start
+        low, high, more = start, start, 0.01
         if possible(low):
             return low
         while not possible(high):
-            low, high = high, high * 1.1
+            low, high, more = high, high * (1.0 + more), 2.0 * more
             if high > 1e6 * start:
                 return low
-        for _ in range(12):
+        for _ in range(5):
             middle = 0.5 * (low + high)
             if possible(middle):
                 high = middle
@@ -291,17 +317,23 @@ def _prefix(rows: FloatArray) -> FloatArray:
 
 def _reach(kind: _Kind) -> npt.NDArray[np.int64]:
     """For each first unit, the end (exclusive) up to which a stage's memory lasts."""
-    units = len(kind.static)
-    ends = np.arange(units, dtype=np.int64)
+    ends = np.arange(len(kind.static), dtype=np.int64)
+    compiled(_extend)(kind.static, kind.passing, kind.room * (1 + 1e-9), ends)
+    return ends
+
+
+def _extend(  # pragma: no cover - compiled
+    static: Any, passing: Any, room: float, ends: Any
+) -> None:
+    units = len(static)
     for start in range(units):
         held = peak = 0.0
         for unit in range(start, units):
-            held += float(kind.static[unit])
-            peak = max(peak, float(kind.passing[unit]))
-            if held + peak > kind.room * (1 + 1e-9):
+            held += static[unit]
+            peak = max(peak, passing[unit])
+            if held + peak > room:
                 break
             ends[start] = unit + 1
-    return ends
 
 
 def _shortest(  # pragma: no cover - compiled

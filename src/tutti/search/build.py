@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Offload, Order, Recompute
+from tutti.plan.uniform import even_cuts
 from tutti.search.chain import Cut, Slot, best_cut
 from tutti.search.coarse import Chain, copy_bandwidth, host_bytes, usable_bytes
 from tutti.search.draft import Draft, PipelineDraft, Placement, ReplicaDraft, StageDraft
@@ -90,12 +91,21 @@ def cuts_of(
             sharing = part.chain.copies
             if part.chain.shard >= 2:
                 sharing = min(p.copies for p in alike)
-            known[key] = best_cut(_slots(tables, part.chain, longest, sharing, spared or {}))
+            slots = _slots(tables, part.chain, longest, sharing, spared or {})
+            known[key] = best_cut(slots, _given_cut(tables, len(slots)))
         cut = known[key]
         if cut is None:
             return None
         found.append(cut)
     return found
+
+
+def _given_cut(tables: Tables, num_ranges: int) -> list[tuple[int, int]] | None:
+    """Return the even cut where the space knows no other."""
+    problem = tables.problem
+    if problem.space.uneven_units or num_ranges > problem.model.num_layers:
+        return None
+    return even_cuts(problem.model.num_layers, num_ranges)
 
 
 def draft_of(

@@ -57,8 +57,8 @@ class Cut:
         return max(self.seconds)
 
 
-def best_cut(slots: list[Slot]) -> Cut | None:
-    """Return the best cut of all units over the slots; None where none fits."""
+def best_cut(slots: list[Slot], given: list[tuple[int, int]] | None = None) -> Cut | None:
+    """Return the best cut of all units over the slots, or the given one; None: does not fit."""
     num_units = slots[0].table.forward.shape[1]
     if len(slots) > num_units:
         return None
@@ -73,10 +73,15 @@ def best_cut(slots: list[Slot]) -> Cut | None:
             matrices.append(_Matrix(slot))
         index[position] = distinct[key]
     seconds = np.stack([matrix.seconds for matrix in matrices])
-    bounds = compiled(_solve)(seconds, index)
-    if bounds[0] < 0:
-        return None
-    ranges = tuple((int(a), int(b)) for a, b in itertools.pairwise(bounds))
+    if given is None:
+        bounds = compiled(_solve)(seconds, index)
+        if bounds[0] < 0:
+            return None
+        ranges = tuple((int(a), int(b)) for a, b in itertools.pairwise(bounds))
+    else:
+        ranges = tuple(given)
+        if not all(np.isfinite(seconds[index[i], a, b]) for i, (a, b) in enumerate(ranges)):
+            return None
     parts = [matrices[index[i]].part(a, b) for i, (a, b) in enumerate(ranges)]
     return Cut(
         ranges=ranges,

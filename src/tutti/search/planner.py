@@ -15,7 +15,6 @@ from typing import Any
 
 from tutti.hardware.cluster import Pool
 from tutti.hardware.topology import Position
-from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
 from tutti.search.build import Part, cuts_of, groupings, split_batch
@@ -44,11 +43,13 @@ class Effort:
     instructions: int = 60_000  # simulated, for candidates
     per_chip: int = 300
     most: int = 1_500_000
-    candidates: int = 8
+    candidates: int = 5
+    whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
     combined: int = 9  # chains of several groups, per schedule and shard level
     chains: int = 4  # per group of pools, schedule and shard level
+    alone: int = 3  # candidates for each pool by itself
     polished: int = 2
-    refined: int = 6  # candidates of every schedule and shard level whose chains are cut exactly
+    refined: int = 4  # candidates of every schedule and shard level whose chains are cut exactly
 
     def budget(self, num_chips: int) -> int:
         """Return the instructions that may be simulated."""
@@ -68,7 +69,8 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def _silent(progress: Progress) -> None:
+def silent(progress: Progress) -> None:
+    """Report nothing."""
     del progress
 
 
@@ -135,7 +137,7 @@ class Search:
     """One search over some pools of a problem."""
 
     def __init__(
-        self, tables: Tables, effort: Effort, report: Report = _silent, bound: float | None = None
+        self, tables: Tables, effort: Effort, report: Report = silent, bound: float | None = None
     ) -> None:
         self.tables = tables
         self.problem = tables.problem
@@ -205,7 +207,7 @@ class Search:
         )
 
     def _polish(self) -> None:
-        """Try what the coarse model does not tell apart: schedules, placement, shard levels."""
+        """Try what the coarse model does not tell apart: where the chips of a copy lie."""
         for found in self.state.found[: self.effort.polished]:
             for change in self._changes(found.draft):
                 draft = replace(found.draft, **change)
@@ -214,17 +216,7 @@ class Search:
                     self._take(quick, found.key)
 
     def _changes(self, draft: Draft) -> Iterator[dict[str, Any]]:
-        space = self.problem.space
         deep = any(len(p.stages) > 1 for p in draft.pipelines)
-        plain = all(len(s.units) == 1 for p in draft.pipelines for s in p.stages)
-        if deep and plain:
-            for kind in space.schedules:
-                if kind not in (draft.schedule, ScheduleKind.INTERLEAVED):
-                    yield {"schedule": kind}
-        if draft.shard in (1, 2):
-            for level in (0, 1, 2):
-                if level != draft.shard and level in space.shard:
-                    yield {"shard": level}
         if deep and self.problem.cluster.fabric.oversubscribed:
             yield {"placement": "copy"}
 
@@ -273,10 +265,8 @@ class Search:
                 cuts = known[key]
                 if cuts is None:
                     break
-                played = max(
-                    played,
-                    *(chain_seconds(self.tables, p, c) for p, c in zip(own, cuts, strict=True)),
-                )
+                for part, cut in zip(own, cuts, strict=True):
+                    played = max(played, chain_seconds(self.tables, part, cut))
             else:
                 candidate.coarse_seconds = played + slowest
                 candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
@@ -396,15 +386,20 @@ def plan(
     problem: Problem,
     *,
     effort: Effort | None = None,
-    report: Report = _silent,
+    report: Report = silent,
     compare: bool = True,
+    bound: float | None = None,
 ) -> SearchResult:
-    """Search the best plan and hold it against the best uniform plan and each pool alone."""
+    """Search the best plan and hold it against the best uniform plan and each pool alone.
+
+    `bound` is a lower bound that is known already, such as that of a cluster with more nodes.
+    """
     started = time.process_time()
     effort = effort or Effort()
     tables = Tables(problem)
     report(Progress(doing="bounding"))
-    bound = lower_bound(tables)
+    if bound is None:
+        bound = lower_bound(tables)
     report(Progress(doing="pricing", lower_bound_seconds=bound))
     search = Search(tables, effort, report, bound)
     state = search.run()
@@ -414,13 +409,17 @@ def plan(
     uniform: Settled | str = "not looked for"
     alone: dict[str, Alone] = {}
     missing: dict[str, str] = {}
-    if compare and not search.interrupted:
+    interrupted = search.interrupted
+    if compare and not interrupted:
         report(Progress(doing="comparing", best_seconds=best.step_seconds,
                         lower_bound_seconds=bound))  # fmt: skip
-        uniform = _uniform(tables)
-        if isinstance(uniform, Settled) and search.worth(uniform) < search.worth(best):
-            best, runner_up = uniform, best  # nothing uneven pays here
-        alone, missing = _alone(tables, effort, best)
+        try:
+            uniform = _uniform(tables)
+            if isinstance(uniform, Settled) and search.worth(uniform) < search.worth(best):
+                best, runner_up = uniform, best  # nothing uneven pays here
+            alone, missing = _alone(tables, effort, best)
+        except KeyboardInterrupt:
+            interrupted = True
     return SearchResult(
         best=best,
         value=search.worth(best),
@@ -435,7 +434,7 @@ def plan(
         alone=alone,
         alone_missing=missing,
         pruned=_pruned(search, state),
-        interrupted=search.interrupted,
+        interrupted=interrupted,
         work={
             "priced": search.coarse.priced,
             "simulated": search.settler.simulated,
@@ -450,7 +449,7 @@ def _settled(search: Search, state: _State) -> tuple[Settled, Settled | None]:
     whole: list[tuple[Plan, Estimate]] = []
     for number, found in enumerate(state.found[:MOST_WHOLE]):
         best_worth = min((search.plan_worth(*pair) for pair in whole), default=math.inf)
-        if number >= 2 and found.value >= best_worth:
+        if number >= search.effort.whole and found.value >= best_worth:
             break
         made = settler.plan_of(found.draft)
         whole.append((made, settler.price(made)))
@@ -516,7 +515,7 @@ def _alone(
         smaller = problem.with_pool(pool, batch)
         for unlimited in (False, True):
             one = tables.for_problem(replace(smaller, unlimited_memory=unlimited))
-            search = Search(one, effort)
+            search = Search(one, replace(effort, whole=1, candidates=effort.alone))
             state = search.run()
             if state.best is not None:
                 settled, _ = _settled(search, state)

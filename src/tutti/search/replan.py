@@ -14,7 +14,7 @@ from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
 from tutti.search.explanation import step_text
 from tutti.search.movement import Movement, NodeMoves, movement, payback
-from tutti.search.planner import Effort, Report, plan
+from tutti.search.planner import Effort, Report, plan, silent
 from tutti.search.result import SearchResult, Settled
 from tutti.search.settle import Settler
 from tutti.search.space import Problem
@@ -140,9 +140,8 @@ def _staying(
 def _searched(
     problem: Problem, effort: Effort, report: Report | None, staying: Settled | None
 ) -> SearchResult:
-    options = {} if report is None else {"report": report}
     try:
-        return plan(problem, effort=effort, compare=False, **options)
+        return plan(problem, effort=effort, compare=False, report=report or silent)
     except InputError:
         if staying is None:
             raise

@@ -5,6 +5,7 @@ Values only; `explain` puts them into words, `report` into a page.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -86,6 +87,8 @@ class SearchResult:
         """How far above the bound the plan is, at most this far from the best."""
         if self.value is not None and self.value_bound:
             return 100.0 * (self.value / self.value_bound - 1.0)
+        if self.lower_bound_seconds <= 0:
+            return math.inf
         return 100.0 * (self.best.step_seconds / self.lower_bound_seconds - 1.0)
 
     @property
@@ -114,7 +117,7 @@ class SearchResult:
             "value_bound": self.value_bound,
             "step_time_s": estimate.step_seconds,
             "lower_bound_s": self.lower_bound_seconds,
-            "gap_pct": self.gap_pct,
+            "gap_pct": self.gap_pct if math.isfinite(self.gap_pct) else None,
             "mfu": estimate.mfu,
             "tokens_per_s": estimate.tokens_per_second,
             "mixed_efficiency_pct": self.mixed_efficiency_pct,

@@ -74,6 +74,20 @@ class Problem:
                 raise InputError(f"--pool-only: no pool is called '{name}'; {hint(name, known)}")
         return tuple(pool for pool in self.cluster.pools if pool.name in names)
 
+    @property
+    def num_chips(self) -> int:
+        """Chips of the pools that may take part."""
+        return sum(pool.num_chips for pool in self.pools)
+
+    def used_cluster(self) -> Cluster:
+        """Return the cluster without the pools that may not take part."""
+        if self.space.pools is None:
+            return self.cluster
+        names = {pool.name for pool in self.pools}
+        links = tuple(link for link in self.cluster.fabric.links if set(link.pools) <= names)
+        fabric = replace(self.cluster.fabric, links=links)
+        return replace(self.cluster, pools=self.pools, fabric=fabric)
+
     def tensor_degrees(self, pool: Pool) -> tuple[int, ...]:
         """Return the tensor-parallel degrees that a pool's nodes and the model allow."""
         return _tensor_degrees(self.model, pool, self.space.tp)

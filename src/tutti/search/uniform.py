@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tutti.errors import InputError
+from tutti.plan.chips import ChipSet
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Plan
 from tutti.plan.uniform import Degrees, even_cuts, uniform_plan
@@ -23,7 +24,7 @@ from tutti.search.settle import Settler
 from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
 from tutti.simulate.estimate import Estimate
 
-SIMULATED = 4
+SIMULATED = 2
 _SHARD = (0, 1)
 
 
@@ -32,6 +33,7 @@ class _Priced:
     degrees: Degrees
     schedule: ScheduleKind
     seconds: float
+    stages: tuple[tuple[str, ...], ...]  # pools of each stage
 
 
 def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | str:
@@ -40,10 +42,14 @@ def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | st
     if not priced:
         return "no uniform degrees divide the chips and the batch and fit into memory"
     best: tuple[Plan, Estimate] | None = None
-    for tried, candidate in enumerate(priced):
+    tried = 0
+    for candidate in priced:
         slow = best is not None and candidate.seconds > 1.05 * best[1].step_seconds
         if (best is not None and tried >= SIMULATED) or slow or tried >= 5 * SIMULATED:
             break
+        if not _fits_everywhere(tables, candidate):
+            continue
+        tried += 1
         plan = _plan(tables, candidate)
         if plan is None:
             continue
@@ -59,9 +65,17 @@ def _plan(tables: Tables, candidate: _Priced) -> Plan | None:
     problem = tables.problem
     job = replace(problem.job, schedule=candidate.schedule)
     try:
-        plan = uniform_plan(problem.model, problem.cluster, job, candidate.degrees)
+        plan = uniform_plan(problem.model, problem.used_cluster(), job, candidate.degrees)
     except InputError:
         return None
+    if problem.space.pools is not None:
+        others = [pool for pool in problem.cluster.pools if pool not in problem.pools]
+        idle = [
+            ChipSet.of(f"{pool.name}/0-{pool.nodes - 1}/0-{pool.node.num_chips - 1}")
+            for pool in others
+        ]
+        left = ChipSet.join([plan.idle, *idle])
+        plan = replace(plan, cluster=tables.references[1], idle=left)
     return _overlapped(tables, plan, candidate.degrees)
 
 
@@ -95,8 +109,8 @@ def _overlapped(tables: Tables, plan: Plan, degrees: Degrees) -> Plan:
 
 def _candidates(tables: Tables) -> Iterator[_Priced]:
     problem = tables.problem
-    chips = problem.cluster.num_chips
-    degrees = [set(problem.tensor_degrees(pool)) for pool in problem.cluster.pools]
+    chips = sum(pool.num_chips for pool in problem.pools)
+    degrees = [set(problem.tensor_degrees(pool)) for pool in problem.pools]
     for tp in sorted(set.intersection(*degrees)):
         for cp, ep in itertools.product(problem.context_degrees(), problem.expert_degrees()):
             for pp in range(1, min(problem.model.num_layers, chips // (tp * cp)) + 1):
@@ -106,7 +120,7 @@ def _candidates(tables: Tables) -> Iterator[_Priced]:
 
 def _layout(tables: Tables, tp: int, cp: int, ep: int, pp: int) -> Iterator[_Priced]:
     problem = tables.problem
-    dp = problem.cluster.num_chips // (tp * cp * pp)
+    dp = problem.num_chips // (tp * cp * pp)
     if ep > 1 and (dp * tp * cp) % ep:
         return
     stages = _stage_pools(tables, tp * cp, dp, pp)
@@ -140,11 +154,11 @@ def _layout(tables: Tables, tp: int, cp: int, ep: int, pp: int) -> Iterator[_Pri
 def _stage_pools(tables: Tables, width: int, dp: int, pp: int) -> list[list[str]] | None:
     """Return the pools of each stage's replicas; None where a replica would lie across two."""
     bounds = [0]
-    for pool in tables.problem.cluster.pools:
+    for pool in tables.problem.pools:
         bounds.append(bounds[-1] + pool.num_chips)
         if bounds[-1] % width:
             return None
-    names = [pool.name for pool in tables.problem.cluster.pools]
+    names = [pool.name for pool in tables.problem.pools]
     found = []
     for s in range(pp):
         start, stop = s * dp * width, (s + 1) * dp * width
@@ -174,12 +188,9 @@ def _price(
     times, fills = [], []
     for s, pools in enumerate(stages):
         own = np.concatenate([np.arange(a, b) for a, b in cuts[s::pp]])
-        flight = in_flight(kind, virtual, pp, s, rounds)
         slowest = filled = 0.0
         for pool in pools:
             table = known[pool]
-            if not _fits(tables, table, own, degrees, recompute, flight, dp):
-                return None
             which = np.where((own == 0) | (own == problem.model.head_unit), NONE, recompute)
             slowest = max(slowest, float(table.seconds[which, own].sum()))
             passes = table.forward + table.backward_input
@@ -190,7 +201,27 @@ def _price(
         degrees=degrees,
         schedule=kind,
         seconds=rounds * max(times) + sum(fills) - max(fills),
+        stages=tuple(tuple(pools) for pools in stages),
     )
+
+
+def _fits_everywhere(tables: Tables, candidate: _Priced) -> bool:
+    """Tell whether every pool of every stage has the memory, as far as counting can tell."""
+    problem, degrees = tables.problem, candidate.degrees
+    pp, virtual = degrees.pp, degrees.vpp
+    dp = problem.num_chips // (degrees.tp * degrees.cp * pp)
+    rounds = problem.job.global_batch // (dp * degrees.micro_batch)
+    cuts = even_cuts(problem.model.num_layers, pp * virtual)
+    recompute = KINDS.index(degrees.recompute)
+    for s, pools in enumerate(candidate.stages):
+        own = np.concatenate([np.arange(a, b) for a, b in cuts[s::pp]])
+        flight = in_flight(candidate.schedule, virtual, pp, s, rounds)
+        for pool in pools:
+            config = Config(pool, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch)
+            table = tables.get(config)
+            if table is None or not _fits(tables, table, own, degrees, recompute, flight, dp):
+                return False
+    return True
 
 
 def _fits(
