@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tutti.cost.links import link_of
 from tutti.hardware.topology import Position
 from tutti.plan.job import ScheduleKind
 from tutti.search.build import Part
@@ -86,7 +87,7 @@ def _send_seconds(tables: Tables, configs: list[Config]) -> FloatArray:
         if len(configs) == 1:
             break
         away = Position(other.pool, *((0, 0) if other.pool != config.pool else _far(tables, other)))
-        link = cluster.link(Position(config.pool, 0, 0), away)
+        link = link_of(cluster, Position(config.pool, 0, 0), away)
         efficiency = tables.prices[config.pool].efficiency.fabric
         sequences = max(config.sequences / config.width, other.sequences / other.width)
         moved = sequences * problem.job.sequence_length * token_bytes

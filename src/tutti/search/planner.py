@@ -33,7 +33,9 @@ from tutti.search.uniform import best_uniform
 from tutti.simulate.estimate import Estimate
 
 MOST_WHOLE = 5  # drafts that are simulated from the first micro-batch to the last
-WORTH_A_LOOK = 1.06  # coarse price over the best simulated one, beyond which nothing is simulated
+MOST_TRIED = 40  # candidates, while none of them fits
+WORTH_A_LOOK = 1.01  # by how much the price of a candidate may err
+UNFIT = 1.05  # held against the others of a kind of which one did not fit after all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +45,14 @@ class Effort:
     instructions: int = 60_000  # simulated, for candidates
     per_chip: int = 300
     most: int = 1_500_000
-    candidates: int = 5
+    candidates: int = 4
+    most_candidates: int = 14  # as long as something left promises more
     whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
     combined: int = 9  # chains of several groups, per schedule and shard level
     chains: int = 4  # per group of pools, schedule and shard level
     alone: int = 3  # candidates for each pool by itself
     polished: int = 2
-    refined: int = 4  # candidates of every schedule and shard level whose chains are cut exactly
+    refined: int = 6  # candidates of every schedule and shard level whose chains are cut exactly
 
     def budget(self, num_chips: int) -> int:
         """Return the instructions that may be simulated."""
@@ -82,6 +85,12 @@ class Candidate:
     parts: tuple[Part, ...]
     coarse_seconds: float
     value: float = 0.0  # of the objective, by the coarse price
+
+    @property
+    def kind(self) -> object:
+        """What candidates have in common whose prices err alike."""
+        first = self.chains[0]
+        return (len(self.chains), first.schedule.kind, first.shard)
 
     @property
     def chips(self) -> dict[str, int]:
@@ -157,21 +166,38 @@ class Search:
         """Settle the most promising candidates until the work is spent."""
         budget = self.effort.budget(self.problem.cluster.num_chips)
         try:
-            candidates = self._candidates()
-            for number, candidate in enumerate(candidates):
-                best = self.state.best
-                if best is not None and (
-                    self.settler.instructions > budget
-                    or number >= self.effort.candidates
-                    or candidate.value > WORTH_A_LOOK * best.value
-                ):
-                    self.state.skipped += len(candidates) - number
+            left = self._candidates()
+            corrections: dict[object, float] = {}
+            for number in itertools.count():
+                candidate = min(
+                    left, key=lambda c: c.value * corrections.get(c.kind, 1.0), default=None
+                )
+                if candidate is None or self._enough(candidate, corrections, number, budget):
                     break
-                self._settle(candidate)
+                left.remove(candidate)
+                corrections[candidate.kind] = self._settle(candidate)
+            self.state.skipped += len(left)
             self._polish()
         except KeyboardInterrupt:
             self.interrupted = True
         return self.state
+
+    def _enough(
+        self, candidate: Candidate, corrections: dict[object, float], number: int, budget: int
+    ) -> bool:
+        """Tell whether the best plan stands: nothing left promises more, or the work is done.
+
+        What a kind of strategy turned out to take, over what it promised, is held against the
+        others of its kind.
+        """
+        best = self.state.best
+        if best is None:
+            return number >= MOST_TRIED
+        promised = candidate.value * corrections.get(candidate.kind, 1.0) / WORTH_A_LOOK
+        if number >= self.effort.most_candidates or self.settler.instructions > 4 * budget:
+            return True
+        spent = number >= self.effort.candidates or self.settler.instructions > budget
+        return promised >= best.value / (WORTH_A_LOOK if spent else 1.0)
 
     def worth(self, settled: Settled) -> float:
         """Return what the objective counts of a settled plan."""
@@ -186,12 +212,14 @@ class Search:
                 chips[pool] = chips.get(pool, 0) + replica.num_chips
         return value(estimate.step_seconds, chips, self.per_second)
 
-    def _settle(self, candidate: Candidate) -> None:
+    def _settle(self, candidate: Candidate) -> float:
+        """Simulate a candidate; return what it takes over what it promised."""
         found = self.settler.parts(candidate.parts)
         if found is None:
             self.state.rejected += 1
-            return
+            return UNFIT
         self._take(found, candidate.key)
+        return found.seconds / candidate.coarse_seconds
 
     def _take(self, found: Quick, key: object) -> None:
         worth = value(found.seconds, found.draft.chips(), self.per_second)

@@ -6,6 +6,7 @@ All degrees are priced by the same tables as the search, the best few are simula
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +26,6 @@ from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
 from tutti.simulate.estimate import Estimate
 
 SIMULATED = 2
-_SHARD = (0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +38,19 @@ class _Priced:
 
 def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | str:
     """Return the best uniform plan that fits, or why there is none."""
-    priced = sorted(_candidates(tables), key=lambda c: (c.seconds, str(c.degrees)))
-    if not priced:
-        return "no uniform degrees divide the chips and the batch and fit into memory"
+    queue = [(c.seconds, str(c.degrees), c) for c in _candidates(tables)]
+    if not queue:
+        return "no uniform degrees divide the chips and the batch"
+    heapq.heapify(queue)
     best: tuple[Plan, Estimate] | None = None
     tried = 0
-    for candidate in priced:
-        slow = best is not None and candidate.seconds > 1.05 * best[1].step_seconds
-        if (best is not None and tried >= SIMULATED) or slow or tried >= 5 * SIMULATED:
+    while queue and tried < 5 * SIMULATED:
+        seconds, _, candidate = heapq.heappop(queue)
+        if best is not None and (tried >= SIMULATED or seconds > 1.05 * best[1].step_seconds):
             break
         if not _fits_everywhere(tables, candidate):
+            for other in _relieved(tables, candidate):
+                heapq.heappush(queue, (other.seconds, str(other.degrees), other))
             continue
         tried += 1
         plan = _plan(tables, candidate)
@@ -59,6 +62,19 @@ def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | st
         if best is None or found.step_seconds < best[1].step_seconds:
             best = (plan, found)
     return best or "no uniform degrees fit into memory"
+
+
+def _relieved(tables: Tables, candidate: _Priced) -> Iterator[_Priced]:
+    """Yield the same degrees with more recomputation: what did not fit may fit then."""
+    degrees = candidate.degrees
+    position = KINDS.index(degrees.recompute)
+    for kind in KINDS[position + 1 :]:
+        if kind in tables.problem.space.recompute:
+            changed = replace(degrees, recompute=kind)
+            priced = _price(tables, changed, [list(pools) for pools in candidate.stages])
+            if priced is not None:
+                yield priced
+            return
 
 
 def _plan(tables: Tables, candidate: _Priced) -> Plan | None:
@@ -137,18 +153,16 @@ def _layout(tables: Tables, tp: int, cp: int, ep: int, pp: int) -> Iterator[_Pri
         }
         if any(found is None for found in table.values()):
             continue
-        known = {pool: found for pool, found in table.items() if found is not None}
-        for shard, kind in itertools.product(_SHARD if dp * cp > 1 else (0,), KINDS):
-            if kind not in problem.space.recompute:
-                continue
-            degrees = Degrees(
-                tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=sequences, shard=shard,
-                sequence_parallel=tp > 1, recompute=kind,
-            )  # fmt: skip
-            for virtual in (1, 2, 4):
-                priced = _price(tables, replace(degrees, vpp=virtual), stages, known, dp)
-                if priced is not None:
-                    yield priced
+        # The optimizer's states are sharded where there is somebody to share them with.
+        degrees = Degrees(
+            tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=sequences, shard=int(dp * cp > 1),
+            sequence_parallel=tp > 1,
+            recompute=next(kind for kind in KINDS if kind in problem.space.recompute),
+        )  # fmt: skip
+        for virtual in (1, 2, 4):
+            priced = _price(tables, replace(degrees, vpp=virtual), stages)
+            if priced is not None:
+                yield priced
 
 
 def _stage_pools(tables: Tables, width: int, dp: int, pp: int) -> list[list[str]] | None:
@@ -169,13 +183,7 @@ def _stage_pools(tables: Tables, width: int, dp: int, pp: int) -> list[list[str]
     return found
 
 
-def _price(
-    tables: Tables,
-    degrees: Degrees,
-    stages: list[list[str]],
-    known: dict[str, ConfigTable],
-    dp: int,
-) -> _Priced | None:
+def _price(tables: Tables, degrees: Degrees, stages: list[list[str]]) -> _Priced | None:
     problem, pp, virtual = tables.problem, degrees.pp, degrees.vpp
     kind = ScheduleKind.ONE_F_ONE_B if virtual == 1 else ScheduleKind.INTERLEAVED
     if virtual > 1 and (pp == 1 or kind not in problem.space.schedules):
@@ -183,6 +191,7 @@ def _price(
     if pp * virtual > problem.model.num_layers:
         return None
     cuts = even_cuts(problem.model.num_layers, pp * virtual)
+    dp = problem.num_chips // (degrees.tp * degrees.cp * pp)
     rounds = problem.job.global_batch // (dp * degrees.micro_batch)
     recompute = KINDS.index(degrees.recompute)
     times, fills = [], []
@@ -190,7 +199,9 @@ def _price(
         own = np.concatenate([np.arange(a, b) for a, b in cuts[s::pp]])
         slowest = filled = 0.0
         for pool in pools:
-            table = known[pool]
+            config = Config(pool, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch)
+            table = tables.get(config)
+            assert table is not None
             which = np.where((own == 0) | (own == problem.model.head_unit), NONE, recompute)
             slowest = max(slowest, float(table.seconds[which, own].sum()))
             passes = table.forward + table.backward_input
