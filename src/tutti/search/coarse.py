@@ -8,7 +8,9 @@ pool, traffic by its volume. What comes out in front is cut, placed and simulate
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,7 @@ from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-MOST_COPIES = 160  # different numbers of copies that are looked at
+MOST_COMBINATIONS = 4096  # of the configurations of all pools of a chain
 HIDDEN_SHARE = 0.6  # of a micro-batch's time that gradient traffic can hide behind
 FILLED_SHARE = 0.7  # of the weight passes that zero bubble puts into gaps, unequal stages allowed
 HOST_SHARE = 0.8  # of host memory; the rest is the system's, the data loader's and checkpoints'
@@ -105,6 +107,18 @@ class _Options:
     host: float
     away: FloatArray  # seconds to copy a block's activations to the host
 
+    def take(self, rows: list[int]) -> _Options:
+        """Return some of the configurations."""
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "configs":
+                value = tuple(value[i] for i in rows)
+            elif isinstance(value, np.ndarray):
+                value = value[rows]
+            values[field.name] = value
+        return _Options(**values)
+
     @classmethod
     def of(cls, tables: Tables, pool: str, configs: list[Config]) -> _Options | None:
         tables.prepare(configs)
@@ -153,6 +167,31 @@ class _Options:
             host=host_bytes(found),
             away=column(lambda t: mean(t.kept[NONE]) / copy_bandwidth(found)),
         )  # fmt: skip
+
+
+def _thinned(options: list[_Options]) -> list[_Options]:
+    """Return fewer configurations of each pool where all combinations would be too many.
+
+    Of every width and micro-batch the fastest and the one that spreads experts most are kept,
+    then the fastest of all.
+    """
+    most = math.floor(MOST_COMBINATIONS ** (1.0 / len(options)))
+    found = []
+    for o in options:
+        if len(o.configs) <= most:
+            found.append(o)
+            continue
+        work = o.block * o.width / o.sequences
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, config in enumerate(o.configs):
+            groups.setdefault((config.width, config.sequences), []).append(i)
+        chosen: set[int] = set()
+        for rows in groups.values():
+            chosen.add(min(rows, key=lambda i: (work[i], i)))
+            chosen.add(min(rows, key=lambda i: (-o.ep[i], work[i], i)))
+        ranked = sorted(chosen, key=lambda i: (work[i], i))[:most]
+        found.append(o.take(sorted(ranked)))
+    return found
 
 
 def _exchange_rates(pool: Pool, nic: float, configs: list[Config], efficiency: float) -> FloatArray:
@@ -232,7 +271,7 @@ class Coarse:
         options = [self._pool(name, chained=len(pools) > 1) for name in pools]
         if any(found is None for found in options):
             return []
-        known = [found for found in options if found is not None]
+        known = _thinned([found for found in options if found is not None])
         grid = _Grid(self.problem, known, sequences)
         if not grid.size:
             return []

@@ -351,7 +351,7 @@ class Search:
         for chosen in _matching(lists, self.effort.combined):
             for chains in self._rounded(chosen):
                 parts = split_batch(chains, total)
-                if parts is None:
+                if parts is None or not _spreadable(parts):
                     continue
                 cross = self._cross_seconds(chains)
                 end = max(
@@ -395,6 +395,16 @@ class Search:
         chips = sum(n * c.width for c, n in zip(chain.configs, chain.stages, strict=True))
         volume = 1.5 * self._gradient_bytes / chips
         return max(0.0, volume / self._pair_bandwidth[pool, other] - 0.3 * chain.pace)
+
+
+def _spreadable(parts: Sequence[Part]) -> bool:
+    """Tell whether expert groups come out even: in all stages of all pipelines, or nowhere."""
+    spread = {config.ep > 1 for part in parts for config in part.chain.configs}
+    return len(spread) == 1 and all(
+        part.copies * (part.chain.sequences // config.sequences) * config.width % config.ep == 0
+        for part in parts
+        for config in part.chain.configs
+    )
 
 
 def _matching(lists: list[list[Chain]], most: int) -> Iterator[tuple[Chain, ...]]:
