@@ -73,7 +73,12 @@ def _remedies(problem: Problem) -> Iterator[tuple[str, Problem]]:
         words = f"--sequence-length {shorter.sequence_length}"
         yield words, replace(problem, job=shorter, space=everything)
     for factor in (2, 4, 8):
-        pools = tuple(replace(pool, nodes=pool.nodes * factor) for pool in problem.cluster.pools)
+        try:
+            pools = tuple(
+                replace(pool, nodes=pool.nodes * factor) for pool in problem.cluster.pools
+            )
+        except ValueError:  # nodes without NICs stay alone
+            return
         more = replace(problem.cluster, pools=pools)
         yield (
             f"{factor} times as many nodes ({more.num_chips} chips)",

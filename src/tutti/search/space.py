@@ -114,7 +114,7 @@ class Problem:
     def sequence_counts(self) -> tuple[int, ...]:
         """Return how many sequences a replica may take of a micro-batch."""
         wanted = SEQUENCES if self.space.sequences is None else self.space.sequences
-        return tuple(b for b in wanted if b <= self.job.global_batch) or (1,)
+        return tuple(b for b in wanted if b <= self.job.global_batch) or wanted[:1]
 
     def with_pool(self, pool: Pool, global_batch: int) -> Problem:
         """Return the same question for one pool alone."""

@@ -1,0 +1,129 @@
+"""The exact cut of a chain against every other cut, and what memory makes of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tutti.search.chain import Slot, best_cut
+from tutti.search.tables import Config, ConfigTable
+
+UNITS = 7
+
+
+def table(block: float, *, kept: float = 1.0, end: float = 0.5, again: float = 0.3) -> ConfigTable:
+    """A table of equal blocks between a cheap embedding and a head."""
+    seconds = np.full(UNITS, block)
+    seconds[0], seconds[-1] = 0.1 * block, end * block
+    third = np.tile(seconds / 3.0, (3, 1))
+    recompute = np.zeros((3, UNITS))
+    recompute[2, 1:-1] = again * block
+    held = np.full((3, UNITS), kept)
+    held[2, 1:-1] = 0.1 * kept
+    return ConfigTable(
+        config=Config("pool"),
+        forward=third,
+        recompute=recompute,
+        backward_input=third,
+        backward_weight=third,
+        kept=held,
+        passing=np.zeros(UNITS),
+        dense=np.ones(UNITS),
+        expert=np.zeros(UNITS),
+        parameter_bytes=np.full(UNITS, 1.0),
+        gradient_bytes=np.full(UNITS, 2.0),
+        optimizer_bytes=np.full(UNITS, 6.0),
+        boundary=0.0,
+    )
+
+
+def slowest(slots: list[Slot], ranges: tuple[tuple[int, int], ...]) -> float:
+    return max(
+        float(slot.table.seconds[0, a:b].sum()) for slot, (a, b) in zip(slots, ranges, strict=True)
+    )
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 1.0), (1.0, 2.5), (3.0, 1.0, 1.0), (1.0, 2.0, 4.0)])
+def test_no_other_cut_is_faster(speeds):
+    slots = [Slot(table=table(speed), in_flight=1.0) for speed in speeds]
+    found = best_cut(slots)
+    assert found is not None
+    every = (
+        tuple(itertools.pairwise((0, *inner, UNITS)))
+        for inner in itertools.combinations(range(1, UNITS), len(speeds) - 1)
+    )
+    best = min((slowest(slots, r), sum_of(slots, r)) for r in every)
+    assert found.pace == pytest.approx(best[0], rel=1e-9)
+    assert sum(found.seconds) == pytest.approx(best[1], rel=1e-9)
+
+
+def sum_of(slots: list[Slot], ranges: tuple[tuple[int, int], ...]) -> float:
+    return sum(
+        float(slot.table.seconds[0, a:b].sum()) for slot, (a, b) in zip(slots, ranges, strict=True)
+    )
+
+
+def test_recomputation_only_where_memory_asks_for_it():
+    states = 9.0 * UNITS  # nothing is sharded
+    plain = Slot(table=table(1.0), in_flight=2.0, usable_bytes=states + 2.0 * UNITS)
+    found = best_cut([plain])
+    assert found is not None
+    assert found.recompute[0].full == ()
+    tight = Slot(
+        table=table(1.0), in_flight=2.0, usable_bytes=states + 2.0 * UNITS - 1.0, offload=()
+    )
+    found = best_cut([tight])
+    assert found is not None
+    # 1 byte short, and 0.9 come back for the block's own backward: two blocks at 1.8 each do.
+    assert found.recompute[0].full == ((1, 3),)
+    assert found.seconds[0] == pytest.approx(float(tight.table.seconds[0].sum()) + 2 * 0.3)
+
+
+def test_the_optimizer_goes_to_the_host_when_recomputation_is_not_enough():
+    states = 9.0 * UNITS
+    slot = Slot(
+        table=table(1.0),
+        in_flight=1.0,
+        usable_bytes=states - 6.0,
+        micro_batches=4,
+        copy_bandwidth=10.0,
+        host_bytes=100.0,
+        offload=("optimizer",),
+    )
+    found = best_cut([slot])
+    assert found is not None
+    assert found.offload[0].optimizer[0][0] == 0
+    moved = 6.0 * (found.offload[0].optimizer[0][1])
+    again = 0.3 * 5
+    plain = float(slot.table.seconds[0].sum())
+    assert found.seconds[0] == pytest.approx(plain + again + 2.0 * moved / 10.0 / 4)
+
+
+def test_activations_go_to_the_host_where_copies_hide():
+    states = 9.0 * UNITS
+    slot = Slot(
+        table=table(1.0, again=0.9),
+        in_flight=4.0,
+        usable_bytes=states + 4.0 * UNITS - 1.0,
+        copy_bandwidth=1e6,
+        host_bytes=100.0,
+    )
+    found = best_cut([slot])
+    assert found is not None
+    assert found.offload[0].activations == ((1, 2),)
+    assert found.recompute[0].full == ()
+
+
+def test_what_does_not_fit_anyhow_has_no_cut():
+    slot = Slot(table=table(1.0), in_flight=1.0, usable_bytes=3.0, offload=())
+    assert best_cut([slot]) is None
+    assert best_cut([Slot(table=table(1.0), in_flight=1.0)] * (UNITS + 1)) is None
+
+
+def test_a_given_cut_is_kept():
+    slots = [Slot(table=table(1.0), in_flight=1.0), Slot(table=table(5.0), in_flight=1.0)]
+    found = best_cut(slots, [(0, 4), (4, 7)])
+    assert found is not None
+    assert found.ranges == ((0, 4), (4, 7))

@@ -1,0 +1,223 @@
+"""The planner on small clusters: what it promises of every answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tutti.errors import InputError
+from tutti.hardware.cluster import Cluster
+from tutti.models.plain import plain_gpt
+from tutti.plan.check import check_plan
+from tutti.plan.job import Job, ScheduleKind
+from tutti.schedule.check import check_schedule
+from tutti.search.bound import lower_bound
+from tutti.search.build import split_batch
+from tutti.search.coarse import Chain, ScheduleOption
+from tutti.search.planner import Progress, plan
+from tutti.search.result import Objective
+from tutti.search.space import Problem, Space
+from tutti.search.tables import Config, Tables
+from tutti.simulate.estimate import estimate
+
+
+def problem(cluster: str = "small-mixed", **changes: object) -> Problem:
+    model = plain_gpt(layers=12, hidden=2048, heads=16, vocab=32000, style="llama", name="small")
+    job = Job(sequence_length=2048, global_batch=64)
+    asked = Problem(model=model, cluster=Cluster.load(cluster), job=job)
+    return replace(asked, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def result():
+    return plan(problem())
+
+
+def test_the_plan_is_valid_proven_and_priced_as_it_is(result):
+    asked = problem()
+    best = result.best
+    assert check_plan(best.plan, asked.model, asked.cluster) == []
+    again = estimate(best.plan, asked.model, asked.cluster)
+    check_schedule(again.schedule)
+    assert again.fits
+    assert again.step_seconds == pytest.approx(best.step_seconds, rel=1e-12)
+
+
+def test_the_bound_holds_and_nothing_beside_the_plan_is_faster(result):
+    assert 0 < result.lower_bound_seconds <= result.best.step_seconds
+    assert result.uniform is not None
+    assert result.best.step_seconds <= result.uniform.step_seconds
+    assert result.runner_up is None or result.best.step_seconds <= result.runner_up.step_seconds
+
+
+def test_every_pool_is_searched_alone_with_its_share_of_the_batch(result):
+    asked = problem()
+    assert set(result.alone) == {pool.name for pool in asked.cluster.pools}
+    total = sum(found.global_batch for found in result.alone.values())
+    assert asked.job.global_batch <= total < asked.job.global_batch + len(result.alone)
+    assert result.mixed_efficiency_pct is not None
+    assert result.mixed_efficiency_pct > 80
+
+
+def test_the_document_has_the_keys_that_were_promised(result):
+    document = result.to_document()
+    for key in (
+        "plan", "step_time_s", "lower_bound_s", "gap_pct", "mfu", "mixed_efficiency_pct",
+        "uniform", "alone", "search_cpu_s",
+    ):  # fmt: skip
+        assert key in document
+    assert document["step_time_s"] == result.best.step_seconds
+
+
+def test_progress_tells_the_best_so_far_and_the_bound():
+    seen: list[Progress] = []
+    plan(problem(), report=seen.append, compare=False)
+    settled = [p for p in seen if p.best_seconds is not None]
+    assert settled
+    times = [p.best_seconds for p in settled]
+    assert times == sorted(times, reverse=True)
+    assert all(p.lower_bound_seconds is not None for p in settled)
+
+
+def test_an_interrupt_returns_the_best_so_far():
+    def stop(progress: Progress) -> None:
+        if progress.best_seconds is not None:
+            raise KeyboardInterrupt
+
+    found = plan(problem(), report=stop)
+    assert found.interrupted
+    assert found.best.step_seconds >= found.lower_bound_seconds
+
+
+_SCRIPT = """
+import json
+from tests.unit.search.test_planner import problem
+from tutti.plan.files import plan_to_document
+from tutti.search.planner import plan
+print(json.dumps(plan_to_document(plan(problem(), compare=False).best.plan), sort_keys=True))
+"""
+
+
+@pytest.mark.slow
+def test_ten_hash_seeds_give_the_same_plan():
+    assert len({_planned(seed) for seed in range(10)}) == 1
+
+
+def test_two_hash_seeds_give_the_same_plan():
+    assert _planned(1) == _planned(20)
+
+
+def _planned(seed: int) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_constraints_are_kept():
+    space = Space(tp=(1,), schedules=(ScheduleKind.ONE_F_ONE_B,), shard=(0, 1), offload=())
+    found = plan(problem(space=space), compare=False).best.plan
+    assert found.job.schedule is ScheduleKind.ONE_F_ONE_B
+    assert all(r.tp == 1 for _, _, stage in found.stages() for r in stage.replicas)
+    assert all(rule.shard_level <= 1 for rule in found.synchronisation)
+    only = plan(problem(space=Space(pools=("a100",))), compare=False).best.plan
+    assert {pool for _, _, stage in only.stages() for pool in stage.chips.pools} == {"a100"}
+
+
+def test_even_units_where_the_space_knows_no_others():
+    space = Space(uneven_units=False, schedules=(ScheduleKind.ONE_F_ONE_B,), max_stages=4)
+    found = plan(problem(space=space), compare=False).best.plan
+    for pipeline in found.pipelines:
+        blocks = [sum(min(b, 13) - max(a, 1) for a, b in stage.units) for stage in pipeline.stages]
+        assert max(blocks) - min(blocks) <= 1
+
+
+def test_an_objective_needs_its_figures():
+    with pytest.raises(InputError, match="price_per_chip_hour"):
+        plan(problem(objective=Objective.COST), compare=False)
+
+
+def test_the_cheapest_plan_costs_no_more_than_the_fastest():
+    cluster = Cluster.load("small-mixed")
+    prices = dict(zip((pool.name for pool in cluster.pools), (9.0, 1.0, 4.0), strict=True))
+    pools = tuple(replace(p, price_per_chip_hour=prices[p.name]) for p in cluster.pools)
+    asked = problem(cluster="small-mixed")
+    asked = replace(asked, cluster=replace(cluster, pools=pools))
+    cheap = plan(replace(asked, objective=Objective.COST), compare=False)
+    fast = plan(asked, compare=False)
+
+    def cost(found):
+        chips = [
+            (r.chips.pools[0], r.num_chips)
+            for _, _, stage in found.best.plan.stages()
+            for r in stage.replicas
+        ]
+        return found.best.step_seconds * sum(prices[p] * n for p, n in chips) / 3600.0
+
+    assert cheap.value == pytest.approx(cost(cheap), rel=1e-9)
+    assert cost(cheap) <= cost(fast) * (1 + 1e-9)
+    assert cheap.value_bound is not None
+    assert cheap.value_bound <= cheap.value
+
+
+def test_what_does_not_fit_is_an_answer():
+    big = plain_gpt(layers=96, hidden=12288, heads=96, vocab=50257, name="big")
+    job = Job(sequence_length=2048, global_batch=8)
+    asked = Problem(model=big, cluster=Cluster.load("laptop"), job=job)
+    with pytest.raises(InputError, match="does not fit") as error:
+        plan(asked)
+    assert "smallest change that fits" in str(error.value)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_tiny_models_and_batches(layers):
+    tiny = plain_gpt(layers=layers, hidden=256, heads=4, vocab=1000, name="tiny")
+    asked = problem(model=tiny, job=Job(sequence_length=256, global_batch=1))
+    found = plan(asked)
+    assert found.best.plan.job.global_batch == 1
+    assert found.lower_bound_seconds <= found.best.step_seconds
+
+
+def test_a_micro_batch_larger_than_the_batch_is_refused_with_the_numbers():
+    asked = problem(space=Space(sequences=(128,)))
+    with pytest.raises(InputError, match="64"):
+        plan(asked)
+
+
+def chain(copies: int, sequences: int, pace: float, fill: float = 0.0) -> Chain:
+    return Chain(
+        configs=(Config("pool", sequences=sequences),),
+        stages=(1,),
+        copies=copies,
+        sequences=sequences,
+        schedule=ScheduleOption(kind=ScheduleKind.ONE_F_ONE_B),
+        shard=0,
+        pace=pace,
+        fill=fill,
+        closing=0.0,
+    )
+
+
+def test_the_batch_is_shared_out_so_that_the_last_ends_soonest():
+    parts = split_batch([chain(2, 1, 1.0), chain(1, 1, 3.0)], 14)
+    assert parts is not None
+    assert sum(p.copies * p.micro_batches * p.chain.sequences for p in parts) == 14
+    assert max(p.micro_batches * p.chain.pace for p in parts) == pytest.approx(6.0)
+
+
+def test_a_batch_that_micro_batches_cannot_make_up_is_none():
+    assert split_batch([chain(2, 4, 1.0)], 13) is None
+
+
+def test_the_bound_is_below_plans_of_every_schedule_and_level():
+    asked = problem()
+    bound = lower_bound(Tables(asked))
+    for schedule in ScheduleKind:
+        space = Space(schedules=(schedule,), shard=(1, 3))
+        found = plan(replace(asked, space=space), compare=False)
+        assert bound <= found.best.step_seconds
