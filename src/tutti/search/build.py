@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -267,27 +266,25 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def groupings(
-    pools: Sequence[str], *, mixed: bool, several: bool
-) -> list[tuple[tuple[str, ...], ...]]:
+Grouping = tuple[tuple[str, ...], ...]
+
+
+def groupings(orders: Sequence[tuple[str, ...]], *, mixed: bool, several: bool) -> list[Grouping]:
     """Return the ways to arrange pools into chains: which pools together, and in which order.
 
-    With up to three pools all of them; with more, all pools apart, and chains of all in the given
-    and the opposite order.
+    `orders` are the orders worth a look along a chain, each of all pools.
     """
-    names = tuple(pools)
+    names = orders[0]
     if len(names) == 1:
         return [(names,)]
-    found: list[tuple[tuple[str, ...], ...]] = []
+    found: list[Grouping] = []
     if several:
         found.append(tuple((name,) for name in names))
     if not mixed:
         return found or [((name,),) for name in names]
-    if len(names) > 3:
-        return [*found, (names,), (names[::-1],)]
-    found += [(order,) for order in itertools.permutations(names)]
+    found += [(order,) for order in orders]
     if len(names) == 3 and several:
         for alone in names:
-            rest = [name for name in names if name != alone]
-            found += [(tuple(pair), (alone,)) for pair in itertools.permutations(rest)]
+            pairs = dict.fromkeys(tuple(n for n in order if n != alone) for order in orders)
+            found += [(pair, (alone,)) for pair in pairs]
     return found

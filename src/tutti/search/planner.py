@@ -17,7 +17,7 @@ from tutti.hardware.cluster import Pool
 from tutti.hardware.topology import Position
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
-from tutti.search.build import Part, cuts_of, groupings, split_batch
+from tutti.search.build import Grouping, Part, cuts_of, groupings, split_batch
 from tutti.search.chain import Cut
 from tutti.search.coarse import Chain, Coarse
 from tutti.search.draft import Draft
@@ -52,6 +52,8 @@ class Effort:
     chains: int = 4  # per group of pools, schedule and shard level
     alone: int = 3  # candidates for each pool by itself
     polished: int = 2
+    groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
+    seeds: tuple[Chain, ...] = ()  # strategies that are likely good: those of a warm start
     refined: int = 6  # candidates of every schedule and shard level whose chains are cut exactly
 
     def budget(self, num_chips: int) -> int:
@@ -85,6 +87,14 @@ class Candidate:
     parts: tuple[Part, ...]
     coarse_seconds: float
     value: float = 0.0  # of the objective, by the coarse price
+
+    @property
+    def instructions(self) -> int:
+        """About how many instructions its simulation plays."""
+        return sum(
+            7 * part.micro_batches * sum(part.chain.stages) * part.chain.schedule.virtual
+            for part in self.parts
+        )
 
     @property
     def kind(self) -> object:
@@ -254,19 +264,42 @@ class Search:
         found: dict[object, Candidate] = {}
         rates = self._rates(names)
         for used in self._subsets(names, rates):
-            space = self.problem.space
-            for grouping in groupings(
-                used, mixed=space.mixed_pipelines, several=space.several_pipelines
-            ):
+            for grouping in self._groupings(used):
                 for candidate in self._arrange(grouping, rates):
                     known = found.get(candidate.key)
                     if known is None or candidate.coarse_seconds < known.coarse_seconds:
                         found[candidate.key] = candidate
-        return self._refined(self._promising(list(found.values())))
+        return self._refined([*self._seeds(), *self._promising(list(found.values()))])
+
+    def _seeds(self) -> Iterator[Candidate]:
+        """Yield the given chains, also with fewer copies where their counts come out even."""
+        for seed in self.effort.seeds:
+            for chains in self._rounded((seed,)):
+                parts = split_batch(chains, self.problem.job.global_batch)
+                if parts is not None and _spreadable(parts):
+                    yield Candidate(chains, parts, 0.0)
+
+    def _groupings(self, used: tuple[str, ...]) -> Sequence[Grouping]:
+        """Return the arrangements of pools to look at; a warm start knows them."""
+        if self.effort.groupings is not None:
+            fitting = [g for g in self.effort.groupings if {n for c in g for n in c} == set(used)]
+            if fitting:
+                return fitting
+        space, cluster = self.problem.space, self.problem.cluster
+        # The first stages hold most micro-batches: much memory there, or at the end for the loss.
+        roomy = tuple(sorted(used, key=lambda n: -cluster.pool(n).chip.memory_bytes))
+        orders = dict.fromkeys((used, roomy, roomy[::-1], used[::-1]))
+        if len(used) > 2:
+            orders = dict.fromkeys((used, roomy, roomy[::-1]))
+        return groupings(list(orders), mixed=space.mixed_pipelines, several=space.several_pipelines)
 
     def _promising(self, candidates: list[Candidate]) -> list[Candidate]:
         """Return the best few of every schedule and shard level."""
         kinds: dict[object, list[Candidate]] = {}
+        budget = 2 * self.effort.budget(self.problem.cluster.num_chips)
+        short = [c for c in candidates if c.instructions <= budget]
+        self.state.skipped += len(candidates) - len(short)
+        candidates = short or candidates  # what takes too long to simulate only if all do
         for candidate in candidates:
             candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
         for candidate in sorted(candidates, key=lambda c: (c.value, str(c.key))):
@@ -553,7 +586,10 @@ def _alone(
         smaller = problem.with_pool(pool, batch)
         for unlimited in (False, True):
             one = tables.for_problem(replace(smaller, unlimited_memory=unlimited))
-            search = Search(one, replace(effort, whole=1, candidates=effort.alone))
+            few = replace(
+                effort, whole=1, candidates=effort.alone, most_candidates=2 * effort.alone
+            )
+            search = Search(one, few)
             state = search.run()
             if state.best is not None:
                 settled, _ = _settled(search, state)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from tutti.errors import InputError
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
+from tutti.search.build import Grouping
+from tutti.search.coarse import Chain, ScheduleOption
 from tutti.search.explanation import step_text
 from tutti.search.movement import Movement, NodeMoves, movement, payback
 from tutti.search.planner import Effort, Report, plan, silent
@@ -20,7 +22,7 @@ from tutti.search.settle import Settler
 from tutti.search.space import Problem
 from tutti.search.summary import summary_of
 from tutti.search.survivors import surviving_plan
-from tutti.search.tables import Tables
+from tutti.search.tables import Config, Tables
 from tutti.units import bytes_text, seconds_text
 
 # The running plan is a good start already: a few strategies of each kind are enough to beat it.
@@ -76,7 +78,10 @@ def replan(
     _require_same_job(old, problem)
     settler = Settler(Tables(problem))
     staying = _staying(old, problem, moved, settler)
-    found = _searched(problem, effort or WARM, report, staying)
+    warm = effort or replace(
+        WARM, groupings=_arrangements(old, problem), seeds=_seeds(old, problem)
+    )
+    found = _searched(old, problem, warm, report, staying)
     kept = staying is not None and staying.step_seconds <= found.best.step_seconds
     if staying is not None and kept:
         proven = settler.prove(staying.plan, staying.estimate, staying.summary)
@@ -124,6 +129,69 @@ def _value(value: object) -> object:
     return getattr(value, "label", value)
 
 
+def _arrangements(old: Plan, problem: Problem) -> tuple[Grouping, ...]:
+    """Return how the running plan arranges the pools: what it does is likely still right."""
+    names = [pool.name for pool in problem.pools]
+    chains = dict.fromkeys(
+        tuple(
+            dict.fromkeys(name for stage in p.stages for name in stage.chips.pools if name in names)
+        )
+        for p in old.pipelines
+    )
+    seen: set[str] = set()
+    grouping: list[tuple[str, ...]] = []
+    for chain in chains:
+        fresh = tuple(name for name in chain if name not in seen)
+        seen |= set(fresh)
+        if fresh:
+            grouping.append(fresh)
+    return (tuple(grouping),) if grouping else ()
+
+
+def _seeds(old: Plan, problem: Problem) -> tuple[Chain, ...]:
+    """Return the running plan's chain with as many copies as the changed pools hold."""
+    pipeline = old.pipelines[0]
+    runs: list[tuple[Config, int]] = []
+    for stage in pipeline.stages:
+        if len(stage.replicas) > 1:
+            return ()
+        replica = stage.replicas[0]
+        ep = stage.experts[0].chips if stage.experts else 1
+        config = Config(replica.chips.pools[0], replica.tp, replica.cp, ep, replica.sequences)
+        if runs and runs[-1][0] == config:
+            runs[-1] = (config, runs[-1][1] + 1)
+        else:
+            runs.append((config, 1))
+    configs = [config for config, _ in runs]
+    per_copy = max(config.sequences for config in configs)
+    names = {pool.name: pool.num_chips for pool in problem.pools}
+    if len({config.pool for config in configs}) < len(configs):
+        return ()
+    if any(per_copy % c.sequences or c.pool not in names for c in configs):
+        return ()
+    each = [
+        names[config.pool] // (stages * config.width * (per_copy // config.sequences))
+        for config, stages in runs
+    ]
+    copies = min(each)
+    if copies < 1:
+        return ()
+    ranges = max(len(stage.units) for stage in pipeline.stages)
+    level = max((rule.shard_level for rule in old.synchronisation), default=0)
+    chain = Chain(
+        configs=tuple(configs),
+        stages=tuple(stages for _, stages in runs),
+        copies=copies,
+        sequences=per_copy,
+        schedule=ScheduleOption(kind=old.job.schedule, virtual=ranges),
+        shard=level,
+        pace=1.0,
+        fill=0.0,
+        closing=0.0,
+    )
+    return (chain,)
+
+
 def _staying(
     old: Plan, problem: Problem, moved: NodeMoves | None, settler: Settler
 ) -> Settled | None:
@@ -138,15 +206,23 @@ def _staying(
 
 
 def _searched(
-    problem: Problem, effort: Effort, report: Report | None, staying: Settled | None
+    old: Plan, problem: Problem, effort: Effort, report: Report | None, staying: Settled | None
 ) -> SearchResult:
+    """Search among strategies of the running plan's kind; the bound is that of all of them."""
+    bound = lower_bound(Tables(problem))
+    level = max((rule.shard_level for rule in old.synchronisation), default=0)
+    ranges = max(len(stage.units) for _, _, stage in old.stages())
+    space = replace(
+        problem.space, schedules=(old.job.schedule,), shard=(level,), virtual=(1, ranges)
+    )
+    narrow = replace(problem, space=space)
     try:
-        return plan(problem, effort=effort, compare=False, report=report or silent)
+        return plan(narrow, effort=effort, compare=False, report=report or silent, bound=bound)
     except InputError:
         if staying is None:
             raise
     # The search found nothing with its small budget, but the running plan proves there is one.
-    bound = min(lower_bound(Tables(problem)), staying.step_seconds)
+    bound = min(bound, staying.step_seconds)
     return SearchResult(
         best=staying,
         lower_bound_seconds=bound,

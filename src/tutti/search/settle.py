@@ -22,7 +22,8 @@ from tutti.search.tables import Tables
 from tutti.simulate.estimate import Estimate, estimate
 from tutti.simulate.program import OPS
 
-_ATTEMPTS = 4
+_ATTEMPTS = 5
+LEAST_SPARED = 2.0**27  # bytes; doubled with every attempt, for cuts move in whole units
 WORTH_SHORTENING = 0.5  # of the whole step's work
 _WEIGHTS = OPS.index(Op.BACKWARD_WEIGHT)
 
@@ -96,7 +97,7 @@ class Settler:
             if found.fits:
                 return found
             for pool, more in found.short_of.items():
-                spared[pool] = spared.get(pool, 0.0) + more * 1.02 + 2**24
+                spared[pool] = 2.0 * spared.get(pool, 0.0) + 1.02 * more + LEAST_SPARED
         return None
 
     def quick(self, draft: Draft) -> Quick:
