@@ -22,8 +22,9 @@ from tutti.search.tables import Tables
 from tutti.simulate.estimate import Estimate, estimate
 from tutti.simulate.program import OPS
 
-_ATTEMPTS = 5
-LEAST_SPARED = 2.0**27  # bytes; doubled with every attempt, for cuts move in whole units
+_ATTEMPTS = 4
+_DOUBLINGS = 8
+LEAST_SPARED = 2.0**27  # bytes that are left free when a first attempt took too much
 WORTH_SHORTENING = 0.5  # of the whole step's work
 _WEIGHTS = OPS.index(Op.BACKWARD_WEIGHT)
 
@@ -89,15 +90,22 @@ class Settler:
     def parts(self, parts: Sequence[Part], placement: Placement = "stage") -> Quick | None:
         """Cut, place and price chains; where memory falls short, cut again with less of it."""
         spared: dict[str, float] = {}
+        draft = draft_of(self.tables, parts, placement=placement)
         for _ in range(_ATTEMPTS):
-            draft = draft_of(self.tables, parts, placement=placement, spared=spared)
             if draft is None:
                 return None
             found = self.quick(draft)
             if found.fits:
                 return found
             for pool, more in found.short_of.items():
-                spared[pool] = 2.0 * spared.get(pool, 0.0) + 1.02 * more + LEAST_SPARED
+                spared[pool] = spared.get(pool, 0.0) + 1.02 * more + LEAST_SPARED
+            before = draft
+            for _ in range(_DOUBLINGS):  # cuts move in whole units: until one has moved
+                draft = draft_of(self.tables, parts, placement=placement, spared=spared)
+                if draft != before:
+                    break
+                for pool in found.short_of:
+                    spared[pool] *= 2.0
         return None
 
     def quick(self, draft: Draft) -> Quick:
