@@ -544,14 +544,14 @@ def _checked(bound: float, best: Settled) -> float:
 def _why_lost(best: Settled, runner_up: Settled | None) -> str:
     if runner_up is None:
         return ""
-    slower = runner_up.step_seconds / best.step_seconds - 1.0
     reasons = {
         "idle chips": runner_up.estimate.result.idle_share - best.estimate.result.idle_share,
         "recomputation": _recompute_share(runner_up.estimate) - _recompute_share(best.estimate),
     }
     reason, more = max(reasons.items(), key=lambda item: item[1])
-    text = f"{100 * slower:.1f} % slower"
-    return f"{text}: {100 * more:.1f} points more {reason}" if more > 0.001 else text
+    if more > 0.001:
+        return f"{100 * more:.1f} points more {reason}"
+    return "its chips compute in less efficient shapes"
 
 
 def _recompute_share(found: Estimate) -> float:
