@@ -18,7 +18,7 @@ from tutti.cli.progress import ProgressLine
 from tutti.plan.check import check_plan
 from tutti.plan.files import load_plan, plan_from_document
 from tutti.plan.job import ScheduleKind
-from tutti.search.planner import Progress
+from tutti.search.effort import Progress
 
 NARROW = ("--tp-max", "1", "--max-stages", "2", "--schedule", "1f1b", "--micro-batch", "1,2")
 KEYS = {

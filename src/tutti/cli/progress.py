@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from tutti.search.planner import Progress
+    from tutti.search.effort import Progress
 
 
 class ProgressLine:

@@ -40,7 +40,7 @@ import numpy.typing as npt
 
 from tutti.models.memory import Recompute
 from tutti.plan.job import ScheduleKind
-from tutti.search.coarse import host_bytes, usable_bytes
+from tutti.search.room import host_bytes, usable_bytes
 from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
 from tutti.simulate.kernel import compiled
 

@@ -10,8 +10,9 @@ from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Offload, Order, Recompute
 from tutti.plan.uniform import even_cuts
 from tutti.search.chain import Cut, Slot, best_cut
-from tutti.search.coarse import Chain, copy_bandwidth, host_bytes, usable_bytes
+from tutti.search.chains import Chain
 from tutti.search.draft import Draft, PipelineDraft, Placement, ReplicaDraft, StageDraft
+from tutti.search.room import copy_bandwidth, host_bytes, usable_bytes
 from tutti.search.tables import NONE, ConfigTable, FloatArray, Tables
 
 _DIGITS = 3  # of the relative times that a plan carries for its schedule

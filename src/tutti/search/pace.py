@@ -18,7 +18,7 @@ from tutti.hardware.topology import Position
 from tutti.plan.job import ScheduleKind
 from tutti.search.build import Part
 from tutti.search.chain import Cut
-from tutti.search.coarse import Chain
+from tutti.search.chains import Chain
 from tutti.search.tables import KINDS, NONE, Config, Tables
 from tutti.simulate.kernel import compiled
 

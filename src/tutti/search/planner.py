@@ -9,21 +9,17 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tutti.hardware.cluster import Pool
-from tutti.hardware.topology import Position
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
-from tutti.search.build import Grouping, Part, cuts_of, groupings, split_batch
-from tutti.search.chain import Cut
-from tutti.search.coarse import Chain, Coarse
+from tutti.search.candidates import Candidate, Candidates
 from tutti.search.draft import Draft
+from tutti.search.effort import Effort, Progress, Report, silent
 from tutti.search.infeasible import explain_infeasible
 from tutti.search.objective import rates, value, value_bound
-from tutti.search.pace import chain_seconds
 from tutti.search.result import Alone, Pruned, SearchResult, Settled
 from tutti.search.settle import Quick, SearchDisagreementError, Settler
 from tutti.search.space import Problem
@@ -36,86 +32,6 @@ MOST_WHOLE = 5  # drafts that are simulated from the first micro-batch to the la
 MOST_TRIED = 40  # candidates, while none of them fits
 WORTH_A_LOOK = 1.01  # by how much the price of a candidate may err
 UNFIT = 1.05  # held against the others of a kind of which one did not fit after all
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How much work a search may do; a larger cluster earns more."""
-
-    instructions: int = 60_000  # simulated, for candidates
-    per_chip: int = 300
-    most: int = 1_500_000
-    candidates: int = 4
-    most_candidates: int = 14  # as long as something left promises more
-    whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
-    combined: int = 9  # chains of several groups, per schedule and shard level
-    chains: int = 4  # per group of pools, schedule and shard level
-    alone: int = 3  # candidates for each pool by itself
-    polished: int = 2
-    groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
-    seeds: tuple[Chain, ...] = ()  # strategies that are likely good: those of a warm start
-    refined: int = 6  # candidates of every schedule and shard level whose chains are cut exactly
-
-    def budget(self, num_chips: int) -> int:
-        """Return the instructions that may be simulated."""
-        return min(self.most, self.instructions + self.per_chip * num_chips)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """A line for people who wait."""
-
-    doing: str
-    best_seconds: float | None = None
-    lower_bound_seconds: float | None = None
-    settled: int = 0
-
-
-Report = Callable[[Progress], None]
-
-
-def silent(progress: Progress) -> None:
-    """Report nothing."""
-    del progress
-
-
-@dataclass(slots=True)
-class Candidate:
-    """Chains with their coarse price, and what simulation made of them."""
-
-    chains: tuple[Chain, ...]
-    parts: tuple[Part, ...]
-    coarse_seconds: float
-    value: float = 0.0  # of the objective, by the coarse price
-
-    @property
-    def instructions(self) -> int:
-        """About how many instructions its simulation plays."""
-        return sum(
-            7 * part.micro_batches * sum(part.chain.stages) * part.chain.schedule.virtual
-            for part in self.parts
-        )
-
-    @property
-    def kind(self) -> object:
-        """What candidates have in common whose prices err alike."""
-        first = self.chains[0]
-        return (len(self.chains), first.schedule.kind, first.shard)
-
-    @property
-    def chips(self) -> dict[str, int]:
-        """How many chips of each pool take part."""
-        used: dict[str, int] = {}
-        for chain in self.chains:
-            for config, stages in zip(chain.configs, chain.stages, strict=True):
-                each = stages * config.width * (chain.sequences // config.sequences)
-                used[config.pool] = used.get(config.pool, 0) + each * chain.copies
-        return used
-
-    @property
-    def key(self) -> object:
-        """What makes two candidates the same strategy."""
-        return tuple(chain.key for chain in self.chains)
 
 
 @dataclass(slots=True)
@@ -161,22 +77,19 @@ class Search:
         self.tables = tables
         self.problem = tables.problem
         self.effort = effort
-        self.coarse = Coarse(tables)
+        self.source = Candidates(tables, effort)
         self.settler = Settler(tables)
         self.report = report
         self.bound = bound
         self.state = _State()
         self.interrupted = False
-        element = self.problem.job.precision.gradients.num_bytes
-        self._gradient_bytes = self.problem.model.num_parameters * element
         self.per_second = rates(self.problem)
-        self._pair_bandwidth: dict[tuple[str, str], float] = {}
 
     def run(self) -> _State:
         """Settle the most promising candidates until the work is spent."""
         budget = self.effort.budget(self.problem.cluster.num_chips)
         try:
-            left = self._candidates()
+            left = self.source.all()
             corrections: dict[object, float] = {}
             for number in itertools.count():
                 candidate = min(
@@ -258,200 +171,6 @@ class Search:
         if deep and self.problem.cluster.fabric.oversubscribed:
             yield {"placement": "copy"}
 
-    def _candidates(self) -> list[Candidate]:
-        """Return chains for every arrangement of the pools, the most promising first."""
-        names = [pool.name for pool in self.problem.pools]
-        found: dict[object, Candidate] = {}
-        rates = self._rates(names)
-        for used in self._subsets(names, rates):
-            for grouping in self._groupings(used):
-                for candidate in self._arrange(grouping, rates):
-                    known = found.get(candidate.key)
-                    if known is None or candidate.coarse_seconds < known.coarse_seconds:
-                        found[candidate.key] = candidate
-        return self._refined([*self._seeds(), *self._promising(list(found.values()))])
-
-    def _seeds(self) -> Iterator[Candidate]:
-        """Yield the given chains, also with fewer copies where their counts come out even."""
-        for seed in self.effort.seeds:
-            for chains in self._rounded((seed,)):
-                parts = split_batch(chains, self.problem.job.global_batch)
-                if parts is not None and _spreadable(parts):
-                    yield Candidate(chains, parts, 0.0)
-
-    def _groupings(self, used: tuple[str, ...]) -> Sequence[Grouping]:
-        """Return the arrangements of pools to look at; a warm start knows them."""
-        if self.effort.groupings is not None:
-            fitting = [g for g in self.effort.groupings if {n for c in g for n in c} == set(used)]
-            if fitting:
-                return fitting
-        space, cluster = self.problem.space, self.problem.cluster
-        # The first stages hold most micro-batches: much memory there, or at the end for the loss.
-        roomy = tuple(sorted(used, key=lambda n: -cluster.pool(n).chip.memory_bytes))
-        orders = dict.fromkeys((used, roomy, roomy[::-1], used[::-1]))
-        if len(used) > 2:
-            orders = dict.fromkeys((used, roomy, roomy[::-1]))
-        return groupings(list(orders), mixed=space.mixed_pipelines, several=space.several_pipelines)
-
-    def _promising(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Return the best few of every schedule and shard level."""
-        kinds: dict[object, list[Candidate]] = {}
-        budget = 2 * self.effort.budget(self.problem.cluster.num_chips)
-        short = [c for c in candidates if c.instructions <= budget]
-        self.state.skipped += len(candidates) - len(short)
-        candidates = short or candidates  # what takes too long to simulate only if all do
-        for candidate in candidates:
-            candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
-        for candidate in sorted(candidates, key=lambda c: (c.value, str(c.key))):
-            first = candidate.chains[0]
-            kinds.setdefault((first.schedule, first.shard), []).append(candidate)
-        self.state.skipped += len(candidates)
-        chosen = [c for found in kinds.values() for c in found[: self.effort.refined]]
-        self.state.skipped -= len(chosen)
-        return chosen
-
-    def _refined(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Cut the chains exactly and play their passes; drop what does not fit."""
-        fitting: list[Candidate] = []
-        known: dict[object, list[Cut] | None] = {}
-        for candidate in candidates:
-            parts = candidate.parts
-            slowest = self._cross_seconds(candidate.chains)
-            played = 0.0
-            for chain in candidate.chains:
-                own = tuple(part for part in parts if part.chain is chain)
-                key = (id(chain), tuple((part.copies, part.micro_batches) for part in own))
-                if key not in known:
-                    known[key] = cuts_of(self.tables, own)
-                cuts = known[key]
-                if cuts is None:
-                    break
-                for part, cut in zip(own, cuts, strict=True):
-                    played = max(played, chain_seconds(self.tables, part, cut))
-            else:
-                candidate.coarse_seconds = played + slowest
-                candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
-                fitting.append(candidate)
-        self.state.rejected += len(candidates) - len(fitting)
-        return sorted(fitting, key=lambda c: (c.value, str(c.key)))
-
-    def _rates(self, names: Sequence[str]) -> dict[str, float]:
-        """Return each pool's sequences per second by itself, as far as it can work alone."""
-        rates: dict[str, float] = {}
-        for name in names:
-            pool = self.problem.cluster.pool(name)
-            share = max(1.0, self.problem.job.global_batch * self._peak_share(pool, names))
-            chains = self.coarse.chains((name,), share, 1)
-            rates[name] = share / chains[0].seconds(share) if chains else 0.0
-        return rates
-
-    def _peak_share(self, pool: Pool, names: Sequence[str]) -> float:
-        compute = self.problem.job.precision.compute
-        cluster = self.problem.cluster
-        total = sum(cluster.pool(n).peak_flops(compute, fallback=True) for n in names)
-        return pool.peak_flops(compute, fallback=True) / total
-
-    def _subsets(self, names: Sequence[str], rates: dict[str, float]) -> Iterator[tuple[str, ...]]:
-        """Yield all pools, then without each slow one: it may only hold the others up."""
-        yield tuple(names)
-        if len(names) == 1 or not self.problem.space.idle:
-            return
-        total = sum(rates.values())
-        for size in range(len(names) - 1, 0, -1):
-            for used in itertools.combinations(names, size):
-                missing = total - sum(rates[name] for name in used)
-                if missing < 0.3 * total or self.per_second is not None:
-                    yield used
-
-    def _arrange(
-        self, grouping: tuple[tuple[str, ...], ...], rates: dict[str, float]
-    ) -> Iterator[Candidate]:
-        """Yield combinations of good chains for the groups, with the batch shared out."""
-        total = self.problem.job.global_batch
-        weights = [
-            sum(rates[name] or self._peak_share(self.problem.cluster.pool(name), group) * 1e-3
-                for name in group)
-            for group in grouping
-        ]  # fmt: skip
-        if sum(weights) <= 0:
-            weights = [1.0] * len(grouping)
-        lists: list[list[Chain]] = []
-        for group, weight in zip(grouping, weights, strict=True):
-            share = max(1.0, total * weight / sum(weights))
-            lists.append(self.coarse.chains(group, share, self.effort.chains))
-        if not all(lists):
-            return
-        for chosen in _matching(lists, self.effort.combined):
-            for chains in self._rounded(chosen):
-                parts = split_batch(chains, total)
-                if parts is None or not _spreadable(parts):
-                    continue
-                cross = self._cross_seconds(chains)
-                end = max(
-                    p.chain.seconds(p.micro_batches * p.chain.copies * p.chain.sequences)
-                    for p in parts
-                )
-                yield Candidate(chains, parts, end + cross)
-
-    def _rounded(self, chosen: tuple[Chain, ...]) -> Iterator[tuple[Chain, ...]]:
-        """Yield a single chain also with fewer copies, where its counts come out even."""
-        yield chosen
-        if len(chosen) > 1:
-            return
-        chain, total = chosen[0], self.problem.job.global_batch
-        rounds, rest = divmod(total, chain.copies * chain.sequences)
-        if not rest and rounds:
-            return
-        for copies in range(chain.copies, 0, -1):
-            if total % (copies * chain.sequences) == 0:
-                yield (replace(chain, copies=copies),)
-                return
-
-    def _cross_seconds(self, chains: tuple[Chain, ...]) -> float:
-        """Return the gradient traffic between chains of different pools, roughly."""
-        pools = [config.pool for chain in chains for config in chain.configs]
-        if len(chains) < 2 or len(set(pools)) < 2:
-            return 0.0
-        slowest = 0.0
-        for first, second in itertools.combinations(chains, 2):
-            for one, other in itertools.product(first.configs, second.configs):
-                if one.pool == other.pool:
-                    continue
-                slowest = max(slowest, self._pair_seconds(first, one.pool, other.pool))
-        return slowest
-
-    def _pair_seconds(self, chain: Chain, pool: str, other: str) -> float:
-        if (pool, other) not in self._pair_bandwidth:
-            cluster = self.problem.cluster
-            link = cluster.link(_first_chip(cluster.pool(pool)), _first_chip(cluster.pool(other)))
-            self._pair_bandwidth[pool, other] = 0.8 * link.contended_bandwidth
-        chips = sum(n * c.width for c, n in zip(chain.configs, chain.stages, strict=True))
-        volume = 1.5 * self._gradient_bytes / chips
-        return max(0.0, volume / self._pair_bandwidth[pool, other] - 0.3 * chain.pace)
-
-
-def _spreadable(parts: Sequence[Part]) -> bool:
-    """Tell whether expert groups come out even: in all stages of all pipelines, or nowhere."""
-    spread = {config.ep > 1 for part in parts for config in part.chain.configs}
-    return len(spread) == 1 and all(
-        part.copies * (part.chain.sequences // config.sequences) * config.width % config.ep == 0
-        for part in parts
-        for config in part.chain.configs
-    )
-
-
-def _matching(lists: list[list[Chain]], most: int) -> Iterator[tuple[Chain, ...]]:
-    """Yield one chain of every list, all of one schedule and shard level, `most` of each kind."""
-    kinds = dict.fromkeys((c.schedule.kind, c.shard) for c in lists[0])
-    for kind in kinds:
-        alike = [[c for c in chains if (c.schedule.kind, c.shard) == kind] for chains in lists]
-        few = max(1, math.floor(most ** (1.0 / len(lists)) + 1e-9))
-        yield from itertools.product(*(chains[:few] for chains in alike))
-
-
-def _first_chip(pool: Pool) -> Position:
-    return Position(pool.name, 0, 0)
-
 
 def plan(
     problem: Problem,
@@ -507,7 +226,7 @@ def plan(
         pruned=_pruned(search, state),
         interrupted=interrupted,
         work={
-            "priced": search.coarse.priced,
+            "priced": search.source.coarse.priced,
             "simulated": search.settler.simulated,
             "instructions": search.settler.instructions,
         },
@@ -603,18 +322,20 @@ def _alone(
 
 
 def _pruned(search: Search, state: _State) -> tuple[Pruned, ...]:
+    source = search.source
+    skipped, rejected = state.skipped + source.skipped, state.rejected + source.rejected
     found = [
         Pruned(
             what="coarse strategies",
             by="price of the vectorised model",
-            count=max(0, search.coarse.priced - search.settler.simulated - state.skipped),
+            count=max(0, source.coarse.priced - search.settler.simulated - skipped),
         )
     ]
-    if state.skipped:
-        found.append(Pruned(what="cut strategies", by="price or work budget", count=state.skipped))
-    if state.rejected:
+    if skipped:
+        found.append(Pruned(what="cut strategies", by="price or work budget", count=skipped))
+    if rejected:
         by = "memory, after the exact cut"
-        found.append(Pruned(what="strategies", by=by, count=state.rejected))
+        found.append(Pruned(what="strategies", by=by, count=rejected))
     return tuple(found)
 
 

@@ -17,7 +17,8 @@ from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind
-from tutti.search.planner import Effort, Report, plan
+from tutti.search.effort import Effort, Report
+from tutti.search.planner import plan
 from tutti.search.result import Objective, SearchResult
 from tutti.search.space import (
     ALL_OFFLOAD,

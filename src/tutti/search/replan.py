@@ -13,10 +13,11 @@ from tutti.errors import InputError
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
 from tutti.search.build import Grouping
-from tutti.search.coarse import Chain, ScheduleOption
+from tutti.search.chains import Chain, ScheduleOption
+from tutti.search.effort import Effort, Report, silent
 from tutti.search.explanation import step_text
 from tutti.search.movement import Movement, NodeMoves, movement, payback
-from tutti.search.planner import Effort, Report, plan, silent
+from tutti.search.planner import plan
 from tutti.search.result import SearchResult, Settled
 from tutti.search.settle import Settler
 from tutti.search.space import Problem

@@ -20,7 +20,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.uniform import Degrees, even_cuts, uniform_plan
 from tutti.search.build import in_flight
 from tutti.search.chain import BOUNDARIES, GATHERED, Slot, static_bytes
-from tutti.search.coarse import usable_bytes
+from tutti.search.room import usable_bytes
 from tutti.search.settle import Settler
 from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
 from tutti.simulate.estimate import Estimate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tutti.cli.progress import ProgressLine, progress_text
-from tutti.search.planner import Progress
+from tutti.search.effort import Progress
 
 
 def test_the_line_says_best_and_gap():

@@ -17,8 +17,9 @@ from tutti.plan.job import Job, ScheduleKind
 from tutti.schedule.check import check_schedule
 from tutti.search.bound import lower_bound
 from tutti.search.build import split_batch
-from tutti.search.coarse import Chain, ScheduleOption
-from tutti.search.planner import Progress, plan
+from tutti.search.chains import Chain, ScheduleOption
+from tutti.search.effort import Progress
+from tutti.search.planner import plan
 from tutti.search.result import Objective
 from tutti.search.space import Problem, Space
 from tutti.search.tables import Config, Tables

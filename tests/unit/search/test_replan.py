@@ -15,7 +15,7 @@ from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Replica, Stage
-from tutti.search.planner import Effort
+from tutti.search.effort import Effort
 from tutti.search.replan import replan
 from tutti.search.space import Problem, Space
 from tutti.search.survivors import surviving_plan

@@ -1,0 +1,68 @@
+"""One copy of a pipeline over some pools, as the coarse model describes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tutti.plan.job import ScheduleKind
+from tutti.search.space import Problem
+from tutti.search.tables import Config
+
+# By how much simulated steps are longer, on average, at each shard level: boundaries, uneven ends,
+# traffic that does not quite hide.
+OPTIMISM = (1.04, 1.04, 1.06, 1.10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOption:
+    """A schedule and how many unit ranges a stage has under it."""
+
+    kind: ScheduleKind
+    virtual: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """One kind of pipeline copy, with what the coarse model says of it."""
+
+    configs: tuple[Config, ...]  # per pool of the chain, in order
+    stages: tuple[int, ...]
+    copies: int
+    sequences: int  # per copy and micro-batch
+    schedule: ScheduleOption
+    shard: int
+    pace: float  # seconds per micro-batch
+    fill: float
+    closing: float
+    traffic: float = 0.0  # seconds per micro-batch that sharding keeps a NIC busy
+
+    def seconds(self, sequences: float) -> float:
+        """Return the step time if all copies together take so many sequences."""
+        rounds = -(-sequences // (self.copies * self.sequences))
+        return (rounds * self.pace + self.fill + self.closing) * OPTIMISM[self.shard]
+
+    @property
+    def key(self) -> object:
+        """What makes two chains the same strategy.
+
+        How a replica's chips split their work between tensor and context parallelism is a detail.
+        """
+        configs = tuple((c.pool, c.width, c.sequences, c.ep) for c in self.configs)
+        return (configs, self.stages, self.copies, self.schedule, self.shard)
+
+    @property
+    def rate(self) -> float:
+        """Sequences per second of all copies."""
+        return self.copies * self.sequences / self.pace
+
+
+def schedule_options(problem: Problem) -> tuple[ScheduleOption, ...]:
+    """Return the schedules to price, interleaved once per number of unit ranges."""
+    found: list[ScheduleOption] = []
+    kinds = problem.space.schedules
+    for kind in kinds:
+        if kind is ScheduleKind.INTERLEAVED:
+            found += [ScheduleOption(kind=kind, virtual=v) for v in problem.space.virtual if v > 1]
+        else:
+            found.append(ScheduleOption(kind=kind))
+    return tuple(found)

@@ -1,0 +1,50 @@
+"""How much work a search may do, and what it tells those who wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tutti.search.build import Grouping
+from tutti.search.chains import Chain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much work a search may do; a larger cluster earns more."""
+
+    instructions: int = 60_000  # simulated, for candidates
+    per_chip: int = 300
+    most: int = 1_500_000
+    candidates: int = 4
+    most_candidates: int = 14  # as long as something left promises more
+    whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
+    combined: int = 9  # chains of several groups, per schedule and shard level
+    chains: int = 4  # per group of pools, schedule and shard level
+    alone: int = 3  # candidates for each pool by itself
+    polished: int = 2
+    groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
+    seeds: tuple[Chain, ...] = ()  # strategies that are likely good: those of a warm start
+    refined: int = 6  # candidates of every schedule and shard level whose chains are cut exactly
+
+    def budget(self, num_chips: int) -> int:
+        """Return the instructions that may be simulated."""
+        return min(self.most, self.instructions + self.per_chip * num_chips)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A line for people who wait."""
+
+    doing: str
+    best_seconds: float | None = None
+    lower_bound_seconds: float | None = None
+    settled: int = 0
+
+
+Report = Callable[[Progress], None]
+
+
+def silent(progress: Progress) -> None:
+    """Report nothing."""
+    del progress

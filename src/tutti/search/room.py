@@ -1,0 +1,26 @@
+"""How much memory of a chip and of its host a plan may use, and how fast they talk."""
+
+from __future__ import annotations
+
+from tutti.cost.memory import Overheads
+from tutti.hardware.cluster import Pool
+
+HOST_SHARE = 0.8  # of host memory; the rest is the system's, the data loader's and checkpoints'
+
+
+def copy_bandwidth(pool: Pool) -> float:
+    """Return the bytes per second between a chip and its host, all chips at once."""
+    host, node = pool.node.host, pool.node
+    return min(host.device_bandwidth, host.memory_bandwidth * node.hosts / node.num_chips)
+
+
+def host_bytes(pool: Pool) -> float:
+    """Return a chip's part of its host's memory that may hold what chips offload."""
+    node = pool.node
+    return HOST_SHARE * node.host.memory_bytes * node.hosts / node.num_chips
+
+
+def usable_bytes(memory_bytes: float, overheads: Overheads) -> float:
+    """Return what of a chip's memory tensors may take."""
+    fixed = overheads.context_bytes + overheads.workspace_bytes
+    return (memory_bytes - fixed) / (1.0 + overheads.slack)
