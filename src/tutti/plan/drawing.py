@@ -106,17 +106,8 @@ def memory_text(replica: Replica) -> str:
         )
         if ranges
     ]
-    offload = replica.offload
-    words += [
-        f"{what} to host {_plain_ranges(ranges)}"
-        for what, ranges in (
-            ("optimizer", offload.optimizer),
-            ("parameters", offload.parameters),
-            ("gradients", offload.gradients),
-            ("activations", offload.activations),
-        )
-        if ranges
-    ]
+    kinds = replica.offload.kinds()
+    words += [f"{what} to host {_plain_ranges(ranges)}" for what, ranges in kinds]
     return ", ".join(words) or "–"
 
 

@@ -59,6 +59,13 @@ class Offload:
     gradients: UnitRanges = ()
     activations: UnitRanges = ()
 
+    def kinds(self) -> Iterator[tuple[str, UnitRanges]]:
+        """Yield what lives in host memory, with its units."""
+        for name in ("optimizer", "parameters", "gradients", "activations"):
+            ranges: UnitRanges = getattr(self, name)
+            if ranges:
+                yield name, ranges
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:

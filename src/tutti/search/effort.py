@@ -16,6 +16,7 @@ class Effort:
     instructions: int = 60_000  # simulated, for candidates
     per_chip: int = 300
     most: int = 1_500_000
+    exact: int = 1_000  # plans of a space that is searched whole
     candidates: int = 4
     most_candidates: int = 14  # as long as something left promises more
     whole: int = 2  # drafts simulated from the first micro-batch to the last, at least

@@ -12,9 +12,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from tutti.search.settle import Settler
 from tutti.search.space import Problem
 from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
 
+_T = TypeVar("_T")
 Chips = tuple[int, ...]  # of each pool of the problem
 Kinds = tuple[int, int]  # leading blocks recomputed fully, then selectively
 
@@ -72,7 +73,15 @@ class ExactResult:
 
 
 class TooLargeError(Exception):
-    """The space has more skeletons than the caller wants enumerated."""
+    """The space is larger than the caller wants it enumerated."""
+
+
+def _limited(items: Iterable[_T], most: float) -> Iterator[_T]:
+    """Yield items until there are too many."""
+    for number, item in enumerate(items):
+        if number >= most:
+            raise TooLargeError
+        yield item
 
 
 def search_exactly(
@@ -80,24 +89,25 @@ def search_exactly(
 ) -> ExactResult | None:
     """Return the best plan of the space; None where none fits.
 
-    With `most`, raise TooLargeError when the space has more skeletons than that.
+    With `most`, raise TooLargeError as soon as more pipelines, skeletons or fillings of one
+    skeleton than that would have to be looked at.
     """
-    return _Exact(problem, tables or Tables(problem)).run(most)
+    return _Exact(problem, tables or Tables(problem), most or math.inf).run()
 
 
 class _Exact:
-    def __init__(self, problem: Problem, tables: Tables) -> None:
+    def __init__(self, problem: Problem, tables: Tables, most: float) -> None:
         self.problem = problem
         self.tables = tables
+        self.most = most
         self.settler = Settler(tables)
         self.best: tuple[float, Draft] | None = None
         self._tried: set[Draft] = set()
 
-    def run(self, most: int | None) -> ExactResult | None:
+    def run(self) -> ExactResult | None:
         queue: list[tuple[float, int, Skeleton]] = []
-        for number, skeleton in enumerate(skeletons(self.problem, self.tables)):
-            if most is not None and number >= most:
-                raise TooLargeError
+        found = skeletons(self.problem, self.tables, self.most)
+        for number, skeleton in enumerate(_limited(found, self.most)):
             heapq.heappush(queue, (self._bound(skeleton), number, skeleton))
         while queue:
             bound, _, skeleton = heapq.heappop(queue)
@@ -130,7 +140,7 @@ class _Exact:
         )
 
     def _cuts(self, num_stages: int, virtual: int) -> Iterator[tuple[UnitRanges, ...]]:
-        return cuts(self.problem, num_stages, virtual)
+        return _limited(cuts(self.problem, num_stages, virtual), self.most)
 
     def _cut_bound(self, stages: Stages, cut: tuple[UnitRanges, ...], count: int) -> float:
         """Return the time that every chip needs after its first micro-batch can have arrived."""
@@ -166,7 +176,7 @@ class _Exact:
         ]
         combined = sorted(
             (max(bound for bound, _ in chosen), tuple(cut for _, cut in chosen))
-            for chosen in itertools.product(*choices)
+            for chosen in _limited(itertools.product(*choices), self.most)
         )
         for bound, chosen in combined:
             if self.best is not None and bound >= self.best[0]:
@@ -193,7 +203,8 @@ class _Exact:
                     for away in _subsets(self.problem.space.offload)
                 )
             )
-        combined = sorted(itertools.product(*options), key=lambda c: max(o[0] for o in c))
+        every = _limited(itertools.product(*options), self.most)
+        combined = sorted(every, key=lambda c: max(o[0] for o in c))
         for combination in combined:
             if self.best is not None and max(o[0] for o in combination) >= self.best[0]:
                 return
@@ -264,6 +275,8 @@ class _Exact:
         draft = canonical(draft)
         if draft in self._tried:
             return
+        if len(self._tried) >= self.most:
+            raise TooLargeError
         self._tried.add(draft)
         problem = self.problem
         made = with_orders(draft, self.tables)
@@ -316,13 +329,14 @@ def cuts(problem: Problem, num_stages: int, virtual: int) -> Iterator[tuple[Unit
         yield tuple(tuple(ranges[s::num_stages]) for s in range(num_stages))
 
 
-def skeletons(problem: Problem, tables: Tables) -> Iterator[Skeleton]:
-    """Yield every skeleton of the space."""
+def skeletons(problem: Problem, tables: Tables, most: float = math.inf) -> Iterator[Skeleton]:
+    """Yield every skeleton of the space; give up where one micro-batch has too many pipelines."""
     pools = [pool.name for pool in problem.pools]
     chips = tuple(pool.num_chips for pool in problem.pools)
     batch, space = problem.job.global_batch, problem.space
     one: dict[int, list[tuple[Stages, Chips]]] = {
-        size: list(_pipelines(problem, tables, pools, chips, size)) for size in range(1, batch + 1)
+        size: list(_limited(_pipelines(problem, tables, pools, chips, size), most))
+        for size in range(1, batch + 1)
     }
     for size, found in one.items():
         if batch % size == 0:

@@ -170,17 +170,8 @@ def _ends(stage: Stage, ranges: UnitRanges) -> int:
 
 
 def _offload_text(replica: Replica) -> str:
-    offload = replica.offload
-    return ", ".join(
-        f"{what} {_ranges_text(ranges)}"
-        for what, ranges in (
-            ("optimizer", offload.optimizer),
-            ("parameters", offload.parameters),
-            ("gradients", offload.gradients),
-            ("activations", offload.activations),
-        )
-        if ranges
-    )
+    kinds = replica.offload.kinds()
+    return ", ".join(f"{what} {_ranges_text(ranges)}" for what, ranges in kinds)
 
 
 def _count(ranges: UnitRanges) -> int:

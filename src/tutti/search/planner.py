@@ -18,6 +18,7 @@ from tutti.search.bound import lower_bound
 from tutti.search.candidates import Candidate, Candidates
 from tutti.search.draft import Draft
 from tutti.search.effort import Effort, Progress, Report, silent
+from tutti.search.exact import TooLargeError, search_exactly
 from tutti.search.infeasible import explain_infeasible
 from tutti.search.objective import rates, value, value_bound
 from tutti.search.result import Alone, Pruned, SearchResult, Settled
@@ -28,6 +29,7 @@ from tutti.search.tables import Tables
 from tutti.search.uniform import best_uniform
 from tutti.simulate.estimate import Estimate
 
+SMALL_CHIPS, SMALL_BATCH = 8, 64  # beyond which no space is small
 MOST_WHOLE = 5  # drafts that are simulated from the first micro-batch to the last
 MOST_TRIED = 40  # candidates, while none of them fits
 WORTH_A_LOOK = 1.01  # by how much the price of a candidate may err
@@ -84,6 +86,25 @@ class Search:
         self.state = _State()
         self.interrupted = False
         self.per_second = rates(self.problem)
+
+    def run_exactly(self) -> _State | None:
+        """Search a small space whole; None where it is too large, or nothing in it fits."""
+        problem = self.problem
+        small = problem.num_chips <= SMALL_CHIPS and problem.job.global_batch <= SMALL_BATCH
+        if not small or self.per_second is not None or self.tables.layers:
+            return None
+        try:
+            found = search_exactly(problem, self.tables, self.effort.exact)
+        except TooLargeError:
+            return None
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return None
+        if found is None:
+            return None
+        self.settler.simulated += found.simulated
+        self.state.take(_Found(found.draft, found.step_seconds, found.step_seconds, "exact"))
+        return self.state
 
     def run(self) -> _State:
         """Settle the most promising candidates until the work is spent."""
@@ -192,7 +213,7 @@ def plan(
         bound = lower_bound(tables)
     report(Progress(doing="pricing", lower_bound_seconds=bound))
     search = Search(tables, effort, report, bound)
-    state = search.run()
+    state = search.run_exactly() or search.run()
     if state.best is None:
         raise explain_infeasible(tables, _first_fit)
     best, runner_up = _settled(search, state)

@@ -18,6 +18,7 @@ from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind
 from tutti.search.effort import Effort, Report
+from tutti.search.objective import rates
 from tutti.search.planner import plan
 from tutti.search.result import Objective, SearchResult
 from tutti.search.space import (
@@ -100,7 +101,7 @@ def make_problem(
         space=space_of(limits or Limits(), found, job),
         objective=_objective(objective),
     )
-    _require_rates(problem)
+    rates(problem)  # refuses an objective for which the cluster file lacks a figure
     return problem
 
 
@@ -151,21 +152,6 @@ def _objective(name: str) -> Objective:
     if name not in list(Objective):
         raise InputError(f"--objective: '{name}'; {hint(name, Objective)}")
     return Objective(name)
-
-
-def _require_rates(problem: Problem) -> None:
-    """Refuse an objective for which the cluster file lacks a figure; look the pools up."""
-    missing = {
-        Objective.STEP_TIME: (),
-        Objective.COST: [p.name for p in problem.pools if p.price_per_chip_hour is None],
-        Objective.ENERGY: [p.name for p in problem.pools if p.chip_watts is None],
-    }[problem.objective]
-    if missing:
-        key = "price_per_chip_hour" if problem.objective is Objective.COST else "watts"
-        raise InputError(
-            f"--objective {problem.objective.value}: pool '{missing[0]}' has no '{key}'; add it "
-            "to the cluster file"
-        )
 
 
 def ask(

@@ -26,6 +26,7 @@ from tests.support.instances import (
 )
 from tutti.search.bound import lower_bound
 from tutti.search.exact import search_exactly
+from tutti.search.planner import plan
 from tutti.search.tables import Tables
 
 CLOSE = 1e-9
@@ -58,6 +59,10 @@ def test_the_search_finds_what_enumeration_finds(number, record_property):
     assert found.step_seconds == pytest.approx(best.step_seconds, rel=CLOSE), instance.name
     assert found.lower_bound_seconds <= best.step_seconds * (1 + CLOSE)
     assert lower_bound(tables) <= best.step_seconds * (1 + CLOSE), instance.name
+    # What a user gets: the planner searches small spaces whole.
+    returned = plan(instance.problem, compare=False)
+    assert returned.best.step_seconds == pytest.approx(best.step_seconds, rel=CLOSE), instance.name
+    assert returned.lower_bound_seconds <= best.step_seconds * (1 + CLOSE)
 
 
 @pytest.mark.parametrize(
