@@ -20,73 +20,37 @@ class Instance:
     lose_node: bool = False  # also the time to re-plan after losing a node
 
 
-def _small(size: int) -> Instance:
+def _read(row: str) -> Instance:
+    name, cluster, model, length, batch, bar, also = (part.strip() for part in row.split("|"))
     return Instance(
-        name=f"S{size}",
-        cluster=f"S{size}",
-        model="llama-2-13b",
-        sequence_length=4096,
-        global_batch=512,
-        bar="≤ 1 s, gap ≤ 5 %",
-        quick=True,
+        name=name,
+        cluster=cluster,
+        model=model,
+        sequence_length=int(length),
+        global_batch=int(batch),
+        bar=bar,
+        quick="quick" in also,
+        half_links="half links" in also,
+        lose_node="lose a node" in also,
     )
 
 
-_ALL = (
-    *map(_small, (16, 32, 64, 128)),
-    Instance(
-        name="E100",
-        cluster="E100",
-        model="llama-2-70b",
-        sequence_length=4096,
-        global_batch=1024,
-        bar="efficiency ≥ 97 %",
-        quick=True,
-        half_links=True,
-    ),
-    Instance(
-        name="E1000",
-        cluster="E1000",
-        model="gpt-3-175b",
-        sequence_length=2048,
-        global_batch=4096,
-        bar="efficiency ≥ 95 %",
-        half_links=True,
-    ),
-    Instance(
-        name="E1536",
-        cluster="E1536",
-        model="ernie-260b",
-        sequence_length=2048,
-        global_batch=6144,
-        bar="efficiency ≥ 93 %",
-        half_links=True,
-    ),
-    Instance(
-        name="B1024",
-        cluster="B1024",
-        model="gpt-3-175b",
-        sequence_length=2048,
-        global_batch=4096,
-        bar="≤ 10 s, gap ≤ 5 %, re-plan ≤ 2 s",
-        lose_node=True,
-    ),
-    Instance(
-        name="M1024",
-        cluster="B1024",
-        model="deepseek-v3",
-        sequence_length=4096,
-        global_batch=4096,
-        bar="≤ 30 s, gap ≤ 10 %",
-    ),
-    Instance(
-        name="H16384",
-        cluster="H16384",
-        model="gpt-1t",
-        sequence_length=2048,
-        global_batch=16384,
-        bar="≤ 60 s",
-    ),
+_ALL = tuple(
+    map(
+        _read,
+        """\
+S16    | S16    | llama-2-13b | 4096 | 512   | ≤ 1 s, gap ≤ 5 %                  | quick
+S32    | S32    | llama-2-13b | 4096 | 512   | ≤ 1 s, gap ≤ 5 %                  | quick
+S64    | S64    | llama-2-13b | 4096 | 512   | ≤ 1 s, gap ≤ 5 %                  | quick
+S128   | S128   | llama-2-13b | 4096 | 512   | ≤ 1 s, gap ≤ 5 %                  | quick
+E100   | E100   | llama-2-70b | 4096 | 1024  | efficiency ≥ 97 %                 | quick, half links
+E1000  | E1000  | gpt-3-175b  | 2048 | 4096  | efficiency ≥ 95 %                 | half links
+E1536  | E1536  | ernie-260b  | 2048 | 6144  | efficiency ≥ 93 %                 | half links
+B1024  | B1024  | gpt-3-175b  | 2048 | 4096  | ≤ 10 s, gap ≤ 5 %, re-plan ≤ 2 s  | lose a node
+M1024  | B1024  | deepseek-v3 | 4096 | 4096  | ≤ 30 s, gap ≤ 10 %                |
+H16384 | H16384 | gpt-1t      | 2048 | 16384 | ≤ 60 s                            |
+""".splitlines(),
+    )
 )
 INSTANCES = {instance.name: instance for instance in _ALL}
 QUICK = tuple(instance.name for instance in _ALL if instance.quick)

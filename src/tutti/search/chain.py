@@ -94,24 +94,20 @@ def best_cut(slots: list[Slot], given: list[tuple[int, int]] | None = None) -> C
 def static_bytes(slot: Slot) -> FloatArray:
     """Return, per unit, the bytes of states that lie on a chip from step to step."""
     table = slot.table
-    dense = table.dense / np.maximum(table.dense + table.expert, 1.0)
-    shares = dense / slot.sharers + (1.0 - dense) / slot.expert_sharers
-
-    def held(size: FloatArray, level: int) -> FloatArray:
-        return size * shares if slot.shard >= level else size
-
     return (
-        held(table.parameter_bytes, 3)
-        + held(table.gradient_bytes, 2)
-        + held(table.optimizer_bytes, 1)
+        _held(slot, table.parameter_bytes, 3)
+        + _held(slot, table.gradient_bytes, 2)
+        + _held(slot, table.optimizer_bytes, 1)
     )
 
 
-def _optimizer_bytes(slot: Slot) -> FloatArray:
+def _held(slot: Slot, size: FloatArray, level: int) -> FloatArray:
+    """Return a rank's part of a state that is shared out from a shard level on."""
+    if slot.shard < level:
+        return size
     table = slot.table
     dense = table.dense / np.maximum(table.dense + table.expert, 1.0)
-    shares = dense / slot.sharers + (1.0 - dense) / slot.expert_sharers
-    return table.optimizer_bytes * (shares if slot.shard >= 1 else 1.0)
+    return size * (dense / slot.sharers + (1.0 - dense) / slot.expert_sharers)
 
 
 class _Matrix:
@@ -147,7 +143,7 @@ class _Matrix:
             np.stack([row * blocks for row in again]),
             np.stack([_prefix(row * blocks) for row in added]),
             np.array(allowed),
-            _prefix(_optimizer_bytes(slot)),
+            _prefix(_held(slot, table.optimizer_bytes, 1)),
             per_byte if "optimizer" in slot.offload else -1.0,
             slot.usable_bytes - BOUNDARIES * table.boundary,
             slot.host_bytes,

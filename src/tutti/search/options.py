@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +69,8 @@ class Options:
             return None
         found = tables.pool(pool)
 
-        def column(figure: object) -> FloatArray:
-            return np.array([figure(t) for _, t in rows], dtype=np.float64)  # type: ignore[operator]
+        def column(figure: Callable[[ConfigTable], float]) -> FloatArray:
+            return np.array([figure(t) for _, t in rows], dtype=np.float64)
 
         def mean(values: FloatArray) -> float:
             return float(values[1:-1].mean())

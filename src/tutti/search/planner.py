@@ -9,9 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
@@ -179,18 +177,14 @@ class Search:
         )
 
     def _polish(self) -> None:
-        """Try what the coarse model does not tell apart: where the chips of a copy lie."""
+        """Try what the coarse model does not tell apart: stages of a copy side by side."""
+        if not self.problem.cluster.fabric.oversubscribed:
+            return
         for found in self.state.found[: self.effort.polished]:
-            for change in self._changes(found.draft):
-                draft = replace(found.draft, **change)
-                quick = self.settler.quick(draft)
+            if any(len(pipeline.stages) > 1 for pipeline in found.draft.pipelines):
+                quick = self.settler.quick(replace(found.draft, placement="copy"))
                 if quick.fits:
                     self._take(quick, found.key)
-
-    def _changes(self, draft: Draft) -> Iterator[dict[str, Any]]:
-        deep = any(len(p.stages) > 1 for p in draft.pipelines)
-        if deep and self.problem.cluster.fabric.oversubscribed:
-            yield {"placement": "copy"}
 
 
 def plan(
