@@ -23,8 +23,8 @@ def explain_infeasible(tables: Tables, first_fit: Fit) -> InputError:
     tightest = free.estimate.tightest
     remedy = next(
         (words for words, changed in _remedies(problem) if first_fit(changed) is not None),
-        "none of twice the nodes, half the sequence or a smaller batch would do; "
-        "choose a smaller model",
+        "neither fewer constraints nor a shorter sequence nor more nodes (as far as they were "
+        "tried) would do; choose a smaller model or chips with more memory",
     )
     return InputError(
         f"{problem.model.name} does not fit on '{problem.cluster.name}': even the best strategy "
