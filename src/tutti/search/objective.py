@@ -14,10 +14,11 @@ from tutti.search.tables import Tables
 
 def rates(problem: Problem) -> dict[str, float] | None:
     """Return what a chip of each pool costs per second; None where only time counts."""
+    pools = problem.pools  # an unknown name is refused whatever the objective
     if problem.objective is Objective.STEP_TIME:
         return None
     found: dict[str, float] = {}
-    for pool in problem.pools:
+    for pool in pools:
         if problem.objective is Objective.COST:
             rate, key = pool.price_per_chip_hour, "price_per_chip_hour"
             per_second = None if rate is None else rate / 3600.0
@@ -25,8 +26,8 @@ def rates(problem: Problem) -> dict[str, float] | None:
             per_second, key = pool.chip_watts, "watts"
         if per_second is None:
             raise InputError(
-                f"--objective {problem.objective}: pool '{pool.name}' of cluster "
-                f"'{problem.cluster.name}' has no '{key}'; add it to the cluster file"
+                f"--objective {problem.objective}: pool '{pool.name}' has no '{key}'; add it to "
+                f"cluster '{problem.cluster.name}'"
             )
         found[pool.name] = per_second
     return found
