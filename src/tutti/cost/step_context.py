@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tutti.collective import Operation
 from tutti.cost.boundaries import BoundaryPrice, boundary_price
@@ -65,7 +65,7 @@ class StepContext:
             )
         return self._boundaries[key]
 
-    def kinds(self, instructions: tuple[Instruction, ...]) -> Kinds:
+    def kinds(self, instructions: Sequence[Instruction]) -> Kinds:
         """Return the kinds of a list; classes that share the list share them."""
         if id(instructions) not in self._kinds:
             self._kinds[id(instructions)] = Kinds.of(instructions)

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from tutti.report.binary import Pack, ticks
 from tutti.report.page import Section
 from tutti.schedule.instruction import Op
+from tutti.schedule.listing import OPS, WHATS
 from tutti.simulate.labels import ClassLabel
-from tutti.simulate.program import OPS, WHATS, Program, Track
+from tutti.simulate.program import Program, Track
 from tutti.simulate.result import SimulationResult
 
 # Instruction kinds by the CSS variable that colours them.

@@ -14,6 +14,8 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+import numpy as np
+
 from tutti.errors import InputError
 from tutti.plan.plan import ChunkPlace, Stage, chunks, covers
 from tutti.schedule.boundary import (
@@ -26,6 +28,7 @@ from tutti.schedule.boundary import (
 from tutti.schedule.columns import Columns
 from tutti.schedule.duties import DutyRules, check_duties
 from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.listing import listing_of
 from tutti.schedule.partners import Partners
 from tutti.schedule.schedule import RankClass, Schedule, replica_of, stage_of
 
@@ -306,30 +309,50 @@ def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
 def _progress(lists: _Lists) -> Iterator[str]:
     """Run all lists, each strictly in order, every communication a meeting of all partners."""
     schedule = lists.schedule
-    partners = Partners(schedule)
-    entries_of = [c.instructions for c in schedule.classes]
-    position = [0] * len(entries_of)
-    arrived: dict[object, set[int]] = defaultdict(set)
-    runnable = list(range(len(entries_of)))
+    points, series, members = _meeting_points(schedule)
+    position = [0] * len(points)
+    arrived: dict[tuple[int, int], set[int]] = defaultdict(set)
+    runnable = list(range(len(points)))
     while runnable:
         index = runnable.pop()
-        entries = entries_of[index]
-        while position[index] < len(entries):
-            entry = entries[position[index]]
-            meeting = partners.meeting(index, entry)
-            if meeting is None:
-                position[index] += 1
-                continue
-            key, members = meeting
-            arrived[key].add(index)
-            if len(arrived[key]) < len(members):
+        ahead = series[index]
+        while position[index] < len(ahead):
+            key = ahead[position[index]]
+            here = arrived[key]
+            here.add(index)
+            if len(here) < len(members[key[0]]):
                 break
             del arrived[key]
-            for member in members:
+            for member in members[key[0]]:
                 position[member] += 1
                 if member != index:
                     runnable.append(member)
-    stuck = [i for i, entries in enumerate(entries_of) if position[i] < len(entries)]
+    stuck = [i for i, ahead in enumerate(series) if position[i] < len(ahead)]
     for index in stuck[:3]:
-        entry = entries_of[index][position[index]]
+        entry = schedule.classes[index].instructions[points[index][position[index]]]
         yield f"deadlock: {schedule.classes[index].name} waits for ever at {entry}"
+
+
+def _meeting_points(
+    schedule: Schedule,
+) -> tuple[list[list[int]], list[list[tuple[int, int]]], list[frozenset[int]]]:
+    """Return where each class meets others, (series, micro-batch) there, and who meets in each."""
+    partners = Partners(schedule)
+    known: dict[object, int] = {}
+    members: list[frozenset[int]] = []
+    points: list[list[int]] = []
+    series: list[list[tuple[int, int]]] = []
+    for index, rank_class in enumerate(schedule.classes):
+        listing = listing_of(rank_class.instructions)
+        own = np.full(len(listing.examples), -1, dtype=np.int64)
+        for code, example in enumerate(listing.examples):
+            met = partners.series(index, example)
+            if met is not None:
+                own[code] = known.setdefault(met[0], len(known))
+                if own[code] == len(members):
+                    members.append(met[1])
+        found = own[listing.kinds[1]]
+        at = np.flatnonzero(found >= 0)
+        points.append(at.tolist())
+        series.append(list(zip(found[at].tolist(), listing.micro_batch[at].tolist(), strict=True)))
+    return points, series, members

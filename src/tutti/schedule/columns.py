@@ -7,30 +7,19 @@ its instructions one by one (`check`), who then says in words what is wrong, if 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tutti.plan.plan import ChunkPlace, UnitRanges
 from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.listing import OP_CODE, OPS, WHAT_CODE, WHATS, Integers, listing_of
 
-Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_OPS, _WHATS = tuple(Op), tuple(What)
-CODE = {op: code for code, op in enumerate(_OPS)}
-_WHAT = {what: code for code, what in enumerate(_WHATS)}
-# Members of an enum are hashed by Python code; their identities are not.
-_OP_BY_ID = {id(op): code for op, code in CODE.items()}
-_WHAT_BY_ID = {id(what): code for what, code in _WHAT.items()}
-_BRINGS = np.array([op in (Op.GATHER_PARAMETERS, Op.FETCH, Op.RECEIVE) for op in _OPS])
-
-
-def _integers(values: Iterable[Any], count: int = -1) -> Integers:
-    return np.fromiter(values, dtype=np.int64, count=count)
+_BRINGS = np.array([op in (Op.GATHER_PARAMETERS, Op.FETCH, Op.RECEIVE) for op in OPS])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,32 +31,30 @@ class Columns:
     start: Integers
     stop: Integers
     what: Integers
+    inside: Integers
     source: Integers
     target: Integers
 
     @classmethod
-    def of(cls, instructions: tuple[Instruction, ...]) -> Columns:
-        """Transpose a list."""
-        size = len(instructions)
-        if not size:
-            return cls(*(np.zeros(0, dtype=np.int64) for _ in range(7)))
-        op, micro_batch, start, stop, what, _, after = zip(*instructions, strict=True)
-        counts = _integers(map(len, after), size)
+    def of(cls, instructions: Sequence[Instruction]) -> Columns:
+        """Lay a list out."""
+        listing = listing_of(instructions)
         return cls(
-            op=_integers(map(_OP_BY_ID.__getitem__, map(id, op)), size),
-            micro_batch=_integers(micro_batch, size),
-            start=_integers(start, size),
-            stop=_integers(stop, size),
-            what=_integers(map(_WHAT_BY_ID.__getitem__, map(id, what)), size),
-            source=np.repeat(np.arange(size, dtype=np.int64), counts),
-            target=_integers(itertools.chain.from_iterable(after)),
+            op=listing.op,
+            micro_batch=listing.micro_batch,
+            start=listing.first,
+            stop=listing.stop,
+            what=listing.what,
+            inside=listing.inside,
+            source=listing.sources,
+            target=listing.after,
         )
 
     def where(self, *ops: Op) -> Integers:
         """Return the positions of the instructions of some kinds."""
-        found = self.op == CODE[ops[0]]
+        found = self.op == OP_CODE[ops[0]]
         for op in ops[1:]:
-            found |= self.op == CODE[op]
+            found |= self.op == OP_CODE[op]
         return np.flatnonzero(found)
 
     def waits_for_earlier(self) -> bool:
@@ -138,7 +125,7 @@ class Columns:
                 continue
             up, down = (Op.SEND, Op.RECEIVE) if stage == lower.stage else (Op.RECEIVE, Op.SEND)
             for op, what in ((up, What.ACTIVATIONS), (down, What.GRADIENTS)):
-                place = (CODE[op] * len(_WHATS) + _WHAT[what]) * (1 << 20) + upper.start
+                place = (OP_CODE[op] * len(WHATS) + WHAT_CODE[what]) * (1 << 20) + upper.start
                 expected.append(place * micro_batches + counted)
         wanted = np.sort(np.concatenate(expected)) if expected else np.zeros(0, dtype=np.int64)
         return (
@@ -150,18 +137,20 @@ class Columns:
         )
 
     def _codes(self, at: Integers, op: Integers | int, many: int) -> Integers:
-        place = (op * len(_WHATS) + self.what[at]) * (1 << 20) + self.start[at]
+        place = (op * len(WHATS) + self.what[at]) * (1 << 20) + self.start[at]
         found: Integers = place * many + self.micro_batch[at]
         return found
 
     def _sends_wait(self) -> bool:
         """Tell whether every Send waits for the pass that makes what it carries."""
         sends = self.where(Op.SEND)
-        edges = self.op[self.source] == CODE[Op.SEND]
+        edges = self.op[self.source] == OP_CODE[Op.SEND]
         send, made = self.source[edges], self.target[edges]
-        forward = (self.op[made] == CODE[Op.FORWARD]) & (self.stop[made] == self.start[send])
-        back = (self.op[made] == CODE[Op.BACKWARD_INPUT]) & (self.start[made] == self.start[send])
-        up = self.what[send] == _WHAT[What.ACTIVATIONS]
+        forward = (self.op[made] == OP_CODE[Op.FORWARD]) & (self.stop[made] == self.start[send])
+        back = (self.op[made] == OP_CODE[Op.BACKWARD_INPUT]) & (
+            self.start[made] == self.start[send]
+        )
+        up = self.what[send] == WHAT_CODE[What.ACTIVATIONS]
         right = np.where(up, forward, back) & (self.micro_batch[made] == self.micro_batch[send])
         return len(np.unique(send[right])) == len(sends)
 
@@ -173,7 +162,7 @@ class Columns:
             (Op.BACKWARD_INPUT, What.GRADIENTS, self.stop),
         ):
             received = self.where(Op.RECEIVE)
-            received = received[self.what[received] == _WHAT[what]]
+            received = received[self.what[received] == WHAT_CODE[what]]
             code = self.start[received] * many + self.micro_batch[received]
             order = np.argsort(code)
             passes = self.where(op)

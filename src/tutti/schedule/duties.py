@@ -7,14 +7,17 @@ as it says, and whatever brings something is waited for by what uses it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import Offload, Plan, Replica, Stage, UnitRanges, covers
 from tutti.schedule.buckets import Bucket, make_buckets, tied_apart
 from tutti.schedule.columns import Columns
 from tutti.schedule.instruction import Instruction, Op, Scope, What
+from tutti.schedule.listing import listing_of
 
 Duty = tuple[Op, What, Scope, int]  # of one unit
 
@@ -49,11 +52,11 @@ def check_duties(
     stage: Stage,
     replica: Replica,
     micro_batches: int,
-    entries: tuple[Instruction, ...],
+    entries: Sequence[Instruction],
     columns: Columns,
 ) -> Iterator[str]:
     """Yield what a list leaves out, does too often, or does not wait for."""
-    yield from _counts(stage, replica, micro_batches, rules.buckets, entries, columns)
+    yield from _counts(stage, replica, micro_batches, rules.buckets, entries)
     yield from _closing(rules, stage, entries, columns)
     if columns.is_waited_for():
         return
@@ -68,18 +71,14 @@ def _counts(
     replica: Replica,
     micro_batches: int,
     buckets: list[Bucket],
-    entries: tuple[Instruction, ...],
-    columns: Columns,
+    entries: Sequence[Instruction],
 ) -> Iterator[str]:
     found: Counter[Duty] = Counter()
-    times: Counter[tuple[Op, What, Scope, int, int]] = Counter(
-        (op, what, scope, start, stop)
-        for op, _, start, stop, what, scope, _ in map(
-            entries.__getitem__, columns.where(*_COUNTED).tolist()
-        )
-        if what is not What.BATCH
-    )
-    for (op, what, scope, start, stop), count in times.items():
+    listing = listing_of(entries)
+    times = np.bincount(listing.kinds[1], minlength=len(listing.examples)).tolist()
+    for (op, _, start, stop, what, scope, _), count in zip(listing.examples, times, strict=True):
+        if op not in _COUNTED or what is What.BATCH:
+            continue
         for unit in range(start, stop):
             found[op, what, scope, unit] += count
     expected = _expected(stage, replica, micro_batches, buckets)
@@ -138,7 +137,7 @@ def _state(bucket: Bucket, offload: Offload, unit: int, many: int) -> Iterator[T
 
 
 def _closing(
-    rules: DutyRules, stage: Stage, entries: tuple[Instruction, ...], columns: Columns
+    rules: DutyRules, stage: Stage, entries: Sequence[Instruction], columns: Columns
 ) -> Iterator[str]:
     """Check the order that ends a step: reductions, tied weights, norm, optimizer."""
     norms = columns.where(Op.CLIP_NORM).tolist()
@@ -152,13 +151,13 @@ def _closing(
     ]
     if len(tied_gradients) != int(tied):
         yield f"SyncTied stands {len(tied_gradients)} times, not {int(tied)}"
-    for index in columns.where(Op.REDUCE_GRADIENTS, Op.STEP).tolist():
-        entry = entries[index]
-        if entry.op is Op.REDUCE_GRADIENTS and index not in before:
-            yield f"ClipNorm does not wait for {entry}"
+    for index in columns.where(Op.REDUCE_GRADIENTS).tolist():
+        if index not in before:
+            yield f"ClipNorm does not wait for {entries[index]}"
             return
-        if entry.op is Op.STEP and norms[0] not in entry.after:
-            yield f"{entry} does not wait for ClipNorm"
+    for index in columns.where(Op.STEP).tolist():
+        if norms[0] not in entries[index].after:
+            yield f"{entries[index]} does not wait for ClipNorm"
             return
     if any(index not in before for index in tied_gradients):
         yield "ClipNorm does not wait for SyncTied"

@@ -3,21 +3,57 @@
 from __future__ import annotations
 
 from tutti.schedule.instruction import NO_MICRO_BATCH, Instruction, Op, Scope, What
+from tutti.schedule.tape import Tape
 
 make_tuple = tuple.__new__  # what `_make` of a named tuple calls; hundreds of thousands are made
 
 
 class Emitter:
-    """One growing instruction list.
+    """One growing instruction list, written block by block.
 
     Gathers and fetches wait for the pass before the previous one only (`ahead`), so that they run
     one pass ahead of their use: one buffer in use, one being filled.
     """
 
     def __init__(self) -> None:
-        self.out: list[Instruction] = []
+        self.tape = Tape()
+        self.place = 0  # where the block that is being written begins
+        self.out: list[Instruction] = []  # the block
+        self.last_weights = -1  # the last weight pass
         self._previous = self._before_previous = -1  # the last two compute instructions
-        self._leaving: dict[What, list[int]] = {}  # what empties buffers, by what lies in them
+        # What empties buffers, by what lies in them: the last two.
+        self._leaving = {What.ACTIVATIONS: (-1, -1), What.GRADIENTS: (-1, -1)}
+
+    @property
+    def next_index(self) -> int:
+        """Where the next instruction will stand."""
+        return self.place + len(self.out)
+
+    def close(self, micro_batch: int = NO_MICRO_BATCH) -> int:
+        """End the block; return its number, by which it can be played again."""
+        block = self.tape.record(self.out, self.place)
+        self.place = self.tape.play(block, self.place, micro_batch)
+        self.out = []
+        return block
+
+    def state(self) -> tuple[int, ...]:
+        """Return what later instructions may wait for, by its distance from here."""
+        here = self.place
+        away, gone = self._leaving[What.ACTIVATIONS], self._leaving[What.GRADIENTS]
+        return tuple(
+            index - here if index >= 0 else 1
+            for index in (self._previous, self._before_previous, *away, *gone, self.last_weights)
+        )
+
+    def play(self, block: int, micro_batch: int, state: tuple[int, ...]) -> None:
+        """Let a block stand here once more; `state` is what it left behind at its first time."""
+        self.place = self.tape.play(block, self.place, micro_batch)
+        here = self.place
+        found = [here + distance if distance <= 0 else -1 for distance in state]
+        self._previous, self._before_previous = found[0], found[1]
+        self._leaving[What.ACTIVATIONS] = (found[2], found[3])
+        self._leaving[What.GRADIENTS] = (found[4], found[5])
+        self.last_weights = found[6]
 
     def emit(
         self,
@@ -31,28 +67,31 @@ class Emitter:
         after: tuple[int, ...] = (),
     ) -> int:
         """Append an instruction; return its index."""
-        self.out.append(Instruction(op, micro_batch, start, stop, what, scope, after))
-        return len(self.out) - 1
+        fields = (op, micro_batch, start, stop, what, scope, after)
+        self.out.append(make_tuple(Instruction, fields))
+        return self.next_index - 1
 
     def compute(
         self, op: Op, micro_batch: int, start: int, stop: int, after: tuple[int, ...] = ()
     ) -> int:
         """Append a pass; return its index."""
-        index = len(self.out)
+        index = self.place + len(self.out)
         fields = (op, micro_batch, start, stop, What.NOTHING, Scope.ALL, after)
         self.out.append(make_tuple(Instruction, fields))
         self._before_previous, self._previous = self._previous, index
+        if op is Op.BACKWARD_WEIGHT:
+            self.last_weights = index
         return index
 
     def leaves(self, what: What, index: int) -> int:
         """Note that an instruction empties a buffer that a later pass fills anew."""
-        self._leaving.setdefault(what, []).append(index)
+        self._leaving[what] = (self._leaving[what][1], index)
         return index
 
     def room(self, what: What) -> tuple[int, ...]:
         """What a pass that fills such a buffer waits for: one is filled, one being emptied."""
-        left = self._leaving.get(what, [])
-        return (left[-2],) if len(left) > 1 else ()
+        before = self._leaving[what][0]
+        return (before,) if before >= 0 else ()
 
     @property
     def ahead(self) -> tuple[int, ...]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tutti.plan.plan import Replica, Stage
 from tutti.schedule.buckets import Bucket
 from tutti.schedule.emitter import Emitter, make_tuple, waits
 from tutti.schedule.events import Event, Move
 from tutti.schedule.instruction import Instruction, Op, Scope, What
+from tutti.schedule.listing import Listing
 from tutti.schedule.order import Action, Pass
 from tutti.schedule.segments import Groups, Segment, apart_units, make_segments
 from tutti.schedule.sync import Synchroniser
@@ -31,14 +33,25 @@ class ListInput:
     tied: bool  # takes part in SyncTied
 
 
-def write_list(given: ListInput) -> tuple[Instruction, ...]:
-    """Return the instructions of one class of ranks."""
-    return _Writer(given).write()
+def write_list(given: ListInput, *, replay: bool = True) -> Listing:
+    """Return the instructions of one class of ranks; without `replay` every pass is written out."""
+    return _Writer(given, replay=replay).write()
+
+
+class _Block(NamedTuple):
+    """A pass that was written, and what it left behind, by distance from its end."""
+
+    number: int
+    state: tuple[int, ...]
+    source: int  # of what a Send carries
+    reduced: tuple[int, ...]
+    offloaded: tuple[tuple[int, int], ...]  # first unit → its Offload
 
 
 class _Writer:
-    def __init__(self, given: ListInput) -> None:
+    def __init__(self, given: ListInput, *, replay: bool) -> None:
         self.given = given
+        self.replay = replay
         self.to = Emitter()
         self.sync = Synchroniser(
             self.to,
@@ -51,6 +64,15 @@ class _Writer:
         self.segments = {
             chunk: make_segments(*bounds, given.replica, given.buckets, apart_units(given.stage))
             for chunk, bounds in given.chunk_bounds.items()
+        }
+        self.away = {
+            chunk: tuple(
+                atom.start
+                for segment in cut.forward
+                for atom in segment.atoms
+                if atom.offload_activations
+            )
+            for chunk, cut in self.segments.items()
         }
         # Per chunk, the micro-batch whose weight pass comes last: gradients are whole then.
         self.final = {
@@ -65,20 +87,93 @@ class _Writer:
         self.parked: dict[tuple[int, int], tuple[Segment, ...]] = {}
         self.offloaded: dict[tuple[int, int], int] = {}
         self.sources = {What.ACTIVATIONS: -1, What.GRADIENTS: -1}  # what a Send carries
+        self.moves: dict[tuple[Op, What, int, int], int] = {}  # blocks
+        self.blocks: dict[object, _Block] = {}
 
-    def write(self) -> tuple[Instruction, ...]:
+    def write(self) -> Listing:
         self.sync.gather_once()
+        self.to.close()
         for index, event in enumerate(self.given.events):
             if isinstance(event, Move):
                 self._move(event)
-            elif event[0] == Pass.FORWARD:
-                self._forward(event)
-            elif event[0] == Pass.BACKWARD_INPUT:
-                self._backward_input(event, weights_follow=self._weights_follow(index))
             else:
-                self._backward_weight(event)
+                self._pass(event, index)
         self.sync.finish()
-        return tuple(self.to.out)
+        self.to.close()
+        return self.to.tape.listing()
+
+    def _pass(self, action: Action, index: int) -> None:
+        """Write a pass, or play it again where everything it depends on is as it was."""
+        kind, chunk, micro_batch = action
+        follows = kind == Pass.BACKWARD_INPUT and self._weights_follow(index)
+        key = self._key(action, follows=follows) if self.replay else None
+        known = self.blocks.get(key) if key is not None else None
+        if known is not None:
+            self._again(known, action, follows=follows)
+            return
+        before = len(self.sync.reduced)
+        if kind == Pass.FORWARD:
+            self._forward(action)
+        elif kind == Pass.BACKWARD_INPUT:
+            self._backward_input(action, weights_follow=follows)
+        else:
+            self._backward_weight(action)
+        number = self.to.close(micro_batch)
+        if key is None:
+            return
+        here = self.to.place
+        what = What.ACTIVATIONS if kind == Pass.FORWARD else What.GRADIENTS
+        stored = self.away[chunk] if kind == Pass.FORWARD else ()
+        self.blocks[key] = _Block(
+            number,
+            self.to.state(),
+            self.sources[what] - here,
+            tuple(at - here for at in self.sync.reduced[before:]),
+            tuple((unit, self.offloaded[unit, micro_batch] - here) for unit in stored),
+        )
+
+    def _key(self, action: Action, *, follows: bool) -> object:
+        """Return all that a pass depends on, by distance; None where it is one of its kind."""
+        kind, chunk, micro_batch = action
+        bounds, here = self.given.chunk_bounds[chunk], self.to.place
+        if kind == Pass.FORWARD:
+            if chunk not in self.started:
+                return None
+            arrived = self.received.get((What.ACTIVATIONS, bounds[0], micro_batch), -1)
+            more: object = micro_batch in self.with_batch
+        else:
+            if self.final[chunk] == micro_batch or not self.sync.is_plain:
+                return None
+            arrived, more = -1, (chunk, micro_batch) in self.parked
+            if kind == Pass.BACKWARD_INPUT:
+                arrived = self.received.get((What.GRADIENTS, bounds[1], micro_batch), -1)
+                stored = self.away[chunk]
+                more = tuple(self.offloaded[unit, micro_batch] - here for unit in stored)
+        distance = here - arrived if arrived >= 0 else 0
+        return (kind, chunk, follows, distance, more, self.to.state())
+
+    def _again(self, block: _Block, action: Action, *, follows: bool) -> None:
+        kind, chunk, micro_batch = action
+        bounds = self.given.chunk_bounds[chunk]
+        self.to.play(block.number, micro_batch, block.state)
+        here = self.to.place
+        if kind == Pass.FORWARD:
+            self.received.pop((What.ACTIVATIONS, bounds[0], micro_batch), None)
+            self.with_batch.add(micro_batch)
+            self.sources[What.ACTIVATIONS] = here + block.source
+            for unit, stored in block.offloaded:
+                self.offloaded[unit, micro_batch] = here + stored
+            return
+        if kind == Pass.BACKWARD_INPUT:
+            self.received.pop((What.GRADIENTS, bounds[1], micro_batch), None)
+            self.sources[What.GRADIENTS] = here + block.source
+            for unit in self.away[chunk]:
+                del self.offloaded[unit, micro_batch]
+            if follows:
+                self.parked[chunk, micro_batch] = self.segments[chunk].backward[0]
+        else:
+            self.parked.pop((chunk, micro_batch), None)
+        self.sync.reduced.extend(here + at for at in block.reduced)
 
     def _weights_follow(self, index: int) -> bool:
         """Tell whether the weight pass of an input pass is what its stage computes next."""
@@ -92,13 +187,20 @@ class _Writer:
 
     def _move(self, move: Move) -> None:
         op, what, unit, micro_batch = move
-        out = self.to.out
+        to, here = self.to, self.to.place
+        distance = 0
         if op is Op.RECEIVE:
-            self.received[what, unit, micro_batch] = len(out)
-            after: tuple[int, ...] = ()
+            self.received[what, unit, micro_batch] = here
         else:
-            after = (self.sources[what],)
-        out.append(make_tuple(Instruction, (op, micro_batch, unit, unit, what, Scope.ALL, after)))
+            distance = here - self.sources[what]
+        known = self.moves.get((op, what, unit, distance))
+        if known is not None:
+            to.place = to.tape.play(known, here, micro_batch)
+            return
+        after = (here - distance,) if distance else ()
+        fields = (op, micro_batch, unit, unit, what, Scope.ALL, after)
+        to.out.append(make_tuple(Instruction, fields))
+        self.moves[op, what, unit, distance] = to.close(micro_batch)
 
     def _take(self, what: What, unit: int, micro_batch: int) -> tuple[int, ...]:
         index = self.received.pop((what, unit, micro_batch), None)

@@ -48,10 +48,16 @@ class Partners:
         One key may come back several times in a list (a level-3 gather before forward and again
         before backward): the n-th time of one class meets the n-th time of the others.
         """
+        found = self.series(index, entry)
+        return None if found is None else ((found[0], entry.micro_batch), found[1])
+
+    def series(self, index: int, entry: Instruction) -> tuple[object, frozenset[int]] | None:
+        """Return the key that a meeting has in common with those of other micro-batches."""
         own = self._classes[index]
         if entry.op in (Op.SEND, Op.RECEIVE):
-            members = self._ends[own.pipeline, entry.start]
-            return (own.pipeline, "move", entry.what, entry.start, entry.micro_batch), members
+            return (own.pipeline, "move", entry.what, entry.start), self._ends[
+                own.pipeline, entry.start
+            ]
         if entry.op not in COLLECTIVES:
             return None
         if entry.op is Op.CLIP_NORM:
@@ -62,7 +68,8 @@ class Partners:
             pipeline = own.pipeline if entry.scope is Scope.PIPELINE else None
             members = self._holding(entry.start, pipeline)
         scope = own.pipeline if entry.scope is Scope.PIPELINE else None
-        return ((scope, entry.key), members) if len(members) > 1 else None
+        key = (scope, entry.op, entry.start, entry.stop, entry.what, entry.scope)
+        return (key, members) if len(members) > 1 else None
 
     def _holding(self, unit: int, pipeline: int | None) -> frozenset[int]:
         if (unit, pipeline) not in self._holders:

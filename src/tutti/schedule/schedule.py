@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tutti.plan.plan import Plan, Replica, Stage, chunks, covers
@@ -17,6 +17,7 @@ from tutti.schedule.boundary import Boundary
 from tutti.schedule.buckets import make_buckets, tied_apart
 from tutti.schedule.events import stage_events
 from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.listing import Listing
 from tutti.schedule.lists import ListInput, write_list
 
 
@@ -28,7 +29,7 @@ class RankClass:
     stage: int
     replica: int
     num_ranks: int
-    instructions: tuple[Instruction, ...]
+    instructions: Sequence[Instruction]  # as written by us: a `Listing`
 
     @property
     def name(self) -> str:
@@ -80,7 +81,7 @@ def build_schedule(plan: Plan) -> Schedule:
         for s, stage in enumerate(pipeline.stages):
             bounds = {i: (c.start, c.stop) for i, c in enumerate(path) if c.stage == s}
             tied = apart and (covers(stage.units, 0) or covers(stage.units, last_unit))
-            written: dict[object, tuple[Instruction, ...]] = {}
+            written: dict[object, Listing] = {}
             for r, replica in enumerate(stage.replicas):
                 duties = (replica.recompute, replica.offload)
                 if duties not in written:

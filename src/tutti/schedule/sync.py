@@ -127,6 +127,16 @@ class Synchroniser:
                     hold=hold,
                 )
 
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether what follows depends on nothing that was done here before."""
+        return not self._held and not self._offload.gradients
+
+    @property
+    def reduced(self) -> list[int]:
+        """The reductions so far, which the norm waits for."""
+        return self._reduced
+
     def release(self) -> None:
         """Write what was held."""
         for whole in self._held:
@@ -217,15 +227,11 @@ class Synchroniser:
         for bucket, index in late.items():
             if covers(self._offload.gradients, bucket.start):
                 self._to_host(bucket, NO_MICRO_BATCH, [index])
-        last_pass = len(self._to.out) - 1
+        last_pass = self._to.next_index - 1
         if self._tied:
             after = waits(self._reduced) or (last_pass,)
             self._reduced.append(self._to.emit(Op.SYNC_TIED, what=What.GRADIENTS, after=after))
-        last_weights = next(
-            i for i in reversed(range(len(self._to.out)))
-            if self._to.out[i].op is Op.BACKWARD_WEIGHT
-        )  # fmt: skip
-        norm = self._to.emit(Op.CLIP_NORM, after=waits(self._reduced, [last_weights]))
+        norm = self._to.emit(Op.CLIP_NORM, after=waits(self._reduced, [self._to.last_weights]))
         steps = [self._step(bucket, norm) for bucket in self._own]
         if self._tied:
             self._to.emit(Op.SYNC_TIED, what=What.PARAMETERS, after=waits(steps))

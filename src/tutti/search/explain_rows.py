@@ -13,11 +13,11 @@ from tutti.plan.chips import ChipSet
 from tutti.plan.drawing import degrees_text, units_text
 from tutti.plan.plan import Plan, Replica, Stage, UnitRanges
 from tutti.schedule.instruction import Op
+from tutti.schedule.listing import OPS
 from tutti.schedule.schedule import RankClass, replica_of, stage_of
 from tutti.search.explanation import PoolRow, StageRow
 from tutti.search.result import Settled
 from tutti.simulate.labels import labels_of
-from tutti.simulate.program import OPS
 from tutti.simulate.result import IDLE_REASONS, SimulationResult
 
 _PASSES = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)

@@ -15,12 +15,12 @@ from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Plan
 from tutti.schedule.check import check_schedule
 from tutti.schedule.instruction import Op
+from tutti.schedule.listing import OPS
 from tutti.search.build import Part, draft_of
 from tutti.search.draft import Draft, Placement, canonical, to_plan
 from tutti.search.result import Settled
 from tutti.search.tables import Tables
 from tutti.simulate.estimate import Estimate, estimate
-from tutti.simulate.program import OPS
 
 _ATTEMPTS = 4
 _DOUBLINGS = 8

@@ -6,20 +6,15 @@ everywhere in `simulate`. Built once per Schedule, it is executed against any nu
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tutti.schedule.instruction import COLLECTIVES, LANES, Instruction, Lane, Op, Scope, What
+from tutti.schedule.instruction import COLLECTIVES, LANES, Instruction, Lane, Op
+from tutti.schedule.listing import COLUMNS, OP_CODE, OPS, WHATS, Integers, Listing, listing_of
 from tutti.schedule.partners import Partners
 from tutti.schedule.schedule import RankClass, Schedule
-
-Integers = npt.NDArray[np.int64]
 
 
 class Track(IntEnum):
@@ -47,10 +42,6 @@ class Kind(IntEnum):
     MEETING = 3  # a collective in which other classes take part
 
 
-OPS = tuple(Op)
-WHATS = tuple(What)
-_OP_CODE = {op: code for code, op in enumerate(OPS)}
-_WHAT_CODE = {what: code for code, what in enumerate(WHATS)}
 _SPECIAL = {
     Op.FETCH: Track.COPY_IN,
     Op.OFFLOAD: Track.COPY_OUT,
@@ -63,44 +54,8 @@ _TRACKS = np.array(
         for op in OPS
     ]
 )
-_COLLECTIVE_CODES = np.array([_OP_CODE[op] for op in OPS if op in COLLECTIVES])
+_COLLECTIVE_CODES = np.array([OP_CODE[op] for op in OPS if op in COLLECTIVES])
 _NO_INDEX = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassColumns:
-    """One instruction list as columns; indices count inside the list."""
-
-    op: Integers
-    micro_batch: Integers
-    first: Integers
-    stop: Integers
-    what: Integers
-    inside: Integers  # 1: a collective among the holders of one pipeline
-    after_counts: Integers
-    after: Integers
-
-    @classmethod
-    def of(cls, instructions: tuple[Instruction, ...]) -> ClassColumns:
-        """Transpose a list without looking at its entries one by one."""
-        if not instructions:
-            return cls(*(_NO_INDEX,) * 8)
-        op, micro_batch, first, stop, what, scope, after = zip(*instructions, strict=True)
-        size = len(instructions)
-        return cls(
-            op=_integers(map(_OP_CODE.__getitem__, op), size),
-            micro_batch=_integers(micro_batch, size),
-            first=_integers(first, size),
-            stop=_integers(stop, size),
-            what=_integers(map(_WHAT_CODE.__getitem__, what), size),
-            inside=_integers((s is Scope.PIPELINE for s in scope), size),
-            after_counts=_integers(map(len, after), size),
-            after=_integers(itertools.chain.from_iterable(after)),
-        )
-
-
-def _integers(values: Iterable[Any], count: int = -1) -> Integers:
-    return np.fromiter(values, dtype=np.int64, count=count)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -150,24 +105,18 @@ class Program:
 
 def compile_schedule(schedule: Schedule) -> Program:
     """Flatten a Schedule; the instruction lists must have passed the static check."""
-    shared: dict[int, ClassColumns] = {}
-    lists = []
-    for rank_class in schedule.classes:
-        key = id(rank_class.instructions)
-        if key not in shared:
-            shared[key] = ClassColumns.of(rank_class.instructions)
-        lists.append(shared[key])
+    lists = [listing_of(rank_class.instructions) for rank_class in schedule.classes]
     sizes = [len(columns.op) for columns in lists]
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
     op, micro_batch, first, stop, what, inside, counts = (
         np.concatenate([getattr(columns, name) for columns in lists])
-        for name in ("op", "micro_batch", "first", "stop", "what", "inside", "after_counts")
+        for name in (*COLUMNS, "after_counts")
     )
     after = [columns.after + start for columns, start in zip(lists, offsets, strict=False)]
     track = _TRACKS[op]
     channel, num_channels = _channels(track, first, what, inside, sizes)
     meeting, arrivals = _move_meetings(schedule.classes, sizes, track, (first, what, micro_batch))
-    arrivals = _collective_meetings(schedule, offsets, op, meeting, arrivals)
+    arrivals = _collective_meetings(schedule, lists, offsets, meeting, arrivals)
     kind = np.full(len(op), Kind.PLAIN, dtype=np.int64)
     kind[meeting >= 0] = Kind.MEETING
     kind[track == Track.SEND] = Kind.SEND
@@ -236,25 +185,51 @@ def _move_meetings(
 
 
 def _collective_meetings(
-    schedule: Schedule, offsets: Integers, op: Integers, meeting: Integers, arrivals: Integers
+    schedule: Schedule,
+    lists: list[Listing],
+    offsets: Integers,
+    meeting: Integers,
+    arrivals: Integers,
 ) -> Integers:
     """Give a number to each collective of several classes; n-th of a key meets n-th elsewhere."""
     partners = Partners(schedule)
-    base = len(arrivals)
-    numbers: dict[tuple[object, int], int] = {}
+    known: dict[object, int] = {}  # what collectives have in common but the micro-batch
     members: list[int] = []
-    for index, rank_class in enumerate(schedule.classes):
-        start = int(offsets[index])
-        own = op[start : int(offsets[index + 1])]
-        times: dict[object, int] = {}
-        for position in np.flatnonzero(np.isin(own, _COLLECTIVE_CODES)).tolist():
-            met = partners.meeting(index, rank_class.instructions[position])
-            if met is None:
-                continue
-            key, together = met
-            turn = times[key] = times.get(key, 0) + 1
-            number = numbers.setdefault((key, turn), len(numbers))
-            if number == len(members):
-                members.append(len(together))
-            meeting[start + position] = base + number
-    return np.concatenate([arrivals, np.array(members, dtype=np.int64)])
+    where, which, turns = [_NO_INDEX], [_NO_INDEX], [_NO_INDEX]
+    most = max(int(listing.micro_batch.max(initial=0)) for listing in lists) + 2
+    for index, listing in enumerate(lists):
+        own = np.full(len(listing.examples), -1, dtype=np.int64)
+        for code, example in enumerate(listing.examples):
+            met = partners.series(index, example) if example.op in COLLECTIVES else None
+            if met is not None:
+                own[code] = known.setdefault(met[0], len(known))
+                if own[code] == len(members):
+                    members.append(len(met[1]))
+        found = own[listing.kinds[1]]
+        at = np.flatnonzero(found >= 0)
+        codes = found[at] * most + listing.micro_batch[at] + 1
+        where.append(at + offsets[index])
+        which.append(codes)
+        turns.append(_turns(codes))
+    places, codes = np.concatenate(where), np.concatenate(which)
+    if not len(places):
+        return arrivals
+    turn = np.concatenate(turns)
+    _, first, numbers = np.unique(
+        codes * (int(turn.max()) + 1) + turn, return_index=True, return_inverse=True
+    )
+    meeting[places] = len(arrivals) + numbers.reshape(-1)
+    together = np.array(members, dtype=np.int64)[codes[first] // most]
+    return np.concatenate([arrivals, together])
+
+
+def _turns(codes: Integers) -> Integers:
+    """Return how often each code stood before."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    new = np.concatenate([[True], ordered[1:] != ordered[:-1]]) if len(codes) else _NO_INDEX
+    begins = np.flatnonzero(new)
+    lengths = np.diff(np.concatenate([begins, [len(codes)]]))
+    found = np.empty(len(codes), dtype=np.int64)
+    found[order] = np.arange(len(codes)) - np.repeat(begins, lengths)
+    return found

@@ -16,9 +16,10 @@ import numpy as np
 
 from tutti.cost.inputs import FloatArray, StepCosts
 from tutti.schedule.instruction import Instruction, Op
+from tutti.schedule.listing import OPS, Integers
 from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.memory import MemoryCurve, memory_curve
-from tutti.simulate.program import OPS, Integers, Program, Track
+from tutti.simulate.program import Program, Track
 from tutti.units import bytes_text
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from tutti.files import write_text
 from tutti.schedule.instruction import NO_MICRO_BATCH
+from tutti.schedule.listing import OPS, WHATS
 from tutti.simulate.labels import ClassLabel, labels_of
-from tutti.simulate.program import OPS, WHATS, Kind, Program, Track
+from tutti.simulate.program import Kind, Program, Track
 from tutti.simulate.result import SimulationResult
 
 Event = dict[str, object]
