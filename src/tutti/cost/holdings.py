@@ -118,6 +118,21 @@ class Holdings:
         self._parameters: dict[tuple[str, ParameterClass], int] = {}
         self._levels: dict[tuple[int, ParameterClass], int] = {}
 
+    def likeness(self, unit: int) -> object:
+        """Return a key that units share of which a rank holds and computes the same."""
+        offload, rules = self.replica.offload, self.plan.synchronisation
+        away = (offload.parameters, offload.gradients, offload.optimizer, offload.activations)
+        applied = tuple(
+            number for number, rule in enumerate(rules) if rule.units[0] <= unit < rule.units[1]
+        )
+        return (
+            self.model.unit_kind(unit),
+            self.recompute_kind(unit),
+            tuple(covers(ranges, unit) for ranges in away),
+            applied,
+            id(self._index.of(unit)),
+        )
+
     def recompute_kind(self, unit: int) -> Recompute:
         """Return none, selective or full."""
         if covers(self.replica.recompute.full, unit):

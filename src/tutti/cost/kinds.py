@@ -32,6 +32,25 @@ class Kinds:
         listing = listing_of(instructions)
         return cls(listing.examples, listing.kinds[1], _after_receive(listing))
 
+    def joined(self, likeness: Callable[[int], object]) -> Kinds:
+        """Return fewer kinds, where units that are alike need not be told apart."""
+        numbers: dict[object, int] = {}
+        units: dict[int, int] = {}  # numbered by likeness
+        known: dict[object, int] = {}
+        examples: list[Instruction] = []
+        codes = np.empty(len(self.examples), dtype=np.int64)
+        for place, entry in enumerate(self.examples):
+            op, micro_batch, start, stop, what, scope, _ = entry
+            for unit in range(start, stop):
+                if unit not in units:
+                    units[unit] = numbers.setdefault(likeness(unit), len(numbers))
+            where = tuple(map(units.__getitem__, range(start, stop))) if stop > start else start
+            key = (op, what, scope, micro_batch < 0, where)
+            codes[place] = known.setdefault(key, len(known))
+            if codes[place] == len(examples):
+                examples.append(entry)
+        return Kinds(tuple(examples), codes[self.codes], self.after_receive)
+
     def spread(self, figure: Callable[[Instruction], float]) -> FloatArray:
         """Return a figure of every instruction, asked for once per kind."""
         table = np.array([figure(example) for example in self.examples], dtype=np.float64)

@@ -23,7 +23,7 @@ from tutti.cost.step_context import StepContext
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job
-from tutti.plan.plan import CollectiveChoice
+from tutti.plan.plan import CollectiveChoice, Plan
 from tutti.schedule.schedule import RankClass, Schedule
 
 
@@ -45,27 +45,20 @@ def price_schedule(
     model: ModelSpec,
     cluster: Cluster,
     sources: Sources | None = None,
+    *,
+    prices: Mapping[str, PoolPrices] | None = None,
 ) -> PricedStep:
-    """Return the seconds and bytes of every instruction; units by their profile, if given."""
+    """Return the seconds and bytes of every instruction; units by their profile, if given.
+
+    `prices` are those of the pools, where many plans of one job are priced.
+    """
     sources = sources or Sources()
     kernels, overheads = sources.kernels, sources.overheads
     plan = schedule.plan
     used = {name for _, _, stage in plan.stages() for name in stage.chips.pools}
-    layers = profiled_pools(
-        sources.layer_profiles, model, cluster, used, extrapolate=sources.extrapolate
-    )
-    prices = {
-        pool.name: PoolPrices(
-            plan,
-            model,
-            cluster,
-            pool,
-            sources.calibration(pool, **job_values(plan.job, model)),
-            layers.get(pool.name),
-        )
-        for pool in cluster.pools
-        if pool.name in used
-    }
+    if prices is None:
+        prices = pool_prices(plan, model, cluster, sources, used)
+    prices = {pool.name: prices[pool.name] for pool in cluster.pools if pool.name in used}
     shared = StepContext(schedule, model, cluster, prices)
     found = [_class_costs(c, shared, kernels, overheads) for c in schedule.classes]
     nodes = {(chip.pool, chip.node) for _, _, stage in plan.stages() for chip in stage.chips}
@@ -79,6 +72,23 @@ def price_schedule(
         overheads=overheads,
         choices=written_choices(shared.asked()),
     )
+
+
+def pool_prices(
+    plan: Plan, model: ModelSpec, cluster: Cluster, sources: Sources, used: set[str]
+) -> dict[str, PoolPrices]:
+    """Return the prices of some pools; they depend on the plan's job only."""
+    layers = profiled_pools(
+        sources.layer_profiles, model, cluster, used, extrapolate=sources.extrapolate
+    )
+    values = job_values(plan.job, model)
+    return {
+        pool.name: PoolPrices(
+            plan, model, cluster, pool, sources.calibration(pool, **values), layers.get(pool.name)
+        )
+        for pool in cluster.pools
+        if pool.name in used
+    }
 
 
 def job_values(job: Job, model: ModelSpec) -> dict[str, float]:
@@ -114,8 +124,11 @@ def _class_costs(
 ) -> tuple[ClassCosts, StaticBytes]:
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
     holdings = Holdings(shared.plan, shared.model, place, kernels, shared.index)
-    memory = memory_model(holdings, shared.prices[holdings.replica.chips.pools[0]].layers)
+    layers = shared.prices[holdings.replica.chips.pools[0]].layers
+    memory = memory_model(holdings, layers)
     kinds = shared.kinds(rank_class.instructions)
+    if layers is None:  # measured units differ, each from each
+        kinds = kinds.joined(holdings.likeness)
     flow = memory.flow(kinds)
     pricer = ClassPricer(rank_class, shared, holdings, memory)
     prices = {example: pricer.price(example) for example in kinds.examples}

@@ -44,17 +44,17 @@ class StepContext:
         self.groups = Groups(schedule.plan, cluster, self.index, self.host)
         self._kinds: dict[int, Kinds] = {}  # by the list, which the schedule keeps
         self._recorded = Recorded(schedule.plan)
-        self._boundaries: dict[tuple[int, int, What], BoundaryPrice] = {}
+        self._boundaries: dict[tuple[int, int], BoundaryPrice] = {}
         self._links: dict[tuple[Position, ...], GroupLinks] = {}
         self._chosen: dict[tuple[Use, Operation, float, int], tuple[GroupLinks, Choice]] = {}
         self._meetings: dict[tuple[int, ParameterClass, int, Place], Meeting | None] = {}
 
     def boundary(self, pipeline: int, unit: int, what: What) -> BoundaryPrice:
         """Return what one micro-batch takes over a boundary."""
-        key = (pipeline, unit, what)
+        wire = self.schedule.boundary(pipeline, unit, what)
+        ends = (wire.sender, wire.receiver)
+        key = (id(wire.sender), id(wire.receiver))  # of the plan, which lasts
         if key not in self._boundaries:
-            wire = self.schedule.boundary(pipeline, unit, what)
-            ends = (wire.sender, wire.receiver)
             pools = tuple(pool for side in ends for pool in side.chips.pools)
             self._boundaries[key] = boundary_price(
                 wire,

@@ -83,7 +83,9 @@ class Settler:
         """Return what the simulator says of a plan."""
         problem = self.tables.problem
         self.simulated += 1
-        found = estimate(plan, problem.model, problem.cluster, self.tables.sources)
+        found = estimate(
+            plan, problem.model, problem.cluster, self.tables.sources, prices=self.tables.prices
+        )
         self.instructions += found.result.program.size
         return found
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tutti.cost.holdings import Holdings
-from tutti.cost.plan_costs import job_values
-from tutti.cost.pool_prices import PoolPrices, UnitTimes
+from tutti.cost.plan_costs import pool_prices
+from tutti.cost.pool_prices import UnitTimes
 from tutti.cost.profiled import memory_model, profiled_pools
 from tutti.errors import InputError
 from tutti.hardware.cluster import Pool
@@ -90,19 +90,8 @@ class Tables:
             {pool.name for pool in problem.pools},
             extrapolate=self.sources.extrapolate,
         )
-        values = job_values(problem.job, model)
-        blank = self._plan(())
-        self.prices = {
-            pool.name: PoolPrices(
-                blank,
-                model,
-                cluster,
-                pool,
-                self.sources.calibration(pool, **values),
-                self.layers.get(pool.name),
-            )
-            for pool in problem.pools
-        }
+        used = {pool.name for pool in problem.pools}
+        self.prices = pool_prices(self._plan(()), model, cluster, self.sources, used)
         names = [model.unit_kind(unit) for unit in range(model.num_units)]
         kinds = list(dict.fromkeys(names))
         self._examples = [names.index(kind) for kind in kinds]

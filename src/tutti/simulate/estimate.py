@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tutti.cost.holdings import workload_of
 from tutti.cost.plan_costs import PricedStep, price_schedule
+from tutti.cost.pool_prices import PoolPrices
 from tutti.cost.sources import Sources
 from tutti.cost.storage import StorageSeconds, storage_seconds
 from tutti.hardware.cluster import Cluster
@@ -81,12 +82,17 @@ def estimate(
     model: ModelSpec | None = None,
     cluster: Cluster | None = None,
     sources: Sources | None = None,
+    *,
+    prices: Mapping[str, PoolPrices] | None = None,
 ) -> Estimate:
-    """Check a plan, price its schedule (by measured layers, if given) and simulate one step."""
+    """Check a plan, price its schedule (by measured layers, if given) and simulate one step.
+
+    `prices` are those of the pools under these sources, where many plans of one job are priced.
+    """
     model, cluster = model or embedded_model(plan), cluster or embedded_cluster(plan)
     require_valid(plan, model, cluster)
     schedule = build_schedule(plan)
-    priced = price_schedule(schedule, model, cluster, sources)
+    priced = price_schedule(schedule, model, cluster, sources, prices=prices)
     result = simulate(schedule, priced.costs)
     step = result.step_seconds * priced.slowdown
     useful = flops_per_token(model, plan.job.sequence_length) * plan.job.tokens
