@@ -20,7 +20,13 @@ from tutti.search.exact import TooLargeError, search_exactly
 from tutti.search.infeasible import explain_infeasible
 from tutti.search.objective import rates, value, value_bound
 from tutti.search.result import Alone, Pruned, SearchResult, Settled
-from tutti.search.settle import Quick, SearchDisagreementError, Settler
+from tutti.search.settle import (
+    SHORTENED_WITHIN,
+    Quick,
+    SearchDisagreementError,
+    Settler,
+    require_agreement,
+)
 from tutti.search.space import Problem
 from tutti.search.summary import summary_of
 from tutti.search.tables import Tables
@@ -42,6 +48,7 @@ class _Found:
     seconds: float
     value: float  # of the objective
     key: object
+    whole: tuple[Plan, Estimate] | None = None  # where the whole step was simulated
 
 
 @dataclass(slots=True)
@@ -66,6 +73,8 @@ class _State:
             self.found.remove(known)
         self.found.append(found)
         self.found.sort(key=lambda f: f.value)
+        for late in self.found[MOST_WHOLE:]:
+            late.whole = None  # is not needed again, and large
 
 
 class Search:
@@ -165,7 +174,7 @@ class Search:
 
     def _take(self, found: Quick, key: object) -> None:
         worth = value(found.seconds, found.draft.chips(), self.per_second)
-        self.state.take(_Found(found.draft, found.seconds, worth, key))
+        self.state.take(_Found(found.draft, found.seconds, worth, key, found.whole))
         best = self.state.best
         self.report(
             Progress(
@@ -225,6 +234,7 @@ def plan(
             alone, missing = _alone(tables, effort, best)
         except KeyboardInterrupt:
             interrupted = True
+    best = search.settler.prove_again(best)
     return SearchResult(
         best=best,
         value=search.worth(best),
@@ -256,8 +266,12 @@ def _settled(search: Search, state: _State) -> tuple[Settled, Settled | None]:
         best_worth = min((search.plan_worth(*pair) for pair in whole), default=math.inf)
         if number >= search.effort.whole and found.value >= best_worth:
             break
-        made = settler.plan_of(found.draft)
-        whole.append((made, settler.price(made)))
+        if found.whole is None:
+            made = settler.plan_of(found.draft)
+            found.whole = (made, settler.price(made))
+            seconds = found.whole[1].step_seconds
+            require_agreement(summary_of(made), found.seconds, seconds, SHORTENED_WITHIN)
+        whole.append(found.whole)
     whole.sort(key=lambda pair: search.plan_worth(*pair))
     best = settler.prove(*whole[0], summary_of(whole[0][0]))
     if len(whole) == 1:

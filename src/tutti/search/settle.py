@@ -25,7 +25,12 @@ from tutti.simulate.estimate import Estimate, estimate
 _ATTEMPTS = 4
 _DOUBLINGS = 8
 LEAST_SPARED = 2.0**27  # bytes that are left free when a first attempt took too much
+LONG = 1_500  # passes of all stages, beyond which the beginning of a step stands for the whole
 WORTH_SHORTENING = 0.5  # of the whole step's work
+SAME = 1e-9  # relative: what rounding makes of one price
+# By how much the beginning of a step may mislead: traffic that falls behind little by little
+# shows only later.
+SHORTENED_WITHIN = 0.05
 _WEIGHTS = OPS.index(Op.BACKWARD_WEIGHT)
 
 
@@ -36,6 +41,7 @@ class Quick:
     draft: Draft
     seconds: float
     short_of: Mapping[str, float]
+    whole: tuple[Plan, Estimate] | None = None  # where the whole step was simulated
 
     @property
     def fits(self) -> bool:
@@ -120,16 +126,18 @@ class Settler:
         draft = canonical(draft)
         lengths = _short_lengths(draft)
         longer = [n + len(p.stages) for n, p in zip(lengths, draft.pipelines, strict=True)]
-        whole = sum(p.micro_batches * len(p.stages) for p in draft.pipelines)
+        whole = sum(p.micro_batches * sum(map(len, p.cut)) for p in draft.pipelines)
         short = sum(
-            (a + b) * len(p.stages)
+            (a + b) * sum(map(len, p.cut))
             for a, b, p in zip(lengths, longer, draft.pipelines, strict=True)
         )
         enough = all(n < p.micro_batches for n, p in zip(longer, draft.pipelines, strict=True))
         irregular = draft.schedule is ScheduleKind.ZERO_BUBBLE  # puts work off for long
-        if irregular or short >= WORTH_SHORTENING * whole or not enough:
-            found = self.price(self.plan_of(draft))
-            return Quick(draft, found.step_seconds, self._short_of(found))
+        brief = whole <= LONG or short >= WORTH_SHORTENING * whole
+        if irregular or brief or not enough:
+            made = self.plan_of(draft)
+            found = self.price(made)
+            return Quick(draft, found.step_seconds, self._short_of(found), (made, found))
         first, second = self._shortened(draft, lengths), self._shortened(draft, longer)
         starts, ends = _pass_ends(first), _pass_ends(second)
         reached = 0.0
@@ -161,9 +169,29 @@ class Settler:
         return short
 
     def prove(self, plan: Plan, priced: Estimate, summary: str) -> Settled:
-        """Return a plan that may leave: proven, and the same after its way through a file."""
-        check_schedule(priced.schedule)
+        """Return a plan that may leave: checked, and the same after its way through a file."""
+        for problem in check_schedule(priced.schedule):
+            raise SearchDisagreementError(f"{summary}: its schedule is wrong: {problem}")
         again = plan_from_document(plan_to_document(plan), "plan")
         if again != plan:
             raise SearchDisagreementError(f"{summary}: the plan changes on its way through a file")
         return Settled(plan=plan, estimate=priced, summary=summary)
+
+    def prove_again(self, settled: Settled) -> Settled:
+        """Price what is returned once more, by nothing that the search shares; it must agree."""
+        problem = self.tables.problem
+        again = plan_from_document(plan_to_document(settled.plan), "plan")
+        fresh = estimate(again, problem.model, problem.cluster, problem.pinned_sources())
+        require_agreement(settled.summary, settled.step_seconds, fresh.step_seconds, SAME)
+        for one, other in zip(settled.estimate.memory, fresh.memory, strict=True):
+            require_agreement(f"{settled.summary}, bytes", one.total, other.total, SAME)
+        return settled
+
+
+def require_agreement(what: str, searched: float, proven: float, within: float) -> None:
+    """Raise an error where the search's price is not what the simulator says."""
+    if abs(searched - proven) > within * proven:
+        raise SearchDisagreementError(
+            f"{what}: the search says {searched:.6g}, the simulator {proven:.6g}; "
+            f"they may differ by {within:.2g} of it"
+        )
