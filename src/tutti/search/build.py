@@ -41,6 +41,9 @@ def split_batch(chains: Sequence[Chain], total: int) -> tuple[Part, ...] | None:
     def capacity(limit: float) -> int:
         return sum(c.copies * c.sequences * n for c, n in zip(chains, rounds(limit), strict=True))
 
+    if len(chains) == 1:
+        (only,) = chains
+        return _parts(chains, [-(-total // (only.copies * only.sequences))], total)
     rate = sum(chain.rate for chain in chains)
     high = total / rate + max(c.fill + c.pace for c in chains)
     while capacity(high) < total:
@@ -52,8 +55,12 @@ def split_batch(chains: Sequence[Chain], total: int) -> tuple[Part, ...] | None:
             high = middle
         else:
             low = middle
-    counts = rounds(high)
-    excess = capacity(high) - total
+    return _parts(chains, rounds(high), total)
+
+
+def _parts(chains: Sequence[Chain], counts: Sequence[int], total: int) -> tuple[Part, ...] | None:
+    """Take off what the chains' copies can do too much in so many rounds."""
+    excess = sum(c.copies * c.sequences * n for c, n in zip(chains, counts, strict=True)) - total
     fewer = [0] * len(chains)  # copies that take one micro-batch less
     order = sorted(
         range(len(chains)),

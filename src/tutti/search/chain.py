@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tutti.plan.plan import Offload, Recompute
-from tutti.search.tables import FULL, NONE, SELECTIVE, ConfigTable
+from tutti.search.tables import NONE, ConfigTable
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
@@ -116,34 +116,24 @@ class _Matrix:
     def __init__(self, slot: Slot) -> None:
         table = slot.table
         units = table.forward.shape[1]
-        blocks = np.ones(units)
-        blocks[0] = blocks[-1] = 0.0  # embedding and head are neither recomputed nor offloaded
-        passing = table.passing.copy()
-        if slot.shard >= 3:
-            passing = passing + GATHERED * table.parameter_bytes
-        if slot.shard >= 2:
-            passing = passing + table.gradient_bytes
-        kept, seconds, flight = table.kept, table.seconds, slot.in_flight
         per_byte = 2.0 / slot.copy_bandwidth / max(1, slot.micro_batches)
-        self.seconds = np.full((units + 1, units + 1), np.inf)
-        self.counts = np.zeros((4, units + 1, units + 1), dtype=np.int64)
-        saved = [flight * (kept[NONE] - kept[SELECTIVE]), flight * (kept[NONE] - kept[FULL])]
-        saved.append(flight * kept[NONE])
-        again = [kept[NONE] - kept[SELECTIVE], kept[NONE] - kept[FULL], BUFFERS * kept[NONE]]
-        added = [seconds[SELECTIVE] - seconds[NONE], seconds[FULL] - seconds[NONE]]
-        added.append(kept[NONE] / slot.copy_bandwidth)
         allowed = ["selective" in slot.recompute, "full" in slot.recompute]
         allowed.append("activations" in slot.offload)
+        self.seconds = np.full((units + 1, units + 1), np.inf)
+        self.counts = np.zeros((4, units + 1, units + 1), dtype=np.int16)
         compiled(_fill)(
-            _prefix(seconds[NONE]),
-            _prefix(table.forward[NONE]),
-            _prefix(static_bytes(slot) + flight * kept[NONE]),
-            passing,
-            np.stack([_prefix(row * blocks) for row in saved]),
-            np.stack([row * blocks for row in again]),
-            np.stack([_prefix(row * blocks) for row in added]),
+            table.seconds,
+            table.forward[NONE],
+            table.kept,
+            table.passing,
+            table.parameter_bytes,
+            table.gradient_bytes,
+            static_bytes(slot),
+            _held(slot, table.optimizer_bytes, 1),
+            slot.shard,
+            slot.in_flight,
+            slot.copy_bandwidth,
             np.array(allowed),
-            _prefix(_held(slot, table.optimizer_bytes, 1)),
             per_byte if "optimizer" in slot.offload else -1.0,
             slot.usable_bytes - BOUNDARIES * table.boundary,
             slot.host_bytes,
@@ -165,19 +155,41 @@ class _Matrix:
         )
 
 
-def _prefix(values: FloatArray) -> FloatArray:
-    return np.concatenate(([0.0], np.cumsum(values)))
-
-
 def _fill(  # pragma: no cover - compiled
-    seconds: Any, forward: Any, held: Any, passing: Any, saved: Any, again: Any, added: Any,
-    allowed: Any, optimizer: Any, per_byte: float, room: float, host: float, out: Any, counts: Any,
+    all_seconds: Any, all_forward: Any, kept: Any, passes: Any, parameters: Any, gradients: Any,
+    static: Any, states: Any, shard: int, flight: float, bandwidth: float, allowed: Any,
+    per_byte: float, room: float, host: float, out: Any, counts: Any,
 ) -> None:  # fmt: skip
     """For every range, the cheapest of: plain, selective, full, activations away, optimizer away.
 
     Copies of activations hide behind the stage's forward passes, as far as these last.
     """
-    units = len(passing)
+    units = len(passes)
+    # Sums over units from the first one on; embedding and head are neither recomputed nor moved.
+    seconds, forward = np.zeros(units + 1), np.zeros(units + 1)
+    held, optimizer = np.zeros(units + 1), np.zeros(units + 1)
+    saved, added = np.zeros((3, units + 1)), np.zeros((3, units + 1))
+    again, passing = np.zeros((3, units)), np.zeros(units)
+    for u in range(units):
+        whole, some, least = kept[0, u], kept[1, u], kept[2, u]
+        block = 1.0 if 0 < u < units - 1 else 0.0
+        passing[u] = passes[u]
+        if shard >= 3:
+            passing[u] += GATHERED * parameters[u]
+        if shard >= 2:
+            passing[u] += gradients[u]
+        again[0, u], again[1, u] = (whole - some) * block, (whole - least) * block
+        again[2, u] = BUFFERS * whole * block
+        seconds[u + 1] = seconds[u] + all_seconds[0, u]
+        forward[u + 1] = forward[u] + all_forward[u]
+        held[u + 1] = held[u] + (static[u] + flight * whole)
+        optimizer[u + 1] = optimizer[u] + states[u]
+        saved[0, u + 1] = saved[0, u] + flight * (whole - some) * block
+        saved[1, u + 1] = saved[1, u] + flight * (whole - least) * block
+        saved[2, u + 1] = saved[2, u] + flight * whole * block
+        added[0, u + 1] = added[0, u] + (all_seconds[1, u] - all_seconds[0, u]) * block
+        added[1, u + 1] = added[1, u] + (all_seconds[2, u] - all_seconds[0, u]) * block
+        added[2, u + 1] = added[2, u] + whole / bandwidth * block
     for a in range(units):
         peak = 0.0
         first = max(a, 1)

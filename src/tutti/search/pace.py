@@ -16,10 +16,11 @@ import numpy.typing as npt
 from tutti.cost.links import link_of
 from tutti.hardware.topology import Position
 from tutti.plan.job import ScheduleKind
+from tutti.plan.plan import Recompute
 from tutti.search.build import Part
 from tutti.search.chain import Cut
 from tutti.search.chains import Chain
-from tutti.search.tables import KINDS, NONE, Config, Tables
+from tutti.search.tables import FULL, NONE, SELECTIVE, Config, Tables
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
@@ -32,18 +33,8 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     configs = [c for c, n in zip(chain.configs, chain.stages, strict=True) for _ in range(n)]
     depth, virtual = len(configs), chain.schedule.virtual
     passes = np.zeros((3, depth * virtual))
-    for i, (start, stop) in enumerate(cut.ranges):
-        table = tables.get(configs[i % depth])
-        assert table is not None
-        units = np.arange(start, stop)
-        which = np.full(len(units), NONE)
-        for name, ranges in (("selective", cut.recompute[i].selective),
-                             ("full", cut.recompute[i].full)):  # fmt: skip
-            for a, b in ranges:
-                which[(units >= a) & (units < b)] = KINDS.index(name)
-        passes[0, i] = table.forward[which, units].sum()
-        passes[1, i] = (table.recompute[which, units] + table.backward_input[which, units]).sum()
-        passes[2, i] = table.backward_weight[which, units].sum()
+    for i, span in enumerate(cut.ranges):
+        passes[:, i] = _pass_seconds(tables, configs[i % depth], span, cut.recompute[i])
         passes[0, i] += max(0.0, cut.seconds[i] - passes[:, i].sum())  # copies that do not hide
     sends = _send_seconds(tables, configs)
     found = float(
@@ -60,6 +51,19 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     jitter = max(tables.prices[config.pool].node_jitter for config in chain.configs)
     slowest = 1.0 + jitter * math.sqrt(2.0 * math.log(nodes)) if nodes > 1 else 1.0
     return (found + chain.closing) * slowest
+
+
+def _pass_seconds(
+    tables: Tables, config: Config, span: tuple[int, int], recompute: Recompute
+) -> tuple[float, float, float]:
+    """Return the seconds of a range's forward, input and weight passes."""
+    sums = tables.sums(config)
+    found = sums[NONE, :, span[1]] - sums[NONE, :, span[0]]
+    for kind, ranges in ((SELECTIVE, recompute.selective), (FULL, recompute.full)):
+        for a, b in ranges:
+            found += sums[kind, :, b] - sums[kind, :, a] - sums[NONE, :, b] + sums[NONE, :, a]
+    forward, backward, weight = found.tolist()
+    return forward, backward, weight
 
 
 def _exposed_traffic(chain: Chain, passes: FloatArray) -> float:
@@ -82,16 +86,20 @@ def _send_seconds(tables: Tables, configs: list[Config]) -> FloatArray:
     cluster = problem.cluster
     token_bytes = problem.model.hidden * problem.job.precision.compute.num_bytes
     found = np.zeros(len(configs))
+    known: dict[tuple[Config, Config], float] = {}
     for s, config in enumerate(configs):
         other = configs[(s + 1) % len(configs)]
         if len(configs) == 1:
             break
-        away = Position(other.pool, *((0, 0) if other.pool != config.pool else _far(tables, other)))
-        link = link_of(cluster, Position(config.pool, 0, 0), away)
-        efficiency = tables.prices[config.pool].efficiency.fabric
-        sequences = max(config.sequences / config.width, other.sequences / other.width)
-        moved = sequences * problem.job.sequence_length * token_bytes
-        found[s] = link.latency_s + moved / (link.contended_bandwidth * efficiency)
+        if (config, other) not in known:
+            far = (0, 0) if other.pool != config.pool else _far(tables, other)
+            link = link_of(cluster, Position(config.pool, 0, 0), Position(other.pool, *far))
+            efficiency = tables.prices[config.pool].efficiency.fabric
+            sequences = max(config.sequences / config.width, other.sequences / other.width)
+            moved = sequences * problem.job.sequence_length * token_bytes
+            rate = link.contended_bandwidth * efficiency
+            known[config, other] = link.latency_s + moved / rate
+        found[s] = known[config, other]
     return found
 
 

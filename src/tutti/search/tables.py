@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -68,10 +68,11 @@ class ConfigTable:
     boundary: float  # bytes of a rank's part of a boundary tensor
     overlap_chunks: int = 1  # into which tensor-parallel collectives are best cut
 
-    @property
-    def seconds(self) -> FloatArray:
-        """All passes of a micro-batch, by kind of recompute and unit."""
-        return self.forward + self.recompute + self.backward_input + self.backward_weight
+    seconds: FloatArray = field(init=False)  # all passes of a micro-batch
+
+    def __post_init__(self) -> None:
+        total = self.forward + self.recompute + self.backward_input + self.backward_weight
+        object.__setattr__(self, "seconds", total)
 
 
 class Tables:
@@ -83,6 +84,7 @@ class Tables:
         model, cluster = problem.model, problem.cluster
         self.references = (refer_to_model(model), refer_to_cluster(cluster))
         self._known: dict[Config, ConfigTable | None] = {}
+        self._sums: dict[Config, FloatArray] = {}
         self.layers = profiled_pools(
             self.sources.layer_profiles,
             model,
@@ -118,6 +120,17 @@ class Tables:
                     raise
                 self._known[config] = None
         return self._known[config]
+
+    def sums(self, config: Config) -> FloatArray:
+        """Return the seconds of all units before each: recompute × (forward, input, weight)."""
+        if config not in self._sums:
+            table = self.get(config)
+            assert table is not None, f"{config} has no measured profile"
+            passes = (table.forward, table.recompute + table.backward_input, table.backward_weight)
+            found = np.zeros((len(KINDS), len(passes), table.forward.shape[1] + 1))
+            np.cumsum(np.stack(passes, axis=1), axis=2, out=found[:, :, 1:])
+            self._sums[config] = found
+        return self._sums[config]
 
     def pool(self, name: str) -> Pool:
         """Return a pool of the cluster."""

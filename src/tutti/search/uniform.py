@@ -194,24 +194,25 @@ def _price(tables: Tables, degrees: Degrees, stages: list[list[str]]) -> _Priced
     dp = problem.num_chips // (degrees.tp * degrees.cp * pp)
     rounds = problem.job.global_batch // (dp * degrees.micro_batch)
     recompute = KINDS.index(degrees.recompute)
-    times, fills = [], []
-    for s, pools in enumerate(stages):
-        own = np.concatenate([np.arange(a, b) for a, b in cuts[s::pp]])
-        slowest = filled = 0.0
-        for pool in pools:
-            config = Config(pool, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch)
-            table = tables.get(config)
-            assert table is not None
-            which = np.where((own == 0) | (own == problem.model.head_unit), NONE, recompute)
-            slowest = max(slowest, float(table.seconds[which, own].sum()))
-            passes = table.forward + table.backward_input
-            filled = max(filled, float(passes[which, own].sum()) / virtual)
-        times.append(slowest)
-        fills.append(filled)
+    bounds = np.array([[a for a, _ in cuts], [b for _, b in cuts]])
+    slowest, filled = np.zeros(pp), np.zeros(pp)
+    for pool in dict.fromkeys(pool for pools in stages for pool in pools):
+        config = Config(pool, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch)
+        sums = tables.sums(config)
+        # Embedding and head are never recomputed.
+        passes = sums[recompute].copy()
+        passes[:, 1:] += (sums[NONE] - sums[recompute])[:, 1:2]
+        ends = np.diff(sums[NONE][:, -2:]) - np.diff(sums[recompute][:, -2:])
+        passes[:, -1:] += ends
+        by_range = passes[:, bounds[1]] - passes[:, bounds[0]]
+        by_stage = by_range.reshape(len(passes), virtual, pp).sum(axis=1)
+        here = np.array([pool in pools for pools in stages])
+        slowest = np.maximum(slowest, np.where(here, by_stage.sum(axis=0), 0.0))
+        filled = np.maximum(filled, np.where(here, by_stage[:2].sum(axis=0) / virtual, 0.0))
     return _Priced(
         degrees=degrees,
         schedule=kind,
-        seconds=rounds * max(times) + sum(fills) - max(fills),
+        seconds=float(rounds * slowest.max() + filled.sum() - filled.max()),
         stages=tuple(tuple(pools) for pools in stages),
     )
 
