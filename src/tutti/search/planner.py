@@ -203,14 +203,16 @@ def plan(
     report: Report = silent,
     compare: bool = True,
     bound: float | None = None,
+    tables: Tables | None = None,
 ) -> SearchResult:
     """Search the best plan and hold it against the best uniform plan and each pool alone.
 
-    `bound` is a lower bound that is known already, such as that of a cluster with more nodes.
+    `bound` is a lower bound that is known already, such as that of a cluster with more nodes;
+    `tables` are those of the same question in a larger space.
     """
     started = time.process_time()
     effort = effort or Effort()
-    tables = Tables(problem)
+    tables = Tables(problem) if tables is None else tables.for_problem(problem)
     report(Progress(doing="bounding"))
     if bound is None:
         bound = lower_bound(tables)

@@ -77,12 +77,13 @@ def replan(
     """
     started = time.process_time()
     _require_same_job(old, problem)
-    settler = Settler(Tables(problem))
+    tables = Tables(problem)
+    settler = Settler(tables)
     staying = _staying(old, problem, moved, settler)
     warm = effort or replace(
         WARM, groupings=_arrangements(old, problem), seeds=_seeds(old, problem)
     )
-    found = _searched(old, problem, warm, report, staying)
+    found = _searched(old, tables, warm, report, staying)
     kept = staying is not None and staying.step_seconds <= found.best.step_seconds
     if staying is not None and kept:
         proven = settler.prove(staying.plan, staying.estimate, staying.summary)
@@ -207,10 +208,10 @@ def _staying(
 
 
 def _searched(
-    old: Plan, problem: Problem, effort: Effort, report: Report | None, staying: Settled | None
+    old: Plan, tables: Tables, effort: Effort, report: Report | None, staying: Settled | None
 ) -> SearchResult:
     """Search among strategies of the running plan's kind; the bound is that of all of them."""
-    bound = lower_bound(Tables(problem))
+    problem, bound = tables.problem, lower_bound(tables)
     level = max((rule.shard_level for rule in old.synchronisation), default=0)
     ranges = max(len(stage.units) for _, _, stage in old.stages())
     space = replace(
@@ -218,7 +219,14 @@ def _searched(
     )
     narrow = replace(problem, space=space)
     try:
-        return plan(narrow, effort=effort, compare=False, report=report or silent, bound=bound)
+        return plan(
+            narrow,
+            effort=effort,
+            compare=False,
+            report=report or silent,
+            bound=bound,
+            tables=tables,
+        )
     except InputError:
         if staying is None:
             raise
