@@ -3,9 +3,9 @@
 The tensor that crosses a boundary has a batch and a sequence dimension. What a rank owns of it is
 a list of (batch, sequence) rectangles: replicas split the batch in proportion to their shares,
 context parallelism splits the sequence into two mirrored pieces per rank (so that causal work is
-balanced), sequence parallelism splits each rank's own part again. A receiving tensor-parallel
-group without sequence parallelism also receives in slices, and joins them over its own fast links
-(`must_join`): no byte crosses a boundary twice.
+balanced), sequence parallelism cuts the row of a rank's tokens, one sequence after the other, into
+equal slices. A receiving tensor-parallel group without sequence parallelism also receives in
+slices, and joins them over its own fast links (`must_join`): no byte crosses a boundary twice.
 
 Ranks are counted inside their stage. Everything is computed on demand from the two stages, so
 that a boundary between 8,192 and 4,096 chips costs nothing until a rank asks.
@@ -53,32 +53,69 @@ def context_intervals(sequence_length: int, cp: int, index: int) -> tuple[Interv
     return ((bounds[index], bounds[index + 1]), (bounds[mirrored], bounds[mirrored + 1]))
 
 
+class Rectangle(NamedTuple):
+    """Some sequences of the micro-batch, and a part of each."""
+
+    batch: Interval
+    sequence: Interval
+
+
 @functools.lru_cache(maxsize=4096)
-def slice_intervals(parts: tuple[Interval, ...], tp: int, index: int) -> tuple[Interval, ...]:
-    """Return slice `index` of `tp` equal slices of the concatenated parts."""
-    total = sum(stop - start for start, stop in parts)
-    low, high = total * index // tp, total * (index + 1) // tp
-    found: list[Interval] = []
+def token_slice(
+    sequences: int, parts: tuple[Interval, ...], tp: int, index: int
+) -> tuple[Rectangle, ...]:
+    """Return slice `index` of `tp` equal slices of a row of tokens, in their order.
+
+    The row holds the same parts of so many sequences, one sequence after the other.
+    """
+    length = sum(stop - start for start, stop in parts)
+    low, high = sequences * length * index // tp, sequences * length * (index + 1) // tp
+    found: list[Rectangle] = []
+    while low < high:
+        sequence, offset = divmod(low, length)
+        whole = (high - low) // length if offset == 0 else 0
+        if whole:
+            batch = (sequence, sequence + whole)
+            found += (Rectangle(batch, part) for part in parts)
+            low += whole * length
+            continue
+        stop = min(high - sequence * length, length)
+        found += (Rectangle((sequence, sequence + 1), i) for i in _between(parts, offset, stop))
+        low = sequence * length + stop
+    return tuple(found)
+
+
+def _between(parts: tuple[Interval, ...], low: int, high: int) -> Iterator[Interval]:
+    """Cut the concatenated parts from `low` to `high`."""
     position = 0
     for start, stop in parts:
         first, last = max(low - position, 0), min(high - position, stop - start)
         if first < last:
-            found.append((start + first, start + last))
+            yield start + first, start + last
         position += stop - start
-    return tuple(found)
 
 
-def held_sequence(replica: Replica, cp: int, tp: int, sequence_length: int) -> tuple[Interval, ...]:
-    """Return what of each sequence a rank holds after its stage has computed it."""
-    parts = context_intervals(sequence_length, replica.cp, cp)
-    return slice_intervals(parts, replica.tp, tp) if replica.sequence_parallel else parts
+def held(own: Holder, sequence_length: int) -> tuple[Rectangle, ...]:
+    """Return what a rank holds after its stage has computed it, in the order of its tokens."""
+    return _rectangles(own, sequence_length, sliced=own.replica.sequence_parallel)
 
 
-def received_sequence(
-    replica: Replica, cp: int, tp: int, sequence_length: int
-) -> tuple[Interval, ...]:
-    """Return what of each sequence a rank takes from the wire (a slice, joined afterwards)."""
-    return slice_intervals(context_intervals(sequence_length, replica.cp, cp), replica.tp, tp)
+def wanted(own: Holder, sequence_length: int) -> tuple[Rectangle, ...]:
+    """Return what a rank takes from the wire (a slice, joined afterwards), in order."""
+    return _rectangles(own, sequence_length, sliced=True)
+
+
+def _rectangles(own: Holder, sequence_length: int, *, sliced: bool) -> tuple[Rectangle, ...]:
+    parts = context_intervals(sequence_length, own.replica.cp, own.cp)
+    first, last = own.batch
+    if not sliced or own.replica.tp == 1:
+        return tuple(Rectangle(own.batch, part) for part in parts)
+    found = token_slice(last - first, parts, own.replica.tp, own.tp)
+    if not first:
+        return found
+    return tuple(
+        Rectangle((batch[0] + first, batch[1] + first), sequence) for batch, sequence in found
+    )
 
 
 def must_join(replica: Replica) -> bool:
@@ -160,14 +197,12 @@ class Boundary:
         position = target.cp * target.replica.tp + target.tp
         if not replica.sequence_parallel and source.tp != position % replica.tp:
             return []  # every tensor rank holds the same; they take the receivers in turn
-        batch = _overlap(source.batch, target.batch)
-        if batch is None:
+        if _overlap(source.batch, target.batch) is None:
             return []
-        wanted = received_sequence(target.replica, target.cp, target.tp, self.sequence_length)
-        held = held_sequence(replica, source.cp, source.tp, self.sequence_length)
         return [
             Transfer(source.rank, target.rank, batch, sequence)
-            for part in wanted
-            for own in held
-            if (sequence := _overlap(own, part)) is not None
+            for part in wanted(target, self.sequence_length)
+            for own in held(source, self.sequence_length)
+            if (batch := _overlap(own.batch, part.batch)) is not None
+            if (sequence := _overlap(own.sequence, part.sequence)) is not None
         ]

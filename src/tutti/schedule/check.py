@@ -23,7 +23,7 @@ from tutti.schedule.boundary import (
     Holder,
     Transfer,
     holders,
-    received_sequence,
+    wanted,
 )
 from tutti.schedule.columns import Columns
 from tutti.schedule.duties import DutyRules, check_duties
@@ -284,19 +284,22 @@ def _tiles(arriving: list[Transfer], target: Holder, sequence_length: int) -> bo
 
     Disjoint rectangles inside the wanted region that have its whole area cover it.
     """
-    parts = received_sequence(target.replica, target.cp, target.tp, sequence_length)
-    height = target.batch[1] - target.batch[0]
-    wanted = height * sum(stop - start for start, stop in parts)
+    parts = wanted(target, sequence_length)
     area = 0
     for index, (_, _, batch, sequence) in enumerate(arriving):
-        inside = any(lo <= sequence[0] and sequence[1] <= hi for lo, hi in parts)
-        if not inside or batch[0] < target.batch[0] or batch[1] > target.batch[1]:
+        if not any(_inside(batch, p.batch) and _inside(sequence, p.sequence) for p in parts):
             return False
         area += (batch[1] - batch[0]) * (sequence[1] - sequence[0])
         for other in arriving[:index]:
             if _meet(batch, other.batch) and _meet(sequence, other.sequence):
                 return False
-    return area == wanted
+    return area == sum(
+        (batch[1] - batch[0]) * (sequence[1] - sequence[0]) for batch, sequence in parts
+    )
+
+
+def _inside(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return b[0] <= a[0] and a[1] <= b[1]
 
 
 def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:

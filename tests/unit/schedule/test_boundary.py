@@ -11,10 +11,11 @@ from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Replica, Stage
 from tutti.schedule.boundary import (
     Boundary,
-    held_sequence,
+    Holder,
+    held,
     holders,
     must_join,
-    received_sequence,
+    wanted,
 )
 from tutti.schedule.check import check_boundary
 
@@ -41,17 +42,17 @@ def test_every_rank_gets_exactly_its_part_of_the_tensor(drawn):
         got = np.full_like(tensor, -1)
         for transfer in wire.to_rank(target.rank):
             source = senders[transfer.sender]
-            held = held_sequence(source.replica, source.cp, source.tp, SEQUENCE_LENGTH)
             (b0, b1), (s0, s1) = transfer.batch, transfer.sequence
-            assert source.batch[0] <= b0 < b1 <= source.batch[1]
-            assert any(low <= s0 < s1 <= high for low, high in held)
+            assert any(
+                batch[0] <= b0 < b1 <= batch[1] and part[0] <= s0 < s1 <= part[1]
+                for batch, part in held(source, SEQUENCE_LENGTH)
+            )
             assert (got[b0:b1, s0:s1] == -1).all(), "a piece arrives twice"
             got[b0:b1, s0:s1] = tensor[b0:b1, s0:s1]
-        parts = received_sequence(target.replica, target.cp, target.tp, SEQUENCE_LENGTH)
-        for low, high in parts:
-            rows = slice(*target.batch)
-            assert (got[rows, low:high] == tensor[rows, low:high]).all()
-            got[rows, low:high] = -1
+        for batch, part in wanted(target, SEQUENCE_LENGTH):
+            place = (slice(*batch), slice(*part))
+            assert (got[place] == tensor[place]).all()
+            got[place] = -1
         assert (got == -1).all(), "more arrives than was asked for"
 
 
@@ -69,20 +70,27 @@ def test_slices_of_a_tensor_parallel_group_join_to_its_whole_part(drawn):
     _, _, upper = drawn
     for target in holders(upper):
         if must_join(target.replica):
-            whole = held_sequence(target.replica, target.cp, target.tp, SEQUENCE_LENGTH)
             slices = [
                 token
                 for tp in range(target.replica.tp)
-                for low, high in received_sequence(target.replica, target.cp, tp, SEQUENCE_LENGTH)
-                for token in range(low, high)
+                for token in row(target._replace(tp=tp), wanted)
             ]
-            assert slices == [token for low, high in whole for token in range(low, high)]
+            assert slices == row(target, held)
+
+
+def row(holder: Holder, which) -> list[tuple[int, int]]:
+    """A rank's tokens in the order in which it has them: one sequence after the other."""
+    order = {}
+    for batch, part in which(holder, SEQUENCE_LENGTH):
+        for sequence in range(*batch):
+            order.setdefault(sequence, []).extend(range(*part))
+    return [(sequence, token) for sequence in sorted(order) for token in order[sequence]]
 
 
 def test_causal_work_is_balanced_over_context_ranks():
     replica = Replica(chips=ChipSet.of("a/0/0-3"), cp=4)
     work = [
-        sum(sum(range(low, high)) for low, high in held_sequence(replica, cp, 0, 64))
+        sum(sum(range(*part)) for _, part in held(Holder(cp, replica, cp, 0, (0, 1)), 64))
         for cp in range(4)
     ]
     assert len(set(work)) == 1
