@@ -24,7 +24,7 @@ from tutti.cli.main import app, run
 from tutti.collective.check import Reason
 from tutti.document import Place
 from tutti.files import parse_yaml
-from tutti.hardware import chip, cluster, fabric, node
+from tutti.hardware import chip, cluster, fabric, node, profile
 from tutti.hardware.library import shipped
 from tutti.models.spec import ModelSpec
 from tutti.plan import job, plan
@@ -204,6 +204,13 @@ PLAN_KEYS: dict[type, set[str]] = {
     ModelSpec: set(),
 }
 
+PROFILE_KEYS = (
+    profile.Profile,
+    profile.OperatorTime,
+    profile.LinkFigure,
+    profile.CollectiveTime,
+)
+
 
 def table_rows(page: Path, title: str) -> dict[str, list[str]]:
     """Return the rows of the table under the heading that ends with `title`, by their key."""
@@ -219,6 +226,7 @@ def table_rows(page: Path, title: str) -> dict[str, list[str]]:
     [
         *((REFERENCE / "cluster-file.md", kind, extra) for kind, extra in CLUSTER_KEYS.items()),
         *((REFERENCE / "plan-file.md", kind, extra) for kind, extra in PLAN_KEYS.items()),
+        *((REFERENCE / "profile-file.md", kind, set()) for kind in PROFILE_KEYS),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -290,3 +298,5 @@ def test_a_model_type_in_the_source() -> None:
     declared = titled(page, "src/tutti/models/families/llama_like.py").strip().rstrip(",")
     script = titled(page, "try_it.py")
     assert words(declared) in words(script)
+    mapped = titled(page, "src/tutti/huggingface/maps/llama_like.py")
+    assert words(mapped) in words(titled(page, "try_weights.py"))

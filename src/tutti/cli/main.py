@@ -13,13 +13,17 @@ from typing import Annotated
 import typer
 
 from tutti.cli import (
+    accelerator,
+    align,
     bench,
     calibrate,
     chips,
     cluster,
+    convert,
     model,
     plan,
     predict,
+    profile,
     show,
     simulate,
     validate,
@@ -36,13 +40,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(accelerator.app, name="accelerator")
+app.add_typer(align.app, name="align")
 app.add_typer(bench.app, name="bench")
 app.command()(calibrate.calibrate)
 app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")
+app.command()(convert.convert)
 app.add_typer(model.app, name="model")
 app.command()(plan.plan)
 app.command()(predict.predict)
+app.command()(profile.profile)
 app.command()(show.show)
 app.command()(validate.validate)
 app.command()(simulate.simulate)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tutti.cli import plan_options as options
 from tutti.cli.output import Json
-from tutti.cli.predict import CalibrationFolder, Extrapolate, ProfileFolder
+from tutti.cli.predict import CalibrationFolder, ChipProfiles, Extrapolate, ProfileFolder
 from tutti.errors import InputError
 
 
@@ -33,6 +33,7 @@ def plan(
     calibrations: CalibrationFolder = None,
     profile: ProfileFolder = None,
     extrapolate: Extrapolate = False,
+    chip_profile: ChipProfiles = None,
     what_if: options.WhatIf = None,
     replan_from: options.ReplanFrom = None,
     export: options.Export = None,
@@ -66,7 +67,7 @@ def plan(
         "idle": not use_all_pools,
     }
     given = {"what_if": what_if, "replan_from": replan_from, "html": html, "profile": profile,
-             "calibrations": calibrations}  # fmt: skip
+             "calibrations": calibrations, "chip_profile": chip_profile}  # fmt: skip
     if uniform is not None:
         from tutti.cli.plan_uniform import lay_uniform
 
@@ -84,6 +85,7 @@ def plan(
         calibrations=calibrations,
         profile=profile,
         extrapolate=extrapolate,
+        chip_profiles=tuple(chip_profile or ()),
         what_if=tuple(what_if or ()),
         replan_from=replan_from,
     )

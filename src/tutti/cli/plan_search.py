@@ -34,6 +34,7 @@ class Asked:
     calibrations: Path | None
     profile: Path | None
     extrapolate: bool
+    chip_profiles: tuple[str, ...]
     what_if: tuple[str, ...]
     replan_from: Path | None
 
@@ -86,17 +87,10 @@ def _problem(asked: Asked, job: Mapping[str, Any], cluster: Cluster | None = Non
 
 
 def _sources(asked: Asked) -> Sources:
-    from tutti.cost.calibration.shipped import load_calibrations
-    from tutti.cost.layer_profiles import LayerProfiles
-    from tutti.cost.sources import Sources
+    from tutti.cli.predict import load_sources
 
-    if asked.extrapolate and asked.profile is None:
-        raise InputError("--extrapolate goes with --profile; prices without one say so anyway")
-    folder, profile = asked.calibrations, asked.profile
-    return Sources(
-        calibrations=load_calibrations(folder) if folder is not None else (),
-        layer_profiles=LayerProfiles.load(profile) if profile is not None else None,
-        extrapolate=asked.extrapolate,
+    return load_sources(
+        asked.calibrations, asked.profile, asked.chip_profiles, extrapolate=asked.extrapolate
     )
 
 

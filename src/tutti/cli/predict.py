@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from tutti.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from tutti.cost.sources import Sources
     from tutti.simulate.estimate import Estimate
 
 ProfileFolder = Annotated[
@@ -24,6 +26,15 @@ Extrapolate = Annotated[
 ]
 
 
+ChipProfiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--chip-profile",
+        help="What `tutti profile` measured of a chip (a file, or one that ships, such as h200): "
+        "price its operators by it. May be repeated.",
+        metavar="FILE",
+    ),
+]
 CalibrationFolder = Annotated[
     Path | None,
     typer.Option("--calibrations", help="A folder that `tutti calibrate` wrote, used first."),
@@ -35,33 +46,48 @@ def predict(
     calibrations: CalibrationFolder = None,
     profile: ProfileFolder = None,
     extrapolate: Extrapolate = False,
+    chip_profile: ChipProfiles = None,
     json: Json = False,
 ) -> None:
     """Predict the time, memory and MFU of a training step, and whether it fits."""
-    found = load_estimate(plan, calibrations, profile, extrapolate=extrapolate)
+    sources = load_sources(calibrations, profile, chip_profile, extrapolate=extrapolate)
+    found = load_estimate(plan, sources)
     if json:
         print_json(estimate_document(found))
         return
     print_rich(*_tables(found))
 
 
-def load_estimate(
-    plan: Path, calibrations: Path | None, profile: Path | None, *, extrapolate: bool
-) -> Estimate:
-    """Estimate the plan of a file, by the calibrations and layer profiles that are given."""
+def load_sources(
+    calibrations: Path | None,
+    profile: Path | None,
+    chip_profiles: Sequence[str] | None,
+    *,
+    extrapolate: bool,
+) -> Sources:
+    """Return what prices rest on, by the options that every pricing verb has."""
     from tutti.cost.calibration.shipped import load_calibrations
     from tutti.cost.layer_profiles import LayerProfiles
     from tutti.cost.sources import Sources
+    from tutti.hardware.profile import Profile
+
+    if extrapolate and profile is None:
+        raise InputError("--extrapolate goes with --profile; prices without one say so anyway")
+    if profile is not None and chip_profiles:
+        raise InputError("--profile and --chip-profile both price units; give one of them")
+    return Sources(
+        calibrations=load_calibrations(calibrations) if calibrations is not None else (),
+        layer_profiles=LayerProfiles.load(profile) if profile is not None else None,
+        profiles=tuple(Profile.find(name) for name in chip_profiles or ()),
+        extrapolate=extrapolate,
+    )
+
+
+def load_estimate(plan: Path, sources: Sources) -> Estimate:
+    """Estimate the plan of a file."""
     from tutti.plan.files import load_plan
     from tutti.simulate.estimate import estimate
 
-    if extrapolate and profile is None:
-        raise InputError("--extrapolate goes with --profile; predictions without one say so anyway")
-    sources = Sources(
-        calibrations=load_calibrations(calibrations) if calibrations is not None else (),
-        layer_profiles=LayerProfiles.load(profile) if profile is not None else None,
-        extrapolate=extrapolate,
-    )
     return estimate(load_plan(plan), sources=sources)
 
 

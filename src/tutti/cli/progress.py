@@ -37,6 +37,11 @@ class ProgressLine:
         if self._status is not None:
             self._status.stop()
 
+    def say(self, text: str) -> None:
+        """Show what is being done, in words."""
+        if self._status is not None:
+            self._status.update(f"{self.title}: {text}")
+
     def __call__(self, progress: Progress) -> None:
         """Show where the search is."""
         if self._status is not None:

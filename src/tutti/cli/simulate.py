@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
-from tutti.cli.predict import CalibrationFolder, Extrapolate, ProfileFolder, load_estimate
+from tutti.cli.predict import (
+    CalibrationFolder,
+    ChipProfiles,
+    Extrapolate,
+    ProfileFolder,
+    load_estimate,
+    load_sources,
+)
 from tutti.errors import InputError
 
 
@@ -31,6 +38,7 @@ def simulate(
     calibrations: CalibrationFolder = None,
     profile: ProfileFolder = None,
     extrapolate: Extrapolate = False,
+    chip_profile: ChipProfiles = None,
     json: Json = False,
 ) -> None:
     """Simulate one step of a plan, instruction by instruction."""
@@ -48,7 +56,8 @@ def simulate(
             f"--jitter: {jitter:g} is more than 1; give a relative spread such as 0.02"
         )
     require_apart(plan, html, trace)
-    found = load_estimate(plan, calibrations, profile, extrapolate=extrapolate)
+    sources = load_sources(calibrations, profile, chip_profile, extrapolate=extrapolate)
+    found = load_estimate(plan, sources)
     result = found.result
     factors: dict[str | int, float] = dict(_factor(text) for text in slow or ())
     if factors:

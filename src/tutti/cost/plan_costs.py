@@ -2,7 +2,8 @@
 
 Each pool is priced with its own calibration (chip and software stack); a chip without one is
 priced from the catalog's nominal figures and the constants' priors, and `PricedStep.basis` says so.
-Where a layer profile covers a pool, its measured units replace the model's.
+Where a profile covers a pool, measured operators (a chip's profile) or units (a layer profile)
+replace the model's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from tutti.cost.class_prices import ClassPricer
 from tutti.cost.holdings import Holdings, Kernels, workload_of
 from tutti.cost.inputs import ClassCosts, StepCosts
+from tutti.cost.measured.pools import measured_pools
 from tutti.cost.memory import Overheads, StaticBytes
 from tutti.cost.pool_prices import PoolPrices
 from tutti.cost.profiled import memory_model, profiled_pools
@@ -81,10 +83,17 @@ def pool_prices(
     layers = profiled_pools(
         sources.layer_profiles, model, cluster, used, extrapolate=sources.extrapolate
     )
+    measured = measured_pools(sources.profiles, cluster, used, plan.job.precision.compute)
     values = job_values(plan.job, model)
     return {
         pool.name: PoolPrices(
-            plan, model, cluster, pool, sources.calibration(pool, **values), layers.get(pool.name)
+            plan,
+            model,
+            cluster,
+            pool,
+            sources.calibration(pool, **values),
+            layers.get(pool.name),
+            measured.get(pool.name),
         )
         for pool in cluster.pools
         if pool.name in used

@@ -13,6 +13,9 @@ from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
 from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants
 from tutti.cost.exposed import Spans
+from tutti.cost.measured.calls import unit_calls
+from tutti.cost.measured.chip import MeasuredChip
+from tutti.cost.measured.unit import measured_unit, strategy_of
 from tutti.cost.placement import ALIGNED, Placement, span_of
 from tutti.cost.profiled import PASSES, ProfiledPool
 from tutti.cost.programs import Efficiency
@@ -88,10 +91,12 @@ class PoolPrices:
         pool: Pool,
         calibration: Calibration | None,
         layers: ProfiledPool | None = None,
+        measured: MeasuredChip | None = None,
     ) -> None:
         self._model = model
         self._compute = plan.job.precision.compute
         self.layers = layers
+        self._measured = measured
         self._pool = pool
         self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
         self.constants = (
@@ -101,6 +106,10 @@ class PoolPrices:
         self.basis = calibration.label if calibration is not None else "nominal, not measured"
         if layers is not None:
             self.basis = f"{layers.basis}; its links {self.basis}"
+        elif measured is not None:
+            profile = measured.profile
+            measured_by = f"profile of {profile.chip} ({profile.stack}, {profile.date})"
+            self.basis = f"{measured_by}; its links {self.basis}"
         self.efficiency = Efficiency(
             island=_number(self.constants.link_efficiency),
             fabric=_number(self.constants.nic_efficiency),
@@ -118,6 +127,8 @@ class PoolPrices:
         """Return what of a workload lies outside the runs that the calibration was fitted on."""
         if self.layers is not None:
             return self.layers.flags(work)
+        if self._measured is not None:
+            return self._unmeasured(self._measured, work)
         if self.calibration is None:
             return ()
         values = {
@@ -130,6 +141,18 @@ class PoolPrices:
             **degrees,
         }
         return self.calibration.extrapolations(**values)
+
+    def _unmeasured(self, measured: MeasuredChip, work: Workload) -> tuple[str, ...]:
+        """Return which sizes of which operators lie outside a chip's profile."""
+        kinds = {self._model.unit_kind(unit): unit for unit in range(self._model.num_units)}
+        strategy = strategy_of(work)
+        found = {
+            f"profile: {line}": None
+            for unit in kinds.values()
+            for call in unit_calls(self._model, unit, strategy)
+            for line in measured.outside(call.operator, call.dims)
+        }
+        return tuple(found)
 
     def unit(
         self,
@@ -231,18 +254,31 @@ class PoolPrices:
             tp=span_of(inside.placement.tp, first.tp, machine, node),
             cp=span_of(inside.placement.cp, first.cp, machine, node),
         )
+        measured = None
+        if self._measured is not None:
+            measured = measured_unit(self._measured, unit_calls(model, unit, strategy))
         if unit in (0, model.head_unit):
             shape = Shape.of(model, 0)
             price = embedding_seconds if unit == 0 else head_seconds
-            return price(shape, strategy, machine, self.constants, spans=spans)
+            return price(shape, strategy, machine, self.constants, spans=spans, measured=measured)
         index = model.layer_blocks[unit - 1]
         expert = model.blocks[index].moe is not None
         shape = Shape.of(model, index)
-        return block_seconds(shape, strategy, machine, self.constants, expert=expert, spans=spans)
+        return block_seconds(
+            shape,
+            strategy,
+            machine,
+            self.constants,
+            expert=expert,
+            spans=spans,
+            measured=measured,
+        )
 
     def optimizer(self, num_parameters: float) -> float:
         """Return the seconds of a whole step over so many parameters, the host's part included."""
         count = np.asarray(num_parameters, dtype=np.float64)
+        if self._measured is not None and num_parameters >= 1:
+            return _number(self._measured.seconds("adamw", "forward", (count,)))
         return _number(optimizer_seconds(count, self._machine, self.constants))
 
     def copy_seconds(self, num_bytes: float, host_bandwidth: float | None = None) -> float:

@@ -9,18 +9,23 @@ from tutti.cost.holdings import Kernels
 from tutti.cost.layer_profiles import LayerProfiles
 from tutti.cost.memory import Overheads
 from tutti.hardware.cluster import Pool
+from tutti.hardware.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Calibrations and layer profiles to price by, and what the software does.
+    """Calibrations and profiles to price by, and what the software does.
 
-    The caller's own calibrations come before those that ship. `extrapolate` lets layer profiles be
-    used beyond what they measured; what was extrapolated is said either way.
+    A chip's profile prices the operators of units on it; links and collectives stay with the
+    calibration. None is used unless it is asked for, not even one that ships: it is of tutti's own
+    engine, while the calibrations are of the stacks that published their runs. The caller's own
+    calibrations come before those that ship. `extrapolate` lets layer profiles be used beyond what
+    they measured; what was extrapolated is said either way.
     """
 
     calibrations: tuple[Calibration, ...] = ()
     layer_profiles: LayerProfiles | None = None
+    profiles: tuple[Profile, ...] = ()
     extrapolate: bool = False
     kernels: Kernels = field(default_factory=Kernels)
     overheads: Overheads = field(default_factory=Overheads)

@@ -21,6 +21,7 @@ from tutti.cost.exposed import (
     in_chunks,
     tensor_parallel,
 )
+from tutti.cost.measured.unit import MeasuredUnit
 from tutti.cost.network import all_reduce_seconds, all_to_all_seconds
 from tutti.cost.operators import (
     ELEMENT_BYTES,
@@ -90,8 +91,13 @@ def block_seconds(
     *,
     expert: bool = False,
     spans: Spans = ALIGNED_SPANS,
+    measured: MeasuredUnit | None = None,
 ) -> UnitSeconds:
-    """Return one transformer block, with its dense layer or (expert) with its experts."""
+    """Return one transformer block, with its dense layer or (expert) with its experts.
+
+    Where its operators were `measured`, the formulas price only what is left: collectives, and what
+    cutting a product into chunks adds to it.
+    """
     tokens, tp = strategy.tokens, strategy.tp
     args = (shape, strategy, machine, constants)
     routed = flag((shape.experts > 0) & expert)
@@ -108,18 +114,25 @@ def block_seconds(
     else:
         gemm = gemm.plus(products.feed_forward)
     attention = attention_seconds(*args)
+    elementwise = _elementwise(*args, 1.0 - routed)
+    if measured is not None:
+        gemm = measured.parts["gemm"]
+        attention = measured.both("attention")
+        elementwise = measured.both("elementwise")
     tensor = tensor_parallel(*args, spans.tp)
     if np.any(strategy.overlap_chunks > 1):
         gemm, tensor = in_chunks(*args, spans.tp, gemm, tensor, routed)
     device = _Device(
         gemm=gemm,
         attention=attention,
-        elementwise=_elementwise(*args, 1.0 - routed),
+        elementwise=elementwise,
         tensor=tensor,
         context=context_parallel(*args, spans.cp, attention[0]),
         exchange=exchange,
     )
     host = constants.host_layer_s + routed * constants.moe_host_s
+    if measured is not None:
+        host = measured.issue_forward_s
     issued = np.where(tp > 1, 2.0 * strategy.overlap_chunks, 0.0)
     host = host + issued * constants.host_tp_s
     return device.launched(strategy, host)
@@ -182,9 +195,12 @@ def head_seconds(
     constants: Constants,
     *,
     spans: Spans = ALIGNED_SPANS,
+    measured: MeasuredUnit | None = None,
 ) -> UnitSeconds:
     """Return logits and cross-entropy; the vocabulary is split over tp."""
     tokens, hidden = strategy.tokens, shape.hidden
+    if measured is not None:
+        return _measured_end(shape, strategy, machine, constants, spans, measured)
     n = np.floor(shape.head_vocab / strategy.tp)
     rate = alignment_rate(n, hidden, constants)
 
@@ -225,8 +241,11 @@ def embedding_seconds(
     constants: Constants,
     *,
     spans: Spans = ALIGNED_SPANS,
+    measured: MeasuredUnit | None = None,
 ) -> UnitSeconds:
     """Return the look-up, its all-reduce over tp, and the gradient of the table."""
+    if measured is not None:
+        return _measured_end(shape, strategy, machine, constants, spans, measured, first=True)
     unit_bytes = strategy.tokens * shape.hidden * ELEMENT_BYTES
     table = shape.vocab / strategy.tp * shape.hidden * ELEMENT_BYTES
     # Eight passes over tokens × hidden, three over the table (clear, add, read), eight kernels.
@@ -239,6 +258,41 @@ def embedding_seconds(
         backward_input=np.zeros_like(forward + network),
         backward_weight=backward + 0.0 * network,
         parts={"elementwise": forward + backward, "tensor parallel": network},
+    )
+
+
+def _measured_end(
+    shape: Shape,
+    strategy: Strategy,
+    machine: Machine,
+    constants: Constants,
+    spans: Spans,
+    measured: MeasuredUnit,
+    *,
+    first: bool = False,
+) -> UnitSeconds:
+    """Return the first or the last unit by its measured operators; tp's all-reduce by formula.
+
+    The first unit has nobody to hand a gradient to: all of its backward is the table's.
+    """
+    sent = strategy.tokens * shape.hidden * ELEMENT_BYTES
+    network = all_reduce_seconds(sent, strategy.tp, 1.0, machine, constants, spans.tp)
+    returning = 0.0 * network if first else network
+    total = measured.total
+    zero: FloatArray = np.zeros_like(total.forward + network)
+    by_input = zero if first else total.backward_input + returning
+    by_weight = total.backward if first else total.backward_weight + zero
+    parts = {str(name): p.forward + p.backward for name, p in measured.parts.items()}
+    device = total.forward + total.backward + network + returning
+    floor = measured.issue_forward_s + measured.issue_backward_s
+    whole = smooth_max(device, floor + 0.0 * device)
+    share = whole / device
+    return UnitSeconds(
+        forward=(total.forward + network) * share,
+        recompute=zero,
+        backward_input=by_input * share,
+        backward_weight=by_weight * share,
+        parts={**parts, "tensor parallel": network + returning, "launch": whole - device},
     )
 
 

@@ -2,22 +2,39 @@
 
 A `Profile` is a versioned JSON file: operator × shape → seconds, links → latency and bandwidth, the
 launch floor. Who measures and who predicts from it live elsewhere. Where nothing was measured,
-`Profile.nominal` stands in, and `is_measured` says so.
+`Profile.nominal` stands in, and `is_measured` says so. Measured profiles ship in `profiles/`.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
 from tutti import document, files
-from tutti.document import Above, BytesPerSecond, Count, Place, Quantity, Seconds, build_fields
+from tutti.document import (
+    Above,
+    AtLeast,
+    BytesPerSecond,
+    Count,
+    Natural,
+    Place,
+    Quantity,
+    Seconds,
+    build_fields,
+)
+from tutti.errors import InputError, hint
 from tutti.hardware.chip import Chip, Dtype
 
-FORMAT = 1
+FORMAT = 2
+# 2 adds what a measurement says of itself (`spread`, `repeats`, `issue_s`, `kernel`); all optional.
+READ = (1, 2)
+_READ_TEXT = " and ".join(map(str, READ))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +42,23 @@ class OperatorTime:
     """How long one operator took on one shape (median of repeats)."""
 
     operator: str
+    """With its direction: "linear.forward", "rms_norm.backward"."""
     dtype: Dtype
     shape: tuple[Count, ...]
     seconds: Annotated[float, Quantity("s"), Above(0)]
+    spread: Annotated[float, AtLeast(0)] = 0.0
+    """Half the distance between the quartiles of the repeats, as a part of the median."""
+    repeats: Natural = 0
+    """How many samples the median is of."""
+    issue_s: Seconds = 0.0
+    """What the host needs to issue it; 0 where the host computes itself."""
+    kernel: str = ""
+    """The implementation that ran."""
+
+    @property
+    def key(self) -> tuple[str, Dtype, tuple[int, ...]]:
+        """What was measured."""
+        return (self.operator, self.dtype, self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +69,20 @@ class LinkFigure:
     """"memory", "host_to_device", "device_to_host", or a medium such as "NVLink"."""
     latency_s: Seconds
     bandwidth: BytesPerSecond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTime:
+    """How long one collective program took on one shape of group (median of repeats)."""
+
+    operation: str
+    group: str
+    """The shape of the group, as `cost.tuned.group_shape` writes it."""
+    bytes: Annotated[float, Quantity("bytes"), Above(0)]
+    """Of all sections together."""
+    algorithm: str
+    chunks: Count = 1
+    seconds: Annotated[float, Quantity("s"), Above(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +99,20 @@ class Profile:
     launch_floor_s: Seconds
     operators: tuple[OperatorTime, ...] = ()
     links: tuple[LinkFigure, ...] = ()
+    collectives: tuple[CollectiveTime, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.format != FORMAT:
+        if self.format not in READ:
             raise ValueError(
-                f"'format' is {self.format}, but this tutti reads {FORMAT}; measure again with it"
+                f"'format' is {self.format}, but this tutti reads {_READ_TEXT}; "
+                "measure again with it"
             )
         if self.date:
             try:
                 datetime.datetime.fromisoformat(self.date)
             except ValueError:
                 raise ValueError(f"'date' is '{self.date}'; write it like 2026-01-31") from None
-        keys = [(o.operator, o.dtype, o.shape) for o in self.operators]
+        keys = [o.key for o in self.operators]
         if len(set(keys)) != len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
             raise ValueError(f"'operators' holds {twice[0]} {list(twice[2])} twice")
@@ -76,11 +123,23 @@ class Profile:
     @property
     def is_measured(self) -> bool:
         """Whether anything here was measured at all."""
-        return bool(self.date and (self.operators or self.links))
+        return bool(self.date and (self.operators or self.links or self.collectives))
 
     def link(self, kind: str) -> LinkFigure | None:
         """Return the figures of a kind of link, if measured."""
         return next((link for link in self.links if link.kind == kind), None)
+
+    @property
+    def dtypes(self) -> tuple[Dtype, ...]:
+        """The number formats in which operators were measured."""
+        found = {o.dtype for o in self.operators}
+        return tuple(dtype for dtype in Dtype if dtype in found)
+
+    def without(self, shapes: Collection[tuple[str, tuple[int, ...]]]) -> Profile:
+        """Return the profile as if these (operator, shape) had not been measured."""
+        gone = set(shapes)
+        kept = tuple(o for o in self.operators if (o.operator, o.shape) not in gone)
+        return replace(self, operators=kept)
 
     @classmethod
     def nominal(cls, chip: Chip) -> Profile:
@@ -99,14 +158,49 @@ class Profile:
         # The version decides how to read the rest, so it is looked at first.
         if isinstance(value, dict) and "format" not in value:
             raise place.error(f"'format' is missing; a profile begins with \"format\": {FORMAT}")
-        if isinstance(value, dict) and value["format"] != FORMAT:
+        if isinstance(value, dict) and value["format"] not in READ:
             found = value["format"]
             raise place.key("format").value_error(
-                f"is {document.shown(found)}, but this tutti reads {FORMAT}; measure again with it"
+                f"is {document.shown(found)}, but this tutti reads {_READ_TEXT}; "
+                "measure again with it"
             )
         return build_fields(cls, value, place)
+
+    @classmethod
+    def find(cls, name: str) -> Profile:
+        """Return the profile of a file, or one that ships by its name ("h200")."""
+        known = shipped_profiles()
+        if name.casefold() in known and not Path(name).exists():
+            return known[name.casefold()]
+        if not Path(name).suffix and not Path(name).exists():
+            raise InputError(f"profile '{name}': no such file, and none ships; {hint(name, known)}")
+        return cls.load(Path(name))
 
     def save(self, path: Path) -> None:
         """Write the profile as a whole or not at all."""
         written = {"format": self.format, **document.plain(self)}
-        files.write_text(path, json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+        rows = {
+            name: written.pop(name)
+            for name in ("operators", "links", "collectives")
+            if name in written
+        }
+        head = json.dumps(written, indent=1, ensure_ascii=False).removesuffix("\n}")
+        # One measurement per line: thousands of them stay readable, and differences small.
+        for name, values in rows.items():
+            lines = ",\n".join(f"  {json.dumps(v, ensure_ascii=False)}" for v in values)
+            head += f',\n "{name}": [\n{lines}\n ]'
+        files.write_text(path, head + "\n}\n")
+
+
+@functools.lru_cache(maxsize=1)
+def shipped_profiles() -> Mapping[str, Profile]:
+    """Return the measured profiles that ship with the package, by file name."""
+    folder = resources.files("tutti.hardware") / "profiles"
+    found: dict[str, Profile] = {}
+    if folder.is_dir():
+        for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+            if entry.name.endswith(".json"):
+                value = files.parse_json(entry.read_text(encoding="utf-8"), entry.name)
+                name = entry.name.removesuffix(".json")
+                found[name.casefold()] = build_fields(Profile, value, Place(entry.name))
+    return found

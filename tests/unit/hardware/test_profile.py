@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.library import shipped
-from tutti.hardware.profile import LinkFigure, OperatorTime, Profile
+from tutti.hardware.profile import LinkFigure, OperatorTime, Profile, shipped_profiles
 
 GOOD = Profile(
     chip="H200",
@@ -29,7 +29,7 @@ def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     GOOD.save(path)
     assert Profile.load(path) == GOOD
-    assert json.loads(path.read_text())["format"] == 1
+    assert json.loads(path.read_text())["format"] == 2
     assert GOOD.is_measured
     figure = GOOD.link("host_to_device")
     assert figure is not None
@@ -49,8 +49,9 @@ def test_a_nominal_profile_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "'format' is 2, but this tutti reads 1"),
-        ({"format": "1"}, "but this tutti reads 1"),
+        ({"format": 3}, "'format' is 3, but this tutti reads 1 and 2"),
+        ({"format": "1"}, "but this tutti reads 1 and 2"),
+        ({"format": [1]}, "but this tutti reads 1 and 2"),
         ({"launch_floor_s": -1}, "must be at least 0"),
         ({"date": "yesterday"}, "write it like 2026-01-31"),
         ({"operator": []}, "did you mean 'operators'"),
@@ -108,3 +109,45 @@ def test_junk_is_refused_in_one_line_or_valid(
     except InputError as error:
         refused = str(error)
     assert "\n" not in refused
+
+
+def test_the_first_format_is_read_still(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    GOOD.save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    found = Profile.load(path)
+    assert found.operators == GOOD.operators
+    assert (found.operators[0].spread, found.operators[0].kernel) == (0.0, "")
+
+
+def test_a_measurement_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    GOOD.save(path)
+    (line,) = [text for text in path.read_text().splitlines() if "matmul" in text]
+    assert json.loads(line.strip(","))["seconds"] == 1.4e-3
+
+
+def test_found_by_file_or_by_the_name_of_one_that_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tutti.hardware.profile.shipped_profiles", lambda: {"h200": GOOD})
+    assert Profile.find("H200") is GOOD
+    path = tmp_path / "mine.json"
+    GOOD.save(path)
+    assert Profile.find(str(path)) == GOOD
+    with pytest.raises(InputError, match="profile 'h20': no such file, and none ships; did you"):
+        Profile.find("h20")
+    with pytest.raises(InputError, match="no such file"):
+        Profile.find(str(tmp_path / "other.json"))
+
+
+def test_profiles_that_ship_are_measured_and_of_known_chips() -> None:
+    for name, profile in shipped_profiles().items():
+        assert profile.is_measured, name
+        assert profile.chip in shipped().chips
+
+
+def test_rows_can_be_held_out() -> None:
+    assert GOOD.dtypes == (Dtype.BF16,)
+    assert GOOD.without({("matmul", (8192, 8192, 8192))}).operators == ()
+    assert GOOD.without({("matmul", (1, 2, 3))}) == GOOD

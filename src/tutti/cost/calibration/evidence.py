@@ -1,14 +1,15 @@
 """What a `Profile` tells of the constants: its operators and links beside what the model predicts.
 
 Operators are "gemm" (m, n, k), "attention" and "attention_backward" (sequences, heads, length, head
-dimension; causal) and "copy" (bytes through memory); links are "memory", the medium of the node's
+dimension; causal) and "copy" (bytes through memory), or the same under the names that `tutti
+profile` writes ("linear.forward", …); links are "memory", the medium of the node's
 largest island, and "network" (all NICs of a node). Fitting is `operators`' business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,7 +80,8 @@ def _require_plausible(profile: Profile, found: Evidence) -> None:
 
 def _operators(profile: Profile, chip: Chip) -> list[Evidence]:
     rows: dict[str, list[OperatorTime]] = {kind: [] for kind in DIMS}
-    for entry in profile.operators:
+    for found_entry in profile.operators:
+        entry = _plain_entry(found_entry)
         if entry.operator not in DIMS:
             continue  # of an operator that no constant here is about
         if len(entry.shape) != len(DIMS[entry.operator]):
@@ -100,6 +102,25 @@ def _operators(profile: Profile, chip: Chip) -> list[Evidence]:
         told = len(rows["attention"]) >= LEAST_OTHERS  # its rate is relative to forward's
         found.append(_attention(rows["attention_backward"], chip, backward=True, told=told))
     return found
+
+
+def _plain_entry(entry: OperatorTime) -> OperatorTime:
+    """Return what `tutti profile` measured under the name and dimensions of the formulas."""
+    name, shape = entry.operator, entry.shape
+    if name.startswith("linear.") and len(shape) == 3:
+        tokens, out, wide = shape
+        order = {
+            "linear.forward": (tokens, out, wide),
+            "linear.input_gradient": (tokens, wide, out),
+            "linear.weight_gradient": (wide, out, tokens),
+        }.get(name)
+        return entry if order is None else replace(entry, operator="gemm", shape=order)
+    if name in ("attention.forward", "attention.backward") and len(shape) == 6:
+        sequences, length, heads, _, dim, value_dim = shape
+        if dim == value_dim:
+            plain = "attention" if name == "attention.forward" else "attention_backward"
+            return replace(entry, operator=plain, shape=(sequences, heads, length, dim))
+    return entry
 
 
 def _spans(rows: Sequence[OperatorTime]) -> str:

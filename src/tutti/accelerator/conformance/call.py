@@ -1,0 +1,139 @@
+"""Runs a case once, forward and backward, through one implementation on one device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.conformance.case import Case, Values, laid_out, leaves, replaced
+from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.operators import Operators
+from tutti.accelerator.registry import REFERENCES, Implementation
+
+
+class UnsupportedError(Exception):
+    """An implementation says that it does not take a call."""
+
+
+class Alone(Operators):
+    """The operators of a device, run by one implementation and no other."""
+
+    def __init__(self, device_type: str, implementation: Implementation) -> None:
+        super().__init__(device_type, forced={})
+        self._implementation = implementation
+
+    def _run(self, operator: str, *args: Any, **options: Any) -> Any:
+        del operator
+        reason = self._implementation.supports(*args, **options)
+        if reason is not None:
+            raise UnsupportedError(reason)
+        return self._implementation.function(*args, **options)
+
+
+@dataclass(slots=True)
+class Results:
+    """The tensors that a call gave, by name."""
+
+    forward: dict[str, Tensor] = field(default_factory=dict)
+    backward: dict[str, Tensor] = field(default_factory=dict)
+    complaint: str = ""  # what is wrong beyond numbers
+
+    def all(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield direction, name and tensor."""
+        for direction, tensors in (("forward", self.forward), ("backward", self.backward)):
+            for name, tensor in tensors.items():
+                yield direction, name, tensor
+
+
+def run_case(
+    case: Case,
+    operators: Operators,
+    numbers: Sequence[Tensor],
+    device: torch.device,
+    *,
+    dtype: torch.dtype | None = None,
+    backward: bool = True,
+) -> Results:
+    """Run a case on its numbers, in `dtype` if that is given, and return what came out."""
+    specs = leaves((case.arguments, case.options))
+    placed = [
+        _placed(spec, number, device, dtype) for spec, number in zip(specs, numbers, strict=True)
+    ]
+    following = iter(placed)
+    arguments, options = replaced((case.arguments, case.options), lambda _: next(following))
+    later = WeightGradients() if case.later else None
+    if later is not None:
+        options = {**options, "later": later}
+    with torch.set_grad_enabled(backward):
+        output = getattr(operators, case.operator)(*arguments, **options)
+    names = tensor_names(case)
+    if case.in_place:
+        return Results(forward=dict(zip(names, placed, strict=True)))
+    results = Results(forward=output_names(output))
+    if backward:
+        begins = options.get("gradient_scale", 1.0) if options.get("starts_backward") else None
+        _backward(results, dict(zip(names, placed, strict=True)), later, begins)
+    return results
+
+
+def _placed(spec: Any, number: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    if not isinstance(spec, Values):
+        return number.to(device)
+    tensor = laid_out(number.to(device, dtype or number.dtype, copy=True), spec.layout)
+    tensor = tensor.detach()
+    return tensor.requires_grad_(spec.trained)
+
+
+def _backward(
+    results: Results,
+    inputs: dict[str, Tensor],
+    later: WeightGradients | None,
+    begins: float | None,
+) -> None:
+    """Send gradients into every output that takes one: of unit variance, or what was promised."""
+    outputs = [tensor for tensor in results.forward.values() if tensor.requires_grad]
+    generator = torch.Generator().manual_seed(len(outputs))
+    incoming = [
+        torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        # rounded as the coarsest dtype would, so that every dtype and the reference get the same
+        .to(torch.bfloat16)
+        .to(tensor.device, tensor.dtype)
+        for tensor in outputs
+    ]
+    if begins is not None:
+        incoming = [torch.full_like(tensor, begins) for tensor in outputs]
+    torch.autograd.backward(outputs, incoming)
+    trained = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
+    if later is not None:
+        if trained["weight"].grad is not None:  # that of a bias costs little and may come early
+            results.complaint = "the weight's gradient was computed at once, not left for later"
+        later.run()
+    for name, tensor in trained.items():
+        results.backward[f"gradient of {name}"] = (
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        )
+
+
+def tensor_names(case: Case) -> list[str]:
+    """Return the name of every tensor of a call, as the operator's signature has it."""
+    parameters = list(inspect.signature(REFERENCES[case.operator]).parameters)
+    named = {**dict(zip(parameters, case.arguments, strict=False)), **case.options}
+    found = []
+    for name, value in named.items():
+        own = leaves(value)
+        single = isinstance(value, Values) or (len(own) == 1 and not isinstance(value, tuple))
+        found += [name] if single else [f"{name}[{i}]" for i in range(len(own))]
+    return found
+
+
+def output_names(output: Any) -> dict[str, Tensor]:
+    """Return an operator's results by name."""
+    if isinstance(output, Tensor):
+        return {"result": output}
+    names = getattr(output, "_fields", [f"result {i}" for i in range(len(output))])
+    return dict(zip(names, output, strict=True))

@@ -1,0 +1,24 @@
+"""The calls of the conformance kit, as data: awkward sizes, layouts and options per operator."""
+
+from __future__ import annotations
+
+from tutti.accelerator.conformance.case import Case
+from tutti.accelerator.conformance.cases import (
+    attention,
+    experts,
+    head,
+    linear,
+    norm,
+    optimizer,
+    pointwise,
+)
+
+CASES: tuple[Case, ...] = (
+    *linear.CASES,
+    *norm.CASES,
+    *pointwise.CASES,
+    *attention.CASES,
+    *head.CASES,
+    *experts.CASES,
+    *optimizer.CASES,
+)

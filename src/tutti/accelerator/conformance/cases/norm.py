@@ -1,0 +1,56 @@
+"""Calls of the norms, alone and with the residual added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tutti.accelerator.conformance.case import Case, Layout, Values
+
+EPS = 1e-5
+
+
+def _cases(operator: str, *, residual: bool, bias: bool) -> tuple[Case, ...]:
+    def case(
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        layout: Layout = "contiguous",
+        affine: bool = True,
+        biased: bool = True,
+        zero_rows: bool = False,
+        **options: Any,
+    ) -> Case:
+        inputs = Values(shape, layout=layout, zero_rows=zero_rows)
+        weight = Values(shape[-1:]) if affine else None
+        arguments: tuple[Any, ...] = (inputs, *([inputs] if residual else []), weight)
+        if bias:
+            arguments += (Values(shape[-1:]) if affine and biased else None,)
+        return Case(operator, name, arguments, {"eps": EPS, **options}, terms=max(*shape, 1))
+
+    cases = [
+        case("1 token", (1, 64)),
+        case("odd width", (5, 33)),
+        case("not a power of two", (7, 5120)),
+        case("wide", (3, 16_384)),
+        case("many tokens", (1031, 48)),
+        case("heads", (9, 3, 80)),
+        case("narrow", (13, 6)),
+        case("sliced rows", (11, 96), layout="sliced"),
+        case("some heads", (11, 4, 64), layout="heads"),
+        case("without weight", (6, 64), affine=False),
+        case("rows of zeros", (6, 64), zero_rows=True),
+        case("no tokens", (0, 64)),
+    ]
+    if bias:
+        cases.append(case("without bias", (6, 64), biased=False))
+    else:
+        cases.append(case("unit offset", (6, 80), unit_offset=True))
+    return tuple(cases)
+
+
+CASES = (
+    *_cases("rms_norm", residual=False, bias=False),
+    *_cases("layer_norm", residual=False, bias=True),
+    *_cases("add_rms_norm", residual=True, bias=False),
+    *_cases("add_layer_norm", residual=True, bias=True),
+)

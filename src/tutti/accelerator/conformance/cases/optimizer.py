@@ -1,0 +1,60 @@
+"""Calls of AdamW and of the gradient norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tutti.accelerator.conformance.case import Case, Values
+from tutti.accelerator.reference.optimizer import AdamSettings
+
+SIZES = ((7,), (33, 17), (1,), (4, 5, 6))
+SETTINGS = AdamSettings(learning_rate=0.1, weight_decay=0.1)
+
+
+def _adamw(
+    name: str,
+    *,
+    wide_weights: bool = False,
+    wide_states: bool = True,
+    sizes: tuple[tuple[int, ...], ...] = SIZES,
+    step: int = 3,
+    settings: AdamSettings = SETTINGS,
+    factor: bool = False,
+    copies: bool = False,
+) -> Case:
+    def many(**options: Any) -> tuple[Values, ...]:
+        return tuple(Values(size, trained=False, **options) for size in sizes)
+
+    options: dict[str, Any] = {"step": step, "settings": settings}
+    if factor:
+        options["gradient_factor"] = Values((), trained=False, wide=True, positive=True)
+    if copies:
+        options["copies"] = many()
+    states = {"wide": wide_states}
+    return Case(
+        "adamw",
+        name,
+        (many(wide=wide_weights), many(), many(**states), many(positive=True, **states)),
+        options,
+        in_place=True,
+    )
+
+
+CASES = (
+    _adamw("float32 states"),
+    _adamw("states of the dtype", wide_states=False),
+    _adamw("float32 weights with copies", wide_weights=True, copies=True),
+    _adamw("clipped", wide_weights=True, factor=True, copies=True),
+    _adamw("first step", step=1),
+    _adamw("late step, no decay", step=100_000, settings=AdamSettings(learning_rate=0.02)),
+    _adamw("one large tensor", sizes=((70_001,),), wide_weights=True),
+    _adamw("an empty tensor", sizes=((0,), (5,))),
+    Case("squared_norm", "several", (tuple(Values(s, trained=False) for s in SIZES),), terms=561),
+    Case("squared_norm", "large", ((Values((70_001,), trained=False),),), terms=70_001),
+    Case(
+        "squared_norm",
+        "sliced and empty",
+        ((Values((9, 32), trained=False, layout="sliced"), Values((0,), trained=False)),),
+        terms=288,
+    ),
+)

@@ -1,0 +1,75 @@
+"""Calls of rotary and of the activations."""
+
+from __future__ import annotations
+
+from tutti.accelerator.conformance.case import Case, Layout, Values
+from tutti.models.parts import Activation
+
+PLAIN = tuple(kind for kind in Activation if kind is not Activation.CLAMPED_SWIGLU)
+
+
+def _rotary(
+    name: str,
+    shape: tuple[int, int, int],
+    pairs: int,
+    *,
+    interleaved: bool = False,
+    layout: Layout = "contiguous",
+    wide: bool = False,
+) -> Case:
+    table = Values((shape[0], pairs), 0.25, trained=False, wide=wide)  # within ±1, as cosines are
+    return Case(
+        "rotary", name, (Values(shape, layout=layout), table, table), {"interleaved": interleaved}
+    )
+
+
+def _activation(
+    operator: str,
+    kind: Activation,
+    name: str,
+    shape: tuple[int, ...],
+    layout: Layout = "contiguous",
+    scale: float = 1.0,
+) -> Case:
+    exponent = 3 * scale  # three deviations out
+    return Case(
+        operator,
+        f"{kind}, {name}",
+        (Values(shape, scale, layout=layout),),
+        {"kind": kind},
+        terms=int(exponent**2),
+    )
+
+
+CASES = (
+    _rotary("1 token", (1, 4, 64), 32),
+    _rotary("odd heads", (7, 5, 128), 64),
+    _rotary("part of the head", (9, 3, 80), 16),
+    _rotary("head of 96", (9, 3, 96), 48),
+    _rotary("interleaved", (9, 3, 64), 32, interleaved=True),
+    _rotary("interleaved part", (9, 2, 72), 10, interleaved=True),
+    _rotary("some heads of more", (11, 4, 64), 32, layout="heads"),
+    _rotary("sliced heads", (11, 4, 64), 32, layout="sliced"),
+    _rotary("float32 tables", (11, 4, 64), 32, wide=True),
+    _rotary("no tokens", (0, 4, 64), 32),
+    *(_activation("activation", kind, "odd width", (5, 33)) for kind in PLAIN),
+    *(_activation("activation", kind, "far out", (5, 64), scale=40.0) for kind in PLAIN),
+    _activation("activation", Activation.SILU, "1 token", (1, 64)),
+    _activation("activation", Activation.SILU, "sliced", (9, 64), "sliced"),
+    _activation("activation", Activation.GELU_TANH, "no tokens", (0, 64)),
+    _activation("activation", Activation.GELU, "large", (257, 515)),
+    *(_activation("gated_activation", kind, "odd width", (5, 66)) for kind in Activation),
+    *(_activation("gated_activation", kind, "far out", (5, 64), scale=12.0) for kind in Activation),
+    _activation("gated_activation", Activation.SILU, "1 token", (1, 128)),
+    _activation("gated_activation", Activation.SILU, "wide", (3, 2 * 14_336)),
+    _activation("gated_activation", Activation.SILU, "batch of sequences", (2, 5, 96)),
+    _activation("gated_activation", Activation.SILU, "sliced", (9, 96), "sliced"),
+    _activation("gated_activation", Activation.GELU_TANH, "large", (257, 1030)),
+    _activation("gated_activation", Activation.SILU, "no tokens", (0, 64)),
+    Case(
+        "gated_activation",
+        "clamped_swiglu, other limits",
+        (Values((7, 64), 2.0),),
+        {"kind": Activation.CLAMPED_SWIGLU, "alpha": 1.5, "limit": 2.0},
+    ),
+)

@@ -1,0 +1,25 @@
+"""Kernels for NVIDIA GPUs, registered when the first CUDA device is opened."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from tutti.accelerator.registry import register
+
+_done = False
+
+
+def register_all() -> None:
+    """Register every kernel, once; those in Triton only where Triton is installed."""
+    global _done
+    if _done:
+        return
+    _done = True
+    from tutti.accelerator.cuda import attention, products
+
+    register(*attention.IMPLEMENTATIONS, *products.IMPLEMENTATIONS)
+    if importlib.util.find_spec("triton") is not None:
+        from tutti.accelerator.cuda import cross_entropy, norm, optimizer, pointwise
+
+        for module in (cross_entropy, norm, optimizer, pointwise):
+            register(*module.IMPLEMENTATIONS)

@@ -1,0 +1,43 @@
+"""NVIDIA GPUs (and AMD's under ROCm, which torch calls the same)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.devices import kunlun
+from tutti.accelerator.devices.module import ModuleAccelerator, catalog_name
+
+
+def count() -> int:
+    """Return how many are visible; none of them where Kunlun's plug-in stands in for CUDA."""
+    if kunlun.installed():
+        return 0
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def chip_name(index: int) -> str:
+    """Return what the catalog calls a GPU."""
+    name, memory = torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)[1]
+    return catalog_name(name, memory)
+
+
+class CudaAccelerator(ModuleAccelerator):
+    """A GPU under CUDA or ROCm."""
+
+    def __init__(self, index: int = 0) -> None:
+        from tutti.accelerator import cuda  # registers its kernels
+
+        cuda.register_all()
+        super().__init__(
+            name="cuda",
+            device_type="cuda",
+            chip=chip_name(index),
+            collective_backend="nccl",
+            index=index,
+        )
+
+    def pin(self, memory: Tensor) -> bool:
+        """Register host memory with the driver, so that copies run at full speed."""
+        code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        return int(code) == 0

@@ -1,0 +1,109 @@
+"""Finds the devices of this machine by kind, and opens one."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from tutti.accelerator.accelerator import Accelerator
+from tutti.errors import InputError, hint
+
+# Kunlun's plug-in answers to CUDA's names, so it is asked before CUDA.
+_KINDS: dict[str, tuple[str, str]] = {
+    "ascend": ("tutti.accelerator.devices.ascend", "AscendAccelerator"),
+    "kunlun": ("tutti.accelerator.devices.kunlun", "KunlunAccelerator"),
+    "cuda": ("tutti.accelerator.devices.cuda", "CudaAccelerator"),
+}
+_added: dict[str, Kind] = {}
+
+# Packages of vendors: installed ones name a module in this group of entry points, others are named
+# in the environment. Importing the module calls `add_kind`.
+ENTRY_POINTS = "tutti.accelerators"
+MODULES = "TUTTI_ACCELERATORS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of device that a vendor's package adds."""
+
+    name: str
+    count: Callable[[], int]
+    open: Callable[[int], Accelerator]
+
+
+def add_kind(kind: Kind) -> None:
+    """Make a vendor's kind of device known; it is asked before ours."""
+    _added[kind.name] = kind
+
+
+def remove_kind(name: str) -> None:
+    """Forget a kind that was added."""
+    _added.pop(name, None)
+
+
+@functools.cache
+def load_plug_ins() -> None:
+    """Import vendors' packages, once."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        _imported(f"entry point '{entry.name}'", entry.load)
+    for name in filter(None, (part.strip() for part in os.environ.get(MODULES, "").split(","))):
+        _imported(f"{MODULES}: module '{name}'", functools.partial(import_module, name))
+
+
+def _imported(what: str, load: Callable[[], object]) -> None:
+    try:
+        load()
+    except Exception as error:  # a vendor's package may fail in any way
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{what} cannot be imported ({text})") from error
+
+
+def kinds() -> tuple[str, ...]:
+    """Return the names of all kinds, those asked first in front."""
+    load_plug_ins()
+    return (*_added, *_KINDS, "cpu")
+
+
+def count(kind: str) -> int:
+    """Return how many devices of a kind this machine has."""
+    if kind in _added:
+        return _added[kind].count()
+    if kind == "cpu":
+        return 1
+    module = import_module(_KINDS[kind][0])
+    try:
+        found: int = module.count()
+    except Exception as error:  # a plug-in that is installed but broken
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"kind '{kind}': its torch plug-in is installed but does not work ({text}); mend or "
+            "remove it, or name another device"
+        ) from error
+    return found
+
+
+def open_accelerator(device: str | None = None) -> Accelerator:
+    """Open a device: 'cuda', 'cuda:1', 'cpu', …; None: the best that is here."""
+    if device is None:
+        device = next(kind for kind in kinds() if count(kind))
+    kind, _, number = device.partition(":")
+    if kind not in kinds():
+        raise InputError(f"device '{device}': no kind '{kind}'; {hint(kind, kinds())}")
+    if number and not number.isdigit():
+        raise InputError(f"device '{device}': '{number}' is no number; write {kind}:0")
+    index, present = int(number or 0), count(kind)
+    if index >= present:
+        raise InputError(f"device '{device}': this machine has {present} of kind '{kind}'")
+    if kind in _added:
+        return _added[kind].open(index)
+    if kind == "cpu":
+        from tutti.accelerator.devices.cpu import CpuAccelerator
+
+        return CpuAccelerator()
+    module, class_name = _KINDS[kind]
+    opened: Accelerator = getattr(import_module(module), class_name)(index)
+    return opened

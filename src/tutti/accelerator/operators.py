@@ -1,0 +1,332 @@
+"""`Operators`: what a device can compute, as typed functions.
+
+This class is the whole vocabulary between models and chips. Each method picks the implementation:
+the one named by the user (`TUTTI_OPERATORS=rms_norm=reference`), else the one measured fastest for
+this dtype and size, else the highest ranked; of these the first that supports the call.
+
+Shapes: T tokens, C model width, H heads, G key-value heads, D head width, F feed-forward width,
+V vocabulary, E experts, K experts per token.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tutti.accelerator import plain, scaled_dot_product  # noqa: F401  (they register themselves)
+from tutti.accelerator.choices import Choices
+from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.reference.attention import WindowKind
+from tutti.accelerator.reference.experts import Permutation, Routing
+from tutti.accelerator.reference.loss import Vocabulary
+from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.accelerator.registry import Implementation, implementations, operator_names
+from tutti.accelerator.segments import Segments
+from tutti.errors import InputError, hint
+from tutti.models.parts import Activation, RouterSpec
+
+OVERRIDE = "TUTTI_OPERATORS"
+
+
+def overrides(text: str) -> dict[str, str]:
+    """Read 'rms_norm=reference,attention=sdpa'."""
+    found: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        operator, _, name = item.partition("=")
+        if operator not in operator_names():
+            raise InputError(f"{OVERRIDE}: '{operator}'; {hint(operator, operator_names())}")
+        if not name:
+            raise InputError(f"{OVERRIDE}: '{item}'; write operator=implementation")
+        found[operator] = name
+    return found
+
+
+class Operators:
+    """The operators of one type of device."""
+
+    def __init__(
+        self,
+        device_type: str,
+        *,
+        choices: Choices | None = None,
+        forced: Mapping[str, str] | None = None,
+    ) -> None:
+        self.device_type = device_type
+        self.choices = choices or Choices()
+        self._candidates = {
+            name: list(implementations(name, device_type)) for name in operator_names()
+        }
+        if forced is None:
+            forced = overrides(os.environ.get(OVERRIDE, ""))
+        self.forced = dict(forced)
+        for operator, name in self.forced.items():
+            self._force(operator, name)
+
+    def _force(self, operator: str, name: str) -> None:
+        known = {i.name: i for i in self._candidates[operator]}
+        if name not in known:
+            raise InputError(
+                f"operator '{operator}' on {self.device_type}: '{name}'; {hint(name, known)}"
+            )
+        self._candidates[operator] = [known[name]]
+
+    def preferred(self, operator: str) -> tuple[str, str]:
+        """Return the implementation tried first, and why: forced, measured or ranked."""
+        if operator in self.forced:
+            return self.forced[operator], "forced"
+        present = [i.name for i in self._candidates[operator]]
+        measured = [name for name in self.choices.names(operator) if name in present]
+        if measured:
+            return " or ".join(measured), "measured"
+        return present[0], "ranked" if len(present) > 1 else "the only one"
+
+    def chosen(self, operator: str, *args: Any, **options: Any) -> Implementation:
+        """Return the implementation that a call would run."""
+        candidates = self._candidates[operator]
+        if len(candidates) > 1:
+            first = self.choices.best(operator, args)
+            if first is not None:
+                candidates = sorted(candidates, key=lambda i: i.name != first)
+        reasons = []
+        for candidate in candidates:
+            reason = candidate.supports(*args, **options)
+            if reason is None:
+                return candidate
+            reasons.append(f"{candidate.name}: {reason}")
+        raise InputError(
+            f"operator '{operator}' on {self.device_type} has no implementation for this call: "
+            + "; ".join(reasons)
+        )
+
+    def _run(self, operator: str, *args: Any, **options: Any) -> Any:
+        return self.chosen(operator, *args, **options).function(*args, **options)
+
+    # --- products and tables ---------------------------------------------------------------
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        later: WeightGradients | None = None,
+    ) -> Tensor:
+        """Return x·Wᵀ + b, W (out, in); with `later`, the weight's gradient is left there."""
+        y: Tensor = self._run("linear", x, weight, bias, later=later)
+        return y
+
+    def grouped_linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        counts: Tensor,
+        bias: Tensor | None = None,
+        *,
+        later: WeightGradients | None = None,
+    ) -> Tensor:
+        """Return runs of `counts[e]` rows times expert e's weight: x (T, in), W (E, out, in)."""
+        y: Tensor = self._run("grouped_linear", x, weight, counts, bias, later=later)
+        return y
+
+    def embedding(self, tokens: Tensor, table: Tensor) -> Tensor:
+        """Return the table's rows that the tokens name; zeros for a negative token."""
+        y: Tensor = self._run("embedding", tokens, table)
+        return y
+
+    # --- norms -----------------------------------------------------------------------------
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor | None, *, eps: float, unit_offset: bool = False
+    ) -> Tensor:
+        """Return x ÷ rms(x) · weight, or · (1 + weight)."""
+        y: Tensor = self._run("rms_norm", x, weight, eps=eps, unit_offset=unit_offset)
+        return y
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float
+    ) -> Tensor:
+        """Return (x − mean) ÷ deviation · weight + bias."""
+        y: Tensor = self._run("layer_norm", x, weight, bias, eps=eps)
+        return y
+
+    def add_rms_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor | None,
+        *,
+        eps: float,
+        unit_offset: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the norm of x + residual, and the sum."""
+        both: tuple[Tensor, Tensor] = self._run(
+            "add_rms_norm", x, residual, weight, eps=eps, unit_offset=unit_offset
+        )
+        return both
+
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the norm of x + residual, and the sum."""
+        both: tuple[Tensor, Tensor] = self._run(
+            "add_layer_norm", x, residual, weight, bias, eps=eps
+        )
+        return both
+
+    # --- positions and activations ---------------------------------------------------------
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+        """Rotate the first dimensions of each head: x (T, H, D), cos and sin (T, d/2)."""
+        y: Tensor = self._run("rotary", x, cos, sin, interleaved=interleaved)
+        return y
+
+    def activation(self, x: Tensor, *, kind: Activation) -> Tensor:
+        """Return the non-linearity of each element."""
+        y: Tensor = self._run("activation", x, kind=kind)
+        return y
+
+    def gated_activation(
+        self, x: Tensor, *, kind: Activation, alpha: float = 1.702, limit: float = 7.0
+    ) -> Tensor:
+        """Return act(gate) · up of x (T, 2·F), gate first."""
+        y: Tensor = self._run("gated_activation", x, kind=kind, alpha=alpha, limit=limit)
+        return y
+
+    # --- attention -------------------------------------------------------------------------
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        segments: Segments,
+        *,
+        scale: float,
+        causal: bool = True,
+        window: int | None = None,
+        window_kind: WindowKind = "sliding",
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+        key_bias: Tensor | None = None,
+    ) -> Tensor:
+        """Return (T, H, E) of q (T, H, D), k (S, G, D), v (S, G, E) within the segments."""
+        y: Tensor = self._run(
+            "attention",
+            q,
+            k,
+            v,
+            segments,
+            scale=scale,
+            causal=causal,
+            window=window,
+            window_kind=window_kind,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            key_bias=key_bias,
+        )
+        return y
+
+    def attention_with_lse(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        segments: Segments,
+        *,
+        scale: float,
+        causal: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Return attention over a part of the keys, and its log-sum-exp (T, H)."""
+        both: tuple[Tensor, Tensor] = self._run(
+            "attention_with_lse", q, k, v, segments, scale=scale, causal=causal
+        )
+        return both
+
+    # --- the head --------------------------------------------------------------------------
+
+    def linear_cross_entropy(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        *,
+        bias: Tensor | None = None,
+        token_weights: Tensor | None = None,
+        divisor: float = 1.0,
+        soft_cap: float | None = None,
+        vocabulary: Vocabulary | None = None,
+        gradient_scale: float = 1.0,
+        starts_backward: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return Σ weight·loss and each token's loss, x (T, C), W (V, C), without all logits.
+
+        Backward must come with a gradient of `gradient_scale` where `starts_backward` is set.
+        """
+        both: tuple[Tensor, Tensor] = self._run(
+            "linear_cross_entropy",
+            x,
+            weight,
+            targets,
+            bias=bias,
+            token_weights=token_weights,
+            divisor=divisor,
+            soft_cap=soft_cap,
+            vocabulary=vocabulary,
+            gradient_scale=gradient_scale,
+            starts_backward=starts_backward,
+        )
+        return both
+
+    # --- experts ---------------------------------------------------------------------------
+
+    def route(
+        self, logits: Tensor, router: RouterSpec, top: int, correction: Tensor | None = None
+    ) -> Routing:
+        """Return each token's experts and their weights, from logits (T, E)."""
+        found: Routing = self._run("route", logits, router, top, correction)
+        return found
+
+    def permute(self, x: Tensor, experts: Tensor, num_experts: int) -> Permutation:
+        """Return a copy of each token for each of its experts (T, K), sorted by expert."""
+        found: Permutation = self._run("permute", x, experts, num_experts)
+        return found
+
+    def unpermute(self, rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+        """Return each token's weighted sum of its experts' rows."""
+        y: Tensor = self._run("unpermute", rows, order, weights)
+        return y
+
+    # --- optimizer -------------------------------------------------------------------------
+
+    def adamw(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        means: Sequence[Tensor],
+        squares: Sequence[Tensor],
+        *,
+        step: int,
+        settings: AdamSettings,
+        gradient_factor: Tensor | None = None,
+        copies: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Move the weights by one step, in place."""
+        self._run(
+            "adamw",
+            weights,
+            gradients,
+            means,
+            squares,
+            step=step,
+            settings=settings,
+            gradient_factor=gradient_factor,
+            copies=copies,
+        )
+
+    def squared_norm(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the sum of squares of all elements."""
+        y: Tensor = self._run("squared_norm", tensors)
+        return y

@@ -1,0 +1,73 @@
+"""torch's own fused operators where they keep to the reference's precision.
+
+torch's own embedding and layer_norm sum gradients of half precision in float32 on some devices and
+in half precision on others, the host among them: there only the wider dtypes go through.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tutti.accelerator.registry import Implementation, register
+
+HALF = (torch.float16, torch.bfloat16)
+SUM_WIDE = ("cuda",)  # where gradients are known to be summed in float32
+
+
+def _sums_wide(tensor: Tensor, dtype: torch.dtype) -> str | None:
+    if dtype in HALF and tensor.device.type not in SUM_WIDE and torch.is_grad_enabled():
+        name = str(dtype).removeprefix("torch.")
+        return f"torch may sum gradients of {name} in {name} on {tensor.device.type}"
+    return None
+
+
+def embedding(tokens: Tensor, table: Tensor) -> Tensor:
+    """Look rows up as the reference does."""
+    rows = functional.embedding(tokens.clamp_min(0), table)
+    return rows.masked_fill((tokens < 0).unsqueeze(-1), 0.0)
+
+
+def _supports_embedding(tokens: Tensor, table: Tensor) -> str | None:
+    return _sums_wide(tokens, table.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Normalize as the reference does."""
+    return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Add and normalize as the reference does."""
+    total = x + residual
+    return layer_norm(total, weight, bias, eps=eps), total
+
+
+def _supports_layer_norm(x: Tensor, *_others: Any, **_options: Any) -> str | None:
+    return _sums_wide(x, x.dtype)
+
+
+register(
+    Implementation(
+        operator="embedding", name="torch", function=embedding, supports=_supports_embedding, rank=1
+    ),
+    Implementation(
+        operator="layer_norm",
+        name="torch",
+        function=layer_norm,
+        supports=_supports_layer_norm,
+        rank=1,
+    ),
+    Implementation(
+        operator="add_layer_norm",
+        name="torch",
+        function=add_layer_norm,
+        supports=_supports_layer_norm,
+        rank=1,
+    ),
+)

@@ -1,0 +1,128 @@
+"""Matrix products with weights, and table look-ups, in plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tutti.accelerator.gradients import WeightGradients
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, later: WeightGradients | None = None
+) -> Tensor:
+    """Return x·Wᵀ + b; with `later`, the weight's gradient is left there by backward."""
+    if later is None or not torch.is_grad_enabled():
+        return functional.linear(x, weight, bias)
+    y: Tensor = _LaterLinear.apply(x, weight, bias, later)
+    return y
+
+
+class _LaterLinear(torch.autograd.Function):
+    """A linear layer whose backward computes the input's gradient only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.later = weight, bias, later  # the parameters themselves
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (gradient,) = gradients
+        (x,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
+        rows, columns = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+        ctx.later.defer(weight, lambda: rows.t() @ columns)
+        if bias is not None:
+            ctx.later.defer(bias, lambda: rows.sum(0))
+        return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None
+
+
+def grouped_linear(
+    x: Tensor,
+    weight: Tensor,
+    counts: Tensor,
+    bias: Tensor | None = None,
+    *,
+    later: WeightGradients | None = None,
+) -> Tensor:
+    """Return each run of rows times its own expert's weight: x (T, in), weight (E, out, in).
+
+    The first `counts[0]` rows belong to expert 0, the next `counts[1]` to expert 1, and so on.
+    """
+    if later is None or not torch.is_grad_enabled():
+        return _each_expert(x, weight, counts.tolist(), bias)
+    y: Tensor = _LaterGrouped.apply(x, weight, counts.tolist(), bias, later)
+    return y
+
+
+def _each_expert(x: Tensor, weight: Tensor, sizes: list[int], bias: Tensor | None) -> Tensor:
+    runs = [
+        functional.linear(run, weight[e], None if bias is None else bias[e])
+        for e, run in enumerate(x.split(sizes))
+    ]
+    return torch.cat(runs)
+
+
+class _LaterGrouped(torch.autograd.Function):
+    """A grouped linear layer whose backward computes the input's gradient only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        sizes: list[int],
+        bias: Tensor | None,
+        later: WeightGradients,
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.sizes, ctx.later = weight, bias, sizes, later
+        return _each_expert(x, weight, sizes, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        (gradient,) = gradients
+        (x,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
+        runs, inputs = gradient.split(ctx.sizes), x.split(ctx.sizes)
+        ctx.later.defer(
+            weight,
+            lambda: torch.stack([g.t() @ own for g, own in zip(runs, inputs, strict=True)]),
+        )
+        if bias is not None:
+            ctx.later.defer(bias, lambda: torch.stack([g.sum(0) for g in runs]))
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        grad_x = torch.cat([g @ weight[e] for e, g in enumerate(runs)])
+        return grad_x, None, None, None, None
+
+
+def embedding(tokens: Tensor, table: Tensor) -> Tensor:
+    """Return the rows of the table that the tokens name; a negative token gives zeros."""
+    rows: Tensor = _Embedding.apply(tokens.clamp_min(0), table)
+    return rows.masked_fill((tokens < 0).unsqueeze(-1), 0.0)
+
+
+class _Embedding(torch.autograd.Function):
+    """A look-up whose backward sums in float32: a frequent token has thousands of gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.rows, ctx.dtype = table.shape[0], table.dtype
+        return functional.embedding(tokens, table)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        (tokens,) = ctx.saved_tensors
+        gradient = gradients[0].flatten(0, -2)
+        used, place = torch.unique(tokens, return_inverse=True)
+        wide = gradient.to(torch.promote_types(ctx.dtype, torch.float32))
+        sums = wide.new_zeros(len(used), gradient.shape[-1]).index_add_(0, place.flatten(), wide)
+        table = gradient.new_zeros(ctx.rows, gradient.shape[-1], dtype=ctx.dtype)
+        return None, table.index_copy_(0, used, sums.to(ctx.dtype))

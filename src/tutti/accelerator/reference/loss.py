@@ -1,0 +1,152 @@
+"""The output head and its cross-entropy in one operator that never holds all logits.
+
+Tokens go through in chunks; the gradients of a chunk are computed while its logits are at hand, so
+that only the gradients of x and of the weight are kept. With a sliced vocabulary every rank has
+some columns of the logits; `vocabulary` joins maxima and sums across the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 1 << 26  # logits held at a time: 256 MiB in float32
+
+
+class Vocabulary(Protocol):
+    """How ranks that each hold a part of the vocabulary join their parts, in place."""
+
+    @property
+    def start(self) -> int:
+        """The first token of this rank's part."""
+
+    def maximum(self, values: Tensor) -> None:
+        """Replace the values by their maximum over the ranks."""
+
+    def total(self, values: Tensor) -> None:
+        """Replace the values by their sum over the ranks."""
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    token_weights: Tensor | None = None,
+    divisor: float = 1.0,
+    soft_cap: float | None = None,
+    vocabulary: Vocabulary | None = None,
+    gradient_scale: float = 1.0,
+    starts_backward: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return Σ weight·loss over the tokens, and each token's loss (without a gradient).
+
+    x (T, C), weight (V, C). A negative target has no loss. Logits are x·Wᵀ + b, ÷ `divisor`, soft
+    capped. Gradients are made for `gradient_scale` times the sum, so that a scaled fp16 loss loses
+    nothing; backward multiplies by the gradient that comes in ÷ `gradient_scale`. Who sets
+    `starts_backward` promises that the two are equal; this saves a pass over that of the weight.
+    """
+    del starts_backward  # the promise changes no result
+    result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
+        x, weight, bias, targets, token_weights, divisor, soft_cap, vocabulary, gradient_scale,
+        torch.is_grad_enabled(),
+    )  # fmt: skip
+    return result
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        token_weights: Tensor | None,
+        divisor: float,
+        soft_cap: float | None,
+        vocabulary: Vocabulary | None,
+        gradient_scale: float,
+        with_gradients: bool,
+    ) -> tuple[Tensor, Tensor]:
+        needs = [
+            with_gradients and tensor is not None and tensor.requires_grad
+            for tensor in (x, weight, bias)
+        ]
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        losses = torch.zeros(x.shape[0], dtype=wide, device=x.device)
+        grad_x = torch.empty_like(x) if needs[0] else None
+        grad_weight = torch.zeros_like(weight) if needs[1] else None
+        grad_bias = torch.zeros_like(bias) if needs[2] and bias is not None else None
+        rows = max(1, CHUNK_ELEMENTS // weight.shape[0])
+        for first in range(0, x.shape[0], rows):
+            own = slice(first, first + rows)
+            logits = _logits(x[own], weight, bias, divisor, wide)
+            capped = logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
+            local = targets[own] - (0 if vocabulary is None else vocabulary.start)
+            counted = targets[own] >= 0
+            here = counted & (local >= 0) & (local < weight.shape[0])
+            column = local.where(here, 0).unsqueeze(1)
+            loss, lse = _losses(capped, column, here, counted, vocabulary)
+            losses[own] = loss
+            if not any(needs):
+                continue
+            share = counted.to(wide) * gradient_scale
+            if token_weights is not None:
+                share = share * token_weights[own]
+            gradient = torch.exp(capped - lse.unsqueeze(1))
+            gradient.scatter_add_(1, column, -here.to(wide).unsqueeze(1))
+            gradient *= share.unsqueeze(1)
+            if soft_cap is not None:
+                gradient *= 1.0 - (capped / soft_cap).square()
+            gradient = (gradient / divisor).to(x.dtype)
+            if grad_x is not None:
+                grad_x[own] = gradient @ weight
+            if grad_weight is not None:
+                grad_weight.addmm_(gradient.t(), x[own])
+            if grad_bias is not None:
+                grad_bias += gradient.sum(0)
+        ctx.gradients = (grad_x, grad_weight, grad_bias)
+        ctx.gradient_scale = gradient_scale
+        ctx.mark_non_differentiable(losses)
+        total = losses.sum() if token_weights is None else (losses * token_weights).sum()
+        return total, losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        factor = gradients[0] / ctx.gradient_scale
+        grad_x, grad_weight, grad_bias = (
+            None if gradient is None else gradient * factor.to(gradient.dtype)
+            for gradient in ctx.gradients
+        )
+        return (grad_x, grad_weight, grad_bias, *([None] * 7))
+
+
+def _logits(
+    x: Tensor, weight: Tensor, bias: Tensor | None, divisor: float, wide: torch.dtype
+) -> Tensor:
+    logits = x @ weight.t()
+    if bias is not None:
+        logits = logits + bias
+    logits = logits.to(wide)
+    return logits if divisor == 1.0 else logits / divisor
+
+
+def _losses(
+    logits: Tensor, column: Tensor, here: Tensor, counted: Tensor, vocabulary: Vocabulary | None
+) -> tuple[Tensor, Tensor]:
+    """Return the loss and the log of the sum of exponentials of every row."""
+    largest = logits.amax(1)
+    if vocabulary is not None:
+        vocabulary.maximum(largest)
+    total = torch.exp(logits - largest.unsqueeze(1)).sum(1)
+    chosen = logits.gather(1, column).squeeze(1) * here
+    if vocabulary is not None:
+        both = torch.stack((total, chosen))
+        vocabulary.total(both)
+        total, chosen = both.unbind()
+    lse = largest + torch.log(total)
+    return (lse - chosen) * counted, lse

@@ -1,0 +1,63 @@
+"""AdamW and the norm of gradients in plain torch, on many tensors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamSettings:
+    """The constants of AdamW."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@torch.no_grad()
+def adamw(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    *,
+    step: int,
+    settings: AdamSettings,
+    gradient_factor: Tensor | None = None,
+    copies: Sequence[Tensor] | None = None,
+) -> None:
+    """Move the weights by one step, in place; `step` counts from 1.
+
+    Gradients are multiplied by `gradient_factor` (clipping, token counts) on the way. `copies` are
+    the weights in the dtype that is computed with, where the weights are float32 masters.
+    """
+    decay = 1.0 - settings.learning_rate * settings.weight_decay
+    correction1 = 1.0 - settings.beta1**step
+    correction2 = 1.0 - settings.beta2**step
+    for i, weight in enumerate(weights):
+        gradient = gradients[i].to(torch.promote_types(weight.dtype, torch.float32))
+        if gradient_factor is not None:
+            gradient = gradient * gradient_factor
+        mean = torch.lerp(means[i].to(gradient.dtype), gradient, 1.0 - settings.beta1)
+        square = squares[i].to(gradient.dtype) * settings.beta2
+        square.addcmul_(gradient, gradient, value=1.0 - settings.beta2)
+        means[i].copy_(mean)
+        squares[i].copy_(square)
+        root = square.sqrt().div_(correction2**0.5).add_(settings.eps)
+        moved = weight.to(gradient.dtype) * decay
+        moved.addcdiv_(mean, root, value=-settings.learning_rate / correction1)
+        weight.copy_(moved)
+        if copies is not None:
+            copies[i].copy_(weight)
+
+
+def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of squares of all elements, in float32 at least."""
+    squares = [t.to(torch.promote_types(t.dtype, torch.float32)).square().sum() for t in tensors]
+    return torch.stack(squares).sum() if squares else torch.zeros(())

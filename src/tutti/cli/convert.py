@@ -1,0 +1,154 @@
+"""`tutti convert`: Hugging Face weights in and out, byte for byte."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from tutti.cli.output import Json
+from tutti.cli.torch_needed import require_torch
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from tutti.huggingface.conversion import Conversion, Form
+
+
+def convert(
+    source: Annotated[
+        Path, typer.Argument(help="A Hugging Face folder, a tutti folder, or a .gguf file.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
+    to: Annotated[
+        str | None, typer.Option(help="tutti or hf; left out: whichever the source is not.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Lay the files of a tutti folder out for this plan.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Write the weights as fp32, fp16 or bf16; rounds.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a stopped conversion.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Convert weights between Hugging Face's form and tutti's; the source is only read."""
+    from tutti.cli.output import print_json
+    from tutti.errors import InputError, hint
+    from tutti.huggingface.conversion import convert as run
+    from tutti.huggingface.dtypes import weight_dtype
+    from tutti.plan.files import load_plan
+
+    if dtype is not None:
+        require_torch("convert --dtype")
+    if to not in (None, "tutti", "hf"):
+        raise InputError(f"--to is '{to}'; {hint(to, ('tutti', 'hf'))}")
+    planned = load_plan(plan) if plan is not None else None
+    wanted = weight_dtype(dtype) if dtype is not None else None
+    gguf = source.suffix == ".gguf"
+    if gguf and (to == "tutti" or planned is not None or resume):
+        raise InputError(
+            f"{source}: a GGUF file becomes a Hugging Face folder, at once; convert that one to "
+            "tutti's form in a second step"
+        )
+    with ProgressBar() as bar:
+        if gguf:
+            from tutti.huggingface.gguf_file import convert_gguf
+
+            done = convert_gguf(source, output, dtype=wanted, progress=bar)
+        else:
+            done = run(
+                source,
+                output,
+                form=cast("Form | None", to),
+                plan=planned,
+                dtype=wanted,
+                resume=resume,
+                progress=bar,
+            )
+    if json:
+        print_json(_document(done))
+    else:
+        _print(done)
+
+
+def _document(done: Conversion) -> dict[str, Any]:
+    return {
+        "target": str(done.target),
+        "form": done.form,
+        "model_type": done.model_type,
+        "tensors": done.num_tensors,
+        "bytes": done.num_bytes,
+        "kept": done.kept,
+        "files": {
+            name: {"bytes": file.num_bytes, "sha256": file.sha256}
+            for name, file in done.files.items()
+        },
+    }
+
+
+def _print(done: Conversion) -> None:
+    from tutti.units import bytes_text
+
+    form = "tutti" if done.form == "tutti" else "Hugging Face"
+    kept = f", {done.kept} of them from the run before" if done.kept else ""
+    typer.echo(
+        f"{done.model_type}: {done.num_tensors} tensors, {bytes_text(done.num_bytes)} in "
+        f"{len(done.files)} files{kept}"
+    )
+    typer.echo(f"written to {done.target} ({form} folder)")
+
+
+class ProgressBar:
+    """A bar on standard error; silent where that is no terminal."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
+
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(binary_units=True),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+
+    def __enter__(self) -> ProgressBar:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __call__(self, doing: str, done: int, whole: int) -> None:
+        """Show how far it is."""
+        if self._progress is None:
+            return
+        if self._task is None:
+            self._task = self._progress.add_task(doing)
+        self._progress.update(self._task, description=doing, completed=done, total=whole)

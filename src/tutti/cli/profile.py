@@ -1,0 +1,334 @@
+"""`tutti profile`: measure this machine's chip, operator by operator, within a time budget."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.torch_needed import require_torch
+from tutti.errors import InputError, hint
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tutti.accelerator import Accelerator
+    from tutti.accelerator.profiling.cases import Case
+    from tutti.accelerator.profiling.session import Progress, Session
+    from tutti.hardware.chip import Dtype
+    from tutti.hardware.profile import LinkFigure, Profile
+
+DEFAULT_TOKENS = "2048,8192"
+
+
+def profile(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The profile to write.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model whose shapes come first: a Hugging Face folder, a config.json, a name.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ascend, … (default: the best here).")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Time to measure for: 120s, 5min.")] = "120s",
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16 (default: bf16; fp32 on a cpu).")
+    ] = None,
+    tokens: Annotated[
+        str, typer.Option(help="Tokens of a micro-batch at which the model's shapes are measured.",
+                          metavar="N,…"),
+    ] = DEFAULT_TOKENS,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 4096,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what the file holds, and measure the rest.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the matrix as a self-contained page.", metavar="FILE")
+    ] = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Measure operators, memory, host copies and links of this machine into a profile.
+
+    The most telling shapes come first: whatever was measured when the budget ends is useful. Ctrl-C
+    keeps it, too. Under torchrun the links between the ranks are measured as well; rank 0 writes.
+    """
+    seconds = _budget(budget)
+    counts = _tokens(tokens)
+    require_torch("profile")
+    _require_writable(output, html)
+    opened, links, writes = _open(device)
+    if not writes:
+        return
+    chosen = chosen_dtype(dtype, opened)
+    known = _resumed(output, opened) if resume else None
+    cases = _cases(model, counts, sequence_length)
+    origin = f"tutti profile{f' {Path(model).name}' if model else ''} --budget {budget}"
+    session = _session(opened, chosen, cases, seconds, known, links, origin)
+    session.save = lambda found: found.save(output)
+    with _Bar(session.budget_s, wanted=not json) as bar:
+        session.report = bar
+        from tutti.accelerator.profiling import measure_profile
+
+        found = measure_profile(session)
+    if html is not None:
+        from tutti.report.profile import write_profile_page
+
+        write_profile_page(html, found)
+    _show(found, session, output, json=json)
+    if session.interrupted:
+        raise typer.Exit(130)
+
+
+# --- what was asked --------------------------------------------------------------------------
+
+
+def _budget(text: str) -> float:
+    from tutti.units import parse
+
+    try:
+        seconds = parse(text, "s")
+    except ValueError as error:
+        raise InputError(f"--budget {error}") from None
+    if seconds <= 0:
+        raise InputError(f"--budget is '{text}'; give a time above 0, such as 120s")
+    return seconds
+
+
+def _tokens(text: str) -> list[int]:
+    found = []
+    for item in text.split(","):
+        if not item.strip().isdigit() or int(item) < 1:
+            raise InputError(f"--tokens is '{text}'; write whole numbers: {DEFAULT_TOKENS}")
+        found.append(int(item))
+    return found
+
+
+def _require_writable(*paths: Path | None) -> None:
+    """Refuse before minutes are spent on what cannot be written."""
+    import os
+
+    for path in (p for p in paths if p is not None):
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; name a file")
+        if not path.parent.is_dir():
+            raise InputError(f"{path}: cannot be written (there is no folder {path.parent})")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise InputError(f"{path}: cannot be written (permission denied)")
+
+
+def _open(device: str | None) -> tuple[Accelerator, list[LinkFigure], bool]:
+    """Open the device; with several ranks measure their links, and tell whether this one writes."""
+    from tutti.accelerator import open_accelerator
+    from tutti.accelerator.find import count
+    from tutti.accelerator.profiling import links
+
+    if links.num_ranks() == 1:
+        return open_accelerator(device), [], True
+    if device is None or ":" not in device:
+        first = open_accelerator(device)
+        many = count(first.name) > links.local_rank()
+        device = (
+            f"{first.name}:{links.local_rank()}" if many and first.name != "cpu" else first.name
+        )
+    opened = open_accelerator(device)
+    return opened, links.peer_links(opened), links.rank() == 0
+
+
+def chosen_dtype(text: str | None, opened: Accelerator) -> Dtype:
+    """Return the number format asked for, or the one a device is usually trained in."""
+    from tutti.accelerator.profiling.workspace import TORCH_DTYPES
+    from tutti.hardware.chip import Dtype
+
+    if text is None:
+        return Dtype.FP32 if opened.device.type == "cpu" else Dtype.BF16
+    known = [d.value for d in TORCH_DTYPES]
+    if text not in known:
+        raise InputError(f"--dtype is '{text}'; {hint(text, known)}")
+    return Dtype(text)
+
+
+def _resumed(path: Path, opened: Accelerator) -> Profile | None:
+    from tutti.hardware.profile import Profile
+
+    if not path.exists():
+        return None
+    found = Profile.load(path)
+    if found.chip != opened.chip:
+        raise InputError(
+            f"--resume: {path} is of '{found.chip}', but this is '{opened.chip}'; "
+            "choose another file"
+        )
+    return found
+
+
+def _cases(model: str | None, tokens: list[int], sequence_length: int) -> list[Case]:
+    from tutti.accelerator.profiling.grid import default_cases, model_cases
+
+    found: list[Case] = []
+    if model is not None:
+        from tutti.models.load import load_model
+
+        found += model_cases(load_model(model), tokens, sequence_length)
+    return list(dict.fromkeys([*found, *default_cases()]))
+
+
+def _session(
+    opened: Accelerator,
+    dtype: Dtype,
+    cases: list[Case],
+    budget_s: float,
+    known: Profile | None,
+    links: list[LinkFigure],
+    origin: str,
+) -> Session:
+    from tutti.accelerator.profiling import Session
+    from tutti.accelerator.profiling.timer import describe
+
+    stack = describe(opened)
+    if known is not None and known.stack != stack:
+        raise InputError(
+            f"--resume: the file was measured with '{known.stack}', this is '{stack}'; "
+            "choose another file"
+        )
+    return Session(
+        accelerator=opened,
+        dtype=dtype,
+        cases=cases,
+        budget_s=budget_s,
+        origin=origin,
+        resume=known,
+        links=links,
+    )
+
+
+# --- what is shown ---------------------------------------------------------------------------
+
+
+class _Bar:
+    """The budget as a bar on standard error; silent where that is no terminal."""
+
+    def __init__(self, budget_s: float, *, wanted: bool) -> None:
+        self._progress: Any = None
+        if wanted and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                BarColumn(),
+                TextColumn("{task.completed:.0f} of {task.total:.0f} s"),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._progress.add_task("getting ready", total=budget_s)
+
+    def __enter__(self) -> _Bar:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """Show where the session is."""
+        if self._progress is not None:
+            again = f", visit {progress.visit}" if progress.visit > 1 else ""
+            said = f"{progress.measured} of {progress.cases} shapes{again}: {progress.doing}"
+            self._progress.update(
+                self._task, completed=min(progress.used_s, progress.budget_s), description=said
+            )
+
+
+def _show(found: Profile, session: Session, output: Path, *, json: bool) -> None:
+    refused = {str(case): reason for case, reason in session.refused.items()}
+    if json:
+        print_json(
+            {
+                "file": str(output),
+                "chip": found.chip,
+                "stack": found.stack,
+                "measurements": len(found.operators),
+                "visits": session.visits,
+                "launch_floor_s": found.launch_floor_s,
+                "links": {
+                    link.kind: {"latency_s": link.latency_s, "bandwidth": link.bandwidth}
+                    for link in found.links
+                },
+                "refused": refused,
+                "interrupted": session.interrupted,
+                "operators": _operator_rows(found, lambda value: value),
+            }
+        )
+        return
+    from tutti.units import rate_text, seconds_text
+
+    print_rich(f"[bold]{found.chip}[/]  {found.stack}", _table(found))
+    typer.echo(f"launch floor {seconds_text(found.launch_floor_s)}")
+    for link in found.links:
+        typer.echo(f"{link.kind} {rate_text(link.bandwidth)}, {seconds_text(link.latency_s)}")
+    for case, reason in list(refused.items())[:5]:
+        typer.echo(f"not measured: {case}: {reason}")
+    stopped = " (stopped by Ctrl-C)" if session.interrupted else ""
+    typer.echo(f"{len(found.operators)} measurements written to {output}{stopped}")
+
+
+def _operator_rows(found: Profile, shown: Callable[[float], object]) -> list[dict[str, object]]:
+    """Summarise each operator's pass: shapes, best rate, spread."""
+    import statistics
+
+    from tutti.cost.measured.forms import row_elements, row_flops
+
+    groups: dict[tuple[str, Any], list[Any]] = {}
+    for row in found.operators:
+        groups.setdefault((row.operator, row.dtype), []).append(row)
+    rows: list[dict[str, object]] = []
+    for (name, dtype), entries in groups.items():
+        flops = max(float(row_flops(name, e.shape)) / e.seconds for e in entries)
+        size = 1.0 if name == "copy" else dtype.num_bytes
+        moved = max(float(row_elements(name, e.shape)) * size / e.seconds for e in entries)
+        rows.append(
+            {
+                "operator": name,
+                "dtype": dtype.value,
+                "shapes": len(entries),
+                "best_flops": shown(flops) if flops else None,
+                "best_bytes_per_s": shown(moved),
+                "median_spread": statistics.median(e.spread for e in entries),
+                "kernels": sorted({e.kernel for e in entries}),
+            }
+        )
+    return rows
+
+
+def _table(found: Profile) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from tutti.units import flops_text, rate_text
+
+    table = Table(box=box.SIMPLE, header_style="bold", pad_edge=False)
+    table.add_column("operator")
+    for name in ("shapes", "best rate", "traffic at best", "spread"):
+        table.add_column(name, justify="right")
+    table.add_column("kernel")
+    for row in _operator_rows(found, lambda value: value):
+        flops, moved = row["best_flops"], row["best_bytes_per_s"]
+        table.add_row(
+            f"{row['operator']} {row['dtype']}",
+            str(row["shapes"]),
+            flops_text(float(flops)) if isinstance(flops, float) else "–",
+            rate_text(float(moved)) if isinstance(moved, float) else "–",
+            f"{row['median_spread']:.1%}",
+            ", ".join(row["kernels"]),  # type: ignore[arg-type]
+        )
+    return table

@@ -1,0 +1,226 @@
+"""The operators that the engine runs for a unit, with their shapes: what is measured and priced.
+
+One enumeration serves both: `tutti profile MODEL` measures these calls, and prices are sums over
+them. Sizes broadcast over strategies. Collectives are not among them. It follows `tutti.nn`: one
+product each for queries, keys and values and for gate and up; residual sums fused into norms where
+a norm follows inside the block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tutti.cost.arrays import Number, Strategy
+from tutti.models.parts import (
+    AttentionSpec,
+    BlockSpec,
+    MlpSpec,
+    MoeSpec,
+    NormSpec,
+    Placement,
+    Residual,
+)
+from tutti.models.spec import ModelSpec
+
+JOIN = 2.5  # passes of a sum of two tensors that joining the gradients of q, k and v takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Call:
+    """One operator on one shape, `times` per pass of the unit."""
+
+    operator: str
+    dims: tuple[Number, ...]
+    times: Number = 1.0
+    backward_times: Number | None = None  # None: as often as forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sizes:
+    """What a rank computes, as the operators count it."""
+
+    tokens: Number  # through sliced products
+    rows: Number  # through norms and residuals
+    strategy: Strategy
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> _Sizes:
+        tokens = strategy.tokens
+        rows = np.where(strategy.sequence_parallel > 0, tokens / strategy.tp, tokens)
+        return cls(tokens=tokens, rows=rows, strategy=strategy)
+
+
+def block_calls(spec: ModelSpec, block: BlockSpec, strategy: Strategy) -> list[Call]:
+    """Return the operators of one block."""
+    sizes, hidden = _Sizes.of(strategy), spec.hidden
+    calls = [
+        *_norms(block, sizes.rows, hidden),
+        *_attention(block.attention, sizes, hidden),
+    ]
+    if block.mlp is not None:
+        calls += _mlp(block.mlp, sizes, hidden)
+    if block.moe is not None:
+        calls += _moe(block.moe, sizes, hidden)
+    return calls
+
+
+def _norms(block: BlockSpec, rows: Number, hidden: int) -> list[Call]:
+    """The norms and residual sums around attention and feed-forward layer."""
+    norm = f"{block.norm.kind}_norm"
+    elements = rows * hidden
+    plain = Call(operator=norm, dims=(rows, hidden))
+    fused = Call(operator=f"add_{norm}", dims=(rows, hidden))
+    # The residual stream has two users, whose gradients are summed.
+    joined = Call(operator="add", dims=(elements,), backward_times=1.0)
+    if block.placement is Placement.PRE:
+        if block.residual is Residual.SEQUENTIAL:
+            return [plain, fused, joined]
+        count = 1 if block.residual is Residual.PARALLEL_ONE_NORM else 2
+        return [plain] * count + [joined] * 2
+    if block.placement is Placement.SANDWICH:
+        return [plain] * 4 + [joined] * 2
+    return [plain] * 2 + [joined] * 2
+
+
+def _norm_call(norm: NormSpec, rows: Number, width: Number) -> Call:
+    return Call(operator=f"{norm.kind}_norm", dims=(rows, width))
+
+
+def _attention(part: AttentionSpec, sizes: _Sizes, hidden: int) -> list[Call]:
+    strategy, tokens = sizes.strategy, sizes.tokens
+    heads = part.heads / strategy.tp
+    kv_heads = np.maximum(part.kv_heads / strategy.tp, 1.0)
+    calls = _latent(part, sizes, hidden, heads)
+    if part.latent is None:
+        columns = (heads + 2.0 * kv_heads) * part.head_dim
+        calls.append(Call(operator="linear", dims=(tokens, columns, hidden)))
+        # Backward joins the gradients of queries, keys and values for the one product: each part
+        # is laid into zeros and the two are added, queries and keys were joined before.
+        moved = tokens * columns
+        calls.append(Call(operator="add", dims=(moved,), times=0.0, backward_times=JOIN))
+    if part.qk_norm is not None:
+        calls += [
+            _norm_call(part.qk_norm.norm, tokens * heads, part.head_dim),
+            _norm_call(part.qk_norm.norm, tokens * kv_heads, part.head_dim),
+        ]
+    if part.rotary is not None:
+        if part.latent is None:  # queries and keys turn together
+            calls.append(Call(operator="rotary", dims=(tokens, heads + kv_heads, part.rotary.dim)))
+        else:
+            calls += [
+                Call(operator="rotary", dims=(tokens, count, part.rotary.dim))
+                for count in (heads, 1.0 + 0.0 * heads)
+            ]
+    length = strategy.sequence_length
+    reach = length if part.window is None else np.minimum(length, part.window)
+    # A window leaves this share of the causal pairs.
+    share = (reach * (reach + 1.0) / 2.0 + (length - reach) * reach) / (
+        length * (length + 1.0) / 2.0
+    )
+    dims = (strategy.sequences / strategy.cp, length, heads, kv_heads, part.head_dim,
+            part.value_dim)  # fmt: skip
+    calls.append(Call(operator="attention", dims=dims, times=share))
+    calls.append(Call(operator="linear", dims=(tokens, hidden, heads * part.value_dim)))
+    return calls
+
+
+def _latent(part: AttentionSpec, sizes: _Sizes, hidden: int, heads: Number) -> list[Call]:
+    latent, tokens, rows = part.latent, sizes.tokens, sizes.rows
+    if latent is None:
+        return []
+    queries, rank = heads * part.head_dim, latent.query_rank
+    calls = []
+    if rank is None:
+        calls.append(Call(operator="linear", dims=(tokens, queries, hidden)))
+    else:
+        calls += [
+            Call(operator="linear", dims=(rows, rank, hidden)),
+            Call(operator="rms_norm", dims=(rows, rank)),
+            Call(operator="linear", dims=(tokens, queries, rank)),
+        ]
+    columns = heads * (latent.nope_dim + latent.value_dim)
+    return [
+        *calls,
+        Call(operator="linear", dims=(rows, latent.kv_rank + latent.rope_dim, hidden)),
+        Call(operator="rms_norm", dims=(rows, latent.kv_rank)),
+        Call(operator="linear", dims=(tokens, columns, latent.kv_rank)),
+        Call(operator="add", dims=(tokens * heads * part.head_dim,), times=2.0 / 3.0),
+    ]
+
+
+def _mlp(part: MlpSpec, sizes: _Sizes, hidden: int) -> list[Call]:
+    width = part.hidden / sizes.strategy.tp
+    return _feed_forward(sizes.tokens, width, hidden, gated=part.gated)
+
+
+def _feed_forward(tokens: Number, width: Number, hidden: int, *, gated: bool) -> list[Call]:
+    columns = width * (2.0 if gated else 1.0)
+    return [
+        Call(operator="linear", dims=(tokens, columns, hidden)),
+        Call(operator="gated_activation" if gated else "activation", dims=(tokens, width)),
+        Call(operator="linear", dims=(tokens, hidden, width)),
+    ]
+
+
+def _moe(part: MoeSpec, sizes: _Sizes, hidden: int) -> list[Call]:
+    """The experts in balance: every tensor-parallel rank routes its own tokens."""
+    strategy = sizes.strategy
+    own = sizes.tokens / strategy.tp
+    local = np.maximum(part.experts / strategy.ep, 1.0)
+    rows, width = own * part.experts_per_token, part.hidden
+    columns = width * (2.0 if part.gated else 1.0)
+    activation = "gated_activation" if part.gated else "activation"
+    top = part.experts_per_token
+    calls = [
+        Call(operator="linear", dims=(own, part.experts, hidden)),
+        Call(operator="route", dims=(own, part.experts, top)),
+        Call(operator="permute", dims=(own, hidden, top)),
+        Call(operator="grouped_linear", dims=(rows, columns, hidden, local)),
+        Call(operator=activation, dims=(rows, width)),
+        Call(operator="grouped_linear", dims=(rows, hidden, width, local)),
+        Call(operator="unpermute", dims=(own, hidden, top)),
+    ]
+    if part.shared_hidden:
+        shared = part.shared_hidden / strategy.tp
+        calls += _feed_forward(sizes.tokens, shared, hidden, gated=part.gated)
+        calls.append(Call(operator="add", dims=(sizes.rows * hidden,)))
+    return calls
+
+
+def embedding_calls(spec: ModelSpec, strategy: Strategy) -> list[Call]:
+    """Return the operators of unit 0."""
+    sizes, part = _Sizes.of(strategy), spec.embedding
+    vocabulary = np.ceil(spec.vocab / strategy.tp)
+    calls = [Call(operator="embedding", dims=(sizes.tokens, part.dim, vocabulary))]
+    if part.dim != spec.hidden:
+        calls.append(Call(operator="linear", dims=(sizes.rows, spec.hidden, part.dim)))
+    if part.positions:
+        calls.append(Call(operator="embedding", dims=(sizes.rows, spec.hidden, part.positions)))
+        calls.append(Call(operator="add", dims=(sizes.rows * spec.hidden,), backward_times=0.0))
+    if part.norm is not None:
+        calls.append(_norm_call(part.norm, sizes.rows, spec.hidden))
+    return calls
+
+
+def head_calls(spec: ModelSpec, strategy: Strategy) -> list[Call]:
+    """Return the operators of the last unit: norm, head and cross-entropy."""
+    sizes, width = _Sizes.of(strategy), spec.embedding.dim
+    calls = []
+    if spec.head.norm is not None:
+        calls.append(_norm_call(spec.head.norm, sizes.rows, spec.hidden))
+    if width != spec.hidden:
+        calls.append(Call(operator="linear", dims=(sizes.rows, width, spec.hidden)))
+    vocabulary = np.ceil(spec.vocab / strategy.tp)
+    calls.append(Call(operator="linear_cross_entropy", dims=(sizes.tokens, vocabulary, width)))
+    return calls
+
+
+def unit_calls(spec: ModelSpec, unit: int, strategy: Strategy) -> list[Call]:
+    """Return the operators of any unit."""
+    if unit == 0:
+        return embedding_calls(spec, strategy)
+    if unit == spec.head_unit:
+        return head_calls(spec, strategy)
+    return block_calls(spec, spec.block(unit), strategy)

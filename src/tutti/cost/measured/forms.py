@@ -1,0 +1,134 @@
+"""What the dimensions of a measured operator mean: its work, and in which terms it varies smoothly.
+
+One entry per operator that `tutti profile` measures; the shapes of a profile are in this order of
+dimensions. `flops` and `elements` are those of one pass and only scale the measurements: between
+shapes the *rate* is interpolated, over the logarithms of `features`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tutti.cost.arrays import Number
+
+Direction = Literal["forward", "backward", "input_gradient", "weight_gradient"]
+Part = Literal["gemm", "attention", "elementwise"]
+
+PRODUCT: tuple[Direction, ...] = ("forward", "input_gradient", "weight_gradient")
+BOTH: tuple[Direction, ...] = ("forward", "backward")
+ONCE: tuple[Direction, ...] = ("forward",)
+
+Dims = Sequence[Number]
+
+
+def _nothing(dims: Dims) -> Number:
+    return 0.0 * dims[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One operator's dimensions and what follows from them."""
+
+    dims: tuple[str, ...]
+    directions: tuple[Direction, ...] = BOTH
+    part: Part = "elementwise"
+    flops: Callable[[Dims], Number] = _nothing
+    elements: Callable[[Dims], Number]  # read and written
+    features: Callable[[Dims], tuple[Number, ...]] = tuple
+    idle: tuple[Direction, ...] = ()  # passes that multiply nothing
+
+
+def _product(d: Dims) -> Number:
+    return d[0] * d[2] + d[1] * d[2] + d[0] * d[1]
+
+
+def _rows(passes: float) -> Form:
+    """An operator over rows that reads and writes each element `passes` times in all."""
+    return Form(dims=("rows", "width"), elements=lambda d: passes * d[0] * d[1])
+
+
+def _pairs(d: Dims) -> Number:
+    """Query-key pairs of causal attention."""
+    return d[0] * d[2] * 0.5 * d[1] * (d[1] + 1.0)
+
+
+FORMS: Mapping[str, Form] = {
+    "linear": Form(
+        dims=("tokens", "out", "in"),
+        directions=PRODUCT,
+        part="gemm",
+        flops=lambda d: 2.0 * d[0] * d[1] * d[2],
+        elements=_product,
+    ),
+    "grouped_linear": Form(
+        dims=("rows", "out", "in", "experts"),
+        directions=PRODUCT,
+        part="gemm",
+        flops=lambda d: 2.0 * d[0] * d[1] * d[2],
+        elements=lambda d: d[0] * d[2] + d[3] * d[1] * d[2] + d[0] * d[1],
+        features=lambda d: (d[0] / d[3], d[1], d[2], d[3]),
+    ),
+    "attention": Form(
+        dims=("sequences", "length", "heads", "kv_heads", "head_dim", "value_dim"),
+        part="attention",
+        flops=lambda d: 2.0 * _pairs(d) * (d[4] + d[5]),
+        elements=lambda d: d[0] * d[1] * (d[2] + d[3]) * (d[4] + d[5]),
+        features=lambda d: (d[0] * d[2], d[1], d[2] / d[3], d[4], d[5]),
+    ),
+    "rms_norm": _rows(2.0),
+    "layer_norm": _rows(2.0),
+    "add_rms_norm": _rows(4.0),
+    "add_layer_norm": _rows(4.0),
+    "activation": _rows(2.0),
+    "gated_activation": _rows(3.0),
+    "rotary": Form(
+        dims=("tokens", "heads", "dim"),
+        elements=lambda d: 2.0 * d[0] * d[1] * d[2],
+    ),
+    "add": Form(dims=("elements",), directions=ONCE, elements=lambda d: 3.0 * d[0]),
+    "copy": Form(dims=("bytes",), directions=ONCE, elements=lambda d: 1.0 * d[0]),
+    "embedding": Form(
+        dims=("tokens", "width", "vocabulary"),
+        elements=lambda d: 2.0 * d[0] * d[1],
+    ),
+    "linear_cross_entropy": Form(
+        dims=("tokens", "vocabulary", "in"),
+        part="gemm",
+        flops=lambda d: 6.0 * d[0] * d[1] * d[2],  # forward makes the gradients, too
+        elements=_product,
+        idle=("backward",),
+    ),
+    "route": Form(
+        dims=("tokens", "experts", "chosen"),
+        elements=lambda d: 2.0 * d[0] * d[1],
+    ),
+    "permute": Form(
+        dims=("tokens", "width", "chosen"),
+        elements=lambda d: d[0] * d[1] * (1.0 + d[2]),
+    ),
+    "unpermute": Form(
+        dims=("tokens", "width", "chosen"),
+        elements=lambda d: d[0] * d[1] * (1.0 + d[2]),
+    ),
+    "adamw": Form(dims=("parameters",), directions=ONCE, elements=lambda d: 7.0 * d[0]),
+}
+
+
+def row_name(operator: str, direction: Direction) -> str:
+    """Return what a profile calls an operator's pass: "linear.forward", "copy"."""
+    return operator if FORMS[operator].directions == ONCE else f"{operator}.{direction}"
+
+
+def row_flops(name: str, dims: Dims) -> Number:
+    """Return the FLOPs of a profile's row; 0 for what multiplies nothing, or is not known here."""
+    operator, _, direction = name.partition(".")
+    form = FORMS.get(operator)
+    return 0.0 if form is None or direction in form.idle else form.flops(dims)
+
+
+def row_elements(name: str, dims: Dims) -> Number:
+    """Return the elements that a forward pass reads and writes; a copy's are bytes."""
+    form = FORMS.get(name.partition(".")[0])
+    return 0.0 if form is None else form.elements(dims)

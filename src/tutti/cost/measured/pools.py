@@ -1,0 +1,51 @@
+"""Which pools of a cluster are priced by which profile."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+from tutti.cost.measured.chip import MeasuredChip
+from tutti.errors import InputError
+from tutti.hardware.chip import Chip, Dtype
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.profile import Profile
+
+
+def measured_pools(
+    profiles: Sequence[Profile], cluster: Cluster, used: Iterable[str], dtype: Dtype
+) -> dict[str, MeasuredChip]:
+    """Return the measured chip of every used pool that a profile is of, by the pool's name.
+
+    A profile that none of them needs is refused: a price that silently rests on something else is
+    what a profile was given against.
+    """
+    pools = [cluster.pool(name) for name in used]
+    for profile in profiles:
+        if not profile.is_measured:
+            raise InputError(f"profile of {profile.chip}: holds no measurements; run tutti profile")
+        if not any(_is_of(profile, pool.chip) for pool in pools):
+            chips = ", ".join(sorted({pool.chip.name for pool in pools}))
+            raise InputError(
+                f"profile of {profile.chip}: the plan runs on {chips}; measure it there with "
+                "tutti profile, or leave --chip-profile out"
+            )
+    found: dict[str, MeasuredChip] = {}
+    for pool in pools:
+        suitable = [p for p in profiles if _is_of(p, pool.chip)]
+        if len(suitable) > 1:
+            raise InputError(f"two profiles of {pool.chip.name}: give one of them")
+        if suitable:
+            found[pool.name] = measured_chip(suitable[0], dtype)
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def measured_chip(profile: Profile, dtype: Dtype) -> MeasuredChip:
+    """Return a profile's curves in a number format, fitted once."""
+    return MeasuredChip(profile, dtype)
+
+
+def _is_of(profile: Profile, chip: Chip) -> bool:
+    names = {chip.name.casefold(), *(alias.casefold() for alias in chip.aliases)}
+    return profile.chip.casefold() in names

@@ -1,0 +1,163 @@
+"""Compares two dumps module by module and names the first that diverges.
+
+The measure is the relative L2 distance, ‖a − b‖ ÷ max(‖a‖, ‖b‖). A gradient that is zero in exact
+arithmetic (of a key's bias: softmax does not see it) is rounding noise on both sides, so gradients
+are held against at least `NOISE` of the largest one's size per number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutti.errors import InputError
+from tutti.huggingface.dumps import Dump, DumpFacts
+
+NOISE = 0.01
+
+# How far apart two right implementations may be in a format, as relative L2; the coarser side of a
+# pair decides. Measured with transformers over the tests' tiny models of 30 types: two ways to
+# attend in fp32 differ by at most 9e-7 forward and 2e-6 in gradients; bf16 differs from fp32 by
+# 0.4e-2 to 4e-2 forward and up to 9e-2 in gradients, which pass every rounding twice. fp16 rounds
+# eight times finer than bf16. Beyond that a token may choose other experts: a real difference.
+FORWARD_TOLERANCE: Mapping[str, float] = {
+    "float64": 1e-10,
+    "float32": 1e-5,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+GRADIENT_TOLERANCE: Mapping[str, float] = {
+    "float64": 1e-9,
+    "float32": 1e-5,
+    "float16": 2e-2,
+    "bfloat16": 1e-1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleDifference:
+    """How one tensor of the two dumps differs."""
+
+    key: str
+    cosine: float
+    max_abs: float
+    relative_l2: float
+    tolerance: float
+    norm: float  # of side A, per number
+
+    @property
+    def diverges(self) -> bool:
+        """Whether it is further apart than its format explains (also if a side is not finite)."""
+        return not self.relative_l2 <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two dumps beside each other, in the order of execution."""
+
+    a: DumpFacts
+    b: DumpFacts
+    modules: tuple[ModuleDifference, ...]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+
+    @property
+    def first_divergence(self) -> ModuleDifference | None:
+        """The first module, in the order of execution, that diverges."""
+        return next((module for module in self.modules if module.diverges), None)
+
+    @property
+    def worst(self) -> ModuleDifference:
+        """The module that is closest to, or furthest beyond, what it may differ."""
+        return max(self.modules, key=lambda m: _share(m.relative_l2, m.tolerance))
+
+
+def _share(value: float, tolerance: float) -> float:
+    return math.inf if math.isnan(value) else value / tolerance
+
+
+def compare(a: Path, b: Path, *, tolerance: float | None = None) -> Comparison:
+    """Compare two dump folders."""
+    left, right = Dump(a), Dump(b)
+    _check_comparable(left, right)
+    keys = [key for key in left.tensors if key in right.tensors and not key.startswith("input/")]
+    if not keys:
+        raise InputError(f"{a} and {b}: the dumps have no module in common")
+    largest = _largest_gradient(left, keys)
+    return Comparison(
+        a=left.facts,
+        b=right.facts,
+        modules=tuple(_difference(left, right, key, largest, tolerance) for key in keys),
+        only_a=tuple(key for key in left.tensors if key not in right.tensors),
+        only_b=tuple(key for key in right.tensors if key not in left.tensors),
+    )
+
+
+def _check_comparable(left: Dump, right: Dump) -> None:
+    a, b = left.facts, right.facts
+    if a.model_hash != b.model_hash:
+        raise InputError(
+            f"{right.folder}: is of another model: {left.folder} ran '{a.model}' ({a.model_type}, "
+            f"{a.model_hash}), it '{b.model}' ({b.model_type}, {b.model_hash})"
+        )
+    if a.batch_sha256 != b.batch_sha256:
+        raise InputError(
+            f"{right.folder}: is of another batch: {left.folder} ran {a.sequences} × {a.length} "
+            f"tokens of seed {a.seed}, it {b.sequences} × {b.length} of seed {b.seed}"
+        )
+    for key, recorded in left.tensors.items():
+        other = right.tensors.get(key)
+        if other is not None and other.shape != recorded.shape:
+            raise InputError(
+                f"{right.folder}: '{key}': expected {list(recorded.shape)} as in {left.folder}, "
+                f"found {list(other.shape)}"
+            )
+
+
+def _largest_gradient(dump: Dump, keys: list[str]) -> float:
+    """Return the largest root mean square of side A's gradients."""
+    gradients = (dump.numbers(key) for key in keys if key.startswith("gradient/"))
+    return max((_root_mean_square(numbers) for numbers in gradients), default=0.0)
+
+
+def _root_mean_square(numbers: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(numbers**2))) if numbers.size else 0.0
+
+
+def _difference(
+    left: Dump, right: Dump, key: str, largest: float, tolerance: float | None
+) -> ModuleDifference:
+    a, b = left.numbers(key), right.numbers(key)
+    gradient = key.startswith("gradient/")
+    norms = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    floor = NOISE * largest * math.sqrt(a.size) if gradient else 0.0
+    scale = max(*norms, floor)
+    with np.errstate(invalid="ignore"):
+        distance = float(np.linalg.norm(a - b))
+        max_abs = float(np.max(np.abs(a - b), initial=0.0))
+        product = float(a @ b)
+    allowed = GRADIENT_TOLERANCE if gradient else FORWARD_TOLERANCE
+    return ModuleDifference(
+        key=key,
+        cosine=product / (norms[0] * norms[1]) if norms[0] * norms[1] else 1.0,
+        max_abs=max_abs,
+        relative_l2=0.0 if distance == 0 else distance / scale if scale else math.inf,
+        tolerance=tolerance if tolerance is not None else _coarser(left, right, key, allowed),
+        norm=_root_mean_square(a),
+    )
+
+
+def _coarser(left: Dump, right: Dump, key: str, allowed: Mapping[str, float]) -> float:
+    """Return the tolerance of the coarsest format that either side computed in or recorded."""
+    formats = (
+        left.facts.dtype,
+        right.facts.dtype,
+        left.tensors[key].dtype,
+        right.tensors[key].dtype,
+    )
+    return max(allowed.get(name, 0.0) for name in formats)

@@ -1,0 +1,21 @@
+"""Opens a folder of weights, whichever kind it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tutti.errors import InputError
+from tutti.huggingface.checkpoint import Checkpoint
+from tutti.huggingface.hf_folder import HfFolder
+from tutti.huggingface.manifest import MANIFEST
+from tutti.huggingface.tutti_folder import TuttiFolder
+
+
+def open_checkpoint(folder: Path | str) -> Checkpoint:
+    """Open a Hugging Face or a tutti folder."""
+    path = Path(folder)
+    if path.name.endswith(".partial"):
+        raise InputError(
+            f"{path}: is half-written; finish it with tutti convert --resume, or remove it"
+        )
+    return TuttiFolder(path) if (path / MANIFEST).is_file() else HfFolder(path)

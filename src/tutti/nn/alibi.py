@@ -1,0 +1,47 @@
+"""Linear position biases on attention scores, as a bias of each key.
+
+A bias that grows with the distance from query to key differs from one that grows with the key's own
+position by a constant per query, which softmax does not see.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tutti.models import AlibiSpec, ModelSpec
+
+
+def alibi_specs(spec: ModelSpec) -> tuple[tuple[AlibiSpec, int, float], ...]:
+    """Return the distinct biases of a model, with the number of heads and the scores' scale."""
+    found = {
+        (block.attention.alibi, block.attention.heads, block.attention.softmax_scale): None
+        for block in spec.blocks
+    }
+    return tuple((alibi, heads, scale) for alibi, heads, scale in found if alibi is not None)
+
+
+def slopes(heads: int) -> Tensor:
+    """Return each head's slope: a geometric row, filled up from the one twice as fine."""
+    power = 2 ** math.floor(math.log2(heads))
+
+    def row(count: int) -> Tensor:
+        base = torch.tensor(2 ** (-(2 ** -(math.log2(count) - 3))), dtype=torch.float32)
+        return torch.pow(base, torch.arange(1, 1 + count, dtype=torch.int32))
+
+    found = row(power)
+    if power < heads:
+        found = torch.cat((found, row(2 * power)[::2][: heads - power]))
+    return found
+
+
+def key_bias(spec: AlibiSpec, heads: int, scale: float, positions_s: Tensor) -> Tensor:
+    """Return (H, S): what is added to the scaled scores of a key at its position."""
+    slopes_h1 = slopes(heads).to(positions_s.device).unsqueeze(1)
+    if spec.bfloat16:  # slopes and products are rounded
+        bias_hs = (slopes_h1.bfloat16() * positions_s).float()
+    else:
+        bias_hs = slopes_h1 * positions_s
+    return bias_hs * scale if spec.scaled else bias_hs

@@ -1,0 +1,184 @@
+"""`Batch`: packed tokens, which of them see which, and what all layers share.
+
+A batch is one row of T tokens of one or several sequences. Everything that does not depend on
+activations is made here, once: rotary tables, key biases, the shifted tokens of extra prediction
+heads. With context parallelism a rank's batch holds two chunks of every sequence, one from its
+front and one from its back, so that all ranks have as many query-key pairs; keys and values are put
+together in whole-sequence order by `key_order`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.segments import Segments
+from tutti.errors import InputError
+from tutti.models import ModelSpec
+from tutti.nn.alibi import alibi_specs, key_bias
+from tutti.nn.cache import Cache
+from tutti.nn.rotary import Table, rotary_specs, table
+
+NO_TARGET = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The tokens of one micro-batch on one rank (of all its tensor-parallel ranks alike)."""
+
+    tokens_t: Tensor
+    targets_t: Tensor | None  # negative: no loss
+    weights_t: Tensor | None  # of the tokens' losses; None: all one
+    segments: Segments
+    positions_t: Tensor
+    sequence_t: Tensor  # which sequence each token is of
+    lengths: tuple[int, ...]  # of the whole sequences
+    tables: tuple[Table, ...]  # in the order of `rotary_specs`
+    key_biases: tuple[Tensor, ...]  # in the order of `alibi_specs`, (H, S)
+    next_tokens_nt: Tensor | None = None  # for extra prediction heads: tokens 1…n further on
+    next_targets_nt: Tensor | None = None
+    key_rows: tuple[int, ...] = ()  # rows of keys of each context-parallel rank
+    key_order: Tensor | None = None  # brings gathered keys into whole-sequence order
+    cache: Cache | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this rank."""
+        return self.tokens_t.shape[0]
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        tokens_t: Tensor,
+        lengths: Sequence[int],
+        *,
+        targets_t: Tensor | None = None,
+        weights_t: Tensor | None = None,
+    ) -> Batch:
+        """Return a batch of whole sequences, one after the other."""
+        if sum(lengths) != tokens_t.shape[0]:
+            raise InputError(
+                f"batch: sequences of {sum(lengths)} tokens in all, {tokens_t.shape[0]} given"
+            )
+        segments = Segments.of_lengths(tuple(lengths))
+        batch = _assembled(spec, tokens_t, segments, range(len(lengths)), tuple(lengths))
+        batch = replace(batch, targets_t=targets_t, weights_t=weights_t)
+        if not spec.prediction_heads or targets_t is None:
+            return batch
+        steps = range(1, spec.prediction_heads + 1)
+        return replace(
+            batch,
+            next_tokens_nt=torch.stack([_shifted(tokens_t, lengths, n, -1) for n in steps]),
+            next_targets_nt=torch.stack(
+                [_shifted(targets_t, lengths, n, NO_TARGET) for n in steps]
+            ),
+        )
+
+    @classmethod
+    def cached(
+        cls, spec: ModelSpec, tokens_t: Tensor, lengths: Sequence[int], cache: Cache
+    ) -> Batch:
+        """Return a batch of the next tokens of cached sequences, `lengths[i]` of the i-th."""
+        segments = cache.extend(lengths)
+        whole = segments.keys
+        return replace(
+            _assembled(spec, tokens_t, segments, range(len(lengths)), whole), cache=cache
+        )
+
+    def share(self, spec: ModelSpec, ways: int, rank: int) -> Batch:
+        """Return one context-parallel rank's part of a batch of whole sequences."""
+        if ways == 1:
+            return self
+        chunks = [_chunks(self.lengths, ways, r) for r in range(ways)]
+        if not all(chunks):
+            raise InputError(f"batch: too few tokens for context parallelism over {ways} ranks")
+        rows = [
+            torch.cat([torch.arange(first, last) for _, _, first, last in own]) for own in chunks
+        ]
+        own, device = rows[rank].to(self.tokens_t.device), self.tokens_t.device
+        segments = Segments(
+            tuple(last - first for _, _, first, last in chunks[rank]),
+            tuple(last - start for _, start, _, last in chunks[rank]),
+            tuple(start for _, start, _, _ in chunks[rank]),
+        )
+        sequences = [sequence for sequence, _, _, _ in chunks[rank]]
+        batch = _assembled(spec, self.tokens_t[own], segments, sequences, self.lengths)
+        return replace(
+            batch,
+            targets_t=_rows(self.targets_t, own),
+            weights_t=_rows(self.weights_t, own),
+            next_tokens_nt=None if self.next_tokens_nt is None else self.next_tokens_nt[:, own],
+            next_targets_nt=None if self.next_targets_nt is None else self.next_targets_nt[:, own],
+            key_rows=tuple(len(part) for part in rows),
+            key_order=torch.argsort(torch.cat(rows)).to(device),
+        )
+
+
+def _rows(x: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if x is None else x[rows]
+
+
+def _assembled(
+    spec: ModelSpec,
+    tokens_t: Tensor,
+    segments: Segments,
+    sequences: Sequence[int],
+    lengths: tuple[int, ...],
+) -> Batch:
+    device = tokens_t.device
+    positions_t = segments.positions(device)
+    counts = torch.tensor(segments.queries)
+    sequence_t = torch.repeat_interleave(torch.tensor(list(sequences)), counts).to(device)
+    keys_s = _key_positions(segments, device) if alibi_specs(spec) else positions_t
+    return Batch(
+        tokens_t=tokens_t,
+        targets_t=None,
+        weights_t=None,
+        segments=segments,
+        positions_t=positions_t,
+        sequence_t=sequence_t,
+        lengths=lengths,
+        tables=tuple(
+            table(rotary, positions_t, sequence_t, lengths) for rotary in rotary_specs(spec)
+        ),
+        key_biases=tuple(
+            key_bias(alibi, heads, scale, keys_s) for alibi, heads, scale in alibi_specs(spec)
+        ),
+    )
+
+
+def _key_positions(segments: Segments, device: torch.device) -> Tensor:
+    """Return the position of every key in its sequence."""
+    ends = [start + keys for start, keys in zip(segments.key_starts, segments.keys, strict=True)]
+    positions_s = torch.zeros(max(ends), dtype=torch.long)
+    for start, keys in zip(segments.key_starts, segments.keys, strict=True):
+        positions_s[start : start + keys] = torch.arange(keys)
+    return positions_s.to(device)
+
+
+def _shifted(x: Tensor, lengths: Sequence[int], steps: int, fill: int) -> Tensor:
+    """Return what stands `steps` further on in the same sequence."""
+    found = torch.full_like(x, fill)
+    for start, length in zip(itertools.accumulate(lengths, initial=0), lengths, strict=False):
+        if length > steps:
+            found[start : start + length - steps] = x[start + steps : start + length]
+    return found
+
+
+def _chunks(lengths: Sequence[int], ways: int, rank: int) -> list[tuple[int, int, int, int]]:
+    """Return a rank's chunks: (sequence, its start, first and last row), none of them empty."""
+    found = []
+    start = 0
+    for sequence, length in enumerate(lengths):
+        for chunk in (rank, 2 * ways - 1 - rank):
+            first = start + length * chunk // (2 * ways)
+            last = start + length * (chunk + 1) // (2 * ways)
+            if last > first:
+                found.append((sequence, start, first, last))
+        start += length
+    return found

@@ -1,0 +1,100 @@
+"""One transformer block, as its `BlockSpec` declares it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tutti.accelerator.gradients import WeightGradients
+from tutti.models import BlockSpec, ModelSpec, Placement, Residual
+from tutti.models.parameters import block_norm_names
+from tutti.nn.attention import Attention
+from tutti.nn.batch import Batch
+from tutti.nn.experts import Experts
+from tutti.nn.latent import LatentAttention
+from tutti.nn.mlp import Mlp
+from tutti.nn.norm import Norm
+from tutti.nn.storage import Holder, Maker
+
+
+class Block(Holder):
+    """Attention and a feed-forward layer, with norms and residuals around them."""
+
+    attention_norm: Norm
+    attention_post_norm: Norm
+    mlp_norm: Norm
+    mlp_post_norm: Norm
+
+    def __init__(self, make: Maker, model: ModelSpec, spec: BlockSpec, unit: int) -> None:
+        super().__init__()
+        self.spec = spec
+        kind = Attention if spec.attention.latent is None else LatentAttention
+        self.attention: Attention | LatentAttention = kind(make, model, spec.attention, unit)
+        self.mlp: Mlp | None = None
+        self.moe: Experts | None = None
+        if spec.mlp is not None:
+            self.mlp = Mlp(make, "mlp", spec.mlp.activation, gated=spec.mlp.gated)
+        if spec.moe is not None:
+            self.moe = Experts(make, spec.moe)
+        for name in block_norm_names(spec):
+            self.add_module(name, Norm(make, name, spec.norm))
+
+    def forward(
+        self, x: Tensor, batch: Batch, later: WeightGradients | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the residual stream after the block, and the router's balancing loss if any."""
+        if self.spec.residual is not Residual.SEQUENTIAL:
+            return self._parallel(x, batch, later)
+        match self.spec.placement:
+            case Placement.PRE:
+                return self._pre(x, batch, later)
+            case Placement.SANDWICH:
+                return self._sandwich(x, batch, later)
+            case Placement.BRANCH:
+                x = x + self.attention_post_norm(self._attend(x, batch, later))
+                y, balance = self._feed_forward(x, batch, later)
+                return x + self.mlp_post_norm(y), balance
+            case Placement.POST:
+                x, _ = self.attention_post_norm.after(self._attend(x, batch, later), x)
+                y, balance = self._feed_forward(x, batch, later)
+                return self.mlp_post_norm.after(y, x)[0], balance
+
+    def _pre(
+        self, x: Tensor, batch: Batch, later: WeightGradients | None
+    ) -> tuple[Tensor, Tensor | None]:
+        y = self._attend(self.attention_norm(x), batch, later)
+        normed, x = self.mlp_norm.after(y, x)
+        y, balance = self._feed_forward(normed, batch, later)
+        return x + y, balance
+
+    def _sandwich(
+        self, x: Tensor, batch: Batch, later: WeightGradients | None
+    ) -> tuple[Tensor, Tensor | None]:
+        y = self.attention_post_norm(self._attend(self.attention_norm(x), batch, later))
+        normed, x = self.mlp_norm.after(y, x)
+        y, balance = self._feed_forward(normed, batch, later)
+        return x + self.mlp_post_norm(y), balance
+
+    def _parallel(
+        self, x: Tensor, batch: Batch, later: WeightGradients | None
+    ) -> tuple[Tensor, Tensor | None]:
+        normed = self.attention_norm(x)
+        shared = self.spec.residual is Residual.PARALLEL_ONE_NORM
+        attended = self._attend(normed, batch, later)
+        y, balance = self._feed_forward(normed if shared else self.mlp_norm(x), batch, later)
+        return x + attended + y, balance
+
+    def _attend(self, x: Tensor, batch: Batch, later: WeightGradients | None) -> Tensor:
+        return self._scaled(self.attention(x, batch, later))
+
+    def _feed_forward(
+        self, x: Tensor, batch: Batch, later: WeightGradients | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.moe is not None:
+            y, balance = self.moe(x, batch, later)
+            return self._scaled(y), balance
+        assert self.mlp is not None
+        return self._scaled(self.mlp(x, batch.num_tokens, later)), None
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        factor = self.spec.residual_multiplier
+        return y if factor == 1.0 else y * factor

@@ -1,0 +1,84 @@
+"""Unit 0: token embedding, learned positions, projection, scale, norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.models import ModelSpec
+from tutti.nn.batch import Batch
+from tutti.nn.collectives import leave
+from tutti.nn.linear import Linear
+from tutti.nn.norm import Norm
+from tutti.nn.parallel import ParallelContext, shares
+from tutti.nn.storage import Holder, Maker
+
+
+class TokenTable(Holder):
+    """The rows of tokens; each tensor-parallel rank holds a part of the vocabulary."""
+
+    weight: Tensor
+
+    def __init__(self, make: Maker, name: str = "token") -> None:
+        super().__init__()
+        self.operators, self.parallel = make.operators, make.parallel
+        self.hold("weight", make, f"{name}.weight", sees="all")
+        self.start: int = self.pieces["weight"][0].slices[0].start
+
+    def forward(self, tokens_t: Tensor) -> Tensor:
+        """Return the tokens' rows, of this rank's tokens; a negative token has zeros."""
+        if self.parallel.tensor.size == 1:
+            return self.operators.embedding(tokens_t, self.weight)
+        local_t = tokens_t - self.start
+        outside = (local_t < 0) | (local_t >= self.weight.shape[0])
+        rows = self.operators.embedding(local_t.masked_fill(outside, -1), self.weight)
+        return leave(rows, self.parallel)
+
+
+class PositionTable(Holder):
+    """Learned positions; whole on every rank."""
+
+    weight: Tensor
+
+    def __init__(self, make: Maker, offset: int) -> None:
+        super().__init__()
+        self.operators, self.parallel, self.offset = make.operators, make.parallel, offset
+        self.hold("weight", make, "position.weight")
+
+    def forward(self, positions_t: Tensor) -> Tensor:
+        """Return the rows of this rank's positions."""
+        own = own_tokens(positions_t, self.parallel)
+        return self.operators.embedding(own + self.offset, self.weight)
+
+
+def own_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
+    """Return this rank's rows of a tensor that every tensor-parallel rank has."""
+    group = parallel.tensor
+    if group.size == 1 or not parallel.sequence_parallel:
+        return x
+    rows = shares(x.shape[0], group.size)
+    return x.narrow(0, sum(rows[: group.rank]), rows[group.rank])
+
+
+class Embedding(Holder):
+    """Tokens to the residual stream."""
+
+    def __init__(self, make: Maker, model: ModelSpec) -> None:
+        super().__init__()
+        spec = model.embedding
+        self.token = TokenTable(make)
+        self.project_in = Linear(make, "project_in") if spec.dim != model.hidden else None
+        self.position = PositionTable(make, spec.position_offset) if spec.positions else None
+        self.norm = Norm(make, "norm", spec.norm) if spec.norm is not None else None
+        self.scale = float(torch.tensor(spec.scale, dtype=make.dtype))  # as Gemma rounds it
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return (T, C), of this rank's tokens."""
+        x: Tensor = self.token(batch.tokens_t)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        if self.position is not None:
+            x = x + self.position(batch.positions_t)
+        if self.scale != 1.0:
+            x = x * self.scale
+        return x if self.norm is None else self.norm(x)

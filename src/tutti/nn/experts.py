@@ -1,0 +1,169 @@
+"""A layer of experts: a router, the experts each token uses, and shared ones that all use.
+
+Two ways to spread it. Without expert groups every tensor-parallel rank has a slice of every expert
+and sees all tokens. With them a rank has whole experts; each rank routes its own share of tokens
+and sends rows to the ranks that hold their experts, which send the results back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.gradients import WeightGradients
+from tutti.models import MoeSpec
+from tutti.nn.balance import balance_loss
+from tutti.nn.batch import Batch
+from tutti.nn.collectives import enter, exchange, leave, own_share, rejoin
+from tutti.nn.linear import Linear
+from tutti.nn.mlp import Mlp
+from tutti.nn.parallel import ParallelContext, own_experts, shares
+from tutti.nn.storage import Holder, Maker
+
+
+class Router(Linear):
+    """Chooses each token's experts."""
+
+    correction: Tensor | None
+
+    def __init__(self, make: Maker, spec: MoeSpec) -> None:
+        # beside expert groups tensor-parallel ranks share out the tokens, whatever the rest does
+        super().__init__(make, "moe.router", sees="all" if make.parallel.expert_counts else "own")
+        self.spec = spec
+        self.hold("correction", make, "moe.router.correction")
+
+
+class ExpertMlp(Holder):
+    """The feed-forward layers of the experts that a rank holds."""
+
+    up_weight: Tensor
+    up_bias: Tensor | None
+    down_weight: Tensor
+    down_bias: Tensor | None
+
+    def __init__(self, make: Maker, spec: MoeSpec) -> None:
+        super().__init__()
+        self.operators, self.spec = make.operators, spec
+        names = ("moe.experts.gate", "moe.experts.up") if spec.gated else ("moe.experts.up",)
+        for kind in ("weight", "bias"):
+            self.hold(f"up_{kind}", make, *(f"{name}.{kind}" for name in names), sees="all")
+            self.hold(f"down_{kind}", make, f"moe.experts.down.{kind}", sees="all")
+        sliced = not make.parallel.expert_counts and make.parallel.tensor.size > 1
+        # of sliced experts the ranks' outputs are summed: one rank adds the bias
+        self.adds_bias = not sliced or make.parallel.tensor.rank == 0
+
+    def forward(self, rows: Tensor, counts: Tensor, later: WeightGradients | None) -> Tensor:
+        """Return the outputs of rows that stand in the order of their experts."""
+        spec, operators = self.spec, self.operators
+        if not self.up_weight.shape[0]:  # a rank without experts gets no rows
+            return rows
+        x = operators.grouped_linear(rows, self.up_weight, counts, self.up_bias, later=later)
+        if spec.gated:
+            x = operators.gated_activation(
+                x, kind=spec.activation, alpha=spec.activation_alpha, limit=spec.activation_limit
+            )
+        else:
+            x = operators.activation(x, kind=spec.activation)
+        bias = self.down_bias if self.adds_bias else None
+        return operators.grouped_linear(x, self.down_weight, counts, bias, later=later)
+
+
+class Experts(Holder):
+    """Router, experts and shared experts."""
+
+    def __init__(self, make: Maker, spec: MoeSpec) -> None:
+        super().__init__()
+        self.operators, self.parallel, self.spec = make.operators, make.parallel, spec
+        self.own = own_experts(make.parallel, spec.experts)
+        self.router = Router(make, spec)
+        self.experts = ExpertMlp(make, spec)
+        self.shared = self.shared_gate = None
+        if spec.shared_hidden:
+            self.shared = Mlp(make, "moe.shared", spec.activation, gated=spec.gated)
+            if spec.shared_gate:
+                self.shared_gate = Linear(make, "moe.shared_gate")
+
+    def forward(
+        self, x: Tensor, batch: Batch, later: WeightGradients | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the layer's output, of this rank's tokens, and the balancing loss if any."""
+        spread = bool(self.parallel.expert_counts)
+        own = own_share(x, self.parallel) if spread else x
+        routing = self.operators.route(
+            self.router(own, later),
+            self.spec.router,
+            self.spec.experts_per_token,
+            self.router.correction,
+        )
+        loss = None
+        if self.spec.router.balance_loss and torch.is_grad_enabled():
+            loss = balance_loss(routing, self.spec, batch, self.parallel, spread=spread)
+        if spread:
+            y = self._spread(own, routing.weights, routing.experts, later)
+            y = rejoin(y, self.parallel, batch.num_tokens)
+        else:
+            y = self._sliced(x, routing.weights, routing.experts, batch.num_tokens, later)
+        if self.shared is not None:
+            shared = self.shared(x, batch.num_tokens, later)
+            if self.shared_gate is not None:
+                shared = torch.sigmoid(self.shared_gate(x, later)) * shared
+            y = y + shared
+        return y, loss
+
+    def _sliced(
+        self,
+        x: Tensor,
+        weights_tk: Tensor,
+        experts_tk: Tensor,
+        num_tokens: int,
+        later: WeightGradients | None,
+    ) -> Tensor:
+        """Every rank: a slice of every expert, all tokens."""
+        x = enter(x, self.parallel, num_tokens)
+        weights_tk = enter(weights_tk, self.parallel, num_tokens)
+        if self.parallel.sequence_parallel and self.parallel.tensor.size > 1:
+            rows = shares(num_tokens, self.parallel.tensor.size)
+            experts_tk = self.parallel.tensor.all_gather(experts_tk.contiguous(), rows)
+        moved = self.operators.permute(x, experts_tk, self.spec.experts)
+        y = self.experts(moved.rows, moved.counts, later)
+        return leave(self.operators.unpermute(y, moved.order, weights_tk), self.parallel)
+
+    def _spread(
+        self, x: Tensor, weights_tk: Tensor, experts_tk: Tensor, later: WeightGradients | None
+    ) -> Tensor:
+        """Every rank: some experts whole, its own tokens; rows travel there and back."""
+        moved = self.operators.permute(x, experts_tk, self.spec.experts)
+        route = _Route.of(moved.counts, self.parallel, self.own)
+        group = self.parallel.experts
+        rows = exchange(moved.rows, group, route.send, route.receive)
+        # they come in order of rank, each rank's in order of expert
+        sorted_ = self.operators.permute(rows, route.experts_n.unsqueeze(1), len(self.own))
+        y = self.experts(sorted_.rows, sorted_.counts, later)
+        ones = torch.ones(rows.shape[0], 1, dtype=y.dtype, device=y.device)
+        y = self.operators.unpermute(y, sorted_.order, ones)
+        y = exchange(y, group, route.receive, route.send)
+        return self.operators.unpermute(y, moved.order, weights_tk)
+
+
+class _Route(NamedTuple):
+    """How many rows go where, and what came."""
+
+    send: list[int]
+    receive: list[int]
+    experts_n: Tensor  # the expert of each row that came, counted from this rank's first
+
+    @classmethod
+    def of(cls, counts_e: Tensor, parallel: ParallelContext, own: range) -> _Route:
+        """Tell each rank how many rows its experts get."""
+        group, held = parallel.experts, parallel.expert_counts
+        ends = list(itertools.accumulate(held, initial=0))
+        each = counts_e.tolist()
+        send = [sum(each[first:last]) for first, last in itertools.pairwise(ends)]
+        came = group.all_to_all(counts_e, held, [len(own)] * group.size)
+        came_re = came.view(group.size, len(own))
+        experts_re = torch.arange(len(own), device=counts_e.device).expand_as(came_re)
+        experts_n = torch.repeat_interleave(experts_re.flatten(), came_re.flatten())
+        return cls(send, came_re.sum(1).tolist(), experts_n)

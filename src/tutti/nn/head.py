@@ -1,0 +1,162 @@
+"""Unit L+1: final norm, projection, logits with their loss, and extra prediction heads.
+
+An extra head n (counted from 0) predicts the token n + 2 ahead: it joins the norms of the embedding
+of the token n + 1 ahead and of the stream before it (for head 0 the model's, before the final
+norm), projects them, and runs one more block; logits and embedding are the model's own
+(DeepSeek-V3 §2.2).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.reference.loss import Vocabulary
+from tutti.models import ModelSpec
+from tutti.nn.batch import Batch
+from tutti.nn.block import Block
+from tutti.nn.collectives import SlicedVocabulary, enter, gather_columns
+from tutti.nn.embedding import TokenTable
+from tutti.nn.linear import Linear
+from tutti.nn.norm import Norm
+from tutti.nn.parallel import shares
+from tutti.nn.storage import Holder, Maker
+
+
+class HeadOutput(NamedTuple):
+    """Sums of token losses; the tokens' own have no gradient."""
+
+    loss: Tensor
+    losses_t: Tensor
+    predictions_n: Tensor | None  # the sum of each extra prediction head
+    balance: Tensor | None  # of the extra heads' routers
+
+
+class Logits(Holder):
+    """The product with the vocabulary, of which each tensor-parallel rank holds a part."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, make: Maker, model: ModelSpec) -> None:
+        super().__init__()
+        self.operators, self.parallel, self.spec = make.operators, make.parallel, model.head
+        self.hold("weight", make, "logits.weight", sees="all")
+        self.hold("bias", make, "logits.bias", sees="all")
+        self.columns = shares(model.vocab, make.parallel.tensor.size)
+        start = self.pieces["weight"][0].slices[0].start
+        sliced = make.parallel.tensor.size > 1
+        self.vocabulary: Vocabulary | None = (
+            SlicedVocabulary(make.parallel.tensor, start) if sliced else None
+        )
+
+    def loss(
+        self,
+        x: Tensor,
+        targets_t: Tensor,
+        weights_t: Tensor | None,
+        gradient_scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of weighted losses and each token's; x is of this rank's tokens."""
+        return self.operators.linear_cross_entropy(
+            enter(x, self.parallel, targets_t.shape[0]),
+            self.weight,
+            targets_t,
+            bias=self.bias,
+            token_weights=weights_t,
+            divisor=self.spec.logit_divisor,
+            soft_cap=self.spec.soft_cap,
+            vocabulary=self.vocabulary,
+            gradient_scale=gradient_scale,
+        )
+
+    def forward(self, x: Tensor, num_tokens: int) -> Tensor:
+        """Return the logits of all tokens and the whole vocabulary; no gradients if sliced."""
+        y_tv = self.operators.linear(enter(x, self.parallel, num_tokens), self.weight, self.bias)
+        if self.spec.logit_divisor != 1.0:
+            y_tv = y_tv / self.spec.logit_divisor
+        if self.spec.soft_cap is not None:
+            y_tv = self.spec.soft_cap * torch.tanh(y_tv / self.spec.soft_cap)
+        return gather_columns(y_tv, self.parallel.tensor, self.columns)
+
+
+class PredictionHead(Holder):
+    """One more block, on the stream and the embedding of a token further on."""
+
+    def __init__(self, make: Maker, model: ModelSpec, unit: int) -> None:
+        super().__init__()
+        spec = model.block(model.num_layers)
+        self.embedding_norm = Norm(make, "embedding_norm", spec.norm)
+        self.hidden_norm = Norm(make, "hidden_norm", spec.norm)
+        self.project = Linear(make, "project")
+        self.block = Block(make, model, spec, unit)
+        self.norm = Norm(make, "norm", spec.norm)
+
+    def forward(
+        self, x: Tensor, embedded: Tensor, batch: Batch, later: WeightGradients | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the stream after this head's block, and its router's balancing loss if any."""
+        both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(x)), dim=-1)
+        y: tuple[Tensor, Tensor | None] = self.block(self.project(both, later), batch, later)
+        return y
+
+
+class Head(Holder):
+    """The stream to logits and losses."""
+
+    def __init__(self, make: Maker, model: ModelSpec) -> None:
+        super().__init__()
+        self.norm = Norm(make, "norm", model.head.norm) if model.head.norm is not None else None
+        wide = model.embedding.dim == model.hidden
+        self.project_out = None if wide else Linear(make, "project_out")
+        self.logits = Logits(make, model)
+        self.token: TokenTable | None = None
+        if model.prediction_heads:
+            self.token = TokenTable(make, "prediction.token")
+        self.predictions = nn.ModuleList(
+            PredictionHead(make.under(f"prediction.{head}"), model, model.head_unit + head)
+            for head in range(model.prediction_heads)
+        )
+        self.embedding_scale = float(torch.tensor(model.embedding.scale, dtype=make.dtype))
+
+    def hidden(self, x: Tensor, later: WeightGradients | None = None) -> Tensor:
+        """Return what the logits are made of."""
+        x = x if self.norm is None else self.norm(x)
+        return x if self.project_out is None else self.project_out(x, later)
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: Batch,
+        later: WeightGradients | None = None,
+        *,
+        gradient_scale: float = 1.0,
+    ) -> HeadOutput:
+        """Return the losses of a batch."""
+        if batch.targets_t is None:
+            raise ValueError("the batch has no targets; give them to Batch.of, or ask for logits")
+        loss, losses_t = self.logits.loss(
+            self.hidden(x, later), batch.targets_t, batch.weights_t, gradient_scale
+        )
+        predictions, balances = [], []
+        for n, head in enumerate(self.predictions):
+            assert isinstance(head, PredictionHead)
+            assert self.token is not None
+            assert batch.next_tokens_nt is not None
+            assert batch.next_targets_nt is not None
+            embedded = self.token(batch.next_tokens_nt[n]) * self.embedding_scale
+            x, balance = head(x, embedded, batch, later)
+            total, _ = self.logits.loss(
+                head.norm(x), batch.next_targets_nt[n], batch.weights_t, gradient_scale
+            )
+            predictions.append(total)
+            balances += [] if balance is None else [balance]
+        return HeadOutput(
+            loss,
+            losses_t,
+            torch.stack(predictions) if predictions else None,
+            torch.stack(balances).sum() if balances else None,
+        )

@@ -1,0 +1,63 @@
+"""Random first weights that depend on the seed and on nothing else.
+
+Every logical tensor has random numbers of its own, made in runs of rows that are each seeded by
+(seed, name, run): whatever slice of it a rank holds, it makes the runs that cover the slice and
+gets the numbers that any other plan would get.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from tutti.models import NormSpec, Parameter, ParameterKind
+from tutti.nn.model import Model
+from tutti.nn.norm import HeadNorm, Norm
+
+DEVIATION = 0.02  # transformers' initializer_range
+RUN_ELEMENTS = 1 << 16
+
+
+@torch.no_grad()
+def initialize(model: Model, seed: int = 0, *, deviation: float = DEVIATION) -> None:
+    """Fill every parameter: weights normal, biases zero, norms the identity."""
+    offsets = {
+        id(parameter): _identity(module.spec if isinstance(module, Norm) else module.spec.norm)
+        for module in model.modules()
+        if isinstance(module, (Norm, HeadNorm))
+        for parameter in [module.weight]
+        if parameter is not None
+    }
+    for logical in model.logical_tensors():
+        parameter, view = logical.piece.parameter, logical.view
+        if id(logical.owner) in offsets:
+            view.fill_(offsets[id(logical.owner)])
+        elif parameter.kind in (ParameterKind.BIAS, ParameterKind.NORM) or not parameter.trainable:
+            view.zero_()
+        else:
+            name = parameter.tied_to or logical.name
+            view.copy_(normal(seed, name, parameter, logical.slices) * deviation)
+
+
+def _identity(norm: NormSpec) -> float:
+    return 0.0 if norm.unit_offset else 1.0
+
+
+def normal(seed: int, name: str, parameter: Parameter, slices: tuple[slice, ...]) -> Tensor:
+    """Return a slice of the standard normal numbers of a tensor, in float32."""
+    rows, *rest = parameter.shape
+    per_row = math.prod(rest)
+    run = max(1, RUN_ELEMENTS // per_row)  # rows
+    first, last = slices[0].start // run, -(-slices[0].stop // run)
+    parts = []
+    for index in range(first, last):
+        digest = hashlib.sha256(f"{seed}/{name}/{index}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        start, stop = index * run, min(rows, (index + 1) * run)
+        made = torch.randn(stop - start, *rest, generator=generator)
+        inside = slice(max(slices[0].start, start) - start, min(slices[0].stop, stop) - start)
+        parts.append(made[(inside, *slices[1:])])
+    return torch.cat(parts) if parts else torch.empty(0, *rest)

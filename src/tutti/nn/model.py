@@ -1,0 +1,153 @@
+"""`Model`: a range of units, which is a whole model or a pipeline stage of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.operators import Operators
+from tutti.errors import InputError
+from tutti.models import ModelSpec
+from tutti.nn.batch import Batch
+from tutti.nn.block import Block
+from tutti.nn.build import build_unit
+from tutti.nn.embedding import Embedding
+from tutti.nn.head import Head
+from tutti.nn.parallel import ALONE, ParallelContext
+from tutti.nn.storage import Logical, logical_tensors
+from tutti.plan.plan import ContextKind
+
+
+class Output(NamedTuple):
+    """What a stage computes of a batch; sums over tokens, to be divided by the global count."""
+
+    x: Tensor | None  # the stream, for the next stage; None after the head
+    loss: Tensor | None  # Σ weight · loss, after the head
+    losses_t: Tensor | None  # each token's, without a gradient
+    predictions_n: Tensor | None  # the sum of each extra prediction head
+    balance: Tensor | None  # balancing losses of this stage's routers, coefficient included
+
+
+class Model(nn.Module):
+    """Consecutive units of a model; all of them by default."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        operators: Operators,
+        *,
+        units: Sequence[int] | None = None,
+        parallel: ParallelContext = ALONE,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        context_kind: ContextKind = ContextKind.ALL_GATHER,
+    ) -> None:
+        super().__init__()
+        own = list(range(spec.num_units) if units is None else units)
+        if not own or own != list(range(own[0], own[0] + len(own))):
+            raise InputError(f"{spec.name}: units {own} do not follow each other; give a range")
+        self.spec, self.operators, self.parallel = spec, operators, parallel
+        self.units = nn.ModuleDict(
+            {
+                str(unit): build_unit(
+                    spec,
+                    unit,
+                    operators,
+                    parallel=parallel,
+                    dtype=dtype,
+                    device=device,
+                    context_kind=context_kind,
+                )
+                for unit in own
+            }
+        )
+        self._tie()
+
+    def _tie(self) -> None:
+        """Let the head use the embedding's weight, where both are here."""
+        embedding, head = self.embedding, self.head
+        if embedding is None or head is None:
+            return
+        if self.spec.head.tied:
+            head.logits.weight = embedding.token.weight
+        if head.token is not None:
+            head.token.weight = embedding.token.weight
+
+    @property
+    def embedding(self) -> Embedding | None:
+        """Unit 0, if it is here."""
+        return cast(Embedding, self.units["0"]) if "0" in self.units else None
+
+    @property
+    def head(self) -> Head | None:
+        """The last unit, if it is here."""
+        name = str(self.spec.head_unit)
+        return cast(Head, self.units[name]) if name in self.units else None
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks that are here, in order."""
+        return tuple(unit for unit in self.units.values() if isinstance(unit, Block))
+
+    def logical_tensors(self) -> Iterator[Logical]:
+        """Yield every tensor by its logical name, as far as this rank holds it; tied ones once."""
+        seen: set[int] = set()
+        for name, unit in self.units.items():
+            own: set[int] = set()
+            for logical in logical_tensors(unit, int(name)):
+                if id(logical.owner) not in seen:
+                    own.add(id(logical.owner))
+                    yield logical
+            seen |= own
+
+    def stream(
+        self, x: Tensor | None, batch: Batch, later: WeightGradients | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the residual stream after the blocks, and their balancing loss if any."""
+        if self.embedding is not None:
+            x = self.embedding(batch)
+        if x is None:
+            raise ValueError("a stage without the embedding needs the stream of the one before")
+        balances = []
+        for block in self.blocks:
+            x, balance = block(x, batch, later)
+            balances += [] if balance is None else [balance]
+        assert x is not None
+        return x, torch.stack(balances).sum() if balances else None
+
+    def forward(
+        self,
+        x: Tensor | None,
+        batch: Batch,
+        later: WeightGradients | None = None,
+        *,
+        gradient_scale: float = 1.0,
+    ) -> Output:
+        """Return the stream after this stage, or the losses after the head.
+
+        `later`: leave the linear layers' weight gradients there in backward (zero bubble).
+        """
+        x, balance = self.stream(x, batch, later)
+        if self.head is None:
+            return Output(x, None, None, None, balance)
+        found = self.head(x, batch, later, gradient_scale=gradient_scale)
+        if found.balance is not None:
+            balance = found.balance if balance is None else balance + found.balance
+        return Output(None, found.loss, found.losses_t, found.predictions_n, balance)
+
+    def logits(
+        self, batch: Batch, x: Tensor | None = None, *, rows: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits (T, V) of all tokens, or of the rows named."""
+        if self.head is None:
+            raise ValueError("a stage without the head has no logits")
+        x, _ = self.stream(x, batch)
+        hidden = self.head.hidden(x)
+        if rows is not None and not self.parallel.sequence_parallel:
+            return cast(Tensor, self.head.logits(hidden[rows], rows.shape[0]))
+        y_tv: Tensor = self.head.logits(hidden, batch.num_tokens)
+        return y_tv if rows is None else y_tv[rows]

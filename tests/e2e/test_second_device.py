@@ -1,0 +1,106 @@
+"""A device that is neither the host nor a GPU, in processes of its own: nothing above names one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import train_anywhere
+from tutti.accelerator import open_accelerator
+from tutti.accelerator.registry import operator_names
+
+ROOT = Path(__file__).parents[2]
+KINDS = ("dense", "experts", "latent", "tied", "alibi", "expert-bias")
+LONG = {"attention"}
+
+
+def second_device(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "TUTTI_ACCELERATORS": "tests.support.second_device",
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        },
+    )
+
+
+def check(*operators: str) -> dict[str, object]:
+    options = [option for name in operators for option in ("--operator", name)]
+    done = second_device("-m", "tutti.cli.main", "accelerator", "check", "--json", *options)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
+    report: dict[str, object] = json.loads(done.stdout)
+    assert report["device"] == "slate:0"
+    assert report["ok"] is True
+    return report
+
+
+def test_its_operators_conform() -> None:
+    short = [name for name in operator_names() if name not in LONG]
+    report = check(*short)
+    assert {o["subject"] for o in report["outcomes"]} == set(short)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("operator", sorted(LONG))
+def test_its_long_operators_conform(operator: str) -> None:
+    assert check(operator)["ok"]
+
+
+def test_the_device_itself_conforms() -> None:
+    script = (
+        "from tutti.accelerator import open_accelerator\n"
+        "from tutti.accelerator.conformance import collectives, device\n"
+        "chip = open_accelerator()\n"
+        "for o in (*device.check(chip), *collectives.check(chip)):\n"
+        "    print(chip.device, o.check, o.verdict, o.detail, sep='|')\n"
+    )
+    done = second_device("-c", script)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [line.split("|") for line in done.stdout.splitlines()]
+    assert {row[0] for row in rows} == {"slate:0"}
+    assert not [row for row in rows if row[2] == "failed"]
+    passed = {row[1] for row in rows if row[2] == "passed"}
+    assert passed >= {
+        "memory limit",
+        "memory limit in backward",
+        "lanes in order",
+        "random state restored",
+        "pinned copies",
+        "collectives among 1, slateccl",
+        "collectives among 2, slateccl",
+    }
+
+
+def test_models_train_on_it_as_on_the_host() -> None:
+    done = second_device("-m", "tests.support.train_anywhere", "slate", *KINDS)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["device"] == "slate:0"
+    host = open_accelerator("cpu")
+    for kind in KINDS:
+        expected = train_anywhere.losses(host, kind)
+        assert found["losses"][kind] == pytest.approx(expected, rel=1e-5), kind
+        assert expected[-1] < expected[0]
+
+
+def test_tensors_of_two_devices_do_not_mix() -> None:
+    """Code that forgets to move a tensor must fail here as it would on a chip."""
+    script = (
+        "import torch, tests.support.python_device as second\n"
+        "try:\n"
+        "    torch.ones(3, device='slate') + torch.ones(3)\n"
+        "except second.MixedDevicesError as error:\n"
+        "    print(error)\n"
+    )
+    done = second_device("-c", script)
+    assert "a tensor on cpu among tensors on slate:0" in done.stdout, done.stderr[-1000:]

@@ -1,0 +1,68 @@
+"""Groups of gloo processes as `nn` takes them, and a way to run a function in several processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+
+class World:
+    """All processes as one group."""
+
+    def __init__(self) -> None:
+        self.size, self.rank = dist.get_world_size(), dist.get_rank()
+
+    def all_reduce(self, x: Tensor, *, maximum: bool = False) -> Tensor:
+        dist.all_reduce(x, op=dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)
+        return x
+
+    def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
+        assert x.shape[0] == rows[self.rank]
+        parts = [x.new_zeros(max(rows), *x.shape[1:]) for _ in rows]
+        padded = x.new_zeros(parts[0].shape)
+        padded[: x.shape[0]] = x
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)])
+
+    def reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Tensor:
+        assert x.shape[0] == sum(rows)
+        return self.all_reduce(x.clone()).split(list(rows))[self.rank].clone()
+
+    def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        assert x.shape[0] == sum(send)
+        out = x.new_empty(sum(receive), *x.shape[1:])
+        dist.all_to_all_single(out, x, list(receive), list(send))
+        return out
+
+
+def run_processes(function: Callable[[int], Any], count: int, folder: Path) -> list[Any]:
+    """Return what the function (of a module) gives in each of `count` processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_entry, (function, count, port, str(folder)), nprocs=count)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(count)]
+
+
+def _entry(rank: int, function: Callable[[int], Any], count: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.TCPStore("127.0.0.1", port, count, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    try:
+        found = function(rank)
+    except Exception:
+        traceback.print_exc()
+        raise
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
