@@ -18,6 +18,7 @@ from tutti.search.chain import Cut
 from tutti.search.chains import Chain
 from tutti.search.coarse import Coarse
 from tutti.search.effort import Effort
+from tutti.search.keeping import uses_enough
 from tutti.search.objective import rates, value
 from tutti.search.pace import chain_seconds
 from tutti.search.tables import Tables
@@ -49,12 +50,7 @@ class Candidate:
     @property
     def chips(self) -> dict[str, int]:
         """How many chips of each pool take part."""
-        used: dict[str, int] = {}
-        for chain in self.chains:
-            for config, stages in zip(chain.configs, chain.stages, strict=True):
-                each = stages * config.width * (chain.sequences // config.sequences)
-                used[config.pool] = used.get(config.pool, 0) + each * chain.copies
-        return used
+        return _chips(self.parts)
 
     @property
     def key(self) -> object:
@@ -95,7 +91,7 @@ class Candidates:
         for seed in self.effort.seeds:
             for chains in self._rounded((seed,)):
                 parts = split_batch(chains, self.problem.job.global_batch)
-                if parts is not None and _spreadable(parts):
+                if parts is not None and self._possible(parts):
                     yield Candidate(chains, parts, 0.0)
 
     def _groupings(self, used: tuple[str, ...]) -> Sequence[Grouping]:
@@ -203,7 +199,7 @@ class Candidates:
         for chosen in _matching(lists, self.effort.combined):
             for chains in self._rounded(chosen):
                 parts = split_batch(chains, total)
-                if parts is None or not _spreadable(parts):
+                if parts is None or not self._possible(parts):
                     continue
                 cross = self._cross_seconds(chains)
                 end = max(
@@ -226,6 +222,10 @@ class Candidates:
                 yield (replace(chain, copies=copies),)
                 return
 
+    def _possible(self, parts: Sequence[Part]) -> bool:
+        """Tell whether expert groups come out even, and all chips are used that must be."""
+        return _spreadable(parts) and uses_enough(_chips(parts), self.problem)
+
     def _cross_seconds(self, chains: tuple[Chain, ...]) -> float:
         """Return the gradient traffic between chains of different pools, roughly."""
         pools = [config.pool for chain in chains for config in chain.configs]
@@ -247,6 +247,17 @@ class Candidates:
         chips = sum(n * c.width for c, n in zip(chain.configs, chain.stages, strict=True))
         volume = 1.5 * self._gradient_bytes / chips
         return max(0.0, volume / self._pair_bandwidth[pool, other] - 0.3 * chain.pace)
+
+
+def _chips(parts: Sequence[Part]) -> dict[str, int]:
+    """Return how many chips of each pool take part."""
+    used: dict[str, int] = {}
+    for part in parts:
+        chain = part.chain
+        for config, stages in zip(chain.configs, chain.stages, strict=True):
+            each = stages * config.width * (chain.sequences // config.sequences)
+            used[config.pool] = used.get(config.pool, 0) + each * part.copies
+    return used
 
 
 def _spreadable(parts: Sequence[Part]) -> bool:

@@ -18,6 +18,7 @@ from tutti.search.draft import Draft
 from tutti.search.effort import Effort, Progress, Report, silent
 from tutti.search.exact import TooLargeError, search_exactly
 from tutti.search.infeasible import explain_infeasible
+from tutti.search.keeping import plan_keeps
 from tutti.search.objective import rates, value, value_bound
 from tutti.search.result import Alone, Pruned, SearchResult, Settled
 from tutti.search.settle import (
@@ -231,7 +232,11 @@ def plan(
                         lower_bound_seconds=bound))  # fmt: skip
         try:
             uniform = _uniform(tables)
-            if isinstance(uniform, Settled) and search.worth(uniform) < search.worth(best):
+            if (
+                isinstance(uniform, Settled)
+                and plan_keeps(uniform.plan, problem)
+                and search.worth(uniform) < search.worth(best)
+            ):
                 best, runner_up = uniform, best  # nothing uneven pays here
             alone, missing = _alone(tables, effort, best)
         except KeyboardInterrupt:
