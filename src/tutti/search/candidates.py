@@ -15,7 +15,7 @@ from tutti.hardware.cluster import Pool
 from tutti.hardware.topology import Position
 from tutti.search.build import Grouping, Part, cuts_of, groupings, split_batch
 from tutti.search.chain import Cut
-from tutti.search.chains import Chain
+from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.coarse import Coarse
 from tutti.search.effort import Effort
 from tutti.search.keeping import uses_enough
@@ -109,8 +109,11 @@ class Candidates:
         return groupings(list(orders), mixed=space.mixed_pipelines, several=space.several_pipelines)
 
     def _promising(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Return the best few of every schedule and shard level."""
-        kinds: dict[object, list[Candidate]] = {}
+        """Return the best few of every schedule, shard level and number of unlike pipelines.
+
+        Between those the coarse model is not to be trusted: it flatters long chains of pools.
+        """
+        kinds: dict[tuple[ScheduleOption, int, int], list[Candidate]] = {}
         budget = 2 * self.effort.budget(self.problem.cluster.num_chips)
         short = [c for c in candidates if c.instructions <= budget]
         self.skipped += len(candidates) - len(short)
@@ -119,9 +122,12 @@ class Candidates:
             candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
         for candidate in sorted(candidates, key=lambda c: (c.value, str(c.key))):
             first = candidate.chains[0]
-            kinds.setdefault((first.schedule, first.shard), []).append(candidate)
+            key = (first.schedule, first.shard, len(candidate.chains))
+            kinds.setdefault(key, []).append(candidate)
         self.skipped += len(candidates)
-        chosen = [c for found in kinds.values() for c in found[: self.effort.refined]]
+        chosen = []
+        for (_, _, number), found in kinds.items():
+            chosen += found[: max(1, self.effort.refined // number)]
         self.skipped -= len(chosen)
         return chosen
 
