@@ -48,6 +48,11 @@ class Candidate:
         return (len(self.chains), first.schedule.kind, first.shard)
 
     @property
+    def shape(self) -> object:
+        """What candidates have in common that differ in their schedule only."""
+        return tuple((c.configs, c.stages, c.copies, c.shard) for c in self.chains)
+
+    @property
     def chips(self) -> dict[str, int]:
         """How many chips of each pool take part."""
         return _chips(self.parts)
