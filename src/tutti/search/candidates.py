@@ -7,7 +7,6 @@ chains cut exactly and their passes played, which prices them to a percent or so
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -207,7 +206,7 @@ class Candidates:
             lists.append(self.coarse.chains(group, share, self.effort.chains))
         if not all(lists):
             return
-        for chosen in _matching(lists, self.effort.combined):
+        for chosen in _matching(lists):
             for chains in self._rounded(chosen):
                 parts = split_batch(chains, total)
                 if parts is None or not self._possible(parts):
@@ -255,8 +254,9 @@ class Candidates:
             cluster = self.problem.cluster
             link = cluster.link(_first_chip(cluster.pool(pool)), _first_chip(cluster.pool(other)))
             self._pair_bandwidth[pool, other] = 0.8 * link.contended_bandwidth
+        # Copies reduce among themselves first; each then carries its part between the pools.
         chips = sum(n * c.width for c, n in zip(chain.configs, chain.stages, strict=True))
-        volume = 1.5 * self._gradient_bytes / chips
+        volume = 1.5 * self._gradient_bytes / (chips * chain.copies)
         return max(0.0, volume / self._pair_bandwidth[pool, other] - 0.3 * chain.pace)
 
 
@@ -281,13 +281,12 @@ def _spreadable(parts: Sequence[Part]) -> bool:
     )
 
 
-def _matching(lists: list[list[Chain]], most: int) -> Iterator[tuple[Chain, ...]]:
-    """Yield one chain of every list, all of one schedule and shard level, `most` of each kind."""
+def _matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
+    """Yield one chain of every list, all of one schedule and shard level."""
     kinds = dict.fromkeys((c.schedule.kind, c.shard) for c in lists[0])
     for kind in kinds:
         alike = [[c for c in chains if (c.schedule.kind, c.shard) == kind] for chains in lists]
-        few = max(1, math.floor(most ** (1.0 / len(lists)) + 1e-9))
-        yield from itertools.product(*(chains[:few] for chains in alike))
+        yield from itertools.product(*alike)
 
 
 def _first_chip(pool: Pool) -> Position:

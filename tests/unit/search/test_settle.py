@@ -19,7 +19,7 @@ from tutti.search.space import Space
 from tutti.search.summary import summary_of
 from tutti.search.tables import Config, Tables
 
-FEW = Effort(candidates=1, most_candidates=1, chains=1, combined=1, refined=1)
+FEW = Effort(candidates=1, most_candidates=1, chains=1, refined=1)
 NARROW = Space(tp=(1,), cp=(1,), schedules=(ScheduleKind.ONE_F_ONE_B,), shard=(1,), offload=())
 
 
