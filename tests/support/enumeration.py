@@ -33,6 +33,7 @@ from tutti.search.draft import (
     has_experts,
     to_plan,
 )
+from tutti.search.keeping import draft_keeps
 from tutti.search.space import Problem
 from tutti.search.tables import Config, Tables
 from tutti.simulate.estimate import Estimate, estimate
@@ -118,7 +119,7 @@ def all_drafts(problem: Problem) -> Iterator[Draft]:
     seen: set[Draft] = set()
     for draft in _drafts(problem):
         one = canonical(draft)
-        if one not in seen and _one_expert_degree(one):
+        if one not in seen and _one_expert_degree(one) and draft_keeps(one, problem):
             seen.add(one)
             yield one
 

@@ -23,6 +23,9 @@ class Emitter:
         self._previous = self._before_previous = -1  # the last two compute instructions
         # What empties buffers, by what lies in them: the last two.
         self._leaving = {What.ACTIVATIONS: (-1, -1), What.GRADIENTS: (-1, -1)}
+        # What the last block left that later instructions may wait for, by distance from its end.
+        self.left: tuple[int, ...] = (1,) * 7
+        self.left_place = 0
 
     @property
     def next_index(self) -> int:
@@ -32,24 +35,39 @@ class Emitter:
     def close(self, micro_batch: int = NO_MICRO_BATCH) -> int:
         """End the block; return its number, by which it can be played again."""
         block = self.tape.record(self.out, self.place)
-        self.place = self.tape.play(block, self.place, micro_batch)
+        self.place = here = self.tape.play(block, self.place, micro_batch)
         self.out = []
+        away, gone = self._leaving[What.ACTIVATIONS], self._leaving[What.GRADIENTS]
+        self.left_place, self.left = (
+            here,
+            tuple(
+                index - here if index >= 0 else 1
+                for index in (
+                    self._previous,
+                    self._before_previous,
+                    *away,
+                    *gone,
+                    self.last_weights,
+                )
+            ),
+        )
         return block
 
-    def state(self) -> tuple[int, ...]:
-        """Return what later instructions may wait for, by its distance from here."""
-        here = self.place
-        away, gone = self._leaving[What.ACTIVATIONS], self._leaving[What.GRADIENTS]
-        return tuple(
-            index - here if index >= 0 else 1
-            for index in (self._previous, self._before_previous, *away, *gone, self.last_weights)
-        )
-
-    def play(self, block: int, micro_batch: int, state: tuple[int, ...]) -> None:
-        """Let a block stand here once more; `state` is what it left behind at its first time."""
+    def insert(self, instruction: Instruction, micro_batch: int) -> int:
+        """Write one instruction that no later one waits for by its place; return its block."""
+        block = self.tape.record([instruction], self.place)
         self.place = self.tape.play(block, self.place, micro_batch)
-        here = self.place
-        found = [here + distance if distance <= 0 else -1 for distance in state]
+        return block
+
+    def play(self, block: int, micro_batch: int, left: tuple[int, ...]) -> None:
+        """Let a block stand here once more; `left` is what it left behind at its first time."""
+        self.left_place = self.place = self.tape.play(block, self.place, micro_batch)
+        self.left = left
+
+    def resume(self) -> None:
+        """Go on writing behind blocks that were played."""
+        here = self.left_place
+        found = [here + distance if distance <= 0 else -1 for distance in self.left]
         self._previous, self._before_previous = found[0], found[1]
         self._leaving[What.ACTIVATIONS] = (found[2], found[3])
         self._leaving[What.GRADIENTS] = (found[4], found[5])

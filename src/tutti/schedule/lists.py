@@ -98,6 +98,7 @@ class _Writer:
                 self._move(event)
             else:
                 self._pass(event, index)
+        self.to.resume()
         self.sync.finish()
         self.to.close()
         return self.to.tape.listing()
@@ -112,6 +113,7 @@ class _Writer:
             self._again(known, action, follows=follows)
             return
         before = len(self.sync.reduced)
+        self.to.resume()
         if kind == Pass.FORWARD:
             self._forward(action)
         elif kind == Pass.BACKWARD_INPUT:
@@ -126,7 +128,7 @@ class _Writer:
         stored = self.away[chunk] if kind == Pass.FORWARD else ()
         self.blocks[key] = _Block(
             number,
-            self.to.state(),
+            self.to.left,
             self.sources[what] - here,
             tuple(at - here for at in self.sync.reduced[before:]),
             tuple((unit, self.offloaded[unit, micro_batch] - here) for unit in stored),
@@ -150,7 +152,7 @@ class _Writer:
                 stored = self.away[chunk]
                 more = tuple(self.offloaded[unit, micro_batch] - here for unit in stored)
         distance = here - arrived if arrived >= 0 else 0
-        return (kind, chunk, follows, distance, more, self.to.state())
+        return (kind, chunk, follows, distance, more, here - self.to.left_place, self.to.left)
 
     def _again(self, block: _Block, action: Action, *, follows: bool) -> None:
         kind, chunk, micro_batch = action
@@ -199,8 +201,8 @@ class _Writer:
             return
         after = (here - distance,) if distance else ()
         fields = (op, micro_batch, unit, unit, what, Scope.ALL, after)
-        to.out.append(make_tuple(Instruction, fields))
-        self.moves[op, what, unit, distance] = to.close(micro_batch)
+        entry = make_tuple(Instruction, fields)
+        self.moves[op, what, unit, distance] = to.insert(entry, micro_batch)
 
     def _take(self, what: What, unit: int, micro_batch: int) -> tuple[int, ...]:
         index = self.received.pop((what, unit, micro_batch), None)

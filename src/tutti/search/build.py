@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Offload, Order, Recompute
@@ -14,6 +16,7 @@ from tutti.search.chains import Chain
 from tutti.search.draft import Draft, PipelineDraft, Placement, ReplicaDraft, StageDraft
 from tutti.search.room import copy_bandwidth, host_bytes, usable_bytes
 from tutti.search.tables import NONE, ConfigTable, FloatArray, Tables
+from tutti.simulate.kernel import compiled
 
 _DIGITS = 3  # of the relative times that a plan carries for its schedule
 
@@ -34,28 +37,41 @@ def split_batch(chains: Sequence[Chain], total: int) -> tuple[Part, ...] | None:
     take the batch they may be able to take more; what is too much is taken off again, from the
     copies that would end last. None where micro-batches cannot be made to add up.
     """
-
-    def rounds(limit: float) -> list[int]:
-        return [max(0, math.floor((limit - c.fill) / c.pace * (1 + 1e-12))) for c in chains]
-
-    def capacity(limit: float) -> int:
-        return sum(c.copies * c.sequences * n for c, n in zip(chains, rounds(limit), strict=True))
-
     if len(chains) == 1:
         (only,) = chains
         return _parts(chains, [-(-total // (only.copies * only.sequences))], total)
-    rate = sum(chain.rate for chain in chains)
-    high = total / rate + max(c.fill + c.pace for c in chains)
-    while capacity(high) < total:
-        high *= 1.5
-    low = 0.0
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        if capacity(middle) >= total:
+    figures = np.array([(c.copies * c.sequences, c.pace, c.fill) for c in chains])
+    return _parts(chains, compiled(_rounds)(figures, float(total)).tolist(), total)
+
+
+def _rounds(figures: Any, total: float) -> Any:  # pragma: no cover - compiled
+    """Return the rounds of each chain in the smallest time in which they take the batch.
+
+    Rows: sequences per round, seconds per round, seconds before the first.
+    """
+    count = len(figures)
+    found = np.zeros(count, dtype=np.int64)
+    low, high = 0.0, (figures[:, 1].max() + figures[:, 2].max()) * 2.0
+    for turn in range(200):
+        middle = high if turn == 0 or low == 0.0 else 0.5 * (low + high)
+        taken = 0.0
+        for j in range(count):
+            rounds = np.floor((middle - figures[j, 2]) / figures[j, 1] * (1.0 + 1e-12))
+            taken += max(0.0, rounds) * figures[j, 0]
+        if taken >= total:
+            if low == 0.0:
+                low = 1e-300
             high = middle
+        elif low == 0.0:
+            high *= 2.0
         else:
             low = middle
-    return _parts(chains, rounds(high), total)
+        if low > 0.0 and high - low <= 1e-13 * high:
+            break
+    for j in range(count):
+        rounds = np.floor((high - figures[j, 2]) / figures[j, 1] * (1.0 + 1e-12))
+        found[j] = int(max(0.0, rounds))
+    return found
 
 
 def _parts(chains: Sequence[Chain], counts: Sequence[int], total: int) -> tuple[Part, ...] | None:

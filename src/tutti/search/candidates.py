@@ -7,7 +7,6 @@ chains cut exactly and their passes played, which prices them to a percent or so
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,9 +14,10 @@ from tutti.hardware.cluster import Pool
 from tutti.hardware.topology import Position
 from tutti.search.build import Grouping, Part, cuts_of, groupings, split_batch
 from tutti.search.chain import Cut
-from tutti.search.chains import Chain
+from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.coarse import Coarse
 from tutti.search.effort import Effort
+from tutti.search.keeping import uses_enough
 from tutti.search.objective import rates, value
 from tutti.search.pace import chain_seconds
 from tutti.search.tables import Tables
@@ -47,14 +47,14 @@ class Candidate:
         return (len(self.chains), first.schedule.kind, first.shard)
 
     @property
+    def shape(self) -> object:
+        """What candidates have in common that differ in their schedule only."""
+        return tuple((c.configs, c.stages, c.copies, c.shard) for c in self.chains)
+
+    @property
     def chips(self) -> dict[str, int]:
         """How many chips of each pool take part."""
-        used: dict[str, int] = {}
-        for chain in self.chains:
-            for config, stages in zip(chain.configs, chain.stages, strict=True):
-                each = stages * config.width * (chain.sequences // config.sequences)
-                used[config.pool] = used.get(config.pool, 0) + each * chain.copies
-        return used
+        return _chips(self.parts)
 
     @property
     def key(self) -> object:
@@ -95,7 +95,7 @@ class Candidates:
         for seed in self.effort.seeds:
             for chains in self._rounded((seed,)):
                 parts = split_batch(chains, self.problem.job.global_batch)
-                if parts is not None and _spreadable(parts):
+                if parts is not None and self._possible(parts):
                     yield Candidate(chains, parts, 0.0)
 
     def _groupings(self, used: tuple[str, ...]) -> Sequence[Grouping]:
@@ -113,8 +113,11 @@ class Candidates:
         return groupings(list(orders), mixed=space.mixed_pipelines, several=space.several_pipelines)
 
     def _promising(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Return the best few of every schedule and shard level."""
-        kinds: dict[object, list[Candidate]] = {}
+        """Return the best few of every schedule, shard level and number of unlike pipelines.
+
+        Between those the coarse model is not to be trusted: it flatters long chains of pools.
+        """
+        kinds: dict[tuple[ScheduleOption, int, int], list[Candidate]] = {}
         budget = 2 * self.effort.budget(self.problem.cluster.num_chips)
         short = [c for c in candidates if c.instructions <= budget]
         self.skipped += len(candidates) - len(short)
@@ -123,9 +126,12 @@ class Candidates:
             candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
         for candidate in sorted(candidates, key=lambda c: (c.value, str(c.key))):
             first = candidate.chains[0]
-            kinds.setdefault((first.schedule, first.shard), []).append(candidate)
+            key = (first.schedule, first.shard, len(candidate.chains))
+            kinds.setdefault(key, []).append(candidate)
         self.skipped += len(candidates)
-        chosen = [c for found in kinds.values() for c in found[: self.effort.refined]]
+        chosen = []
+        for (_, _, number), found in kinds.items():
+            chosen += found[: max(1, self.effort.refined // number)]
         self.skipped -= len(chosen)
         return chosen
 
@@ -200,10 +206,10 @@ class Candidates:
             lists.append(self.coarse.chains(group, share, self.effort.chains))
         if not all(lists):
             return
-        for chosen in _matching(lists, self.effort.combined):
+        for chosen in _matching(lists):
             for chains in self._rounded(chosen):
                 parts = split_batch(chains, total)
-                if parts is None or not _spreadable(parts):
+                if parts is None or not self._possible(parts):
                     continue
                 cross = self._cross_seconds(chains)
                 end = max(
@@ -226,6 +232,10 @@ class Candidates:
                 yield (replace(chain, copies=copies),)
                 return
 
+    def _possible(self, parts: Sequence[Part]) -> bool:
+        """Tell whether expert groups come out even, and all chips are used that must be."""
+        return _spreadable(parts) and uses_enough(_chips(parts), self.problem)
+
     def _cross_seconds(self, chains: tuple[Chain, ...]) -> float:
         """Return the gradient traffic between chains of different pools, roughly."""
         pools = [config.pool for chain in chains for config in chain.configs]
@@ -244,9 +254,21 @@ class Candidates:
             cluster = self.problem.cluster
             link = cluster.link(_first_chip(cluster.pool(pool)), _first_chip(cluster.pool(other)))
             self._pair_bandwidth[pool, other] = 0.8 * link.contended_bandwidth
+        # Copies reduce among themselves first; each then carries its part between the pools.
         chips = sum(n * c.width for c, n in zip(chain.configs, chain.stages, strict=True))
-        volume = 1.5 * self._gradient_bytes / chips
+        volume = 1.5 * self._gradient_bytes / (chips * chain.copies)
         return max(0.0, volume / self._pair_bandwidth[pool, other] - 0.3 * chain.pace)
+
+
+def _chips(parts: Sequence[Part]) -> dict[str, int]:
+    """Return how many chips of each pool take part."""
+    used: dict[str, int] = {}
+    for part in parts:
+        chain = part.chain
+        for config, stages in zip(chain.configs, chain.stages, strict=True):
+            each = stages * config.width * (chain.sequences // config.sequences)
+            used[config.pool] = used.get(config.pool, 0) + each * part.copies
+    return used
 
 
 def _spreadable(parts: Sequence[Part]) -> bool:
@@ -259,13 +281,12 @@ def _spreadable(parts: Sequence[Part]) -> bool:
     )
 
 
-def _matching(lists: list[list[Chain]], most: int) -> Iterator[tuple[Chain, ...]]:
-    """Yield one chain of every list, all of one schedule and shard level, `most` of each kind."""
+def _matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
+    """Yield one chain of every list, all of one schedule and shard level."""
     kinds = dict.fromkeys((c.schedule.kind, c.shard) for c in lists[0])
     for kind in kinds:
         alike = [[c for c in chains if (c.schedule.kind, c.shard) == kind] for chains in lists]
-        few = max(1, math.floor(most ** (1.0 / len(lists)) + 1e-9))
-        yield from itertools.product(*(chains[:few] for chains in alike))
+        yield from itertools.product(*alike)
 
 
 def _first_chip(pool: Pool) -> Position:

@@ -20,7 +20,6 @@ class Effort:
     candidates: int = 4
     most_candidates: int = 14  # as long as something left promises more
     whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
-    combined: int = 9  # chains of several groups, per schedule and shard level
     chains: int = 4  # per group of pools, schedule and shard level
     alone: int = 3  # candidates for each pool by itself
     polished: int = 2

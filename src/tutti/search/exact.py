@@ -33,6 +33,7 @@ from tutti.search.draft import (
     has_experts,
     to_plan,
 )
+from tutti.search.keeping import draft_keeps
 from tutti.search.settle import Settler
 from tutti.search.space import Problem
 from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
@@ -279,6 +280,8 @@ class _Exact:
             raise TooLargeError
         self._tried.add(draft)
         problem = self.problem
+        if not draft_keeps(draft, problem):
+            return
         made = with_orders(draft, self.tables)
         plan = to_plan(made, self.tables.references, problem.job, problem.model, problem.cluster)
         if check_plan(plan, problem.model, problem.cluster):

@@ -65,6 +65,8 @@ class Grid:
             ep = o.ep[self.pick[:, k]]
             wide = o.width[self.pick[:, k]] * (self.per_copy // o.sequences[self.pick[:, k]])
             keep &= (ep == 1) | ((wide * self.copies) % ep == 0)
+            if not problem.space.idle:
+                keep &= wide * self.copies * self.stages[:, k] == o.chips
         for name in ("pick", "per_copy", "copies", "stages"):
             setattr(self, name, getattr(self, name)[keep])
 

@@ -18,6 +18,7 @@ from tutti.search.draft import Draft
 from tutti.search.effort import Effort, Progress, Report, silent
 from tutti.search.exact import TooLargeError, search_exactly
 from tutti.search.infeasible import explain_infeasible
+from tutti.search.keeping import plan_keeps
 from tutti.search.objective import rates, value, value_bound
 from tutti.search.result import Alone, Pruned, SearchResult, Settled
 from tutti.search.settle import (
@@ -93,6 +94,7 @@ class Search:
         self.state = _State()
         self.interrupted = False
         self.per_second = rates(self.problem)
+        self.corrections: dict[object, float] = {}  # by kind and by shape of candidates
 
     def run_exactly(self) -> _State | None:
         """Search a small space whole; None where it is too large, or nothing in it fits."""
@@ -118,33 +120,34 @@ class Search:
         budget = self.effort.budget(self.problem.cluster.num_chips)
         try:
             left = self.source.all()
-            corrections: dict[object, float] = {}
             for number in itertools.count():
-                candidate = min(
-                    left, key=lambda c: c.value * corrections.get(c.kind, 1.0), default=None
-                )
-                if candidate is None or self._enough(candidate, corrections, number, budget):
+                candidate = min(left, key=self._promise, default=None)
+                if candidate is None or self._enough(candidate, number, budget):
                     break
                 left.remove(candidate)
-                corrections[candidate.kind] = self._settle(candidate)
+                found = self._settle(candidate)
+                self.corrections[candidate.kind] = self.corrections[candidate.shape] = found
             self.state.skipped += len(left)
             self._polish()
         except KeyboardInterrupt:
             self.interrupted = True
         return self.state
 
-    def _enough(
-        self, candidate: Candidate, corrections: dict[object, float], number: int, budget: int
-    ) -> bool:
-        """Tell whether the best plan stands: nothing left promises more, or the work is done.
+    def _promise(self, candidate: Candidate) -> float:
+        """Return what a candidate is likely worth.
 
-        What a kind of strategy turned out to take, over what it promised, is held against the
-        others of its kind.
+        What the same chains took under another schedule, over what they promised, is held against
+        them; where those were not simulated, what others of their kind took.
         """
+        known = self.corrections
+        return candidate.value * known.get(candidate.shape, known.get(candidate.kind, 1.0))
+
+    def _enough(self, candidate: Candidate, number: int, budget: int) -> bool:
+        """Tell whether the best plan stands: nothing left promises more, or the work is done."""
         best = self.state.best
         if best is None:
             return number >= MOST_TRIED
-        promised = candidate.value * corrections.get(candidate.kind, 1.0) / WORTH_A_LOOK
+        promised = self._promise(candidate) / WORTH_A_LOOK
         if number >= self.effort.most_candidates or self.settler.instructions > 4 * budget:
             return True
         spent = number >= self.effort.candidates or self.settler.instructions > budget
@@ -231,7 +234,11 @@ def plan(
                         lower_bound_seconds=bound))  # fmt: skip
         try:
             uniform = _uniform(tables)
-            if isinstance(uniform, Settled) and search.worth(uniform) < search.worth(best):
+            if (
+                isinstance(uniform, Settled)
+                and plan_keeps(uniform.plan, problem)
+                and search.worth(uniform) < search.worth(best)
+            ):
                 best, runner_up = uniform, best  # nothing uneven pays here
             alone, missing = _alone(tables, effort, best)
         except KeyboardInterrupt:

@@ -6,6 +6,7 @@ with the option's name in the message.
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind
-from tutti.search.effort import Effort, Report
+from tutti.search.effort import Effort, Report, silent
 from tutti.search.objective import rates
 from tutti.search.planner import plan
 from tutti.search.result import Objective, SearchResult
@@ -158,34 +159,26 @@ def ask(
     model: str | os.PathLike[str] | ModelSpec,
     cluster: str | os.PathLike[str] | Cluster,
     *,
-    global_batch: int | None = None,
-    sequence_length: int | None = None,
-    precision: str = "bf16",
-    objective: str = "time",
-    sources: Sources | None = None,
     effort: Effort | None = None,
-    report: Report | None = None,
+    report: Report = silent,
     compare: bool = True,
-    **limits: Any,
+    **options: Any,
 ) -> SearchResult:
     """Search the best plan: what `tutti.plan(model, cluster, …)` calls.
 
-    `limits` are the fields of `Limits`, such as `tp_max=4` or `offload=False`.
+    `options` are those of `make_problem` and the fields of `Limits`, such as `global_batch=512`,
+    `tp_max=4` or `offload=False`.
     """
-    known = Limits.__dataclass_fields__
-    for name in limits:
-        if name not in known:
+    asked = set(inspect.signature(make_problem).parameters) - {"model", "cluster", "limits"}
+    limits = Limits.__dataclass_fields__
+    for name in options:
+        if name not in limits and name not in asked:
+            known = [*sorted(asked), *limits]
             raise InputError(f"plan: unknown option '{name}'; {hint(name, known)}")
     problem = make_problem(
         model,
         cluster,
-        global_batch=global_batch,
-        sequence_length=sequence_length,
-        precision=precision,
-        objective=objective,
-        limits=Limits(**limits),
-        sources=sources,
+        limits=Limits(**{name: value for name, value in options.items() if name in limits}),
+        **{name: value for name, value in options.items() if name in asked},
     )
-    if report is None:
-        return plan(problem, effort=effort, compare=compare)
     return plan(problem, effort=effort, compare=compare, report=report)

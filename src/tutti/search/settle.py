@@ -18,6 +18,7 @@ from tutti.schedule.instruction import Op
 from tutti.schedule.listing import OPS
 from tutti.search.build import Part, draft_of
 from tutti.search.draft import Draft, Placement, canonical, to_plan
+from tutti.search.keeping import draft_keeps
 from tutti.search.result import Settled
 from tutti.search.tables import Tables
 from tutti.simulate.estimate import Estimate, estimate
@@ -100,7 +101,7 @@ class Settler:
         spared: dict[str, float] = {}
         draft = draft_of(self.tables, parts, placement=placement)
         for _ in range(_ATTEMPTS):
-            if draft is None:
+            if draft is None or not draft_keeps(draft, self.tables.problem):
                 return None
             found = self.quick(draft)
             if found.fits:

@@ -43,7 +43,7 @@ class Space:
     max_stages: int | None = None
     pools: tuple[str, ...] | None = None  # None: all; others stay idle
     uneven_units: bool = True
-    uneven_shares: bool = True
+    uneven_shares: bool = True  # replicas of one stage that take unequally many sequences
     mixed_stages: bool = True  # replicas of unlike chips in one stage
     mixed_pipelines: bool = True  # unlike chips along one pipeline
     several_pipelines: bool = True

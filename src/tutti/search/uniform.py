@@ -35,6 +35,11 @@ class _Priced:
     seconds: float
     stages: tuple[tuple[str, ...], ...]  # pools of each stage
 
+    @property
+    def kind(self) -> object:
+        """What candidates have in common whose prices err alike."""
+        return (self.schedule, self.degrees.shard, self.degrees.recompute)
+
 
 def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | str:
     """Return the best uniform plan that fits, or why there is none."""
@@ -44,10 +49,13 @@ def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | st
     heapq.heapify(queue)
     best: tuple[Plan, Estimate] | None = None
     tried = 0
+    known: set[object] = set()  # kinds of which the best was simulated: their prices err alike
     while queue and tried < 5 * SIMULATED:
         seconds, _, candidate = heapq.heappop(queue)
         if best is not None and (tried >= SIMULATED or seconds > 1.05 * best[1].step_seconds):
             break
+        if candidate.kind in known:
+            continue
         if not _fits_everywhere(tables, candidate):
             for other in _relieved(tables, candidate):
                 heapq.heappush(queue, (other.seconds, str(other.degrees), other))
@@ -59,6 +67,7 @@ def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | st
         found = settler.price(plan)
         if not (found.fits or tables.problem.unlimited_memory):
             continue
+        known.add(candidate.kind)
         if best is None or found.step_seconds < best[1].step_seconds:
             best = (plan, found)
     return best or "no uniform degrees fit into memory"

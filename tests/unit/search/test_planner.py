@@ -138,6 +138,62 @@ def test_even_units_where_the_space_knows_no_others():
         assert max(blocks) - min(blocks) <= 1
 
 
+def used_chips(found):
+    used = {}
+    for _, _, stage in found.stages():
+        for replica in stage.replicas:
+            pool = replica.chips.pools[0]
+            used[pool] = used.get(pool, 0) + replica.num_chips
+    return used
+
+
+@pytest.mark.parametrize("batch", [64, 60])  # at 60 it pays to leave chips out
+def test_all_chips_take_part_where_none_may_be_left_out(batch):
+    asked = problem(space=Space(idle=False), job=Job(sequence_length=2048, global_batch=batch))
+    found = plan(asked, compare=False).best.plan
+    assert used_chips(found) == {pool.name: pool.num_chips for pool in asked.cluster.pools}
+    assert len(found.idle) == 0
+
+
+def mixed_by_force(**narrow):
+    """Two pools of equal chips under two names: one pipeline each would be written as one."""
+    cluster = Cluster.load("small-mixed")
+    first = replace(cluster.pool("a100"), name="one")
+    pools = (first, replace(first, name="other"))
+    links = tuple(replace(link, pools=("one", "other")) for link in cluster.fabric.links[:1])
+    twins = replace(cluster, pools=pools, fabric=replace(cluster.fabric, links=links))
+    space = Space(mixed_pipelines=False, shard=(0, 1), **narrow)
+    return problem(cluster="small-mixed", space=space), twins
+
+
+def stages_of(found):
+    return [
+        {(r.chips.pools[0], r.sequences) for r in stage.replicas} for _, _, stage in found.stages()
+    ]
+
+
+def test_no_stage_holds_unlike_chips_where_none_may():
+    asked, twins = mixed_by_force()
+    free = plan(replace(asked, cluster=twins), compare=False).best.plan
+    assert any(len({pool for pool, _ in stage}) > 1 for stage in stages_of(free))
+    asked, twins = mixed_by_force(mixed_stages=False)
+    found = plan(replace(asked, cluster=twins)).best.plan
+    assert all(len({pool for pool, _ in stage}) == 1 for stage in stages_of(found))
+
+
+def test_replicas_of_a_stage_share_alike_where_they_must():
+    space = Space(uneven_shares=False)
+    found = plan(problem(space=space)).best.plan
+    assert all(len({shares for _, shares in stage}) == 1 for stage in stages_of(found))
+
+
+def test_one_pipeline_where_there_may_be_one_only():
+    asked = problem(
+        space=Space(several_pipelines=False), job=Job(sequence_length=2048, global_batch=60)
+    )
+    assert len(plan(asked).best.plan.pipelines) == 1
+
+
 def test_an_objective_needs_its_figures():
     with pytest.raises(InputError, match="price_per_chip_hour"):
         plan(problem(objective=Objective.COST), compare=False)

@@ -1,0 +1,59 @@
+"""Whether a strategy keeps to what its Space leaves: the limits that show only in whole plans.
+
+Degrees, schedules and the like are chosen from the Space to begin with. Which chips meet in a
+stage, how they share it and whether some are left out is seen when a strategy is put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tutti.plan.plan import Plan
+from tutti.search.draft import Draft, canonical
+from tutti.search.space import Problem, Space
+
+Stage = Sequence[tuple[str, int]]  # pool and sequences of its replicas
+
+
+def draft_keeps(draft: Draft, problem: Problem) -> bool:
+    """Tell whether a draft, as it would be written, keeps to the problem's space."""
+    pipelines = [
+        [[(r.config.pool, r.config.sequences) for r in stage.replicas] for stage in p.stages]
+        for p in canonical(draft).pipelines
+    ]
+    return _keeps(problem.space, pipelines) and uses_enough(draft.chips(), problem)
+
+
+def plan_keeps(plan: Plan, problem: Problem) -> bool:
+    """Tell whether a plan that was made by other rules keeps to the problem's space."""
+    pipelines = [
+        [[(r.chips.pools[0], r.sequences) for r in stage.replicas] for stage in p.stages]
+        for p in plan.pipelines
+    ]
+    used: dict[str, int] = {}
+    for _, _, stage in plan.stages():
+        for replica in stage.replicas:
+            pool = replica.chips.pools[0]
+            used[pool] = used.get(pool, 0) + replica.num_chips
+    return _keeps(problem.space, pipelines) and uses_enough(used, problem)
+
+
+def uses_enough(chips: dict[str, int], problem: Problem) -> bool:
+    """Tell whether all chips take part, where none may be left out."""
+    if problem.space.idle:
+        return True
+    return all(chips.get(pool.name, 0) == pool.num_chips for pool in problem.pools)
+
+
+def _keeps(space: Space, pipelines: Sequence[Sequence[Stage]]) -> bool:
+    stages = [stage for pipeline in pipelines for stage in pipeline]
+    if not space.mixed_stages and any(len({pool for pool, _ in s}) > 1 for s in stages):
+        return False
+    if not space.uneven_shares and any(len({shares for _, shares in s}) > 1 for s in stages):
+        return False
+    if not space.several_pipelines and len(pipelines) > 1:
+        return False
+    return space.mixed_pipelines or all(
+        len({tuple(sorted({pool for pool, _ in stage})) for stage in pipeline}) == 1
+        for pipeline in pipelines
+    )

@@ -1,0 +1,71 @@
+"""Which strategies a Space leaves, seen on whole drafts and plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.search.test_planner import problem
+from tutti.search.draft import Draft, PipelineDraft, ReplicaDraft, StageDraft, to_plan
+from tutti.search.keeping import draft_keeps, plan_keeps, uses_enough
+from tutti.search.space import Space
+from tutti.search.tables import Config, Tables
+
+UNITS = ((0, 14),)  # of the problem's model
+
+
+def pipeline(*groups: tuple[str, int, int], count: int = 2):
+    """One stage of (pool, copies, sequences) groups."""
+    replicas = tuple(
+        ReplicaDraft(config=Config(pool, sequences=sequences), copies=copies)
+        for pool, copies, sequences in groups
+    )
+    return PipelineDraft(micro_batches=count, stages=(StageDraft(units=UNITS, replicas=replicas),))
+
+
+ALIKE = Draft(pipelines=(pipeline(("h100", 8, 1)), pipeline(("a100", 8, 1))))
+MIXED = Draft(pipelines=(pipeline(("h100", 8, 2), ("a100", 16, 1)),))
+APART = Draft(pipelines=(pipeline(("h100", 8, 1)), pipeline(("a100", 16, 1), count=3)))
+
+
+def along() -> Draft:
+    ends = zip(((0, 6), (6, 14)), ("h100", "a100"), strict=True)
+    stages = tuple(
+        StageDraft(units=(span,), replicas=(ReplicaDraft(config=Config(pool), copies=8),))
+        for span, pool in ends
+    )
+    return Draft(pipelines=(PipelineDraft(micro_batches=8, stages=stages),))
+
+
+ALONG = along()
+
+
+@pytest.mark.parametrize(
+    ("draft", "narrow", "keeps"),
+    [
+        (ALIKE, {}, True),
+        (ALIKE, {"mixed_stages": False}, False),  # written as one pipeline
+        (ALIKE, {"uneven_shares": False}, True),
+        (ALIKE, {"several_pipelines": False}, True),
+        (MIXED, {"mixed_stages": False}, False),
+        (MIXED, {"uneven_shares": False}, False),
+        (MIXED, {"mixed_pipelines": False}, True),
+        (APART, {"mixed_stages": False}, True),
+        (APART, {"several_pipelines": False}, False),
+        (ALONG, {"mixed_pipelines": False}, False),
+        (ALONG, {"mixed_stages": False}, True),
+        (ALONG, {"idle": False}, False),
+    ],
+)
+def test_a_space_leaves_what_it_says(draft, narrow, keeps):
+    asked = problem(space=Space(**narrow))
+    assert draft_keeps(draft, asked) is keeps
+    tables = Tables(asked)
+    made = to_plan(draft, tables.references, asked.job, asked.model, asked.cluster)
+    assert plan_keeps(made, asked) is keeps
+
+
+def test_chips_of_pools_that_may_not_take_part_are_not_missed():
+    asked = problem(space=Space(idle=False, pools=("h100",)))
+    assert uses_enough({"h100": 8}, asked)
+    assert not uses_enough({"h100": 7}, asked)
+    assert not uses_enough({"h100": 8}, problem(space=Space(idle=False)))

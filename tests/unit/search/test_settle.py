@@ -1,0 +1,84 @@
+"""Nothing unproven leaves: what the search says of a plan is held against the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+
+from tests.unit.search.test_planner import problem
+from tutti.plan.job import Job, ScheduleKind
+from tutti.search import planner, settle
+from tutti.search.build import Part, draft_of
+from tutti.search.chains import Chain, ScheduleOption
+from tutti.search.effort import Effort
+from tutti.search.planner import plan
+from tutti.search.settle import SearchDisagreementError, Settler, require_agreement
+from tutti.search.space import Space
+from tutti.search.summary import summary_of
+from tutti.search.tables import Config, Tables
+
+FEW = Effort(candidates=1, most_candidates=1, chains=1, refined=1)
+NARROW = Space(tp=(1,), cp=(1,), schedules=(ScheduleKind.ONE_F_ONE_B,), shard=(1,), offload=())
+
+
+def test_prices_agree_or_it_is_an_error():
+    require_agreement("a plan", 1.0, 1.0 + 1e-10, settle.SAME)
+    with pytest.raises(SearchDisagreementError, match="a plan: the search says 1, the simulator"):
+        require_agreement("a plan", 1.0, 1.0 + 1e-8, settle.SAME)
+
+
+def test_a_price_that_the_search_made_up_is_an_error():
+    true = Settler.price
+
+    def flattering(self, made):
+        found = true(self, made)
+        return replace(found, step_seconds=0.999 * found.step_seconds)
+
+    with (
+        mock.patch.object(Settler, "price", flattering),
+        pytest.raises(SearchDisagreementError, match="the search says"),
+    ):
+        plan(problem(space=NARROW), effort=FEW, compare=False)
+
+
+def test_a_schedule_that_fails_its_check_does_not_leave():
+    with (
+        mock.patch.object(settle, "check_schedule", return_value=["a rank waits for ever"]),
+        pytest.raises(SearchDisagreementError, match="a rank waits for ever"),
+    ):
+        plan(problem(space=NARROW), effort=FEW, compare=False)
+
+
+def long_step() -> tuple[Settler, planner.Draft]:
+    asked = problem(job=Job(sequence_length=2048, global_batch=8192))
+    tables = Tables(asked)
+    chain = Chain(
+        configs=(Config("a100"),), stages=(4,), copies=4, sequences=1,
+        schedule=ScheduleOption(kind=ScheduleKind.ONE_F_ONE_B), shard=1, pace=1.0, fill=0.0,
+        closing=0.0,
+    )  # fmt: skip
+    draft = draft_of(tables, (Part(chain=chain, copies=4, micro_batches=2048),))
+    assert draft is not None
+    return Settler(tables), draft
+
+
+def test_the_beginning_of_a_long_step_tells_its_length():
+    settler, draft = long_step()
+    short = settler.quick(draft)
+    assert short.whole is None
+    made = settler.plan_of(draft)
+    whole = settler.price(made)
+    require_agreement(summary_of(made), short.seconds, whole.step_seconds, 0.002)
+
+
+def test_a_short_step_is_simulated_whole_and_once():
+    settler, draft = long_step()
+    brief = replace(draft, pipelines=(replace(draft.pipelines[0], micro_batches=64),))
+    job = replace(settler.tables.problem.job, global_batch=brief.sequences)
+    settler.tables = settler.tables.for_problem(replace(settler.tables.problem, job=job))
+    found = settler.quick(brief)
+    assert settler.simulated == 1
+    assert found.whole is not None
+    assert found.whole[1].step_seconds == found.seconds
