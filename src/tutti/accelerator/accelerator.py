@@ -64,6 +64,11 @@ class Accelerator(ABC):
 
     # --- memory ----------------------------------------------------------------------------
 
+    @property
+    def counts_memory(self) -> bool:
+        """Whether `memory` tells of this process's tensors alone."""
+        return True
+
     @abstractmethod
     def memory(self) -> MemoryUse:
         """Return how many bytes are in use."""

@@ -215,7 +215,7 @@ def measure(
                     lambda call=case.call, ops=forced: call(ops),  # type: ignore[misc]
                     case.leaves,
                 )
-        times = side_by_side(accelerator, functions, rounds=rounds, captured=True)
+        times = side_by_side(accelerator, functions, rounds=rounds)
         yield OperatorRow(
             model=spec.name,
             operator=case.operator,

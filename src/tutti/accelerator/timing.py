@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tutti.accelerator.accelerator import Accelerator
+from tutti.accelerator.profiling.timer import Samples, timer_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class Timed:
     """What one function took."""
 
     seconds: float  # median
-    spread: float  # (third quartile − first) ÷ median
+    spread: float  # half the distance between the quartiles ÷ median
     peak_bytes: int  # above what was in use before; 0 where the device keeps no count
 
 
@@ -32,7 +32,9 @@ def seconds_of(accelerator: Accelerator, function: Callable[[], Any], *, inner: 
 
 
 def peak_of(accelerator: Accelerator, function: Callable[[], Any]) -> int:
-    """Return the memory that one call needs beyond what is in use."""
+    """Return the memory that one call needs beyond what is in use; 0 where nobody counts it."""
+    if not accelerator.counts_memory:
+        return 0
     accelerator.synchronize()
     accelerator.reset_peak()
     before = accelerator.memory().allocated
@@ -49,39 +51,28 @@ def side_by_side(
     *,
     rounds: int = 20,
     warm_up: int = 3,
-    least_s: float = 2e-3,
-    captured: bool = False,
 ) -> dict[str, Timed]:
     """Time functions in turn, round by round, so that a noisy moment falls on all of them.
 
-    With `captured`, what is timed is a graph of the function's kernels where the device has graphs:
-    the device's own time, whatever the host takes to launch them.
+    What counts is the device's own time: the host issues a sample's calls before they start.
     """
-    inner: dict[str, int] = {}
+    timer = timer_for(accelerator)
+    calls: dict[str, int] = {}
     peaks: dict[str, int] = {}
-    replays: dict[str, Callable[[], Any]] = {}
+    samples = {name: Samples() for name in functions}
     for name, function in functions.items():
         for _ in range(warm_up):
             function()
         peaks[name] = peak_of(accelerator, function)
-        replay = accelerator.capture(function) if captured else None
-        replays[name] = replay or function
-        once = seconds_of(accelerator, replays[name])
-        inner[name] = max(1, min(100, int(least_s / max(once, 1e-7))))
-    samples: dict[str, list[float]] = {name: [] for name in functions}
+        trial = Samples()
+        for _ in range(2):  # the first one tells how long the host takes to issue a call
+            timer.sample(function, 1, trial)
+        calls[name] = timer.calls_for(min(trial.seconds))
+        samples[name].issue_s = trial.issue_s
     for _ in range(rounds):
-        for name, function in replays.items():
-            samples[name].append(seconds_of(accelerator, function, inner=inner[name]))
+        for name, function in functions.items():
+            timer.sample(function, calls[name], samples[name])
     return {
-        name: Timed(
-            seconds=statistics.median(values), spread=_spread(values), peak_bytes=peaks[name]
-        )
-        for name, values in samples.items()
+        name: Timed(seconds=found.median, spread=found.spread, peak_bytes=peaks[name])
+        for name, found in samples.items()
     }
-
-
-def _spread(values: list[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    first, middle, third = statistics.quantiles(values, n=4)
-    return (third - first) / middle

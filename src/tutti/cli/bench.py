@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli import bench_blocks, bench_operators, bench_plan
+from tutti.cli import bench_blocks, bench_comm, bench_operators, bench_plan
 from tutti.cli.output import Json, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ app = typer.Typer(help="Benchmarks behind the README's figures.", no_args_is_hel
 app.command()(bench_plan.plan)
 app.command()(bench_blocks.blocks)
 app.command()(bench_operators.operators)
+app.command()(bench_comm.comm)
 
 
 @app.callback()

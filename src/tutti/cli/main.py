@@ -19,6 +19,7 @@ from tutti.cli import (
     calibrate,
     chips,
     cluster,
+    comm,
     convert,
     model,
     plan,
@@ -46,6 +47,7 @@ app.add_typer(bench.app, name="bench")
 app.command()(calibrate.calibrate)
 app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(comm.app, name="comm")
 app.command()(convert.convert)
 app.add_typer(model.app, name="model")
 app.command()(plan.plan)

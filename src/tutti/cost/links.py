@@ -35,6 +35,7 @@ class GroupLinks:
     wires: tuple[tuple[Edge, Wire], ...]
     pools: tuple[str, ...] = ()  # whose chips take part, in the cluster's order
     nodes: int = 1
+    rates: tuple[float, ...] = ()  # bytes per second of each seat's share of its NIC, where known
 
     def wire(self, edge: Edge) -> Wire:
         """Return the wire of a kind of edge; the fabric's slowest where no pair of it was seen."""

@@ -9,6 +9,7 @@ pace of the slowest. `comm` executes, and the simulator prices, what is chosen h
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tutti.collective import CollectiveProgram, Operation, algorithms, build
@@ -17,6 +18,8 @@ from tutti.collective.layout import Layout
 from tutti.collective.load import load
 from tutti.collective.program import Action
 from tutti.cost.links import GroupLinks, Wire
+from tutti.cost.rated import rated_price
+from tutti.cost.tuned import Tuned
 
 _CHUNKS = (1, 2, 4, 8, 16)
 _LARGE = 256  # ranks, above which algorithms whose price takes long to find are left out
@@ -47,6 +50,8 @@ def program_seconds(
     program: CollectiveProgram, num_bytes: float, links: GroupLinks, efficiency: Efficiency
 ) -> float:
     """Return how long a program takes for `num_bytes` of whole buffer."""
+    if links.rates:
+        return rated_price(program, links).seconds(num_bytes, program.chunks)
     return _pipelined(_step_prices(program, links, efficiency), num_bytes, program.chunks)
 
 
@@ -107,11 +112,13 @@ def choose_program(
     efficiency: Efficiency,
     *,
     native_across: bool = False,
+    tuned: Tuned | None = None,
 ) -> Choice:
     """Return the cheapest program for an operation on `num_bytes` of whole buffer.
 
     `native_across` says that one vendor's library spans the whole group; otherwise a native
-    collective is possible only inside one island.
+    collective is possible only inside one island. `tuned` holds measured times, which count where
+    a program was measured near this size.
     """
     group = links.group
     if group.size == 1 or num_bytes <= 0:
@@ -120,11 +127,13 @@ def choose_program(
     for name in candidates(operation, group):
         if name == "native" and len(group.islands) > 1 and not native_across:
             continue
-        prices = _step_prices(_build(operation, name, group), links, efficiency)
+        price = _price(_build(operation, name, group), links, efficiency)
         priced += [
-            (_pipelined(prices, num_bytes, chunks), name, chunks)
+            (price(num_bytes, chunks), name, chunks)
             for chunks in (_CHUNKS if len(group.islands) > 1 else (1,))
         ]
+    if tuned is not None:
+        priced = tuned.corrected(operation, group, num_bytes, priced)
     priced.sort()
     seconds, name, chunks = priced[0]
     best: dict[str, tuple[str, int, float]] = {}
@@ -147,8 +156,18 @@ def price_named(
         return Choice(algorithm="none", chunks=1, seconds=0.0)
     if algorithm not in algorithms(operation, group):
         return None
-    prices = _step_prices(_build(operation, algorithm, group), links, efficiency)
-    return Choice(algorithm=algorithm, chunks=chunks, seconds=_pipelined(prices, num_bytes, chunks))
+    price = _price(_build(operation, algorithm, group), links, efficiency)
+    return Choice(algorithm=algorithm, chunks=chunks, seconds=price(num_bytes, chunks))
+
+
+def _price(
+    program: CollectiveProgram, links: GroupLinks, efficiency: Efficiency
+) -> Callable[[float, int], float]:
+    """Return the seconds of a program as a function of bytes and chunks."""
+    if links.rates and links.group.size <= _LARGE:
+        return rated_price(program, links).seconds
+    prices = _step_prices(program, links, efficiency)
+    return lambda num_bytes, chunks: _pipelined(prices, num_bytes, chunks)
 
 
 @functools.lru_cache(maxsize=4096)

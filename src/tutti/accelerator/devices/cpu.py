@@ -54,6 +54,11 @@ class CpuAccelerator(Accelerator):
         self._tracker: MemoryTracker | None = None
         self._peak = 0
 
+    @property
+    def counts_memory(self) -> bool:
+        """Whether a limit is set, and so tensors are tracked."""
+        return self._tracker is not None
+
     def memory(self) -> MemoryUse:
         """Return tracked bytes under a limit, else the process's resident size."""
         if self._tracker is not None:

@@ -21,13 +21,15 @@ import torch
 from tutti.accelerator.accelerator import Accelerator
 
 Run = Callable[[], Any]
-FILL_SIDE = 4096  # of the product that keeps a device busy while its queue is filled
 # The small product that tells the pace of a host: its side, how long it is repeated, at least and
 # as a share of the sample; how many make the pace of now and the usual one; what is taken out at
 # most. One alone scatters more than what it is to correct: other jobs come and go in seconds.
 PACE_SIDE, PACE_S, PACE_SHARE = 192, 1e-3, 0.03
 RECENT_PACES, FIRST_PACES, MOST_PACES, MOST_SLOWED = 15, 40, 2000, 0.5
 MOST_CALLS = 200  # per sample; device queues hold about a thousand
+# The product that keeps a device busy while its queue is filled: the first that takes so long.
+FILL_SIDES = (256, 1024, 4096)
+LEAST_FILL_S = 1e-4
 
 
 @dataclass(slots=True)
@@ -127,18 +129,27 @@ class QueueTimer(Timer):
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        side = torch.randn(FILL_SIDE, FILL_SIDE, device=accelerator.device, dtype=torch.bfloat16)
-        self._fill_once: Run = lambda: torch.mm(side, side)
+        for side in FILL_SIDES:
+            self._fill_once = self._product(side)
+            self._fill_s = self._seconds_of_fill()
+            if self._fill_s >= LEAST_FILL_S:
+                break
+
+    def _product(self, side: int) -> Run:
+        square = torch.randn(side, side, device=self._accelerator.device, dtype=torch.bfloat16)
+        return lambda: torch.mm(square, square)
+
+    def _seconds_of_fill(self) -> float:
         for _ in range(3):
             self._fill_once()
-        accelerator.synchronize()
-        start, end = (accelerator.event(timed=True) for _ in range(2))
+        self._accelerator.synchronize()
+        start, end = (self._accelerator.event(timed=True) for _ in range(2))
         start.record()
         for _ in range(10):
             self._fill_once()
         end.record()
         end.synchronize()
-        self._fill_s = max(1e-5, end.seconds_since(start) / 10)
+        return max(1e-5, end.seconds_since(start) / 10)
 
     def sample(self, run: Run, calls: int, samples: Samples, *, ahead: bool = True) -> None:
         """Add one sample of so many calls; with `ahead` the queue is filled before the first."""

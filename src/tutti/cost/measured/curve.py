@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from tutti.cost.arrays import FloatArray
 
-REACHES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # octaves over which shapes tell of each other
-NUGGETS = (1e-3, 1e-2, 0.1)  # the noise's part of the variance
+REACHES = (1.0, 2.0, 4.0, 8.0, 16.0)  # octaves over which shapes tell of each other
+NUGGETS = (1e-3, 1e-2, 0.1, 0.5)  # the noise's part of the variance
 MOST_TRIED = 240  # measurements by which reach and noise are chosen
 EDGE = 0.5  # octaves beyond the measured box that still count as inside
 _ROOT3 = 3.0**0.5

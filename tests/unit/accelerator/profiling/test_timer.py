@@ -43,7 +43,7 @@ def test_short_calls_are_repeated_within_a_sample():
 def test_a_queue_is_filled_before_the_calls(monkeypatch):
     accelerator = open_accelerator("cpu")
     assert isinstance(timer_for(accelerator), HostTimer)
-    monkeypatch.setattr("tutti.accelerator.profiling.timer.FILL_SIDE", 32)
+    monkeypatch.setattr("tutti.accelerator.profiling.timer.FILL_SIDES", (32,))
     timer = QueueTimer(accelerator)
     order: list[str] = []
     fill = timer._fill_once

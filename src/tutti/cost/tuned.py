@@ -1,0 +1,80 @@
+"""Measured times of collective programs, as `tutti bench comm --tune` writes them into a Profile.
+
+A program's time on a shape of group is known at some sizes; between them it is interpolated, and
+beyond them the price is scaled by what the nearest size measured against it. A program that was not
+measured at all keeps its price times what those that were measured took against theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
+
+from tutti.collective import Group, Operation
+from tutti.hardware.profile import CollectiveTime
+
+Priced = tuple[float, str, int]  # seconds, algorithm, chunks
+
+
+def group_shape(group: Group) -> str:
+    """Return the shape of a group: sizes, rails and relative NICs of its islands, not ranks."""
+    slowest = min((b for i in group.islands for b in i.bandwidths if b), default=1.0)
+    found = []
+    for island in group.islands:
+        rails = "".join(f"r{rail}" for rail in island.rails)
+        nics = ":".join(f"{b / slowest:.3g}" for b in island.bandwidths)
+        found.append(f"{island.size}{'/' + rails if rails else ''}{'@' + nics if nics else ''}")
+    return " ".join(found)
+
+
+class Tuned:
+    """The measured table of a Profile."""
+
+    def __init__(self, measured: Iterable[CollectiveTime]) -> None:
+        self._times: dict[tuple[str, str, str, int], list[tuple[float, float]]] = defaultdict(list)
+        for one in measured:
+            key = (one.operation, one.group, one.algorithm, one.chunks)
+            self._times[key].append((one.bytes, one.seconds))
+        for points in self._times.values():
+            points.sort()
+
+    def __bool__(self) -> bool:
+        return bool(self._times)
+
+    def seconds(
+        self, operation: Operation, shape: str, algorithm: str, chunks: int, num_bytes: float
+    ) -> float | None:
+        """Return a measured time, between measured sizes interpolated; None outside them."""
+        points = self._times.get((operation.value, shape, algorithm, chunks), [])
+        if not points or not points[0][0] * 0.75 <= num_bytes <= points[-1][0] * 1.5:
+            return None
+        at = bisect_left([size for size, _ in points], num_bytes)
+        if at == 0 or at == len(points):
+            size, seconds = points[min(at, len(points) - 1)]
+            return seconds * num_bytes / size
+        (low, a), (high, b) = points[at - 1], points[at]
+        share = math.log(num_bytes / low) / math.log(high / low)
+        return math.exp((1 - share) * math.log(a) + share * math.log(b))
+
+    def corrected(
+        self, operation: Operation, group: Group, num_bytes: float, priced: list[Priced]
+    ) -> list[Priced]:
+        """Return prices with measured times in their place."""
+        shape = group_shape(group)
+        measured: dict[tuple[str, int], float] = {}
+        ratios = []
+        for seconds, algorithm, chunks in priced:
+            found = self.seconds(operation, shape, algorithm, chunks, num_bytes)
+            if found is not None:
+                measured[algorithm, chunks] = found
+                ratios.append(found / seconds)
+        if not measured:
+            return priced
+        # What nobody measured must look better than it is likely to be before it is tried.
+        typical = max(sorted(ratios)[len(ratios) // 2], 1.0)
+        return [
+            (measured.get((algorithm, chunks), seconds * typical), algorithm, chunks)
+            for seconds, algorithm, chunks in priced
+        ]
