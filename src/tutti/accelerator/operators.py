@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tutti.accelerator import plain, scaled_dot_product  # noqa: F401  (they register themselves)
@@ -86,7 +87,8 @@ class Operators:
     def chosen(self, operator: str, *args: Any, **options: Any) -> Implementation:
         """Return the implementation that a call would run."""
         candidates = self._candidates[operator]
-        if len(candidates) > 1:
+        # While torch.compile traces, the table would be read once per graph and break it.
+        if len(candidates) > 1 and not torch.compiler.is_compiling():
             first = self.choices.best(operator, args)
             if first is not None:
                 candidates = sorted(candidates, key=lambda i: i.name != first)

@@ -9,10 +9,10 @@ shapes of a size class is the choice for it.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from time import perf_counter as _now
 from types import MappingProxyType
 from typing import Any
 
@@ -124,7 +124,7 @@ def measure(
     progress: Progress | None = None,
 ) -> list[Measured]:
     """Measure operators of several implementations until all is done or the time is up."""
-    started = time.perf_counter()
+    started = _now()
     kind = accelerator.device.type
     contested = {name for name in operator_names() if len(implementations(name, kind)) > 1}
     cases = [case for case in question.cases() if case.operator in contested]
@@ -133,7 +133,7 @@ def measure(
     jobs = [(dtype, case) for case in cases for dtype in question.dtypes]
     spaces = {name: Workspace(accelerator, Dtype(name)) for name in question.dtypes}
     for number, (dtype, case) in enumerate(jobs):
-        if time.perf_counter() - started > budget_s:
+        if _now() - started > budget_s:
             break
         if progress is not None:
             progress(f"{case} {dtype}", number, len(jobs))

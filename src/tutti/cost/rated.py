@@ -25,6 +25,7 @@ _HALVES = {
     Pattern.TREE: (Action.REDUCE, Action.BROADCAST),
     Pattern.BINARY: (Action.REDUCE, Action.BROADCAST),
 }
+_HANDLING = 0.15  # of a round's latency: the processors' work, which no overlap hides
 _WHOLE = 5040  # elements of a section: divides well
 
 
@@ -41,7 +42,7 @@ class RatedPrice:
         """Return the time for so many bytes in so many chunks."""
         first = self.passage_s * num_bytes / chunks + self.startup_s
         pace = max(self.busiest_s * num_bytes / chunks, self.step_startup_s)
-        return first + (chunks - 1) * pace
+        return first + (chunks - 1) * (pace + _HANDLING * self.startup_s)
 
 
 @functools.lru_cache(maxsize=4096)

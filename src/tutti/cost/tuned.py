@@ -1,8 +1,8 @@
 """Measured times of collective programs, as `tutti bench comm --tune` writes them into a Profile.
 
-A program's time on a shape of group is known at some sizes; between them it is interpolated, and
-beyond them the price is scaled by what the nearest size measured against it. A program that was not
-measured at all keeps its price times what those that were measured took against theirs.
+A program's time on a shape of group is known at some sizes, and interpolated between them. It
+corrects the program's price; one that was not measured is corrected by what others took against
+theirs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
+from statistics import median
 
 from tutti.collective import Group, Operation
 from tutti.hardware.profile import CollectiveTime
@@ -61,20 +62,27 @@ class Tuned:
     def corrected(
         self, operation: Operation, group: Group, num_bytes: float, priced: list[Priced]
     ) -> list[Priced]:
-        """Return prices with measured times in their place."""
+        """Return prices, corrected by what was measured.
+
+        A single measurement is noisy, and of many programs the luckiest would always win. So the
+        correction of a program is half its own and half its algorithm's, whose chunks are alike.
+        """
         shape = group_shape(group)
-        measured: dict[tuple[str, int], float] = {}
-        ratios = []
+        own: dict[tuple[str, int], float] = {}
         for seconds, algorithm, chunks in priced:
             found = self.seconds(operation, shape, algorithm, chunks, num_bytes)
             if found is not None:
-                measured[algorithm, chunks] = found
-                ratios.append(found / seconds)
-        if not measured:
+                own[algorithm, chunks] = math.log(found / seconds)
+        if not own:
             return priced
+        alike: dict[str, list[float]] = defaultdict(list)
+        for (algorithm, _), correction in own.items():
+            alike[algorithm].append(correction)
         # What nobody measured must look better than it is likely to be before it is tried.
-        typical = max(sorted(ratios)[len(ratios) // 2], 1.0)
-        return [
-            (measured.get((algorithm, chunks), seconds * typical), algorithm, chunks)
-            for seconds, algorithm, chunks in priced
-        ]
+        typical = max(median(own.values()), 0.0)
+        corrected = []
+        for seconds, algorithm, chunks in priced:
+            kin = median(alike[algorithm]) if algorithm in alike else typical
+            correction = (own.get((algorithm, chunks), kin) + kin) / 2
+            corrected.append((seconds * math.exp(correction), algorithm, chunks))
+        return corrected

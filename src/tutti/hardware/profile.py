@@ -97,6 +97,9 @@ class Profile:
     origin: str
     """Which command, machine or publication the figures come from."""
     launch_floor_s: Seconds
+    sustained: Annotated[float, AtLeast(1)] = 1.0
+    """How many times longer products take when they follow each other for seconds: a chip that
+    meets its power limit slows down."""
     operators: tuple[OperatorTime, ...] = ()
     links: tuple[LinkFigure, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()

@@ -112,8 +112,7 @@ class Attention(Holder):
         """Return the attention's output, of this rank's tokens."""
         x = enter(x, self.parallel, batch.num_tokens)
         heads = self.qkv(x, later).unflatten(-1, (-1, self.spec.head_dim))
-        both = heads[:, : self.heads + self.kv_heads]
-        v_tgd = heads[:, self.heads + self.kv_heads :]
+        both, v_tgd = heads.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
         norm = self.spec.qk_norm
         if norm is not None and not norm.after_rotary:
             both = self._normed(both)

@@ -1,7 +1,7 @@
 """Head and cross-entropy in chunks of tokens: one chunk's logits at a time, in the model's dtype.
 
-Per chunk: one product makes the logits; a kernel reads each row for its largest logit and its sum of
-exponentials and, while the row is still in the cache, replaces each logit by its gradient; two
+Per chunk: one product makes the logits; a kernel reads each row for its largest logit and its sum
+of exponentials and, while the row is still in the cache, replaces each logit by its gradient; two
 products carry it to x and to the weight. Where the vocabulary is sliced, the ranks join the rows'
 figures between two kernels. Each chunk but the first adds to the weight's gradient, which is as
 large as the weight: few, large chunks are what makes it fast.
@@ -179,12 +179,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        grads, ctx.gradients = ctx.gradients, (None, None, None)
-        if not ctx.starts_backward:
+        if ctx.starts_backward:  # once: the tensors themselves are handed on
+            grads, ctx.gradients = ctx.gradients, (None, None, None)
+        else:
             factor = gradients[0] / ctx.gradient_scale
             grads = tuple(
-                None if gradient is None else gradient.mul_(factor.to(gradient.dtype))
-                for gradient in grads
+                None if gradient is None else gradient * factor.to(gradient.dtype)
+                for gradient in ctx.gradients
             )
         return (*grads, *([None] * 8))
 

@@ -24,7 +24,7 @@ from tutti.models.parts import (
 )
 from tutti.models.spec import ModelSpec
 
-JOIN = 2.5  # passes of a sum of two tensors that joining the gradients of q, k and v takes
+JOIN = 0.7  # passes of a sum of two tensors that joining the gradients of q, k and v takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

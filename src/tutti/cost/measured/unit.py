@@ -67,7 +67,8 @@ def measured_unit(chip: MeasuredChip, calls: Sequence[Call]) -> MeasuredUnit:
         else:
             returning: Direction = "backward" if "backward" in form.directions else "forward"
             by_input = back * chip.seconds(call.operator, returning, call.dims)
-        parts[form.part] = parts[form.part].plus(Passes(forward, by_input, by_weight))
+        slower = chip.profile.sustained if form.part == "gemm" else 1.0
+        parts[form.part] = parts[form.part].plus(Passes(forward, by_input, by_weight), slower)
         issued[0] = issued[0] + call.times * chip.issue_s(call.operator, "forward")
         issued[1] = issued[1] + back * sum(
             chip.issue_s(call.operator, direction)
