@@ -185,7 +185,11 @@ class Candidates:
     def _arrange(
         self, grouping: tuple[tuple[str, ...], ...], rates: dict[str, float]
     ) -> Iterator[Candidate]:
-        """Yield combinations of good chains for the groups, with the batch shared out."""
+        """Yield combinations of good chains for the groups, with the batch shared out.
+
+        Where none of a single group's best chains can take the whole batch in whole expert groups,
+        those that can are looked for.
+        """
         total = self.problem.job.global_batch
         weights = [
             sum(rates[name] or self._peak_share(self.problem.cluster.pool(name), group) * 1e-3
@@ -200,6 +204,15 @@ class Candidates:
             lists.append(self.coarse.chains(group, share, self.effort.chains))
         if not all(lists):
             return
+        found = list(self._shared_out(lists))
+        if not found and len(grouping) == 1:
+            lists = [self.coarse.chains(grouping[0], total, self.effort.chains, even=True)]
+            found = list(self._shared_out(lists))
+        yield from found
+
+    def _shared_out(self, lists: list[list[Chain]]) -> Iterator[Candidate]:
+        """Yield the candidates that combine one chain of each list, where batches come out even."""
+        total = self.problem.job.global_batch
         for chosen in _matching(lists, self.effort.combined):
             for chains in self._rounded(chosen):
                 parts = split_batch(chains, total)
