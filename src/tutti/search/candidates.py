@@ -22,6 +22,8 @@ from tutti.search.objective import rates, value
 from tutti.search.pace import chain_seconds
 from tutti.search.tables import Tables
 
+UNLIKE = 3  # candidates of one schedule and shard level that are wide unlike the best ones
+
 
 @dataclass(slots=True)
 class Candidate:
@@ -45,6 +47,11 @@ class Candidate:
         """What candidates have in common whose prices err alike."""
         first = self.chains[0]
         return (len(self.chains), first.schedule.kind, first.shard)
+
+    @property
+    def shape(self) -> object:
+        """What candidates have in common that differ in orders and counts only."""
+        return frozenset((c.width, c.ep) for chain in self.chains for c in chain.configs)
 
     @property
     def chips(self) -> dict[str, int]:
@@ -113,7 +120,11 @@ class Candidates:
         return groupings(list(orders), mixed=space.mixed_pipelines, several=space.several_pipelines)
 
     def _promising(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Return the best few of every schedule and shard level."""
+        """Return the best few of every schedule and shard level.
+
+        Where experts are spread the coarse model errs most between narrow and wide replicas: the
+        best few single chains that look unlike all of these come with them.
+        """
         kinds: dict[object, list[Candidate]] = {}
         budget = 2 * self.effort.budget(self.problem.cluster.num_chips)
         short = [c for c in candidates if c.instructions <= budget]
@@ -125,7 +136,13 @@ class Candidates:
             first = candidate.chains[0]
             kinds.setdefault((first.schedule, first.shard), []).append(candidate)
         self.skipped += len(candidates)
-        chosen = [c for found in kinds.values() for c in found[: self.effort.refined]]
+        few = self.effort.refined
+        chosen = [c for found in kinds.values() for c in found[:few]]
+        if self.problem.model.num_experts:
+            for found in kinds.values():
+                known = {c.shape for c in found[:few]}
+                unlike = (c for c in found[few:] if len(c.chains) == 1 and c.shape not in known)
+                chosen += itertools.islice(unlike, UNLIKE)
         self.skipped -= len(chosen)
         return chosen
 
