@@ -22,7 +22,7 @@ from tutti.search.objective import rates, value
 from tutti.search.pace import chain_seconds
 from tutti.search.tables import Tables
 
-UNLIKE = 3  # candidates of one schedule and shard level that are wide unlike the best ones
+UNLIKE = 8  # candidates of one schedule and shard level that are wide unlike the best ones
 
 
 @dataclass(slots=True)
