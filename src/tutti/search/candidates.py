@@ -22,6 +22,7 @@ from tutti.search.objective import rates, value
 from tutti.search.pace import chain_seconds
 from tutti.search.tables import Tables
 
+MORE_CHAINS = 2  # of every group of pools, where experts may be spread
 UNLIKE = 8  # candidates of one schedule and shard level that are wide unlike the best ones
 
 
@@ -218,14 +219,19 @@ class Candidates:
         lists: list[list[Chain]] = []
         for group, weight in zip(grouping, weights, strict=True):
             share = max(1.0, total * weight / sum(weights))
-            lists.append(self.coarse.chains(group, share, self.effort.chains))
+            lists.append(self.coarse.chains(group, share, self._most_chains))
         if not all(lists):
             return
         found = list(self._shared_out(lists))
         if not found and len(grouping) == 1:
-            lists = [self.coarse.chains(grouping[0], total, self.effort.chains, even=True)]
+            lists = [self.coarse.chains(grouping[0], total, self._most_chains, even=True)]
             found = list(self._shared_out(lists))
         yield from found
+
+    @property
+    def _most_chains(self) -> int:
+        """How many chains of a group are looked at; more where the coarse model errs more."""
+        return self.effort.chains + (MORE_CHAINS if self.problem.model.num_experts else 0)
 
     def _shared_out(self, lists: list[list[Chain]]) -> Iterator[Candidate]:
         """Yield the candidates that combine one chain of each list, where batches come out even."""

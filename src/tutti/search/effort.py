@@ -21,7 +21,7 @@ class Effort:
     most_candidates: int = 14  # as long as something left promises more
     whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
     combined: int = 9  # chains of several groups, per schedule and shard level
-    chains: int = 6  # per group of pools, schedule and shard level
+    chains: int = 4  # per group of pools, schedule and shard level
     alone: int = 3  # candidates for each pool by itself
     polished: int = 2
     groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
