@@ -35,7 +35,8 @@ def split_batch(chains: Sequence[Chain], total: int) -> tuple[Part, ...] | None:
 
     Every copy takes whole micro-batches. At the smallest time in which the copies together can
     take the batch they may be able to take more; what is too much is taken off again, from the
-    copies that would end last. None where micro-batches cannot be made to add up.
+    copies that would end last, whole expert groups at a time. None where micro-batches cannot be
+    made to add up.
     """
     if len(chains) == 1:
         (only,) = chains
@@ -84,6 +85,7 @@ def _parts(chains: Sequence[Chain], counts: Sequence[int], total: int) -> tuple[
     )
     for j in sorted(order, key=lambda j: -chains[j].sequences):
         taken = min(chains[j].copies, excess // chains[j].sequences)
+        taken -= taken % chains[j].quantum
         fewer[j] = taken
         excess -= taken * chains[j].sequences
     if excess:

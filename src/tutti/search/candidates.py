@@ -22,6 +22,9 @@ from tutti.search.objective import rates, value
 from tutti.search.pace import chain_seconds
 from tutti.search.tables import Tables
 
+MORE_CHAINS = 2  # of every group of pools, where experts may be spread
+UNLIKE = 8  # candidates of one schedule and shard level that are wide unlike the best ones
+
 
 @dataclass(slots=True)
 class Candidate:
@@ -50,6 +53,11 @@ class Candidate:
     def shape(self) -> object:
         """What candidates have in common that differ in their schedule only."""
         return tuple((c.configs, c.stages, c.copies, c.shard) for c in self.chains)
+
+    @property
+    def widths(self) -> object:
+        """What candidates have in common that differ in orders and counts only."""
+        return frozenset((c.width, c.ep) for chain in self.chains for c in chain.configs)
 
     @property
     def chips(self) -> dict[str, int]:
@@ -116,6 +124,8 @@ class Candidates:
         """Return the best few of every schedule, shard level and number of unlike pipelines.
 
         Between those the coarse model is not to be trusted: it flatters long chains of pools.
+        Where experts are spread it errs most between narrow and wide replicas: the best few single
+        chains that look unlike all of these come with them.
         """
         kinds: dict[tuple[ScheduleOption, int, int], list[Candidate]] = {}
         budget = 2 * self.effort.budget(self.problem.cluster.num_chips)
@@ -131,7 +141,12 @@ class Candidates:
         self.skipped += len(candidates)
         chosen = []
         for (_, _, number), found in kinds.items():
-            chosen += found[: max(1, self.effort.refined // number)]
+            few = max(1, self.effort.refined // number)
+            chosen += found[:few]
+            if self.problem.model.num_experts and number == 1:
+                known = {c.widths for c in found[:few]}
+                unlike = (c for c in found[few:] if c.widths not in known)
+                chosen += itertools.islice(unlike, UNLIKE)
         self.skipped -= len(chosen)
         return chosen
 
@@ -191,7 +206,11 @@ class Candidates:
     def _arrange(
         self, grouping: tuple[tuple[str, ...], ...], rates: dict[str, float]
     ) -> Iterator[Candidate]:
-        """Yield combinations of good chains for the groups, with the batch shared out."""
+        """Yield combinations of good chains for the groups, with the batch shared out.
+
+        Where none of a single group's best chains can take the whole batch in whole expert groups,
+        those that can are looked for.
+        """
         total = self.problem.job.global_batch
         weights = [
             sum(rates[name] or self._peak_share(self.problem.cluster.pool(name), group) * 1e-3
@@ -203,9 +222,23 @@ class Candidates:
         lists: list[list[Chain]] = []
         for group, weight in zip(grouping, weights, strict=True):
             share = max(1.0, total * weight / sum(weights))
-            lists.append(self.coarse.chains(group, share, self.effort.chains))
+            lists.append(self.coarse.chains(group, share, self._most_chains))
         if not all(lists):
             return
+        found = list(self._shared_out(lists))
+        if not found and len(grouping) == 1:
+            lists = [self.coarse.chains(grouping[0], total, self._most_chains, even=True)]
+            found = list(self._shared_out(lists))
+        yield from found
+
+    @property
+    def _most_chains(self) -> int:
+        """How many chains of a group are looked at; more where the coarse model errs more."""
+        return self.effort.chains + (MORE_CHAINS if self.problem.model.num_experts else 0)
+
+    def _shared_out(self, lists: list[list[Chain]]) -> Iterator[Candidate]:
+        """Yield the candidates that combine one chain of each list, where batches come out even."""
+        total = self.problem.job.global_batch
         for chosen in _matching(lists):
             for chains in self._rounded(chosen):
                 parts = split_batch(chains, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tutti.plan.job import ScheduleKind
@@ -49,6 +50,14 @@ class Chain:
         """
         configs = tuple((c.pool, c.width, c.sequences, c.ep) for c in self.configs)
         return (configs, self.stages, self.copies, self.schedule, self.shard)
+
+    @property
+    def quantum(self) -> int:
+        """The fewest copies whose chips come out even for the expert groups of every stage."""
+        return math.lcm(
+            *(c.ep // math.gcd(c.ep, c.width * (self.sequences // c.sequences))
+              for c in self.configs)
+        )  # fmt: skip
 
     @property
     def rate(self) -> float:

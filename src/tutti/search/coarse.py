@@ -45,17 +45,22 @@ class Coarse:
             self._options[key] = Options.of(self.tables, name, configs)
         return self._options[key]
 
-    def chains(self, pools: tuple[str, ...], sequences: float, most: int) -> list[Chain]:
+    def chains(
+        self, pools: tuple[str, ...], sequences: float, most: int, *, even: bool = False
+    ) -> list[Chain]:
         """Return the most promising chains over pools in this order, best first.
 
         `most` are taken of every schedule and shard level, for between those the coarse model is
-        not to be trusted. `sequences` is what all copies together are to take of a step.
+        not to be trusted. `sequences` is what all copies together are to take of a step; with
+        `even`, only chains that can take just so many, their expert groups whole.
         """
         options = [self._pool(name, chained=len(pools) > 1) for name in pools]
         if any(found is None for found in options):
             return []
         known = thinned([found for found in options if found is not None])
         grid = Grid(self.problem, known, sequences)
+        if even:
+            grid.keep_even(int(sequences))
         if not grid.size:
             return []
         found: list[Chain] = []

@@ -67,8 +67,20 @@ class Grid:
             keep &= (ep == 1) | ((wide * self.copies) % ep == 0)
             if not problem.space.idle:
                 keep &= wide * self.copies * self.stages[:, k] == o.chips
+        self._keep(keep)
+
+    def keep_even(self, sequences: int) -> None:
+        """Drop what cannot take just so many sequences with its expert groups whole."""
+        quantum = np.ones(self.size, dtype=np.int64)
+        for k, o in enumerate(self.options):
+            ep = o.ep[self.pick[:, k]]
+            wide = o.width[self.pick[:, k]] * (self.per_copy // o.sequences[self.pick[:, k]])
+            quantum = np.lcm(quantum, ep // np.gcd(ep, wide))
+        self._keep(sequences % (quantum * self.per_copy) == 0)
+
+    def _keep(self, rows: npt.NDArray[np.bool_]) -> None:
         for name in ("pick", "per_copy", "copies", "stages"):
-            setattr(self, name, getattr(self, name)[keep])
+            setattr(self, name, getattr(self, name)[rows])
 
     def plain_pace(self, schedule: ScheduleOption) -> FloatArray:
         """Return the slowest stage's time if nothing is recomputed."""

@@ -104,7 +104,7 @@ class Options:
             memory=float("inf") if tables.problem.unlimited_memory
             else usable_bytes(found.chip.memory_bytes, tables.sources.overheads),
             chips=found.num_chips,
-            inside=_exchange_rates(found, nic, [c for c, _ in rows],
+            inside=_exchange_rates(found, nic, [t for _, t in rows],
                                    prices.efficiency.island),
             host=host_bytes(found),
             away=column(lambda t: mean(t.kept[NONE]) / copy_bandwidth(found)),
@@ -136,14 +136,26 @@ def thinned(options: list[Options]) -> list[Options]:
     return found
 
 
-def _exchange_rates(pool: Pool, nic: float, configs: list[Config], efficiency: float) -> FloatArray:
+def _exchange_rates(
+    pool: Pool, nic: float, tables: list[ConfigTable], efficiency: float
+) -> FloatArray:
     """Return the bytes per second at which a chip exchanges its state with other copies.
 
-    Copies in one island share what their NICs bring in and pass it on over native links.
+    Copies in one island share what their NICs bring in and pass it on over native links. Experts
+    that are spread over an island have no second copy in it.
     """
     node = pool.node
     link = max((i.bandwidth for i in node.islands), default=node.effective_bridge.bandwidth)
     largest = max((len(i.slots) for i in node.islands), default=1)
-    copies = np.array([max(1, largest // c.width) for c in configs], dtype=np.float64)
-    across = nic * copies if pool.nodes > 1 else np.full(len(configs), np.inf)
-    return np.maximum(np.minimum(across, link * efficiency), 1.0)
+
+    def rate(chips: int) -> float:
+        across = nic * max(1, largest // chips) if pool.nodes > 1 else math.inf
+        return max(1.0, min(across, link * efficiency))
+
+    found = []
+    for table in tables:
+        config, whole = table.config, max(1.0, float((table.dense + table.expert).sum()))
+        expert = float(table.expert.sum()) / whole
+        spread = rate(max(config.width, config.ep))
+        found.append(1.0 / ((1.0 - expert) / rate(config.width) + expert / spread))
+    return np.array(found)

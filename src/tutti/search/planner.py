@@ -11,6 +11,7 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
+from tutti.hardware.cluster import Pool
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
 from tutti.search.candidates import Candidate, Candidates
@@ -339,7 +340,7 @@ def _alone(
     total = sum(pool.peak_flops(compute, fallback=True) for pool in pools)
     for pool in pools:
         share = pool.peak_flops(compute, fallback=True) / total
-        batch = math.ceil(problem.job.global_batch * share - 1e-9)
+        batch = _whole_groups(problem, pool, problem.job.global_batch * share)
         smaller = problem.with_pool(pool, batch)
         for unlimited in (False, True):
             one = tables.for_problem(replace(smaller, unlimited_memory=unlimited))
@@ -357,6 +358,15 @@ def _alone(
         else:
             missing[pool.name] = "no strategy of the space divides its chips and batch"
     return found, missing
+
+
+def _whole_groups(problem: Problem, pool: Pool, sequences: float) -> int:
+    """Return a pool's batch, rounded up; with experts to what an island of chips takes at once.
+
+    A prime number of sequences would shut out every way to spread experts, and flatter the mix.
+    """
+    step = pool.node.largest_island if problem.model.num_experts else 1
+    return step * math.ceil(sequences / step - 1e-9)
 
 
 def _pruned(search: Search, state: _State) -> tuple[Pruned, ...]:

@@ -20,7 +20,7 @@ from tutti.accelerator.cuda.common import power_of_two, reason_against
 from tutti.accelerator.reference.loss import Vocabulary
 from tutti.accelerator.registry import Implementation
 
-CHUNK_BYTES = 7 << 26  # of logits
+CHUNK_BYTES = 5 << 26  # of logits
 LEAST_ROWS = 256  # fewer rows make the products slow
 BLOCK = 8192
 

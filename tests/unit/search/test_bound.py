@@ -1,0 +1,125 @@
+"""The lower bound's terms, each where it bites: the lead, memory, the host, traffic, experts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.enumeration import all_drafts, finish, price
+from tests.support.instances import memory_needs, with_memory
+from tutti.hardware import library
+from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.fabric import Fabric
+from tutti.hardware.node import trimmed
+from tutti.models.memory import Recompute
+from tutti.models.plain import plain_gpt
+from tutti.plan.job import Job, ScheduleKind
+from tutti.search.bound import lower_bound
+from tutti.search.space import Problem, Space
+from tutti.search.tables import Tables
+from tutti.search.ways import ways_of
+
+CLOSE = 1e-9
+
+
+def _problem(
+    *, layers: int = 4, experts: bool = False, slow_host: bool = False, **space: object
+) -> Problem:
+    """Return a question whose step is little more than the way of a few micro-batches."""
+    node = trimmed(library.shipped().nodes["HGX-A800"], 2, "two")
+    if slow_host:
+        node = replace(node, host=replace(node.host, device_bandwidth=1e9, memory_bytes=1e9))
+    cluster = Cluster(name="c", pools=(Pool(name="a", node=node, nodes=2),), fabric=Fabric())
+    model = plain_gpt(
+        layers=layers, hidden=1024, heads=8, kv_heads=8, ffn=2048, gated_mlp=True, vocab=32_000,
+        sequence_length=1024, experts=4 if experts else None, topk=2 if experts else None,
+        tied=False, name="small",
+    )  # fmt: skip
+    options: dict[str, object] = {
+        "tp": (1,),
+        "cp": (1,),
+        "ep": (1, 2) if experts else (1,),
+        "sequences": (1, 4, 8),
+        "schedules": (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED),
+        "virtual": (2,),
+        "shard": (1,),
+        "recompute": ("none",),
+        "offload": (),
+        "max_stages": 2,
+        "uneven_units": False,
+        "several_pipelines": False,
+    } | space
+    job = Job(sequence_length=1024, global_batch=16)
+    return Problem(model=model, cluster=cluster, job=job, space=Space(**options))  # type: ignore[arg-type]
+
+
+_RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
+_STRESSED = {
+    "lead": _problem(),
+    "zero bubble": _problem(schedules=(ScheduleKind.ZERO_BUBBLE, ScheduleKind.GPIPE)),
+    "recompute": _problem(recompute=_RECOMPUTE),
+    "selective": _problem(recompute=("none", "selective", "full"), sequences=(2, 8)),
+    "only full": _problem(recompute=("full",)),
+    "host": _problem(offload=("activations",)),
+    "slow host": _problem(offload=("activations",), recompute=_RECOMPUTE, slow_host=True),
+    "states away": _problem(offload=("gradients", "parameters"), shard=(0, 3), sequences=(1, 8)),
+    "levels": _problem(shard=(0, 2, 3), sequences=(1, 8)),
+    "level 3": _problem(shard=(3,), recompute=_RECOMPUTE),
+    "experts": _problem(experts=True, shard=(1, 3), sequences=(1, 8)),
+}
+
+
+@pytest.mark.parametrize("name", _STRESSED)
+def test_no_plan_on_chips_that_just_hold_it_beats_the_bound(name):
+    """Micro-batches of half the batch: nearly all of a step is lead, and memory is just enough."""
+    problem = _STRESSED[name]
+    tables = Tables(problem)
+    drafts = list(itertools.islice(all_drafts(problem), 4000))
+    assert len(drafts) > 3
+    for draft in random.Random(name).sample(drafts, min(25, len(drafts))):
+        priced = price(finish(draft, tables), tables)
+        if priced is None:
+            continue
+        just = tables.for_problem(with_memory(problem, memory_needs(priced)))
+        assert 0.0 < lower_bound(just) <= priced.step_seconds * (1 + CLOSE), draft
+
+
+def test_less_memory_never_lowers_the_bound_and_little_raises_it():
+    problem = _problem(layers=24, sequences=(8,))
+    tables = Tables(problem)
+    found = []
+    for gigabytes in (64.0, 16.0, 8.0, 6.0, 4.0, 2.0):
+        smaller = tables.for_problem(with_memory(problem, {"a": gigabytes * 1e9}))
+        found.append(lower_bound(smaller))
+    held = [bound for bound in found if bound > 0.0]  # 0: not even a unit fits
+    assert held == sorted(held)
+    assert held[-1] > 1.02 * held[0]
+
+
+def test_a_way_to_the_host_never_raises_the_bound():
+    plain = _problem(layers=24, sequences=(8,))
+    away = _problem(layers=24, sequences=(8,), offload=("activations",))
+    for gigabytes in (8.0, 4.0):
+        limits = {"a": gigabytes * 1e9}
+        bounds = [lower_bound(Tables(with_memory(p, limits))) for p in (away, plain)]
+        assert 0.0 < bounds[0] <= bounds[1]
+
+
+def test_chips_lose_more_the_longer_the_lead():
+    ways = ways_of(Tables(with_memory(_problem(layers=24), {"a": 4e9})))
+    assert ways is not None
+    idle = ways.idle(np.linspace(0.0, 1.0, 50))
+    assert (np.diff(idle, axis=2) >= -1e-12).all()
+    assert idle[:, :, 0].max() == 0.0
+    assert idle.max() > 0.0
+
+
+def test_unlimited_memory_knows_no_lead():
+    problem = replace(_problem(), unlimited_memory=True)
+    ways = ways_of(Tables(problem))
+    assert ways is not None
+    assert ways.idle(np.array([1e3])).max() == 0.0
