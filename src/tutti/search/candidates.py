@@ -22,6 +22,8 @@ from tutti.search.objective import rates, value
 from tutti.search.pace import chain_seconds
 from tutti.search.tables import Tables
 
+MOST_ALIKE = 9  # chains of one schedule and shard level, per group of pools
+
 
 @dataclass(slots=True)
 class Candidate:
@@ -286,7 +288,7 @@ def _matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
     kinds = dict.fromkeys((c.schedule.kind, c.shard) for c in lists[0])
     for kind in kinds:
         alike = [[c for c in chains if (c.schedule.kind, c.shard) == kind] for chains in lists]
-        yield from itertools.product(*alike)
+        yield from itertools.product(*(chains[:MOST_ALIKE] for chains in alike))
 
 
 def _first_chip(pool: Pool) -> Position:
