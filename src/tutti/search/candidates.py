@@ -24,6 +24,7 @@ from tutti.search.tables import Tables
 
 MORE_CHAINS = 2  # of every group of pools, where experts may be spread
 UNLIKE = 8  # candidates of one schedule and shard level that are wide unlike the best ones
+MOST_ALIKE = 9  # chains of one schedule and shard level, per group of pools
 
 
 @dataclass(slots=True)
@@ -319,7 +320,7 @@ def _matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
     kinds = dict.fromkeys((c.schedule.kind, c.shard) for c in lists[0])
     for kind in kinds:
         alike = [[c for c in chains if (c.schedule.kind, c.shard) == kind] for chains in lists]
-        yield from itertools.product(*alike)
+        yield from itertools.product(*(chains[:MOST_ALIKE] for chains in alike))
 
 
 def _first_chip(pool: Pool) -> Position:
