@@ -1,0 +1,22 @@
+"""The groups of a rank as `nn` asks for them."""
+
+from __future__ import annotations
+
+from tutti.nn.parallel import Group, Single
+from tutti.train.links import Links
+from tutti.train.seats import Members, Seat
+
+
+class EngineContext:
+    """A `ParallelContext` whose groups run over the engine's links."""
+
+    def __init__(self, seat: Seat, links: Links) -> None:
+        self.tensor = _group(seat.tensor, links)
+        self.context = _group(seat.context, links)
+        self.experts = _group(seat.experts, links)
+        self.sequence_parallel = seat.sequence_parallel
+        self.expert_counts = seat.expert_counts
+
+
+def _group(members: Members, links: Links) -> Group:
+    return Single() if members.size == 1 else links.group(members.ranks)

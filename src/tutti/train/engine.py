@@ -1,0 +1,288 @@
+"""One rank's engine: runs its instruction list, step after step.
+
+The list comes from the Plan and is the one that the simulator prices. Compute runs in the list's
+order; what goes over the network or to the host is started in order and waited for by what depends
+on it. Nothing with a cost happens outside an instruction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.accelerator import Accelerator
+from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.models.spec import ModelSpec
+from tutti.nn.batch import Batch
+from tutti.plan.plan import Plan
+from tutti.schedule.buckets import make_buckets, tied_apart
+from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.schedule import Schedule, build_schedule
+from tutti.train.context import EngineContext
+from tutti.train.exchange import Boundaries
+from tutti.train.layout import TensorRule
+from tutti.train.links import Done, Handle, Links
+from tutti.train.model import StageModel
+from tutti.train.passes import Passes
+from tutti.train.recompute import SelectiveOperators
+from tutti.train.rules import tensor_rules
+from tutti.train.seats import Seat, Seats
+from tutti.train.state import TORCH_DTYPES
+from tutti.train.synchronise import Synchronised, squared_norm
+from tutti.train.ties import make_ties
+
+Batches = Callable[[int], Batch]  # micro-batch → this rank's tokens of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step came to, the same on every rank."""
+
+    loss: float  # mean over the step's tokens
+    balance: float
+    tokens: int
+    gradient_norm: float
+    skipped: bool  # numbers overflowed: nothing was updated
+
+
+class Engine:
+    """A rank of a training job."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: ModelSpec,
+        rank: int,
+        accelerator: Accelerator,
+        links: Links,
+        *,
+        clip_norm: float | None = None,
+    ) -> None:
+        self.plan, self.spec, self.accelerator, self.links = plan, spec, accelerator, links
+        self.clip_norm = clip_norm
+        self.seats = Seats(plan, spec)
+        self.seat: Seat = self.seats[rank]
+        self.schedule: Schedule = build_schedule(plan)
+        place = self.seat.place
+        self.instructions = next(
+            c.instructions
+            for c in self.schedule.classes
+            if (c.pipeline, c.stage, c.replica) == (place.pipeline, place.stage, place.replica)
+        )
+        self.context = EngineContext(self.seat, links)
+        self.dtype = TORCH_DTYPES[plan.job.precision.compute]
+        selective = SelectiveOperators(accelerator.operators)
+        self.model = StageModel(
+            spec,
+            self.seat.units,
+            selective,  # type: ignore[arg-type]  # the same methods
+            parallel=self.context,
+            dtype=TORCH_DTYPES[plan.job.precision.parameters],
+            device=accelerator.device,
+            tied=not tied_apart(plan),
+        )
+        self.passes = Passes(self.model.by_number(), self.seat.replica, accelerator, selective)
+        self.boundaries = Boundaries(
+            self.schedule, self.seats, self.seat, links, self.context.tensor
+        )
+        self.tensors = {
+            (int(unit), name): logical
+            for logical in self.model.logical_tensors()
+            for unit, _, name in [logical.name.partition(".")]
+        }
+        rules = {unit: self._rules(unit) for unit in self.seat.units}
+        buckets = make_buckets(plan)
+        self.parameters = Synchronised(
+            self.seats, self.seat, buckets, rules, self.tensors, plan.job, links
+        )
+        if spec.ties_weights and {0, spec.head_unit} <= set(self.seat.units):
+            for exchange in self.parameters.of_units([0]):
+                exchange.stays = True
+        self.ties = make_ties(self.seats, self.seat, buckets, self.parameters)
+        self.step_number = 0
+        self._received: dict[int, tuple[tuple[int, int], Tensor, What]] = {}
+        self._batches: dict[int, Batch] = {}
+        self._tokens = 0
+        self._handlers: Mapping[Op, Callable[[Instruction], Handle]] = {
+            Op.FORWARD: self._forward,
+            Op.RECOMPUTE: self._recompute,
+            Op.BACKWARD_INPUT: self._backward_input,
+            Op.BACKWARD_WEIGHT: self._backward_weight,
+            Op.SEND: self._send,
+            Op.RECEIVE: self._receive,
+            Op.GATHER_PARAMETERS: self.parameters.gather,
+            Op.REDUCE_GRADIENTS: self.parameters.reduce,
+            Op.FETCH: self._fetch,
+            Op.OFFLOAD: self._offload,
+            Op.SYNC_TIED: self._sync_tied,
+            Op.CLIP_NORM: self._clip_norm,
+            Op.STEP: self._step,
+        }
+
+    def _rules(self, unit: int) -> list[TensorRule]:
+        """Return the tensors of a unit that are parameters of their own here."""
+        return [
+            rule
+            for rule in tensor_rules(self.spec, unit)
+            if (unit, rule.parameter.name) in self.tensors
+        ]
+
+    def take_masters(self) -> None:
+        """Let the optimizer begin at the parameters as they are now: loaded or initialized."""
+        for state in self.parameters.all_states():
+            state.take_masters()
+
+    def weights(self) -> list[tuple[str, tuple[slice, ...], Tensor]]:
+        """Return this rank's newest weights by logical name, as far as it keeps them."""
+        return [part for state in self.parameters.all_states() for part in state.kept_parts()]
+
+    # --- a step ----------------------------------------------------------------------------
+
+    def step(self, batches: Batches, settings: AdamSettings) -> StepResult:
+        """Run the instruction list once."""
+        self.step_number += 1
+        self.passes.begin_step()
+        self._next_batch, self._settings = batches, settings
+        self._tokens = 0
+        handles: list[Handle] = []
+        for entry in self.instructions:
+            for earlier in entry.after:
+                handles[earlier].wait()
+            handles.append(self._handlers[entry.op](entry))
+        for handle in handles:
+            handle.wait()
+        self.parameters.end_step()
+        return self._result
+
+    # --- passes ----------------------------------------------------------------------------
+
+    def _forward(self, entry: Instruction) -> Handle:
+        with self.accelerator.paced():
+            self.passes.forward(
+                entry.start, entry.stop, entry.micro_batch, self._batches[entry.micro_batch]
+            )
+        self.parameters.passed(range(entry.start, entry.stop), upwards=True)
+        return Done()
+
+    def _recompute(self, entry: Instruction) -> Handle:
+        self.passes.recompute(entry.start, entry.stop, entry.micro_batch)
+        return Done()
+
+    def _backward_input(self, entry: Instruction) -> Handle:
+        self.passes.backward_input(entry.start, entry.stop, entry.micro_batch)
+        self.parameters.passed(range(entry.start, entry.stop), upwards=False)
+        return Done()
+
+    def _backward_weight(self, entry: Instruction) -> Handle:
+        self.passes.backward_weight(entry.start, entry.stop, entry.micro_batch)
+        self.parameters.collect(entry.start, entry.stop)
+        return Done()
+
+    # --- messages --------------------------------------------------------------------------
+
+    def _send(self, entry: Instruction) -> Handle:
+        key = (entry.start, entry.micro_batch)
+        held = self.passes.streams if entry.what is What.ACTIVATIONS else self.passes.gradients
+        return self.boundaries.send(
+            held.pop(key).detach(), entry.start, entry.what, entry.micro_batch
+        )
+
+    def _receive(self, entry: Instruction) -> Handle:
+        like = torch.empty(0, dtype=self.dtype, device=self.accelerator.device)
+        handle, tensor = self.boundaries.receive(
+            (self.spec.hidden,), like, entry.start, entry.what, entry.micro_batch
+        )
+        held = self.passes.streams if entry.what is What.ACTIVATIONS else self.passes.gradients
+        held[entry.start, entry.micro_batch] = tensor
+        return handle
+
+    def _fetch(self, entry: Instruction) -> Handle:
+        if entry.what is What.BATCH:
+            batch = self._next_batch(entry.micro_batch)
+            self._batches[entry.micro_batch] = batch
+            if self.spec.head_unit in self.seat.units and self.seat.tensor.rank == 0:
+                assert batch.targets_t is not None
+                counted = batch.targets_t >= 0
+                if batch.weights_t is not None:
+                    counted = counted & (batch.weights_t != 0)
+                self._tokens += int(counted.sum())
+        elif entry.what is What.ACTIVATIONS:
+            for unit in range(entry.start, entry.stop):
+                saved = self.passes.live[unit, entry.micro_batch].saved
+                if saved is not None:
+                    saved.fetch()
+        return Done()
+
+    def _offload(self, entry: Instruction) -> Handle:
+        if entry.what is What.ACTIVATIONS:
+            for unit in range(entry.start, entry.stop):
+                saved = self.passes.live[unit, entry.micro_batch].saved
+                if saved is not None:
+                    saved.offload()
+        return Done()
+
+    # --- the end of the step ---------------------------------------------------------------
+
+    def _sync_tied(self, entry: Instruction) -> Handle:
+        assert self.ties is not None
+        if entry.what is What.GRADIENTS:
+            self.parameters.close()
+            return self.ties.sync_gradients(self.links)
+        return self.ties.sync_parameters(self.links)
+
+    def _clip_norm(self, entry: Instruction) -> Handle:
+        """Join the norm, the token count and the losses of all ranks; nothing else crosses all."""
+        del entry
+        self.parameters.close()
+        device = self.accelerator.device
+        square = squared_norm(self.parameters.all_states(), self.seat.place.pipeline, device)
+        first = self.seat.tensor.rank == 0
+        zero = torch.zeros((), device=device)
+        loss = self.passes.totals.get("loss", zero) if first else zero
+        balance = self.passes.totals.get("balance", zero) if first else zero
+        scalars = torch.stack(
+            [square, torch.tensor(float(self._tokens), device=device), loss, balance]
+        ).double()
+        everyone = range(self.seats.num_ranks)
+        if len(everyone) > 1:
+            self.links.all_reduce(tuple(everyone), scalars).wait()
+        total, tokens, loss, balance = scalars.tolist()
+        self._batches.clear()
+        self._finish_norm(total, tokens, loss, balance)
+        return Done()
+
+    def _finish_norm(self, square: float, tokens: float, loss: float, balance: float) -> None:
+        scale = 1.0 / (max(tokens, 1.0) * self.passes.loss_scale)
+        norm = math.sqrt(square) * scale
+        clipped = self.clip_norm is not None and norm > self.clip_norm
+        factor = scale * (self.clip_norm / norm if clipped and self.clip_norm else 1.0)
+        self._factor = torch.tensor(factor, device=self.accelerator.device)
+        count = max(tokens, 1.0)
+        self._result = StepResult(
+            loss=loss / count,
+            balance=balance / count,
+            tokens=int(tokens),
+            gradient_norm=norm,
+            skipped=not math.isfinite(norm),
+        )
+
+    def _step(self, entry: Instruction) -> Handle:
+        units = range(entry.start, entry.stop)
+        for exchange in self.parameters.of_units(units):
+            for state in exchange.states:
+                if state.total is None:
+                    continue  # updated with an earlier bucket that it travels with
+                if self._result.skipped:
+                    state.total = None
+                    continue
+                state.step(
+                    self.accelerator.operators,
+                    number=self.step_number,
+                    settings=self._settings,
+                    factor=self._factor,
+                )
+        return Done()

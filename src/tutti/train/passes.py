@@ -1,0 +1,164 @@
+"""Forward and backward of a rank's units, one micro-batch and one unit at a time.
+
+Every unit's graph is its own: the stream between units is cut, so that the schedule may run any
+range of units in one instruction, forward and backward cut differently. What lies between a unit's
+forward and its weight pass is a `Live` entry; when it is gone, so are its activations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.accelerator import Accelerator
+from tutti.accelerator.gradients import WeightGradients
+from tutti.nn.batch import Batch
+from tutti.nn.block import Block
+from tutti.nn.build import Unit
+from tutti.nn.embedding import Embedding
+from tutti.nn.head import Head
+from tutti.plan.plan import Replica, covers
+from tutti.train.activations import SavedActivations
+from tutti.train.recompute import Again, SelectiveOperators
+
+PREDICTION_WEIGHT = 0.3  # of the mean of the extra heads' losses (DeepSeek-V3 begins with 0.3)
+
+
+@dataclass(slots=True)
+class Live:
+    """A unit's micro-batch between its forward and its weight pass."""
+
+    x: Tensor | None = None  # what came in; a leaf; None for the embedding
+    outputs: dict[str, Tensor] = field(default_factory=dict)  # "stream", "loss", …
+    again: list[Again] = field(default_factory=list)
+    saved: SavedActivations | None = None
+    later: WeightGradients = field(default_factory=WeightGradients)
+
+
+class Passes:
+    """The units of one rank, and their micro-batches in flight."""
+
+    def __init__(
+        self,
+        units: Mapping[int, Unit],
+        replica: Replica,
+        accelerator: Accelerator,
+        selective: SelectiveOperators,
+    ) -> None:
+        self.units, self._replica, self._accelerator = units, replica, accelerator
+        self._selective = selective
+        self.live: dict[tuple[int, int], Live] = {}
+        self.streams: dict[tuple[int, int], Tensor] = {}  # (unit entered, micro-batch)
+        self.gradients: dict[tuple[int, int], Tensor] = {}  # (unit left upwards, micro-batch)
+        self.totals: dict[str, Tensor] = {}  # sums of losses over the step's micro-batches
+        self.loss_scale = 1.0
+
+    def begin_step(self) -> None:
+        """Forget the losses of the step before."""
+        if self.live or self.streams or self.gradients:
+            raise RuntimeError(f"a step left {len(self.live)} passes unfinished")
+        self.totals.clear()
+
+    # --- forward ---------------------------------------------------------------------------
+
+    def forward(self, start: int, stop: int, micro_batch: int, batch: Batch) -> None:
+        """Run units upwards; their stream waits for the next unit, or to be sent."""
+        for unit in range(start, stop):
+            live = self.live[unit, micro_batch] = Live()
+            module = self.units[unit]
+            if not isinstance(module, Embedding):
+                live.x = self.streams.pop((unit, micro_batch)).detach().requires_grad_()
+            self._forward_unit(unit, module, live, batch)
+            for name, value in live.outputs.items():
+                if name == "stream":
+                    self.streams[unit + 1, micro_batch] = value
+                else:
+                    self._count(name, value)
+
+    def _forward_unit(self, unit: int, module: Unit, live: Live, batch: Batch) -> None:
+        recompute = self._replica.recompute
+        if live.x is not None and covers(recompute.full, unit):
+            names: list[str] = []
+
+            def whole(x: Tensor) -> tuple[Tensor, ...]:
+                outputs = self._run(module, x, batch, live.later)
+                names[:] = outputs
+                return tuple(outputs.values())
+
+            again = Again(whole, (live.x,))
+            live.again.append(again)
+            results = again.first()
+            live.outputs = dict(zip(names, results, strict=True))
+            return
+        with contextlib.ExitStack() as stack:
+            if covers(self._replica.offload.activations, unit):
+                kept = [*module.parameters(), *([] if live.x is None else [live.x])]
+                live.saved = SavedActivations(self._accelerator, kept)
+                stack.enter_context(live.saved.hooks())
+            if covers(recompute.selective, unit):
+                stack.enter_context(self._selective.recording(live.again))
+            live.outputs = self._run(module, live.x, batch, live.later)
+
+    def _run(
+        self, module: Unit, x: Tensor | None, batch: Batch, later: WeightGradients
+    ) -> dict[str, Tensor]:
+        if isinstance(module, Embedding):
+            return {"stream": module(batch)}
+        if isinstance(module, Block):
+            y, balance = module(x, batch, later)
+            return {"stream": y} | ({} if balance is None else {"balance": balance})
+        assert isinstance(module, Head)
+        found = module(x, batch, later, gradient_scale=self.loss_scale)
+        named = {
+            "loss": found.loss,
+            "predictions": found.predictions_n,
+            "balance": found.balance,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    def _count(self, name: str, value: Tensor) -> None:
+        found = value.detach().float()
+        self.totals[name] = self.totals[name] + found if name in self.totals else found
+
+    # --- backward --------------------------------------------------------------------------
+
+    def recompute(self, start: int, stop: int, micro_batch: int) -> None:
+        """Compute again what forward threw away."""
+        for unit in range(start, stop):
+            for again in self.live[unit, micro_batch].again:
+                again.recompute()
+
+    def backward_input(self, start: int, stop: int, micro_batch: int) -> None:
+        """Run units downwards; weight gradients of linear layers are left for `backward_weight`."""
+        for unit in reversed(range(start, stop)):
+            live = self.live[unit, micro_batch]
+            outputs, gradients = [], []
+            for name, value in live.outputs.items():
+                if not value.requires_grad:
+                    continue
+                outputs.append(value)
+                if name == "stream":
+                    gradients.append(self.gradients.pop((unit + 1, micro_batch)))
+                else:
+                    gradients.append(self._weight(name, value))
+            torch.autograd.backward(outputs, gradients)
+            if live.x is not None:
+                assert live.x.grad is not None
+                self.gradients[unit, micro_batch] = live.x.grad
+            later = live.later
+            self.live[unit, micro_batch] = Live(later=later)  # activations are gone from here
+
+    def _weight(self, name: str, value: Tensor) -> Tensor:
+        weight = self.loss_scale
+        if name == "predictions":
+            weight *= PREDICTION_WEIGHT / value.numel()
+        return torch.full_like(value, weight)
+
+    def backward_weight(self, start: int, stop: int, micro_batch: int) -> None:
+        """Compute the weight gradients that were left."""
+        for unit in reversed(range(start, stop)):
+            self.live.pop((unit, micro_batch)).later.run()

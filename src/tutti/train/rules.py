@@ -1,0 +1,33 @@
+"""The logical tensors of any unit, with the tokens that their gradients see.
+
+Which tokens those are is how the modules are written, so the modules are asked: a unit is built
+without memory, once per kind of unit.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tutti.accelerator.operators import Operators
+from tutti.models.spec import ModelSpec
+from tutti.nn.build import build_unit
+from tutti.nn.storage import Sees, logical_tensors
+from tutti.train.layout import TensorRule
+
+
+@functools.lru_cache(maxsize=64)
+def _sees(spec: ModelSpec, unit: int) -> dict[str, Sees]:
+    module = build_unit(spec, unit, Operators("cpu", forced={}), device="meta")
+    prefix = f"{unit}."
+    return {
+        logical.name.removeprefix(prefix): logical.piece.sees
+        for logical in logical_tensors(module, unit)
+    }
+
+
+def tensor_rules(spec: ModelSpec, unit: int) -> list[TensorRule]:
+    """Return the tensors of a unit; tied ones too."""
+    kind = spec.unit_kind(unit)
+    alike = next(u for u in range(spec.num_units) if spec.unit_kind(u) == kind)
+    sees = _sees(spec, alike)
+    return [TensorRule(unit, p, sees[p.name]) for p in spec.parameters(unit)]

@@ -1,0 +1,175 @@
+"""Ranks as threads of one process: the engine's links without a network.
+
+Collectives add up in the order of ranks, so that results are the same each time. A rank that fails
+sets the others free with an error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TIMEOUT_S = 60.0
+
+
+class World:
+    """What the threads share."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.lock = threading.Condition()
+        self.mail: dict[tuple[int, int, str], deque[Tensor]] = defaultdict(deque)
+        self.meetings: dict[Any, dict[int, Any]] = defaultdict(dict)
+        self.failed: BaseException | None = None
+
+    def until(self, ready: Callable[[], bool], what: str) -> None:
+        if not self.lock.wait_for(lambda: ready() or self.failed is not None, TIMEOUT_S):
+            raise TimeoutError(f"nobody came: {what}")
+        if self.failed is not None and not ready():
+            raise RuntimeError(f"another rank failed: {self.failed}")
+
+    def run(self, work: Callable[[ThreadLinks], Any]) -> list[Any]:
+        """Run every rank in a thread of its own; return their results."""
+        results: list[Any] = [None] * self.size
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = work(ThreadLinks(self, rank))
+            except BaseException as error:
+                with self.lock:
+                    self.failed = self.failed or error
+                    self.lock.notify_all()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.failed is not None:
+            raise self.failed
+        return results
+
+
+class _Waiting:
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish: Callable[[], None] | None = finish
+
+    def wait(self) -> None:
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+
+
+class ThreadLinks:
+    """One rank's links."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world, self.rank = world, rank
+        self._counts: dict[tuple[int, ...], int] = defaultdict(int)
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Tensor]],
+        channel: str,
+    ) -> _Waiting:
+        with self.world.lock:
+            for peer, tensor in sends:
+                self.world.mail[self.rank, peer, channel].append(tensor.clone())
+            self.world.lock.notify_all()
+
+        def finish() -> None:
+            for peer, buffer in receives:
+                box = self.world.mail[peer, self.rank, channel]
+                with self.world.lock:
+                    self.world.until(lambda box=box: bool(box), f"{peer}→{self.rank} {channel}")
+                    found = box.popleft()
+                assert found.shape == buffer.shape, (channel, found.shape, buffer.shape)
+                assert found.dtype == buffer.dtype, channel
+                buffer.copy_(found)
+
+        return _Waiting(finish)
+
+    def _meet(self, ranks: Sequence[int], own: Any) -> Callable[[], list[Any]]:
+        """Leave something for the others now; return how to get what all left."""
+        members = tuple(ranks)
+        assert self.rank in members
+        number = self._counts[members]
+        self._counts[members] += 1
+        place = self.world.meetings[members, number]
+        with self.world.lock:
+            place[self.rank] = own
+            self.world.lock.notify_all()
+
+        def everything() -> list[Any]:
+            with self.world.lock:
+                self.world.until(lambda: len(place) == len(members), f"{members} number {number}")
+                return [place[rank] for rank in members]
+
+        return everything
+
+    def all_reduce(self, ranks: Sequence[int], x: Tensor) -> _Waiting:
+        everything = self._meet(ranks, x.clone())
+        return _Waiting(lambda: _put(x, _sum(everything())))
+
+    def reduce_scatter(
+        self, ranks: Sequence[int], x: Tensor, counts: Sequence[int], out: Tensor
+    ) -> _Waiting:
+        everything = self._meet(ranks, x.clone())
+        index = list(ranks).index(self.rank)
+        first = sum(counts[:index])
+        return _Waiting(lambda: _put(out, _sum(everything())[first : first + counts[index]]))
+
+    def all_gather(
+        self, ranks: Sequence[int], x: Tensor, counts: Sequence[int], out: Tensor
+    ) -> _Waiting:
+        assert len(x) == counts[list(ranks).index(self.rank)]
+        everything = self._meet(ranks, x.clone())
+        return _Waiting(lambda: _put(out, torch.cat(everything())))
+
+    def group(self, ranks: Sequence[int]) -> ThreadGroup:
+        return ThreadGroup(self, tuple(ranks))
+
+
+class ThreadGroup:
+    """The blocking collectives of some ranks."""
+
+    def __init__(self, links: ThreadLinks, ranks: tuple[int, ...]) -> None:
+        self._links, self._ranks = links, ranks
+        self.size, self.rank = len(ranks), ranks.index(links.rank)
+
+    def _all(self, own: Any) -> list[Any]:
+        return self._links._meet(self._ranks, own)()
+
+    def all_reduce(self, x: Tensor, *, maximum: bool = False) -> Tensor:
+        everything = self._all(x.clone())
+        return torch.stack(everything).amax(0) if maximum else _sum(everything)
+
+    def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
+        assert x.shape[0] == rows[self.rank]
+        return torch.cat(self._all(x.clone()))
+
+    def reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Tensor:
+        return _sum(self._all(x.clone())).split(list(rows))[self.rank].clone()
+
+    def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        parts = self._all(x.clone().split(list(send)))
+        found = [part[self.rank] for part in parts]
+        assert [len(part) for part in found] == list(receive)
+        return torch.cat(found)
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def _put(target: Tensor, value: Tensor) -> None:
+    target.copy_(value)
