@@ -1,0 +1,325 @@
+"""Communicator: the operations of a group of ranks, on any tensors, in the background.
+
+Every method returns at once with a `Work`; `wait()` gives the result. Ranks are ranks of the whole
+job everywhere. All ranks of a group call the same operations in the same order, with the same
+sizes; what runs is chosen by the cost model. Tensors must not be touched until the work is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.collective import Group, Operation
+from tutti.comm.choice import Chooser
+from tutti.comm.launch import Call, Launcher, Shared
+from tutti.comm.work import Work
+from tutti.errors import InputError
+
+
+class Communicator:
+    """A group of ranks that communicate."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        number: int,
+        group: Group,
+        chooser: Chooser,
+        native_ranks: frozenset[int],
+    ) -> None:
+        self._shared = shared
+        self._launcher = Launcher(shared, number, group, chooser, native_ranks)
+        self.rank = shared.executor.rank
+        self.group = group
+        self.ranks = tuple(sorted(group.ranks))
+        self.chooser = chooser
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def index(self) -> int:
+        """The place of this rank among the ranks in ascending order: the order of buffers."""
+        return self.ranks.index(self.rank)
+
+    def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
+        """Return a communicator of some ranks; None on a rank that is not among them.
+
+        All ranks of the job call this in the same order, members or not.
+        """
+        return self._shared.make_group(ranks)
+
+    def close(self) -> None:
+        """Leave: others are told, connections closed, threads ended."""
+        self._shared.close()
+
+    # --- everybody gets everything ---------------------------------------------------------
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        reduction: str = "sum",
+        *,
+        accumulate: torch.dtype | None = None,
+        compress: str | None = None,
+    ) -> Work:
+        """Reduce over all ranks, in place; the same bits everywhere.
+
+        `accumulate` adds up in a wider dtype and rounds once; `compress` ("bf16", "fp8") rounds
+        what passes between islands and feeds the error back at the next call of the same size.
+        """
+        return self._launcher.launch(
+            Call(
+                operation=Operation.ALL_REDUCE,
+                counts=tensor.numel(),
+                given=tensor,
+                wanted=tensor,
+                reduction=reduction,
+                accumulate=accumulate,
+                compress=compress,
+            )
+        )
+
+    def all_gather(
+        self,
+        tensor: Tensor,
+        output: Tensor | None = None,
+        counts: Sequence[int] | None = None,
+        *,
+        compress: str | None = None,
+    ) -> Work:
+        """Gather every rank's tensor, by ascending rank; `counts`: elements of each rank."""
+        each = self._counts(counts, tensor.numel())
+        output = self._output(output, sum(each), tensor)
+        return self._launcher.launch(
+            Call(
+                operation=Operation.ALL_GATHER,
+                counts=each,
+                given=tensor,
+                wanted=output,
+                compress=compress,
+            )
+        )
+
+    def reduce_scatter(
+        self,
+        tensor: Tensor,
+        output: Tensor | None = None,
+        counts: Sequence[int] | None = None,
+        reduction: str = "sum",
+        *,
+        accumulate: torch.dtype | None = None,
+        compress: str | None = None,
+        overwrite: bool = False,
+    ) -> Work:
+        """Reduce over all ranks and keep this rank's part; `counts`: elements of each part.
+
+        With `overwrite` the input may hold partial sums afterwards, which saves a copy of it.
+        """
+        if counts is None and tensor.numel() % self.size:
+            raise InputError(
+                f"reduce_scatter: {tensor.numel()} elements do not divide by {self.size} ranks; "
+                "give counts"
+            )
+        each = self._counts(counts, tensor.numel() // self.size)
+        output = self._output(output, each[self.index], tensor)
+        return self._launcher.launch(
+            Call(
+                operation=Operation.REDUCE_SCATTER,
+                counts=each,
+                given=tensor,
+                wanted=output,
+                reduction=reduction,
+                accumulate=accumulate,
+                compress=compress,
+                keep_given=not overwrite,
+            )
+        )
+
+    # --- one rank gives or gets ------------------------------------------------------------
+
+    def broadcast(self, tensor: Tensor, root: int) -> Work:
+        """Give everybody the root's tensor, in place."""
+        return self._launcher.launch(
+            Call(
+                operation=Operation.BROADCAST,
+                counts=tensor.numel(),
+                given=tensor if self.rank == root else None,
+                wanted=tensor,
+                root=root,
+            )
+        )
+
+    def reduce(
+        self,
+        tensor: Tensor,
+        root: int,
+        reduction: str = "sum",
+        *,
+        accumulate: torch.dtype | None = None,
+    ) -> Work:
+        """Reduce to the root, in place; elsewhere the tensor holds partial sums afterwards."""
+        return self._launcher.launch(
+            Call(
+                operation=Operation.REDUCE,
+                counts=tensor.numel(),
+                given=tensor,
+                wanted=tensor if self.rank == root else None,
+                root=root,
+                reduction=reduction,
+                accumulate=accumulate,
+            )
+        )
+
+    def gather(
+        self,
+        tensor: Tensor,
+        root: int,
+        output: Tensor | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Work:
+        """Gather every rank's tensor at the root, by ascending rank."""
+        each = self._counts(counts, tensor.numel())
+        here = self.rank == root
+        return self._launcher.launch(
+            Call(
+                operation=Operation.GATHER,
+                counts=each,
+                given=tensor,
+                wanted=self._output(output, sum(each), tensor) if here else None,
+                root=root,
+            )
+        )
+
+    def scatter(
+        self,
+        output: Tensor,
+        root: int,
+        tensor: Tensor | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Work:
+        """Give each rank its part of the root's tensor."""
+        each = self._counts(counts, output.numel())
+        if self.rank == root and tensor is None:
+            raise InputError("scatter: the root gave no tensor")
+        return self._launcher.launch(
+            Call(
+                operation=Operation.SCATTER,
+                counts=each,
+                given=tensor if self.rank == root else None,
+                wanted=output,
+                root=root,
+            )
+        )
+
+    # --- everybody to everybody ------------------------------------------------------------
+
+    def all_to_all(
+        self,
+        tensor: Tensor,
+        output: Tensor | None = None,
+        *,
+        counts: Sequence[Sequence[int]] | None = None,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        compress: str | None = None,
+    ) -> Work:
+        """Send each rank its part of the tensor, by ascending rank.
+
+        Equal parts unless told otherwise: `counts[source][target]` where every rank knows all, or
+        this rank's `send_counts` and `receive_counts`. Only with equal parts or all counts known
+        can ranks agree on a program other than the direct one.
+        """
+        size, me = self.size, self.index
+        if counts is not None:
+            matrix = [[int(count) for count in row] for row in counts]
+        elif send_counts is not None and receive_counts is not None:
+            matrix = [[0] * size for _ in range(size)]
+            matrix[me] = [int(count) for count in send_counts]
+            for source in range(size):
+                if source != me:
+                    matrix[source][me] = int(receive_counts[source])
+        elif tensor.numel() % size:
+            raise InputError(
+                f"all_to_all: {tensor.numel()} elements do not divide by {size} ranks; give counts"
+            )
+        else:
+            matrix = [[tensor.numel() // size] * size for _ in range(size)]
+        if len(matrix) != size or any(len(row) != size for row in matrix):
+            raise InputError(f"all_to_all: counts must be {size} for each of {size} ranks")
+        output = self._output(output, sum(row[me] for row in matrix), tensor)
+        return self._launcher.launch(
+            Call(
+                operation=Operation.ALL_TO_ALL,
+                counts=[count for row in matrix for count in row],
+                given=tensor,
+                wanted=output,
+                compress=compress,
+                local_only=counts is None and send_counts is not None,
+            )
+        )
+
+    # --- between some ranks ----------------------------------------------------------------
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[Tensor, int]] = (),
+        receives: Sequence[tuple[Tensor, int]] = (),
+    ) -> Work:
+        """Send tensors to ranks and receive into tensors from ranks, all at once.
+
+        The n-th send of one rank to another meets the n-th receive there, over all calls; only the
+        ranks named take part, in any order.
+        """
+        return self._launcher.exchange(sends, receives)
+
+    def send(self, tensor: Tensor, target: int) -> Work:
+        """Send one tensor."""
+        return self.exchange(sends=[(tensor, target)])
+
+    def receive(self, tensor: Tensor, source: int) -> Work:
+        """Receive into one tensor."""
+        return self.exchange(receives=[(tensor, source)])
+
+    def barrier(self) -> Work:
+        """Let nobody go on before all are here."""
+        token = torch.zeros(1, dtype=torch.uint8)
+        return self._launcher.launch(
+            Call(operation=Operation.BARRIER, counts=1, given=token, wanted=token, reduction="max")
+        )
+
+    def gather_objects(self, value: object) -> list[Any]:
+        """Return every rank's value, by ascending rank; they are pickled."""
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        lengths = self.all_gather(torch.tensor([data.numel()])).wait().tolist()
+        found = self.all_gather(data, counts=lengths).wait()
+        starts = [0, *itertools.accumulate(lengths)]
+        pieces = itertools.pairwise(starts)
+        return [pickle.loads(found[a:b].numpy().tobytes()) for a, b in pieces]
+
+    # --- how -------------------------------------------------------------------------------
+
+    def _counts(self, counts: Sequence[int] | None, mine: int) -> list[int]:
+        if counts is None:
+            return [mine] * self.size
+        if len(counts) != self.size:
+            raise InputError(f"{len(counts)} counts for {self.size} ranks")
+        return [int(count) for count in counts]
+
+    def _output(self, output: Tensor | None, elements: int, like: Tensor) -> Tensor:
+        if output is None:
+            return like.new_empty(elements)
+        if output.numel() != elements or output.dtype != like.dtype:
+            raise InputError(
+                f"output has {output.numel()} elements of {output.dtype}; "
+                f"due are {elements} of {like.dtype}"
+            )
+        return output

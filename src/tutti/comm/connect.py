@@ -1,0 +1,337 @@
+"""connect: from a store and a rank to a communicator of all ranks.
+
+Ranks tell each other their places through the store, check that they agree (versions, settings,
+groups, overrides), and build the same topology. Sub-groups are made by all ranks in the same order,
+and checked too: a rank with another idea of the job is named, instead of hanging all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import socket
+import uuid
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+
+from tutti.accelerator import Accelerator
+from tutti.comm.choice import VARIABLE, Chooser
+from tutti.comm.communicator import Communicator
+from tutti.comm.errors import DisagreementError, PeerLostError
+from tutti.comm.executor import Executor
+from tutti.comm.frames import PROTOCOL
+from tutti.comm.launch import Shared
+from tutti.comm.mesh import Listeners
+from tutti.comm.move import Buffers, DeviceMover, HostMover
+from tutti.comm.places import Place, Topology
+from tutti.comm.reactor import Reactor, near_processors
+from tutti.comm.transport import shared as shared_memory
+from tutti.comm.transport import tcp
+from tutti.comm.transport.link import LinkOwner, Settings
+from tutti.comm.wires import comm_links
+from tutti.cost.links import GroupLinks
+from tutti.cost.tuned import Tuned
+from tutti.errors import InputError
+from tutti.hardware.profile import Profile
+
+ADDRESSES = "TUTTI_COMM_ADDRESSES"  # one per NIC, comma-separated
+
+
+class Store(Protocol):
+    """What we use of torch.distributed's stores."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value."""
+
+    def get(self, key: str) -> bytes:
+        """Read a value, waiting for it."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Tell whether all keys are there."""
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Wait until all keys are there."""
+
+
+def this_host() -> str:
+    """Return what processes that can share memory have in common: machine and network namespace."""
+    with contextlib.suppress(OSError):
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            machine = file.read().strip()
+        return f"{machine}/{os.stat('/proc/self/ns/net').st_ino}"
+    return f"{socket.gethostname()}/{uuid.getnode():x}"
+
+
+def _own_addresses() -> tuple[str, ...]:
+    given = os.environ.get(ADDRESSES, "")
+    if given:
+        return tuple(part.strip() for part in given.split(",") if part.strip())
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((master, 9))  # sends nothing; tells which address of ours leads there
+        return (str(probe.getsockname()[0]),)
+    return ("127.0.0.1",)
+
+
+def connect(
+    store: Store,
+    rank: int,
+    world: int,
+    *,
+    place: Place | None = None,
+    accelerator: Accelerator | None = None,
+    settings: Settings | None = None,
+    profile: Profile | None = None,
+    timeout_s: float = 300.0,
+    start_timeout_s: float = 120.0,
+) -> Communicator:
+    """Return the communicator of all `world` ranks.
+
+    `place` says what is known of this rank's island, rail, NIC and addresses; what it leaves out is
+    found. `accelerator` is needed for device tensors. `profile` holds measured links and programs.
+    `timeout_s` is how long an operation may be without progress.
+    """
+    if not 0 <= rank < world:
+        raise InputError(f"rank {rank} of {world}; ranks count from 0")
+    settings = settings or Settings()
+    known = place or Place()
+    if not known.host:
+        known = dataclasses.replace(known, host=this_host())
+    if known.addresses == ("127.0.0.1",):
+        known = dataclasses.replace(known, addresses=_own_addresses())
+    listeners, known = _listen(known, rank)
+    start = _Start(store, rank, world, start_timeout_s)
+    try:
+        session = start.session()
+        topology = start.topology(known)
+        start.agree(
+            protocol=PROTOCOL,
+            torch=torch.__version__.split("+")[0],
+            settings=dataclasses.asdict(settings),
+            topology=topology.fingerprint(),
+            overrides=os.environ.get(VARIABLE, ""),
+            links=_fingerprint(profile),
+        )
+    except BaseException:
+        listeners.close()
+        raise
+    return _Job(store, rank, topology, settings, accelerator, profile, timeout_s).open(
+        listeners, session
+    )
+
+
+def _fingerprint(profile: Profile | None) -> str:
+    if profile is None:
+        return ""
+    return repr(([dataclasses.astuple(link) for link in profile.links], profile.collectives))
+
+
+def _listen(place: Place, rank: int) -> tuple[Listeners, Place]:
+    """Open the sockets on which this rank is reached, and say where in its place."""
+    server = tcp.listen("::" if ":" in place.addresses[0] else "0.0.0.0")
+    local, name = None, ""
+    if hasattr(os, "memfd_create") and hasattr(socket, "send_fds"):
+        name = f"tutti-{os.getpid()}-{rank}-{uuid.uuid4().hex[:8]}"
+        local = shared_memory.listen(name)
+    port = server.getsockname()[1]
+    return Listeners(server, local), dataclasses.replace(place, port=port, local_name=name)
+
+
+class _Start:
+    """What ranks settle through the store before they talk to each other."""
+
+    def __init__(self, store: Store, rank: int, world: int, timeout_s: float) -> None:
+        self._store = store
+        self._rank = rank
+        self._world = world
+        self._timeout_s = timeout_s
+
+    def session(self) -> str:
+        """Return a name that only the ranks of this job know."""
+        if self._rank == 0:
+            self._store.set("tutti/session", uuid.uuid4().hex)
+        self._wait(["tutti/session"], [0])
+        return self._store.get("tutti/session").decode()
+
+    def topology(self, place: Place) -> Topology:
+        """Exchange places."""
+        values = self._share("place", json.dumps(place.to_document()))
+        return Topology(tuple(Place.from_document(json.loads(value)) for value in values))
+
+    def agree(self, **facts: Any) -> None:
+        """Raise unless all ranks have the same facts."""
+        mine = json.dumps(facts, sort_keys=True)
+        for rank, value in enumerate(self._share("facts", mine)):
+            if value == mine:
+                continue
+            theirs = json.loads(value)
+            what = next(name for name in facts if theirs.get(name) != json.loads(mine)[name])
+            raise DisagreementError(
+                f"rank {self._rank}: rank {rank} has another '{what}': {theirs.get(what)!r}, "
+                f"here {facts[what]!r}; start all ranks alike",
+                rank=self._rank,
+                peer=rank,
+            )
+
+    def _share(self, what: str, mine: str) -> list[str]:
+        keys = [f"tutti/{what}/{rank}" for rank in range(self._world)]
+        self._store.set(keys[self._rank], mine)
+        self._wait(keys, list(range(self._world)))
+        return [self._store.get(key).decode() for key in keys]
+
+    def _wait(self, keys: list[str], ranks: list[int]) -> None:
+        try:
+            self._store.wait(keys, timedelta(seconds=self._timeout_s))
+        except (RuntimeError, dist.DistError) as error:
+            missing = ranks
+            with contextlib.suppress(RuntimeError, dist.DistError):
+                missing = [
+                    rank
+                    for key, rank in zip(keys, ranks, strict=True)
+                    if not self._store.check([key])
+                ]
+            names = ", ".join(map(str, missing[:16]))
+            raise PeerLostError(
+                f"rank {self._rank}: after {self._timeout_s:g} s these ranks have not come: "
+                f"{names}",
+                rank=self._rank,
+                peer=missing[0] if missing else None,
+            ) from error
+
+
+class _Job:
+    """The communicators of one job on this rank."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        topology: Topology,
+        settings: Settings,
+        accelerator: Accelerator | None,
+        profile: Profile | None,
+        timeout_s: float,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._topology = topology
+        self._settings = settings
+        host_only = accelerator is None or accelerator.device.type == "cpu"
+        self._accelerator = None if host_only and not _staged(accelerator) else accelerator
+        self._profile = profile
+        self._timeout_s = timeout_s
+        self._numbers = itertools.count()
+        self._shared: Shared | None = None
+
+    def open(self, listeners: Listeners, session: str) -> Communicator:
+        """Start the executor and return the communicator of all ranks."""
+        place = self._topology.places[self._rank]
+        reactor = Reactor(f"tutti-comm-{self._rank}", processors=near_processors(place.numa))
+        accelerator = self._accelerator
+        mover = None if accelerator is None else DeviceMover(accelerator, reactor)
+        owner = LinkOwner(
+            rank=self._rank,
+            session=session,
+            settings=self._settings,
+            reactor=reactor,
+            host_mover=HostMover(),
+            device_mover=mover,
+            accelerator=accelerator,
+            buffers=Buffers(accelerator),
+            pin=self._pin,
+            replied=lambda *_: None,
+            broken=lambda *_: None,
+        )
+        executor = Executor(owner, self._topology, listeners)
+        self._shared = Shared(
+            executor=executor,
+            accelerator=accelerator,
+            emulated=_staged(accelerator),
+            timeout_s=self._timeout_s,
+            make_group=self.group,
+            close=lambda: _close(executor, mover),
+        )
+        reference = weakref.ref(executor)
+        atexit.register(lambda: _close(reference(), None))
+        world = self.group(range(self._topology.size))
+        assert world is not None
+        return world
+
+    def _pin(self, memory: Tensor) -> bool:
+        return self._accelerator is not None and self._accelerator.pin(memory)
+
+    def group(self, ranks: Sequence[int]) -> Communicator | None:
+        """Return a communicator of some ranks; every rank of the job calls this."""
+        number = next(self._numbers)
+        group = self._topology.group(ranks)
+        self._check_group(number, sorted(group.ranks))
+        native = self._native_groups(number, group)
+        if self._rank not in group.ranks:
+            return None
+        assert self._shared is not None
+        chooser = Chooser(
+            self.links(group),
+            Tuned(() if self._profile is None else self._profile.collectives),
+            connections=self._settings.connections,
+        )
+        return Communicator(self._shared, number, group, chooser, native)
+
+    def links(self, group: Any) -> GroupLinks:
+        """Return what the group's edges are made of, measured where the profile knows."""
+        return comm_links(group, self._topology, self._profile)
+
+    def _check_group(self, number: int, ranks: list[int]) -> None:
+        key, mine = f"tutti/group/{number}", json.dumps(ranks)
+        if self._rank == 0:
+            self._store.set(key, mine)
+        theirs = self._store.get(key).decode()
+        if theirs != mine:
+            raise DisagreementError(
+                f"rank {self._rank}: group {number} has ranks {mine} here but {theirs} on rank 0; "
+                "make the same groups in the same order on all ranks",
+                rank=self._rank,
+                peer=0,
+            )
+
+    def _native_groups(self, number: int, group: Any) -> frozenset[int]:
+        """Make the torch sub-groups of the islands that have a backend; return their ranks."""
+        found: set[int] = set()
+        for island in group.islands:
+            ranks = tuple(sorted(island.ranks))
+            backend = self._topology.native_backend(ranks) if len(ranks) > 1 else ""
+            if not backend:
+                continue
+            if not dist.is_initialized():
+                prefixed = PrefixStore("tutti/native", self._store)  # type: ignore[arg-type]
+                dist.init_process_group(
+                    "gloo", store=prefixed, rank=self._rank, world_size=self._topology.size
+                )
+            made = dist.new_group(list(ranks), backend=backend)
+            found.update(ranks)
+            if self._rank in ranks:
+                assert self._shared is not None
+                self._shared.executor.native.add_group(number, ranks, made)
+        return frozenset(found)
+
+
+def _staged(accelerator: Accelerator | None) -> bool:
+    """Tell whether tensors of this accelerator are copied to the host, though they lie there."""
+    return bool(getattr(accelerator, "copies_through_host", False))
+
+
+def _close(executor: Executor | None, mover: DeviceMover | None) -> None:
+    if executor is not None:
+        executor.close()
+    if mover is not None:
+        mover.close()

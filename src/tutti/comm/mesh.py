@@ -1,0 +1,230 @@
+"""Mesh: the links of one rank, opened when they are first needed.
+
+At start a rank opens links to a few others only (distances 1, 2, 4, … around the ring of ranks), on
+which news of a failure spreads even when ranks are missing; all other links follow the programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tutti.comm import frames
+from tutti.comm.frames import HEADER_BYTES, Frame, Kind
+from tutti.comm.inbox import Inbox
+from tutti.comm.places import Topology
+from tutti.comm.transport.connection import Connection, Handler
+from tutti.comm.transport.link import LinkOwner, Opens, OutLink, plug_in, receive_control
+from tutti.comm.transport.shared import SharedLink, SharedReader, receive_memory
+from tutti.comm.transport.tcp import TcpLink, tune
+
+_TRANSPORTS: dict[str, Opens] = {"tcp": TcpLink, "shared": SharedLink}
+
+
+@dataclass(slots=True)
+class Listeners:
+    """The sockets on which a rank is reached."""
+
+    tcp: socket.socket
+    local: socket.socket | None = None
+
+    def close(self) -> None:
+        """Close them."""
+        self.tcp.close()
+        if self.local is not None:
+            self.local.close()
+
+
+@dataclass(slots=True)
+class Events:
+    """What the mesh tells its executor."""
+
+    control: Callable[[int, Kind, dict[str, Any], Connection], None]
+    broken: Callable[[int, str], None]
+    failed: Callable[[int, BaseException], None]
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A connection that came in; its peer is known after the hello."""
+
+    peer: int = -1
+    payload: bytearray = field(default_factory=bytearray)
+    reader: SharedReader | None = None
+    connection: Connection | None = None
+
+
+class Mesh:
+    """All links of a rank."""
+
+    def __init__(
+        self, owner: LinkOwner, topology: Topology, listeners: Listeners, events: Events
+    ) -> None:
+        self._owner = owner
+        self._topology = topology
+        self._listeners = listeners
+        self._events = events
+        self._outs: dict[int, OutLink] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self._incoming: list[_Incoming] = []
+        self._left: set[int] = set()
+
+    def open(self) -> None:
+        """Listen, and open the links on which news spreads."""
+        reactor, listeners = self._owner.reactor, self._listeners
+        reactor.watch(listeners.tcp, lambda: self._accept(listeners.tcp), None)
+        if listeners.local is not None:
+            local = listeners.local
+            reactor.watch(local, lambda: self._accept(local), None)
+        for peer in self.neighbours():
+            self.out(peer)
+
+    def neighbours(self) -> list[int]:
+        """Return the ranks at distance 1, 2, 4, … on both sides."""
+        size, rank = self._topology.size, self._owner.rank
+        steps = [1 << k for k in range((size - 1).bit_length())]
+        found = {(rank + sign * step) % size for step in steps for sign in (1, -1)}
+        return sorted(found - {rank})
+
+    def out(self, peer: int) -> OutLink:
+        """Return the link to a rank, opened if need be."""
+        link = self._outs.get(peer)
+        if link is None:
+            places = self._topology.places
+            home, away = places[self._owner.rank], places[peer]
+            kind = self._topology.transport(self._owner.rank, peer)
+            opens: Opens = _TRANSPORTS[kind] if kind in _TRANSPORTS else plug_in(kind)
+            link = self._outs[peer] = opens(self._owner, peer, home, away)
+        return link
+
+    def inbox(self, peer: int) -> Inbox:
+        """Return what arrives from a rank."""
+        if peer not in self._inboxes:
+            self._inboxes[peer] = Inbox(self._owner.buffers)
+        return self._inboxes[peer]
+
+    def tell_all(self, kind: Kind, value: dict[str, Any]) -> None:
+        """Send a control frame on every open link."""
+        for link in list(self._outs.values()):
+            link.control(frames.message(kind, value))
+
+    def has_left(self, peer: int) -> bool:
+        """Tell whether a rank closed its communicator on purpose."""
+        return peer in self._left
+
+    # --- connections that come in ----------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock, _ = listener.accept()
+                if listener is self._listeners.local:
+                    self._greet_local(sock)
+                else:
+                    tune(sock)
+                    self._greet(sock, _Incoming())
+
+    def _greet_local(self, sock: socket.socket) -> None:
+        """Wait for the memory that comes first on a local socket."""
+        sock.setblocking(False)
+
+        def ready() -> None:
+            self._owner.reactor.watch(sock, None, None)
+            try:
+                memory = receive_memory(sock)
+            except (OSError, IndexError, ValueError):
+                sock.close()  # no rank of ours
+                return
+            incoming = _Incoming()
+            incoming.reader = SharedReader(memory, self._owner)
+            self._greet(sock, incoming)
+
+        self._owner.reactor.watch(sock, ready, None)
+
+    def _greet(self, sock: socket.socket, incoming: _Incoming) -> None:
+        handler = Handler(
+            room=lambda frame: self._room(incoming, frame),
+            arrived=lambda frame: self._arrived(incoming, frame),
+            closed=lambda reason: self._closed(incoming, reason),
+        )
+        self._incoming.append(incoming)
+        incoming.connection = Connection(self._owner.reactor, sock, handler)
+
+    def _room(self, incoming: _Incoming, frame: Frame) -> list[memoryview]:
+        if receive_control(frame) or incoming.peer < 0:
+            if frame.length > 1 << 20 or (incoming.peer < 0 and frame.kind is not Kind.HELLO):
+                self._refuse(incoming)
+                return [memoryview(bytearray(HEADER_BYTES))]
+            incoming.payload = bytearray(frame.length)
+            return [memoryview(incoming.payload)]
+        try:
+            return self.inbox(incoming.peer).room(frame)
+        except ValueError as error:
+            self._events.failed(incoming.peer, error)
+            return [memoryview(bytearray(frame.length))]
+
+    def _arrived(self, incoming: _Incoming, frame: Frame) -> None:
+        connection = incoming.connection
+        assert connection is not None
+        if frame.kind is Kind.DATA:
+            self.inbox(incoming.peer).arrived(frame)
+        elif frame.kind is Kind.SHARED and incoming.reader is not None:
+            self._take_shared(incoming, frame, connection)
+        elif frame.kind is Kind.HELLO:
+            self._hello(incoming)
+        elif frame.kind is Kind.BYE:
+            self._left.add(incoming.peer)
+        else:
+            value = frames.read(incoming.payload if frame.length else b"")
+            self._events.control(incoming.peer, frame.kind, value, connection)
+
+    def _take_shared(self, incoming: _Incoming, frame: Frame, connection: Connection) -> None:
+        assert incoming.reader is not None
+        try:
+            incoming.reader.arrived(frame, connection, self.inbox(incoming.peer))
+        except ValueError as error:
+            self._events.failed(incoming.peer, error)
+
+    def _hello(self, incoming: _Incoming) -> None:
+        hello = frames.read(incoming.payload)
+        if hello.get("session") != self._owner.session:
+            self._refuse(incoming)
+            return
+        incoming.peer = int(hello["rank"])
+
+    def _refuse(self, incoming: _Incoming) -> None:
+        """Close a connection that is none of our job's."""
+        if incoming.connection is not None:
+            incoming.connection.close()
+        self._incoming.remove(incoming)
+
+    def _closed(self, incoming: _Incoming, reason: str) -> None:
+        if incoming in self._incoming:
+            self._incoming.remove(incoming)
+        if incoming.peer >= 0 and incoming.peer not in self._left:
+            self._events.broken(incoming.peer, reason)
+
+    # --- the end ---------------------------------------------------------------------------
+
+    def say_goodbye(self) -> None:
+        """Tell all that this rank leaves on purpose."""
+        for link in self._outs.values():
+            link.control(frames.message(Kind.BYE))
+            link.flush(0.5)
+
+    def close(self) -> None:
+        """Close every connection and listener."""
+        for sock in (self._listeners.tcp, self._listeners.local):
+            if sock is not None:
+                self._owner.reactor.watch(sock, None, None)
+        self._listeners.close()
+        for link in self._outs.values():
+            link.close()
+        for incoming in self._incoming:
+            if incoming.connection is not None:
+                incoming.connection.close()
+        for inbox in self._inboxes.values():
+            inbox.clear()

@@ -1,0 +1,297 @@
+"""What holds beyond single calls: overlap, messages, sub-groups, rounding, native backends."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.dist.comm.calls import Seating, as_bytes, closed, opened
+from tests.dist.comm.pool import RankPool
+from tutti.comm import Communicator
+from tutti.comm.choice import Named
+from tutti.comm.ranks import RankError
+
+SQUARE = Seating("square", ((0, 1), (2, 3)))
+UNEVEN = Seating("uneven", ((0, 3, 1), (4, 2)), rails=(0, 1, 0, 2, 1))
+
+
+# --- several at once -----------------------------------------------------------------------
+
+
+def in_flight(rank: int, seating: Seating, port: int) -> None:
+    comm = opened(rank, seating, port)
+    size = comm.size
+    reduced = [torch.full((300 + 40 * k,), float(rank + k)) for k in range(12)]
+    works = [comm.all_reduce(tensor) for tensor in reduced]
+    gathered = comm.all_gather(torch.full((rank,), rank), counts=range(size))
+    for k in reversed(range(12)):
+        works[k].wait()
+        assert (reduced[k] == sum(range(size)) + size * k).all()
+    expected = [r for r in range(size) for _ in range(r)]
+    assert gathered.wait().tolist() == expected
+    assert all(work.done() for work in works)
+
+
+def test_many_operations_are_in_flight(pool: RankPool) -> None:
+    pool.run(in_flight, range(5), UNEVEN, pool.port)
+
+
+def crossing(rank: int, seating: Seating, port: int) -> None:
+    """Every pair exchanges several messages, posted in another order on each rank."""
+    comm = opened(rank, seating, port)
+    others = [peer for peer in range(comm.size) if peer != rank]
+    turned = others[rank % len(others) :] + others[: rank % len(others)]
+    sent = {
+        (peer, k): torch.full((50 * k,), 100.0 * rank + peer + k) for peer in others for k in (1, 2)
+    }
+    got = {(peer, k): torch.empty(50 * k) for peer in others for k in (1, 2)}
+    first = comm.exchange(sends=[(sent[peer, 1], peer) for peer in turned])
+    work = comm.exchange(
+        sends=[(sent[peer, 2], peer) for peer in others],
+        receives=[(got[peer, k], peer) for k in (1, 2) for peer in reversed(turned)],
+    )
+    work.wait()
+    first.wait()
+    for (peer, k), tensor in got.items():
+        assert (tensor == 100.0 * peer + rank + k).all()
+
+
+def test_messages_meet_in_order_whatever_the_order_of_peers(pool: RankPool) -> None:
+    for _ in range(3):
+        pool.run(crossing, range(5), UNEVEN, pool.port)
+
+
+def strided_message(rank: int, seating: Seating, port: int) -> None:
+    comm = opened(rank, seating, port)
+    grid = torch.arange(40.0).view(5, 8)
+    if rank == 0:
+        comm.exchange(sends=[(grid[:, 3], 1), (grid[0, :0], 1), (grid[2:4], 1)]).wait()
+    else:
+        target = torch.zeros(5, 8)
+        rows = torch.zeros(2, 8)
+        receives = [(target[:, 1], 0), (target[0, :0], 0), (rows, 0)]
+        comm.exchange(receives=receives).wait()
+        assert torch.equal(target[:, 1], grid[:, 3])
+        assert target[:, 2:].sum() == 0
+        assert torch.equal(rows, grid[2:4])
+
+
+def test_messages_of_columns_and_of_nothing(pool: RankPool) -> None:
+    pool.run(strided_message, range(2), Seating("two", ((0,), (1,))), pool.port)
+
+
+def own_message(rank: int, seating: Seating, port: int) -> None:
+    comm = opened(rank, seating, port)
+    target = torch.zeros(7)
+    comm.exchange(sends=[(torch.ones(7), rank)], receives=[(target, rank)]).wait()
+    assert target.sum() == 7
+
+
+def test_a_message_to_oneself(pool: RankPool) -> None:
+    pool.run(own_message, range(2), Seating("two", ((0,), (1,))), pool.port)
+
+
+# --- groups --------------------------------------------------------------------------------
+
+
+def grouped(rank: int, seating: Seating, port: int) -> None:
+    comm = opened(rank, seating, port)
+    low, odd = comm.subgroup([0, 1, 2]), comm.subgroup([1, 3])
+    assert (low is None) == (rank > 2)
+    assert (odd is None) == (rank % 2 == 0)
+    works = []
+    if low is not None:
+        mine = torch.full((900,), float(rank))
+        works.append((mine, low.all_reduce(mine), 3.0))
+    if odd is not None:
+        other = torch.full((700,), float(rank))
+        works.append((other, odd.all_reduce(other), 4.0))
+        assert odd.broadcast(torch.tensor([rank]), 3).wait().item() == 3
+    for tensor, work, due in works:
+        work.wait()
+        assert (tensor == due).all()
+    assert comm.gather_objects(f"rank {rank}") == [f"rank {r}" for r in range(comm.size)]
+
+
+def test_groups_overlap(pool: RankPool) -> None:
+    pool.run(grouped, range(4), SQUARE, pool.port)
+
+
+def other_groups(rank: int, seating: Seating, port: int) -> None:
+    opened(rank, seating, port).subgroup([0, 1] if rank else [0, 1, 2])
+
+
+def test_groups_that_differ_are_refused(pool: RankPool) -> None:
+    seating = Seating("differ", ((0, 1, 2),))
+    with pytest.raises(RankError, match=r"group 1 has ranks \[0, 1\] here but \[0, 1, 2\]"):
+        pool.run(other_groups, range(3), seating, pool.port)
+
+
+def other_overrides(rank: int, seating: Seating, port: int) -> None:
+    os.environ["TUTTI_COMM"] = "all_reduce=ring" if rank else ""
+    try:
+        opened(rank, seating, port)
+    finally:
+        del os.environ["TUTTI_COMM"]
+
+
+def test_ranks_started_differently_are_refused(pool: RankPool) -> None:
+    with pytest.raises(RankError, match="another 'overrides'"):
+        pool.run(other_overrides, range(2), Seating("overrides", ((0, 1),)), pool.port)
+
+
+# --- numbers -------------------------------------------------------------------------------
+
+
+def wide_sum(rank: int, seating: Seating, port: int) -> tuple[bytes, float]:
+    comm = opened(rank, seating, port)
+    comm.chooser.obey("all_reduce", Named(algorithm="ring"))
+    tensor = torch.full((999,), 1.0 + rank / 128, dtype=torch.bfloat16)
+    comm.all_reduce(tensor, accumulate=torch.float32).wait()
+    comm.chooser.obey("all_reduce", None)
+    return as_bytes(tensor), tensor[0].item()
+
+
+def test_sums_can_be_wider_than_the_numbers(pool: RankPool) -> None:
+    answers = pool.run(wide_sum, range(5), UNEVEN, pool.port)
+    exact = torch.tensor(sum(1.0 + rank / 128 for rank in range(5))).bfloat16().item()
+    assert {found for _, found in answers} == {exact}
+    assert len({bits for bits, _ in answers}) == 1
+
+
+def moved_bytes(rank: int, seating: Seating, port: int) -> None:
+    comm = opened(rank, seating, port)
+    mine = torch.arange(rank, rank + 33).to(torch.float8_e4m3fn)
+    found = comm.all_gather(mine).wait()
+    for peer in range(comm.size):
+        due = torch.arange(peer, peer + 33).to(torch.float8_e4m3fn)
+        assert as_bytes(found[33 * peer : 33 * peer + 33]) == as_bytes(due)
+    with pytest.raises(Exception, match="only moved, not added"):
+        comm.all_reduce(mine)
+
+
+def test_fp8_is_moved_but_not_added(pool: RankPool) -> None:
+    pool.run(moved_bytes, range(4), SQUARE, pool.port)
+
+
+def extreme(rank: int, seating: Seating, port: int) -> None:
+    comm = opened(rank, seating, port)
+    assert comm.all_reduce(torch.tensor([rank, -rank]), "max").wait().tolist() == [3, 0]
+    assert comm.all_reduce(torch.tensor([rank, -rank]), "min").wait().tolist() == [0, -3]
+
+
+def test_largest_and_smallest(pool: RankPool) -> None:
+    pool.run(extreme, range(4), SQUARE, pool.port)
+
+
+def some_counts(rank: int, seating: Seating, port: int) -> None:
+    comm = opened(rank, seating, port)
+    size = comm.size
+    sends, receives = [(rank + t) % 3 for t in range(size)], [(s + rank) % 3 for s in range(size)]
+    given = torch.tensor([10 * rank + t for t in range(size) for _ in range(sends[t])])
+    found = comm.all_to_all(given, send_counts=sends, receive_counts=receives).wait()
+    assert found.tolist() == [10 * s + rank for s in range(size) for _ in range(receives[s])]
+
+
+def test_all_to_all_with_own_counts_only(pool: RankPool) -> None:
+    pool.run(some_counts, range(5), UNEVEN, pool.port)
+
+
+def rounded(rank: int, seating: Seating, port: int, how: str) -> tuple[list[bytes], float, float]:
+    comm = opened(rank, seating, port)
+    torch.manual_seed(rank)
+    base = torch.randn(3000)
+    total = torch.zeros(3000, dtype=torch.float64)
+    bits, first = [], 0.0
+    inputs = [torch.randn(3000, generator=torch.Generator().manual_seed(r)) for r in range(4)]
+    torch.manual_seed(0)
+    exact = sum(t.double() for t in inputs)
+    for step in range(20):
+        tensor = inputs[rank].clone()
+        comm.all_reduce(tensor, compress=how).wait()
+        bits.append(as_bytes(tensor))
+        total += tensor
+        if not step:
+            first = (tensor - exact).abs().max().item()
+    del base
+    mean = (total / 20 - exact).abs().max().item()
+    return bits, first, mean
+
+
+@pytest.mark.parametrize(("how", "largest"), [("bf16", 0.05), ("fp8", 0.7)])
+def test_rounding_between_islands(pool: RankPool, how: str, largest: float) -> None:
+    answers = pool.run(rounded, range(4), SQUARE, pool.port, how)
+    assert all(bits == answers[0][0] for bits, _, _ in answers), "not the same on all ranks"
+    _, first, mean = answers[0]
+    assert 0 < first < largest
+    assert mean < first, "errors are fed back, so they do not pile up"
+
+
+# --- native backends -----------------------------------------------------------------------
+
+
+def native(rank: int, port: int, backend: str) -> int:
+    from torch._C._distributed_c10d import ProcessGroupGloo
+
+    made = []
+
+    def create(store, rank, size, timeout):  # type: ignore[no-untyped-def]
+        made.append(size)
+        return ProcessGroupGloo(store, rank, size, timeout)
+
+    if backend == "fakeccl":
+        dist.Backend.register_backend(backend, create, devices=["cpu"])
+    seating = Seating("native", ((0, 3, 1), (4, 2)), rails=(0, 1, 0, 2, 1), native=backend)
+    comm = opened(rank, seating, port)
+    try:
+        _every_native_step(comm)
+    finally:
+        closed(rank, "native")
+        dist.destroy_process_group()
+    return len(made)
+
+
+def _every_native_step(comm: Communicator) -> None:
+    size, rank = comm.size, comm.rank
+    counts = [3 * r + 1 for r in range(size)]
+    for algorithm in ("hierarchical", "leader"):
+        for operation in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"):
+            comm.chooser.obey(operation, Named(algorithm=algorithm, chunks=2))
+        found = comm.all_reduce(torch.arange(500.0) * (rank + 1)).wait()
+        assert torch.equal(found, torch.arange(500.0) * 15)
+        part = comm.reduce_scatter(torch.arange(35.0), counts=counts).wait()
+        start = sum(counts[:rank])
+        assert torch.equal(part, torch.arange(35.0)[start : start + counts[rank]] * size)
+        whole = comm.all_gather(torch.full((counts[rank],), rank), counts=counts).wait()
+        assert whole.tolist() == [r for r in range(size) for _ in range(counts[r])]
+        for root in (0, 4):
+            assert comm.broadcast(torch.full((77,), rank), root).wait().eq(root).all()
+            summed = torch.full((77,), rank)
+            comm.reduce(summed, root).wait()
+            assert rank != root or summed.eq(10).all()
+            comm.chooser.obey("gather", Named(algorithm="leader"))
+            comm.chooser.obey("scatter", Named(algorithm="leader"))
+            got = comm.gather(torch.full((counts[rank],), rank), root, counts=counts).wait()
+            assert rank != root or torch.equal(got, whole)
+            mine = torch.empty(counts[rank], dtype=torch.int64)
+            comm.scatter(mine, root, whole if rank == root else None, counts=counts).wait()
+            assert mine.eq(rank).all()
+    comm.chooser.obey("all_to_all", Named(algorithm="rail"))
+    given = torch.tensor([10 * rank + t for t in range(size) for _ in range(2)])
+    found = comm.all_to_all(given).wait()
+    assert found.tolist() == [10 * s + rank for s in range(size) for _ in range(2)]
+    comm.barrier().wait()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakeccl"])
+def test_islands_with_a_library_of_their_own(backend: str) -> None:
+    pool = RankPool(5)
+    try:
+        made = pool.run(native, range(5), pool.port, backend)
+    finally:
+        pool.close()
+    if backend == "fakeccl":
+        assert all(made), "the third-party backend was not used"
