@@ -28,7 +28,7 @@ _SEGMENT = 16384  # largest piece that the kernel hands to a NIC at once
 _BURST = 32768
 _QUEUE = 2 << 20  # bytes that a port holds before packets are lost: as good as never
 # Senders that do not fill such queues, as data centres have them; the same for whoever sends.
-_SENDERS = {"tcp_congestion_control": "bbr", "tcp_slow_start_after_idle": "0"}
+_SENDERS = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
 MEGABIT = 125_000.0  # bytes
 
 
