@@ -27,7 +27,7 @@ _MTU = 9000
 _SEGMENT = 16384  # largest piece that the kernel hands to a NIC at once
 _BURST = 32768
 _QUEUE = 2 << 20  # bytes that a port holds before packets are lost: as good as never
-# Senders that do not fill such queues, as data centres have them; the same for whoever sends.
+# Senders that fill a link and keep it full, and that every kernel has; the same for whoever sends.
 _SENDERS = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
 MEGABIT = 125_000.0  # bytes
 
