@@ -7,6 +7,7 @@ chains cut exactly and their passes played, which prices them to a percent or so
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,8 @@ from tutti.search.tables import Tables
 
 MORE_CHAINS = 2  # of every group of pools, where experts may be spread
 UNLIKE = 8  # candidates of one schedule and shard level that are wide unlike the best ones
-MOST_ALIKE = 9  # chains of one schedule and shard level, per group of pools
+MOST_ALIKE = 9  # chains of one schedule and shard level, where all pools form one
+MOST_TOGETHER = 64.5  # combinations of chains of several groups, per schedule and shard level
 
 
 @dataclass(slots=True)
@@ -320,7 +322,8 @@ def _matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
     kinds = dict.fromkeys((c.schedule.kind, c.shard) for c in lists[0])
     for kind in kinds:
         alike = [[c for c in chains if (c.schedule.kind, c.shard) == kind] for chains in lists]
-        yield from itertools.product(*(chains[:MOST_ALIKE] for chains in alike))
+        few = MOST_ALIKE if len(lists) == 1 else math.floor(MOST_TOGETHER ** (1 / len(lists)))
+        yield from itertools.product(*(chains[:few] for chains in alike))
 
 
 def _first_chip(pool: Pool) -> Position:

@@ -39,6 +39,7 @@ SMALL_CHIPS, SMALL_BATCH = 8, 64  # beyond which no space is small
 MOST_WHOLE = 5  # drafts that are simulated from the first micro-batch to the last
 MOST_TRIED = 40  # candidates, while none of them fits
 WORTH_A_LOOK = 1.01  # by how much the price of a candidate may err
+FALSE_PROMISE = 1.01  # by which more than the schedule was priced wrongly
 UNFIT = 1.05  # held against the others of a kind of which one did not fit after all
 
 
@@ -137,11 +138,13 @@ class Search:
     def _promise(self, candidate: Candidate) -> float:
         """Return what a candidate is likely worth.
 
-        What the same chains took under another schedule, over what they promised, is held against
-        them; where those were not simulated, what others of their kind took.
+        What others of its kind took, over what they promised, is held against it; so is what the
+        same chains took under another schedule, where no schedule explains it.
         """
-        known = self.corrections
-        return candidate.value * known.get(candidate.shape, known.get(candidate.kind, 1.0))
+        same = self.corrections.get(candidate.shape, 1.0)
+        if same < FALSE_PROMISE:
+            same = self.corrections.get(candidate.kind, 1.0)
+        return candidate.value * same
 
     def _enough(self, candidate: Candidate, number: int, budget: int) -> bool:
         """Tell whether the best plan stands: nothing left promises more, or the work is done."""
@@ -151,7 +154,8 @@ class Search:
         promised = self._promise(candidate) / WORTH_A_LOOK
         if number >= self.effort.most_candidates or self.settler.instructions > 4 * budget:
             return True
-        spent = number >= self.effort.candidates or self.settler.instructions > budget
+        fitting = number - self.state.rejected  # what did not fit taught little
+        spent = fitting >= self.effort.candidates or self.settler.instructions > budget
         return promised >= best.value / (WORTH_A_LOOK if spent else 1.0)
 
     def worth(self, settled: Settled) -> float:
