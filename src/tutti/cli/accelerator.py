@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +9,11 @@ import typer
 
 from tutti.cli.accelerator_tables import inventory_tables, report_tables, tuning_tables
 from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.progress import progress_bar
 from tutti.cli.torch_needed import require_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 app = typer.Typer(
     name="accelerator", help="Devices of this machine and their operators.", no_args_is_help=True
@@ -56,7 +55,7 @@ def check(
     from tutti.accelerator.conformance import check as run_checks
 
     accelerator = open_accelerator(device)
-    with _bar("checking") as progress:
+    with progress_bar("count", "checking", wanted=not json) as progress:
         report = run_checks(accelerator, tuple(operator or ()), progress=progress)
     if junit is not None:
         files.write_text(junit, report.junit())
@@ -96,7 +95,7 @@ def tune(
     plan = tuning.Question(
         model=model, tokens=tuple(tokens or (8192,)), dtypes=tuple(dtype or ("bf16",))
     )
-    with _bar("measuring") as progress:
+    with progress_bar("count", "measuring", wanted=not json) as progress:
         rows = tuning.measure(accelerator, plan, budget_s=budget, progress=progress)
     choices = tuning.fastest(rows, tuning.ranks(accelerator))
     save(choices, tuning.origin(accelerator, plan), output)
@@ -106,25 +105,3 @@ def tune(
         )
     else:
         print_rich(*tuning_tables(rows, output))
-
-
-@contextmanager
-def _bar(doing: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on standard error; nothing where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn(doing),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %  {task.description}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("")
-        yield lambda what, done, total: bar.update(
-            task, description=what, completed=done, total=total
-        )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from tutti.cli.output import Json
+from tutti.cli.progress import progress_bar
 from tutti.cli.torch_needed import require_torch
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from tutti.huggingface.conversion import Conversion, Form
 
 
@@ -56,7 +53,7 @@ def convert(
             f"{source}: a GGUF file becomes a Hugging Face folder, at once; convert that one to "
             "tutti's form in a second step"
         )
-    with ProgressBar() as bar:
+    with progress_bar("bytes", "converting", wanted=not json) as bar:
         if gguf:
             from tutti.huggingface.gguf_file import convert_gguf
 
@@ -102,53 +99,3 @@ def _print(done: Conversion) -> None:
         f"{len(done.files)} files{kept}"
     )
     typer.echo(f"written to {done.target} ({form} folder)")
-
-
-class ProgressBar:
-    """A bar on standard error; silent where that is no terminal."""
-
-    def __init__(self) -> None:
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                DownloadColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-                TransferSpeedColumn,
-            )
-
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-
-    def __enter__(self) -> ProgressBar:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def __call__(self, doing: str, done: int, whole: int) -> None:
-        """Show how far it is."""
-        if self._progress is None:
-            return
-        if self._task is None:
-            self._task = self._progress.add_task(doing)
-        self._progress.update(self._task, description=doing, completed=done, total=whole)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.progress import Update, progress_bar
 from tutti.cli.torch_needed import require_torch
 from tutti.errors import InputError, hint
 
@@ -72,8 +73,8 @@ def profile(
     origin = f"tutti profile{f' {Path(model).name}' if model else ''} --budget {budget}"
     session = _session(opened, chosen, cases, seconds, known, links, origin)
     session.save = lambda found: found.save(output)
-    with _Bar(session.budget_s, wanted=not json) as bar:
-        session.report = bar
+    with progress_bar("seconds", wanted=not json) as bar:
+        session.report = functools.partial(_shown, bar)
         from tutti.accelerator.profiling import measure_profile
 
         found = measure_profile(session)
@@ -211,42 +212,11 @@ def _session(
 # --- what is shown ---------------------------------------------------------------------------
 
 
-class _Bar:
-    """The budget as a bar on standard error; silent where that is no terminal."""
-
-    def __init__(self, budget_s: float, *, wanted: bool) -> None:
-        self._progress: Any = None
-        if wanted and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._progress = Progress(
-                BarColumn(),
-                TextColumn("{task.completed:.0f} of {task.total:.0f} s"),
-                TimeRemainingColumn(),
-                TextColumn("{task.description}"),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._progress.add_task("getting ready", total=budget_s)
-
-    def __enter__(self) -> _Bar:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def __call__(self, progress: Progress) -> None:
-        """Show where the session is."""
-        if self._progress is not None:
-            again = f", visit {progress.visit}" if progress.visit > 1 else ""
-            said = f"{progress.measured} of {progress.cases} shapes{again}: {progress.doing}"
-            self._progress.update(
-                self._task, completed=min(progress.used_s, progress.budget_s), description=said
-            )
+def _shown(bar: Update, progress: Progress) -> None:
+    """Show where the session is."""
+    again = f", visit {progress.visit}" if progress.visit > 1 else ""
+    said = f"{progress.measured} of {progress.cases} shapes{again}: {progress.doing}"
+    bar(said, min(progress.used_s, progress.budget_s), progress.budget_s)
 
 
 def _show(found: Profile, session: Session, output: Path, *, json: bool) -> None:

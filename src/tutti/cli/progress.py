@@ -1,10 +1,12 @@
-"""One line for people who wait: what a search does, its best plan so far, the proven gap."""
+"""What people who wait see, on standard error: a line for searches, bars for work of known size."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -63,3 +65,41 @@ def progress_text(progress: Progress) -> str:
     if progress.settled:
         parts.append(f"{progress.settled} simulated")
     return " · ".join(parts)
+
+
+Update = Callable[[str, float, float], None]  # what is being done, how much of it, of how much
+
+
+@contextmanager
+def progress_bar(
+    unit: Literal["count", "bytes", "seconds"], doing: str = "", *, wanted: bool = True
+) -> Iterator[Update]:
+    """Show a bar while something is done; silent where standard error is no terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    said, bar = TextColumn("{task.description}"), BarColumn()
+    columns = {
+        "count": (bar, TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(), said),
+        "bytes": (bar, DownloadColumn(binary_units=True), TransferSpeedColumn(),
+                  TimeRemainingColumn(), said),
+        "seconds": (bar, TextColumn("{task.completed:.0f} of {task.total:.0f} s"),
+                    TimeRemainingColumn(), said),
+    }[unit]  # fmt: skip
+    console = Console(stderr=True)
+    hidden = not wanted or not console.is_terminal
+    with Progress(
+        TextColumn(doing), *columns, console=console, transient=True, disable=hidden
+    ) as shown:
+        task = shown.add_task("", total=1 if unit == "seconds" else None)
+        yield lambda what, done, whole: shown.update(
+            task, description=what, completed=done, total=whole
+        )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from tutti.cost.calibration.validate import Validation
@@ -32,42 +33,18 @@ def validate(
     from tutti.cost.calibration.validate import Condition, validate
 
     conditions = [Condition.parse(text) for text in calibrate_on or ()]
-    with _Progress(silent=json) as progress:
+    with progress_bar("count", wanted=not json) as show:
         found = validate(
             runs,
             group=group,
             calibrate=calibrate,
             calibrate_on=conditions,
-            progress=progress.update,
+            progress=lambda done, whole: show("fitting", done, whole),
         )
     if json:
         print_json(_document(found))
     else:
         print_rich(*_tables(found, shipped=calibrate is None and not conditions))
-
-
-class _Progress:
-    """A bar on standard error, where that is a terminal."""
-
-    def __init__(self, *, silent: bool) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        console = Console(stderr=True)
-        hidden = silent or not console.is_terminal
-        self._bar = Progress(console=console, transient=True, disable=hidden)
-        self._task = self._bar.add_task("fitting", total=None)
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def update(self, done: int, total: int) -> None:
-        """Show how many of how many fits are done."""
-        self._bar.update(self._task, completed=done, total=total)
 
 
 def _document(found: Validation) -> dict[str, Any]:
