@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.support.hf_models import saved, tiny_model  # noqa: E402
+from tests.support.tiny_configs import TINY, tiny_config  # noqa: E402
 from tutti.huggingface.comparison import compare  # noqa: E402
 from tutti.huggingface.dumps import Batch, Dump  # noqa: E402
 from tutti.huggingface.sides import Task, write_dump  # noqa: E402
 from tutti.models import load_model  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "models"))
-from test_round_trip import saved, tiny_config, tiny_model  # noqa: E402
-from tiny_configs import TINY  # noqa: E402
 
 # Its scores of experts are so close that in bfloat16 some tokens choose other ones.
 OTHER_EXPERTS = ("deepseek_v2/grouped",)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.support.tiny_configs import TINY  # noqa: E402
 from tutti.models import ModelSpec, catalog_config, catalog_names  # noqa: E402
 from tutti.models.families import model_types  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "models"))
-from tiny_configs import TINY  # noqa: E402
 
 LAYER = re.compile(r"(?:layers|h)\.(\d+)\.")
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,61 +14,14 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors import safe_open  # noqa: E402
 
+from tests.support.hf_models import saved, tiny_model  # noqa: E402
+from tests.support.tiny_configs import TINY, tiny_config  # noqa: E402
 from tutti.huggingface import open_checkpoint, outputs  # noqa: E402
 from tutti.huggingface.conversion import convert  # noqa: E402
 from tutti.huggingface.dtypes import BY_NAME  # noqa: E402
 from tutti.huggingface.maps import key_table, mapped_types  # noqa: E402
 from tutti.models import catalog_names, load_model  # noqa: E402
 from tutti.models.families import model_types  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "models"))
-from tiny_configs import TINY  # noqa: E402
-
-# The first config of a type leaves out its counts of experts, which makes it large; shrink them.
-SMALLER = {
-    "num_experts": 6,
-    "moe_num_experts": 6,
-    "n_routed_experts": 6,
-    "num_local_experts": 6,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 48,
-    "num_experts_per_tok": 2,
-    "moe_k": 2,
-    "n_group": 1,
-    "topk_group": 1,
-}
-EXPERT_TYPES = (
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "ernie4_5_moe",
-    "gpt_oss",
-)
-
-
-def tiny_config(name: str) -> dict[str, Any]:
-    values = copy.deepcopy(TINY[name])
-    if name in EXPERT_TYPES:
-        values = {**SMALLER, **values}
-    return values
-
-
-def tiny_model(values: dict[str, Any], dtype: Any = torch.float32) -> Any:
-    """Return a transformers model with random weights, biases and norms too."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(**{**values, "pad_token_id": 0})
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *_saved_buffers(model)):
-            tensor.normal_(0, 0.05)
-    return model
-
-
-def _saved_buffers(model: Any) -> list[Any]:
-    saved = model.state_dict()
-    return [tensor for name, tensor in model.named_buffers() if name in saved]
 
 
 def tensors_of(folder: Path) -> dict[str, Any]:
@@ -84,11 +35,6 @@ def tensors_of(folder: Path) -> dict[str, Any]:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-def saved(model: Any, folder: Path, **options: Any) -> Path:
-    model.save_pretrained(folder, **options)
-    return folder
 
 
 def test_every_type_has_a_map() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import sys
 import tempfile
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,39 +12,16 @@ import transformers
 from torch.nn import functional
 
 from tests.support.models import zero_gradients as zero_gradients
+from tests.support.tiny_configs import TINY as TINY
+from tests.support.tiny_configs import tiny_config
 from tutti.accelerator.operators import Operators
 from tutti.huggingface import open_checkpoint
 from tutti.models import ModelSpec
 from tutti.nn import Batch, Model, load
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "models"))
-from tiny_configs import TINY
-
 LENGTHS = (31, 17)  # longer than windows and than the lengths that rotary scalings begin at
 WINDOW = 8
 
-# The first config of a type leaves out its counts of experts, which makes it large.
-SMALLER = {
-    "num_experts": 6,
-    "moe_num_experts": 6,
-    "n_routed_experts": 6,
-    "num_local_experts": 6,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 48,
-    "num_experts_per_tok": 2,
-    "moe_k": 2,
-    "n_group": 1,
-    "topk_group": 1,
-}
-EXPERT_TYPES = (
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "ernie4_5_moe",
-    "gpt_oss",
-)
 # Options that tiny sequences would not reach, or that the tiny configs leave at large defaults.
 OTHERWISE: dict[str, dict[str, Any]] = {
     "llama/dynamic": {"max_position_embeddings": 16},
@@ -76,9 +51,7 @@ WINDOWED += ("gpt_oss", "gpt_oss/plain")
 
 def parity_config(name: str) -> dict[str, Any]:
     """Return a tiny config whose windows and scalings are in reach of `LENGTHS`."""
-    values = copy.deepcopy(TINY[name])
-    if name in EXPERT_TYPES:
-        values = {**SMALLER, **values}
+    values: dict[str, Any] = tiny_config(name)
     if name in WINDOWED:
         values["sliding_window"] = WINDOW
     values.update(copy.deepcopy(OTHERWISE.get(name, {})))

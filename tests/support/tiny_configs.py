@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 BASE = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -304,3 +306,32 @@ TINY: dict[str, dict[str, object]] = {
         "rope_scaling": {"rope_type": "default"},
     },
 }
+
+# The first config of a type leaves out its counts of experts, which makes it large; shrink them.
+SMALLER = {
+    "num_experts": 6,
+    "moe_num_experts": 6,
+    "n_routed_experts": 6,
+    "num_local_experts": 6,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 48,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+EXPERT_TYPES = (
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "ernie4_5_moe",
+    "gpt_oss",
+)
+
+
+def tiny_config(name: str) -> dict[str, object]:
+    """Return a tiny config whose experts are few and small, too."""
+    values = copy.deepcopy(TINY[name])
+    return {**SMALLER, **values} if name in EXPERT_TYPES else values

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_configs import BASE, DEEPSEEK, GQA, SHORT, TINY
 
+from tests.support.tiny_configs import BASE, DEEPSEEK, GQA, SHORT, TINY
 from tutti import document
 from tutti.errors import InputError
 from tutti.models import Activation, ModelSpec, Placement, Residual, unit_operators

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tiny_configs import TINY
 
+from tests.support.tiny_configs import TINY
 from tutti.errors import InputError
 from tutti.models import (
     ModelSpec,

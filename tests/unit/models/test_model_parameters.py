@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tiny_configs import TINY
 
+from tests.support.tiny_configs import TINY
 from tutti.errors import InputError
 from tutti.models import ModelSpec, ParameterClass, ParameterKind, load_model
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_configs import TINY
 
+from tests.support.tiny_configs import TINY
 from tutti.errors import InputError
 from tutti.models import catalog_names, load_model, plain_gpt
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_configs import TINY
 
+from tests.support.tiny_configs import TINY
 from tutti import document
 from tutti.errors import InputError
 from tutti.models import ModelSpec, catalog_names, load_model
