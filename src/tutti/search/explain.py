@@ -120,7 +120,7 @@ def _pipelines_text(plan: Plan) -> str:
             f"(schedule {plan.job.schedule})."
         )
     cuts = sorted({len(pipeline.stages) for pipeline in plan.pipelines})
-    counts = f"{cuts[0]}" if len(cuts) == 1 else f"{cuts[0]} to {cuts[-1]}"
+    counts = _many(cuts[0], "stage") if len(cuts) == 1 else f"{cuts[0]} to {cuts[-1]} stages"
     batches = [
         f"{_many(pipeline.micro_batches, 'micro-batch', 'micro-batches')} of "
         f"{_many(pipeline.micro_batch, 'sequence')} "
@@ -130,7 +130,7 @@ def _pipelines_text(plan: Plan) -> str:
     if many > _MOST_PIPELINES:
         batches.append("so on")
     return (
-        f"{many} pipelines of {counts} stages train side by side (schedule {plan.job.schedule}) "
+        f"{many} pipelines of {counts} train side by side (schedule {plan.job.schedule}) "
         f"and share out the batch: {_listed(batches)}."
     )
 

@@ -104,7 +104,6 @@ class Engine:
                 exchange.stays = True
         self.ties = make_ties(self.seats, self.seat, buckets, self.parameters)
         self.step_number = 0
-        self._received: dict[int, tuple[tuple[int, int], Tensor, What]] = {}
         self._batches: dict[int, Batch] = {}
         self._tokens = 0
         self._handlers: Mapping[Op, Callable[[Instruction], Handle]] = {
@@ -161,10 +160,9 @@ class Engine:
     # --- passes ----------------------------------------------------------------------------
 
     def _forward(self, entry: Instruction) -> Handle:
-        with self.accelerator.paced():
-            self.passes.forward(
-                entry.start, entry.stop, entry.micro_batch, self._batches[entry.micro_batch]
-            )
+        self.passes.forward(
+            entry.start, entry.stop, entry.micro_batch, self._batches[entry.micro_batch]
+        )
         self.parameters.passed(range(entry.start, entry.stop), upwards=True)
         return Done()
 

@@ -33,11 +33,9 @@ class Exchange:
         self,
         states: Sequence[SpanState],
         level: int,
-        *,
-        shared: bool,
         joints: Sequence[Joint] = (),
     ) -> None:
-        self.states, self.level, self.shared = list(states), level, shared
+        self.states, self.level = list(states), level
         self.joints = list(joints)
         self.under_way: list[Handle] = []  # reductions of earlier micro-batches
         self.stays = False  # parameters that another unit uses, too, are never let go
@@ -111,7 +109,7 @@ class Synchronised:
                 for p in range(len(self._seats.plan.pipelines))
             ]
             crossing = joints(each, rank, states)
-        return Exchange(states, level, shared=shared, joints=crossing)
+        return Exchange(states, level, crossing)
 
     # --- looking up ------------------------------------------------------------------------
 
@@ -135,10 +133,9 @@ class Synchronised:
         for exchange in self.of_units(range(start, stop)):
             for state in exchange.states:
                 state.add_gradients(range(start, stop))
-        for unit in range(start, stop):
-            for (own, _), logical in self._tensors.items():
-                if own == unit:
-                    logical.owner.grad = None
+        for (unit, _), logical in self._tensors.items():
+            if start <= unit < stop:
+                logical.owner.grad = None
 
     def reduce(self, entry: Instruction) -> Handle:
         """Run a ReduceGradients instruction."""
