@@ -22,7 +22,7 @@ def _round_keys(*seeds: int) -> tuple[int, ...]:
     return tuple(int(key) for key in state)
 
 
-def _mixed(value: int, key: int) -> int:
+def mixed(value: int, key: int) -> int:
     """Return 64 well mixed bits (the finaliser of splitmix64)."""
     value = (value + key) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -42,7 +42,7 @@ def permuted(index: int, size: int, seeds: Sequence[int]) -> int:
         for key in keys:
             # the halves change places, and with them their widths, in every round
             left, right = index >> low, index & ((1 << low) - 1)
-            left ^= _mixed(right, key) & ((1 << high) - 1)
+            left ^= mixed(right, key) & ((1 << high) - 1)
             index = (right << high) | left
             low, high = high, low
         if index < size:  # an even number of rounds: the widths are as they were

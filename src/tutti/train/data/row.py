@@ -60,8 +60,8 @@ def targets_of(
     targets[-1] = next_token
     if supervised is not None:
         targets[~supervised[1:]] = NO_TARGET
-    ends = np.cumsum(lengths[:-1]) - 1
-    targets[ends.astype(np.int64)] = NO_TARGET
+    if len(lengths) > 1:
+        targets[np.cumsum(lengths[:-1]) - 1] = NO_TARGET
     return targets
 
 

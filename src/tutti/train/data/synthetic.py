@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tutti.errors import InputError
-from tutti.train.data.row import Row, targets_of
+from tutti.train.data.permutation import mixed
+from tutti.train.data.row import NO_TARGET, Row, targets_of
 
 NUM_ROWS = 1 << 40
 
@@ -38,6 +40,9 @@ class SyntheticRows:
         ring = np.random.Generator(np.random.Philox(key=[seed, NUM_ROWS])).permutation(vocabulary)
         self._ring = ring.astype(np.int64)
         self._places = np.arange(length, dtype=np.int64)
+        self._counters = self._places.astype(np.uint64) * np.uint64(_STEP)
+        self._threshold = np.uint64(round(surprise * (1 << 32)))
+        self._tokens = np.uint64(vocabulary)
 
     @property
     def num_rows(self) -> int:
@@ -54,10 +59,30 @@ class SyntheticRows:
 
     def row(self, index: int) -> Row:
         """Return one row."""
-        random = np.random.Generator(np.random.Philox(key=[self._seed, index]))
-        jumps = random.random(self.length, dtype=np.float32) < self.surprise
+        bits = _random_bits(self._seed, index, self._counters)
+        jumps = (bits & _LOW) < self._threshold
         jumps[self._starts] = True
         last_jump = np.maximum.accumulate(np.where(jumps, self._places, 0))
-        landing = random.integers(self.vocabulary, size=self.length)
+        landing = ((bits >> _HALF) * self._tokens >> _HALF).astype(np.int64)
         tokens = self._ring[(landing[last_jump] + self._places - last_jump) % self.vocabulary]
-        return Row(tokens, targets_of(tokens, -100, self._lengths, None), self._lengths)
+        return Row(tokens, targets_of(tokens, NO_TARGET, self._lengths, None), self._lengths)
+
+
+_HALF, _LOW = np.uint64(32), np.uint64((1 << 32) - 1)
+_STEP, _SHIFTS = 0x9E3779B97F4A7C15, (np.uint64(30), np.uint64(27), np.uint64(31))
+_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def _random_bits(seed: int, index: int, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64 random bits per counter: splitmix64, its state a hash of seed and index.
+
+    A generator object per row would take longer to make than the row.
+    """
+    start = mixed(mixed(seed, _STEP), index)
+    bits = counters + np.uint64(start)
+    bits ^= bits >> _SHIFTS[0]
+    bits *= _FACTORS[0]
+    bits ^= bits >> _SHIFTS[1]
+    bits *= _FACTORS[1]
+    bits ^= bits >> _SHIFTS[2]
+    return bits
