@@ -85,7 +85,7 @@ def _key(
             "files": [_identity(file) for file in files],
             "kind": kind.value,
             "shape": asdict(shape),
-            "documents": source.documents,
+            "blocks": source.in_blocks,
             "tokenizer": tokenizer.digest,
             "end": settings.end_of_document,
         }
@@ -139,14 +139,14 @@ def _build(
         remove_folder(old)
     temporary = place.parent / f".{place.name}.{os.getpid()}"
     pieces: list[Piece] = []
-    reader = reader_of(kind, blocks=source.documents == "block")
+    reader = reader_of(kind, blocks=source.in_blocks)
     for file in files:
         pieces += reader.pieces(file)
     work = Work(
         kind=kind,
         shape=shape,
         tokenizer=tokenizer.name,
-        blocks=source.documents == "block",
+        blocks=source.in_blocks,
         end=settings.end_of_document,
         folder=str(temporary),
         dtype="uint16" if tokenizer.size <= 1 << 16 else "uint32",

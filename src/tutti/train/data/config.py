@@ -12,6 +12,8 @@ from typing import Annotated, ClassVar, Literal
 
 from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, build_fields, plain_fields
 
+SHIPPED = "shipped:"  # before the name of a text that comes with tutti
+
 
 class Kind(StrEnum):
     """How a source's bytes are laid out."""
@@ -71,6 +73,11 @@ class SourceConfig:
         """Write the path alone where nothing else is said."""
         written = plain_fields(self)
         return self.path if set(written) == {"path"} else written
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether blank lines part the documents of a plain text."""
+        return self.documents == "block" or self.path.startswith(SHIPPED)
 
     @property
     def name(self) -> str:

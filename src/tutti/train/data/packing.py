@@ -68,7 +68,8 @@ class CutRows:
         check_vocabulary(tokens, self._vocabulary, f"{self.name}: row {index}")
         supervised = None
         if store.is_supervised:
-            supervised = np.append(store.supervised(start, stop + ahead), [False] * (1 - ahead))
+            marked = store.supervised(start, stop + ahead)
+            supervised = np.append(marked, np.zeros(1 - ahead, np.bool_))
         next_token = int(tokens[-1]) if ahead else NO_TARGET
         tokens = tokens[: stop - start]
         targets = targets_of(tokens, next_token, lengths, supervised)

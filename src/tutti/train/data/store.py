@@ -102,10 +102,11 @@ class TokenStore:
 def write_part(folder: Path, number: int, encoded: Encoded, dtype: str) -> None:
     """Write the documents of one piece."""
     stem = folder / f"part-{number:06d}"
-    encoded.tokens.astype(dtype).tofile(f"{stem}.tokens")
-    encoded.lengths.tofile(f"{stem}.lengths")
+    # written as bytes: numpy's own `tofile` does not say why it failed
+    Path(f"{stem}.tokens").write_bytes(encoded.tokens.astype(dtype).data)
+    Path(f"{stem}.lengths").write_bytes(encoded.lengths.data)
     if encoded.supervised is not None:
-        encoded.supervised.tofile(f"{stem}.supervised")
+        Path(f"{stem}.supervised").write_bytes(encoded.supervised.data)
     facts = {"largest": int(encoded.tokens.max(initial=-1)), "skipped": encoded.skipped}
     Path(f"{stem}.json").write_text(json.dumps(facts))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tutti.errors import InputError, hint
-from tutti.train.data.config import Kind, SourceConfig
+from tutti.train.data.config import SHIPPED, Kind, SourceConfig
 from tutti.train.data.sources.arrow import (
     DatasetReader,
     ParquetReader,
@@ -29,7 +29,6 @@ ENDINGS: dict[str, Kind] = {
     ".bin": Kind.MEGATRON,
     ".idx": Kind.MEGATRON,
 }
-SHIPPED = "shipped:"
 _TEXTS = Path(__file__).parents[1] / "text"
 
 
