@@ -94,6 +94,50 @@ def test_a_message_to_oneself(pool: RankPool) -> None:
     pool.run(own_message, range(2), Seating("two", ((0,), (1,))), pool.port)
 
 
+def channels_cross(rank: int, seating: Seating, port: int) -> list[list[float]]:
+    """Rank 0 sends down, up, down; rank 1 takes up first: in one order they would be swapped."""
+    comm = opened(rank, seating, port)
+    mine = [torch.full((5000,), float(k)) for k in range(4)]
+    got = [torch.zeros(5000) for _ in range(4)]
+    peer = 1 - rank
+    sent = ("down", "up", "down", "") if rank == 0 else ("", "down", "up", "down")
+    taken = ("up", "", "down", "down") if rank == 0 else ("up", "down", "down", "")
+    works = [comm.send(t, peer, channel=name) for t, name in zip(mine, sent, strict=True)]
+    works += [comm.receive(t, peer, channel=name) for t, name in zip(got, taken, strict=True)]
+    for work in works:
+        work.wait()
+    return [t.unique().tolist() for t in got]
+
+
+def test_channels_are_matched_each_for_itself(pool: RankPool) -> None:
+    for _ in range(2):  # counts of the first time must not shift the second
+        first, second = pool.run(channels_cross, range(2), Seating("two", ((0,), (1,))), pool.port)
+        assert first == [[2.0], [0.0], [1.0], [3.0]]
+        assert second == [[1.0], [0.0], [2.0], [3.0]]
+
+
+def channels_wait(rank: int, seating: Seating, port: int) -> float:
+    """Rank 0 asks for `late` first, but rank 1 sends it only after an answer to `now`."""
+    comm = opened(rank, seating, port)
+    late, now, go = (torch.full((3000,), 10.0 * rank + k) for k in range(3))
+    if rank == 0:
+        late_work = comm.receive(late, 1, channel="late")
+        comm.receive(now, 1, channel="now").wait(10.0)
+        comm.send(go, 1, channel="go").wait()
+        late_work.wait(10.0)
+        assert (now == 11.0).all()
+        return late.mean().item()
+    comm.send(now, 0, channel="now").wait()
+    comm.receive(go, 0, channel="go").wait(10.0)
+    comm.send(late, 0, channel="late").wait()
+    return go.mean().item()
+
+
+def test_a_channel_does_not_wait_for_another(pool: RankPool) -> None:
+    found = pool.run(channels_wait, range(2), Seating("two", ((0,), (1,))), pool.port)
+    assert found == [10.0, 2.0]
+
+
 # --- groups --------------------------------------------------------------------------------
 
 
