@@ -50,12 +50,13 @@ class Communicator:
         """The place of this rank among the ranks in ascending order: the order of buffers."""
         return self.ranks.index(self.rank)
 
-    def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
+    def subgroup(self, ranks: Sequence[int], name: str = "") -> Communicator | None:
         """Return a communicator of some ranks; None on a rank that is not among them.
 
-        All ranks of the job call this in the same order, members or not.
+        Only its members call this; those who share several groups make them in the same order.
+        Groups of the same ranks with different names have nothing to do with each other.
         """
-        return self._shared.make_group(ranks)
+        return self._shared.make_group(ranks, name)
 
     def close(self) -> None:
         """Leave: others are told, connections closed, threads ended."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Counts = int | Sequence[int]
 Messages = Sequence[tuple[Tensor, int]]
-_POINT_TO_POINT = 1 << 31
+_POINT_TO_POINT = 1 << 63
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Shared:
     accelerator: Accelerator | None  # None: tensors lie on the host
     emulated: bool  # the chip is emulated on the host, but its tensors count as its own
     timeout_s: float
-    make_group: Callable[[Sequence[int]], Communicator | None]
+    make_group: Callable[[Sequence[int], str], Communicator | None]
     close: Callable[[], None]
 
 
