@@ -113,7 +113,7 @@ class ThreadLinks:
 
         return everything
 
-    def all_reduce(self, ranks: Sequence[int], x: Tensor) -> _Waiting:
+    def all_reduce(self, ranks: Sequence[int], x: Tensor, *, use: str = "gradients") -> _Waiting:
         everything = self._meet(ranks, x.clone())
         return _Waiting(lambda: _put(x, _sum(everything())))
 
@@ -132,7 +132,7 @@ class ThreadLinks:
         everything = self._meet(ranks, x.clone())
         return _Waiting(lambda: _put(out, torch.cat(everything())))
 
-    def group(self, ranks: Sequence[int]) -> ThreadGroup:
+    def group(self, ranks: Sequence[int], *, use: str = "block") -> ThreadGroup:
         return ThreadGroup(self, tuple(ranks))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tutti.collective import CollectiveProgram, Group, Operation, algorithms, build
@@ -80,6 +80,9 @@ def _with_option(named: Named, option: str) -> Named:
     return dataclasses.replace(named, connections=number)
 
 
+Rule = Callable[[Operation, int], Named | None]  # operation, bytes → the program that shall run
+
+
 class Chooser:
     """Chooses the program of every call on one group."""
 
@@ -97,6 +100,7 @@ class Chooser:
         text = (os.environ if environment is None else environment).get(VARIABLE, "")
         self._overrides = parse_overrides(text)
         self._obeyed: dict[str, Named] = {}
+        self._rule: Rule = lambda _operation, _num_bytes: None
         self._known: dict[tuple[Operation, int, bool], Named] = {}
 
     def use(self, links: GroupLinks) -> None:
@@ -109,6 +113,11 @@ class Chooser:
         self._obeyed.pop(Operation(operation).value, None)
         if named is not None:
             self._obeyed[Operation(operation).value] = named
+        self._known.clear()
+
+    def follow(self, rule: Rule) -> None:
+        """Run what a rule names from now on, as a Plan says by size; None: choose."""
+        self._rule = rule
         self._known.clear()
 
     def choose(self, operation: Operation, num_bytes: int, *, lossy: bool = False) -> Named:
@@ -125,7 +134,9 @@ class Chooser:
     def _choose(self, operation: Operation, num_bytes: int, lossy: bool) -> Named:
         group = self.links.group
         possible = algorithms(operation, group)
-        for wanted in (self._overrides.get(operation.value), self._obeyed.get(operation.value)):
+        name = operation.value
+        ruled = self._rule(operation, num_bytes)
+        for wanted in (self._overrides.get(name), self._obeyed.get(name), ruled):
             if wanted is not None and wanted.algorithm in possible:
                 return wanted
         if operation is Operation.BARRIER or group.size == 1 or not num_bytes:

@@ -50,12 +50,13 @@ class Communicator:
         """The place of this rank among the ranks in ascending order: the order of buffers."""
         return self.ranks.index(self.rank)
 
-    def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
+    def subgroup(self, ranks: Sequence[int], name: str = "") -> Communicator | None:
         """Return a communicator of some ranks; None on a rank that is not among them.
 
-        All ranks of the job call this in the same order, members or not.
+        Only its members call this; those who share several groups make them in the same order.
+        Groups of the same ranks with different names have nothing to do with each other.
         """
-        return self._shared.make_group(ranks)
+        return self._shared.make_group(ranks, name)
 
     def close(self) -> None:
         """Leave: others are told, connections closed, threads ended."""
@@ -273,21 +274,24 @@ class Communicator:
         self,
         sends: Sequence[tuple[Tensor, int]] = (),
         receives: Sequence[tuple[Tensor, int]] = (),
+        *,
+        channel: str = "",
     ) -> Work:
         """Send tensors to ranks and receive into tensors from ranks, all at once.
 
-        The n-th send of one rank to another meets the n-th receive there, over all calls; only the
-        ranks named take part, in any order.
+        The n-th send of one rank to another meets the n-th receive there, over all calls with the
+        same `channel`; only the ranks named take part, in any order. Channels know nothing of each
+        other: two ranks may use them in different order, and neither waits for the other's turn.
         """
-        return self._launcher.exchange(sends, receives)
+        return self._launcher.exchange(sends, receives, channel)
 
-    def send(self, tensor: Tensor, target: int) -> Work:
+    def send(self, tensor: Tensor, target: int, *, channel: str = "") -> Work:
         """Send one tensor."""
-        return self.exchange(sends=[(tensor, target)])
+        return self.exchange(sends=[(tensor, target)], channel=channel)
 
-    def receive(self, tensor: Tensor, source: int) -> Work:
+    def receive(self, tensor: Tensor, source: int, *, channel: str = "") -> Work:
         """Receive into one tensor."""
-        return self.exchange(receives=[(tensor, source)])
+        return self.exchange(receives=[(tensor, source)], channel=channel)
 
     def barrier(self) -> Work:
         """Let nobody go on before all are here."""

@@ -1,12 +1,39 @@
-"""Scripts of point-to-point messages: one round of what this rank sends and receives."""
+"""Point-to-point messages: how both ends number them, and the script of one round of them."""
 
 from __future__ import annotations
+
+import zlib
 
 from torch import Tensor
 
 from tutti.comm.script import Move, RoundScript, Script, StepScript, TeamScript
+from tutti.errors import InputError
 
 Messages = list[tuple[Tensor, int]]
+
+
+class Channels:
+    """Numbers point-to-point messages: both ends count alike, per peer, direction and channel.
+
+    The upper half of a number is a hash of the channel's name, which both ends know without asking;
+    the lower half counts. Two names with one hash would mix their messages: that is refused.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int, bool], int] = {}
+        self._names: dict[int, str] = {}
+
+    def next_number(self, channel: str, peer: int, receiving: bool) -> int:
+        """Return the number of the next message."""
+        mark = zlib.crc32(channel.encode())
+        if self._names.setdefault(mark, channel) != channel:
+            raise InputError(
+                f"channel {channel!r} has the hash of channel {self._names[mark]!r}; "
+                "give one of them another name"
+            )
+        count = self._counts.get((channel, peer, receiving), 0)
+        self._counts[channel, peer, receiving] = count + 1
+        return mark << 32 | count & 0xFFFFFFFF
 
 
 def exchange_script(

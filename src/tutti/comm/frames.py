@@ -11,8 +11,8 @@ import json
 import struct
 from typing import Any, NamedTuple
 
-PROTOCOL = 1
-_HEADER = struct.Struct("<B3xIQIIIIIQQQQ")
+PROTOCOL = 2
+_HEADER = struct.Struct("<B3xQQIIIIIQQQQ")
 HEADER_BYTES = _HEADER.size
 
 

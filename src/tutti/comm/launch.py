@@ -18,7 +18,7 @@ from tutti.accelerator import Accelerator
 from tutti.collective import Group, Layout, Operation
 from tutti.comm.choice import Chooser, Named
 from tutti.comm.compression import Codec, Residuals
-from tutti.comm.exchange import exchange_script
+from tutti.comm.exchange import Channels, exchange_script
 from tutti.comm.executor import Executor
 from tutti.comm.reductions import find_reduction
 from tutti.comm.run import Run
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Counts = int | Sequence[int]
 Messages = Sequence[tuple[Tensor, int]]
-_POINT_TO_POINT = 1 << 31
+_POINT_TO_POINT = 1 << 63
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Shared:
     accelerator: Accelerator | None  # None: tensors lie on the host
     emulated: bool  # the chip is emulated on the host, but its tensors count as its own
     timeout_s: float
-    make_group: Callable[[Sequence[int]], Communicator | None]
+    make_group: Callable[[Sequence[int], str], Communicator | None]
     close: Callable[[], None]
 
 
@@ -83,7 +83,7 @@ class Launcher:
         self._native = self.rank in native_ranks
         self._sequence = itertools.count()
         self._messages = itertools.count()
-        self._pairs: dict[tuple[int, bool], int] = {}
+        self._channels = Channels()
         self._programs: dict[Any, Any] = {}
         self._scripts: dict[Any, Script] = {}
         self._residuals = Residuals()
@@ -208,14 +208,13 @@ class Launcher:
         self._shared.executor.submit(run)
         return run.work
 
-    def exchange(self, sends: Messages, receives: Messages) -> Work:
+    def exchange(self, sends: Messages, receives: Messages, channel: str = "") -> Work:
         """Start point-to-point messages."""
         pairs: dict[tuple[int, bool], list[int]] = {}
         for receiving, moves in ((False, sends), (True, receives)):
             for _, peer in moves:
                 self.group.seat(peer)
-                number = self._pairs.get((peer, receiving), 0)
-                self._pairs[peer, receiving] = number + 1
+                number = self._channels.next_number(channel, peer, receiving)
                 pairs.setdefault((peer, receiving), []).append(number)
         outgoing = [(_flat(tensor), peer) for tensor, peer in sends]
         incoming = [(_flat(tensor), peer) for tensor, peer in receives]
@@ -226,7 +225,8 @@ class Launcher:
                 _copy_back(flat, tensor)
 
         number = next(self._messages)
-        work = Work(self.rank, f"exchange #{number}", [tensor for tensor, _ in receives])
+        name = f"exchange {channel} #{number}" if channel else f"exchange #{number}"
+        work = Work(self.rank, name, [tensor for tensor, _ in receives])
         return self._submit(
             Run(
                 links=self._shared.executor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tutti.nn.parallel import Group, Single
-from tutti.train.links import Links
+from tutti.train.links import Links, Use
 from tutti.train.seats import Members, Seat
 
 
@@ -14,9 +14,10 @@ class EngineContext:
         self.tensor = _group(seat.tensor, links)
         self.context = _group(seat.context, links)
         self.experts = _group(seat.experts, links)
+        self.boundary = _group(seat.tensor, links, "boundary")  # joins what arrives in slices
         self.sequence_parallel = seat.sequence_parallel
         self.expert_counts = seat.expert_counts
 
 
-def _group(members: Members, links: Links) -> Group:
-    return Single() if members.size == 1 else links.group(members.ranks)
+def _group(members: Members, links: Links, use: Use = "block") -> Group:
+    return Single() if members.size == 1 else links.group(members.ranks, use=use)

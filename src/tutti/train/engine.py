@@ -87,7 +87,7 @@ class Engine:
         )
         self.passes = Passes(self.model.by_number(), self.seat.replica, accelerator, selective)
         self.boundaries = Boundaries(
-            self.schedule, self.seats, self.seat, links, self.context.tensor
+            self.schedule, self.seats, self.seat, links, self.context.boundary
         )
         self.tensors = {
             (int(unit), name): logical
@@ -185,15 +185,11 @@ class Engine:
     def _send(self, entry: Instruction) -> Handle:
         key = (entry.start, entry.micro_batch)
         held = self.passes.streams if entry.what is What.ACTIVATIONS else self.passes.gradients
-        return self.boundaries.send(
-            held.pop(key).detach(), entry.start, entry.what, entry.micro_batch
-        )
+        return self.boundaries.send(held.pop(key).detach(), entry.start, entry.what)
 
     def _receive(self, entry: Instruction) -> Handle:
         like = torch.empty(0, dtype=self.dtype, device=self.accelerator.device)
-        handle, tensor = self.boundaries.receive(
-            (self.spec.hidden,), like, entry.start, entry.what, entry.micro_batch
-        )
+        handle, tensor = self.boundaries.receive((self.spec.hidden,), like, entry.start, entry.what)
         held = self.passes.streams if entry.what is What.ACTIVATIONS else self.passes.gradients
         held[entry.start, entry.micro_batch] = tensor
         return handle
@@ -247,7 +243,7 @@ class Engine:
         ).double()
         everyone = range(self.seats.num_ranks)
         if len(everyone) > 1:
-            self.links.all_reduce(tuple(everyone), scalars).wait()
+            self.links.all_reduce(tuple(everyone), scalars, use="scalars").wait()
         total, tokens, loss, balance = scalars.tolist()
         self._batches.clear()
         self._finish_norm(total, tokens, loss, balance)

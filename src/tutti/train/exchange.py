@@ -74,14 +74,14 @@ class Boundaries:
         self._tensor = tensor
         self._wires: dict[tuple[bool, int, What], _Wire] = {}
 
-    def send(self, x: Tensor, unit: int, what: What, micro_batch: int) -> Handle:
+    def send(self, x: Tensor, unit: int, what: What) -> Handle:
         """Give the stream (or its gradient) at a boundary to whoever needs it."""
         wire = self._wire(True, unit, what)
         sends = [(piece.peer, _taken(x, piece.rows)) for piece in wire.pieces]
-        return self._links.exchange(sends, (), self._channel(unit, what, micro_batch))
+        return self._links.exchange(sends, (), self._channel(unit, what))
 
     def receive(
-        self, shape: tuple[int, ...], like: Tensor, unit: int, what: What, micro_batch: int
+        self, shape: tuple[int, ...], like: Tensor, unit: int, what: What
     ) -> tuple[Handle, Tensor]:
         """Return what will hold the stream (or its gradient), and a handle for when it does.
 
@@ -97,7 +97,7 @@ class Boundaries:
         ]
         peers = [piece.peer for piece in wire.pieces]
         handle = self._links.exchange(
-            (), list(zip(peers, buffers, strict=True)), self._channel(unit, what, micro_batch)
+            (), list(zip(peers, buffers, strict=True)), self._channel(unit, what)
         )
         whole = like.new_empty((sum(wire.joined), *shape)) if wire.joined else arrived
 
@@ -110,8 +110,9 @@ class Boundaries:
 
         return Then([handle], place), whole
 
-    def _channel(self, unit: int, what: What, micro_batch: int) -> str:
-        return f"{self._seat.place.pipeline}.{unit}.{what}.{micro_batch}"
+    def _channel(self, unit: int, what: What) -> str:
+        """Name one direction of a boundary: both ends run its micro-batches in the same order."""
+        return f"{self._seat.place.pipeline}.{unit}.{what}"
 
     def _wire(self, sends: bool, unit: int, what: What) -> _Wire:
         key = (sends, unit, what)

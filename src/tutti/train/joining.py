@@ -72,28 +72,42 @@ def _kept(spans: Sequence[Span]) -> dict[Block, list[_Kept]]:
     return found
 
 
-def joints(
-    pipelines: Sequence[Sequence[Span]], rank: int, states: Sequence[SpanState]
-) -> list[Joint]:
-    """Return the sums across pipelines in which a rank takes part, in an order all agree on."""
-    by_blocks = {state.span.blocks: state for state in states}
+Cut = tuple[int, int, int]  # index of a span, first and last element of a rank's shard of it
+
+
+def shared_cuts(pipelines: Sequence[Sequence[Span]], rank: int) -> dict[tuple[int, ...], list[Cut]]:
+    """Return which parts of a rank's shards which ranks (one of each pipeline) keep together."""
     kept = [_kept(spans) for spans in pipelines]
-    own_pipeline = next(
-        i for i, spans in enumerate(pipelines) if any(rank in span.holders for span in spans)
-    )
-    found: dict[tuple[int, ...], Joint] = {}
-    for block in sorted(kept[own_pipeline], key=lambda b: (b.unit, b.name, b.intervals)):
+    own = _pipeline_of(pipelines, rank)
+    found: dict[tuple[int, ...], list[Cut]] = {}
+    for block in sorted(kept[own], key=lambda b: (b.unit, b.name, b.intervals)):
         edges = sorted({e for keepers in kept for k in keepers[block] for e in (k.start, k.stop)})
         for low, high in itertools.pairwise(edges):
             keepers = [
                 next(k for k in one[block] if k.start <= low and high <= k.stop) for one in kept
             ]
-            mine = keepers[own_pipeline]
+            mine = keepers[own]
             if mine.rank != rank:
                 continue
             ranks = tuple(sorted(k.rank for k in keepers))
-            state = by_blocks[pipelines[own_pipeline][mine.span].blocks]
             first = mine.shard + low - mine.start
-            joint = found.setdefault(ranks, Joint(ranks, []))
-            joint.pieces.append((state, first, first + high - low))
-    return [found[ranks] for ranks in sorted(found)]
+            found.setdefault(ranks, []).append((mine.span, first, first + high - low))
+    return {ranks: found[ranks] for ranks in sorted(found)}
+
+
+def _pipeline_of(pipelines: Sequence[Sequence[Span]], rank: int) -> int:
+    return next(
+        i for i, spans in enumerate(pipelines) if any(rank in span.holders for span in spans)
+    )
+
+
+def joints(
+    pipelines: Sequence[Sequence[Span]], rank: int, states: Sequence[SpanState]
+) -> list[Joint]:
+    """Return the sums across pipelines in which a rank takes part, in an order all agree on."""
+    by_blocks = {state.span.blocks: state for state in states}
+    spans = pipelines[_pipeline_of(pipelines, rank)]
+    return [
+        Joint(ranks, [(by_blocks[spans[index].blocks], first, last) for index, first, last in cuts])
+        for ranks, cuts in shared_cuts(pipelines, rank).items()
+    ]

@@ -1,17 +1,21 @@
 """What the engine needs of whoever moves data between ranks: a protocol.
 
-`comm` is the real one; tests put threads of one process in its place. All calls are asynchronous
-and are made in the same order by all ranks of a group; a `Handle` is waited for exactly once.
+`CommLinks` is the real one; tests put threads of one process in its place. All calls are
+asynchronous, and all ranks of a group make those of one use in the same order. What a collective is
+for (`use`) tells which of the Plan's collective programs runs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from tutti.nn.parallel import Group
+
+Use = Literal["gradients", "parameters", "scalars", "boundary", "block"]
+"""What a collective is for; "block": inside a block of the model, as part of its duration."""
 
 
 class Handle(Protocol):
@@ -32,21 +36,24 @@ class Links(Protocol):
     ) -> Handle:
         """Send tensors to ranks and fill tensors from ranks; in order within a channel."""
 
-    def all_reduce(self, ranks: Sequence[int], x: Tensor) -> Handle:
+    def all_reduce(self, ranks: Sequence[int], x: Tensor, *, use: Use = "gradients") -> Handle:
         """Replace x by its sum over the ranks."""
 
     def reduce_scatter(
         self, ranks: Sequence[int], x: Tensor, counts: Sequence[int], out: Tensor
     ) -> Handle:
-        """Fill `out` with this rank's `counts[i]` elements of the sum of x over the ranks."""
+        """Fill `out` with this rank's `counts[i]` elements of the gradients x, summed over ranks.
+
+        x is spent: it may hold partial sums afterwards.
+        """
 
     def all_gather(
         self, ranks: Sequence[int], x: Tensor, counts: Sequence[int], out: Tensor
     ) -> Handle:
-        """Fill `out` with the `counts[i]` elements of each rank."""
+        """Fill `out` with the `counts[i]` elements (of parameters) of each rank."""
 
-    def group(self, ranks: Sequence[int]) -> Group:
-        """Return the blocking collectives that a model uses inside a block."""
+    def group(self, ranks: Sequence[int], *, use: Use = "block") -> Group:
+        """Return blocking collectives, as a model uses them inside a block."""
 
 
 class Done:

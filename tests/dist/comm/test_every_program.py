@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.dist.comm.calls import Case, Seating, as_bytes, twice, values
-from tests.dist.comm.pool import RankPool
+from tests.support.rank_pool import RankPool
 from tutti.collective import Operation, algorithms
 from tutti.collective.interpret import interpret
 from tutti.comm.choice import Named

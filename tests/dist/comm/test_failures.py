@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.dist.comm.calls import Case, Seating, call, opened
-from tests.dist.comm.pool import RankPool
+from tests.support.rank_pool import RankPool
 from tutti.collective import Operation, algorithms
 from tutti.collective.builder import CATALOG
 from tutti.comm import CommError

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.dist.comm.calls import SETTINGS
-from tests.dist.comm.pool import RankPool
+from tests.support.rank_pool import RankPool
 from tutti.comm import Place, connect, register_transport
 from tutti.comm.frames import Tag
 from tutti.comm.spans import Spans

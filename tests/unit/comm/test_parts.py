@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutti.comm.compression import Bf16, Codec, Fp8, Residuals
+from tutti.comm.exchange import Channels
 from tutti.comm.frames import Frame, Kind, Tag, message, read, unpack
 from tutti.comm.reactor import Reactor
 from tutti.comm.spans import Spans
@@ -84,3 +85,12 @@ def test_the_reactor_misses_no_call() -> None:
         assert seen == list(range(5000))
     finally:
         reactor.stop()
+
+
+def test_channels_whose_hashes_meet_are_refused() -> None:
+    channels = Channels()
+    assert channels.next_number("", 1, True) == 0  # no channel: plain numbers
+    assert channels.next_number("", 1, True) == 1
+    assert channels.next_number("plumless", 1, True) & 0xFFFFFFFF == 0
+    with pytest.raises(InputError, match="'buckeroo' has the hash of channel 'plumless'"):
+        channels.next_number("buckeroo", 1, True)

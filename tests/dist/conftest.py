@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.dist.comm.pool import RankPool
+from tests.support.rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[RankPool]:
+    """One pool for all tests of a session; its processes start when first asked for."""
     found = RankPool(8)
     yield found
     found.close()
