@@ -84,6 +84,7 @@ class Engine:
             dtype=TORCH_DTYPES[plan.job.precision.parameters],
             device=accelerator.device,
             tied=not tied_apart(plan),
+            context_kind=self.seat.replica.context_kind,
         )
         self.passes = Passes(self.model.by_number(), self.seat.replica, accelerator, selective)
         self.boundaries = Boundaries(
