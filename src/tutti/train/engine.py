@@ -7,9 +7,7 @@ on it. Nothing with a cost happens outside an instruction.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,6 +20,7 @@ from tutti.plan.plan import Plan
 from tutti.schedule.buckets import make_buckets, tied_apart
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.schedule import Schedule, build_schedule
+from tutti.train.closing import StepResult, counted_tokens, gradient_factor, joined
 from tutti.train.context import EngineContext
 from tutti.train.exchange import Boundaries
 from tutti.train.layout import TensorRule
@@ -30,23 +29,13 @@ from tutti.train.model import StageModel
 from tutti.train.passes import Passes
 from tutti.train.recompute import SelectiveOperators
 from tutti.train.rules import tensor_rules
+from tutti.train.scaling import LossScaling
 from tutti.train.seats import Seat, Seats
-from tutti.train.state import TORCH_DTYPES
+from tutti.train.state import compute_dtype
 from tutti.train.synchronise import Synchronised, squared_norm
 from tutti.train.ties import make_ties
 
 Batches = Callable[[int], Batch]  # micro-batch → this rank's tokens of it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step came to, the same on every rank."""
-
-    loss: float  # mean over the step's tokens
-    balance: float
-    tokens: int
-    gradient_norm: float
-    skipped: bool  # numbers overflowed: nothing was updated
 
 
 class Engine:
@@ -74,16 +63,17 @@ class Engine:
             if (c.pipeline, c.stage, c.replica) == (place.pipeline, place.stage, place.replica)
         )
         self.context = EngineContext(self.seat, links)
-        self.dtype = TORCH_DTYPES[plan.job.precision.compute]
+        self.dtype = compute_dtype(plan.job.precision)
         selective = SelectiveOperators(accelerator.operators)
         self.model = StageModel(
             spec,
             self.seat.units,
             selective,  # type: ignore[arg-type]  # the same methods
             parallel=self.context,
-            dtype=TORCH_DTYPES[plan.job.precision.parameters],
+            dtype=self.dtype,
             device=accelerator.device,
             tied=not tied_apart(plan),
+            context_kind=self.seat.replica.context_kind,
         )
         self.passes = Passes(self.model.by_number(), self.seat.replica, accelerator, selective)
         self.boundaries = Boundaries(
@@ -103,7 +93,8 @@ class Engine:
             for exchange in self.parameters.of_units([0]):
                 exchange.stays = True
         self.ties = make_ties(self.seats, self.seat, buckets, self.parameters)
-        self.step_number = 0
+        self.scaling = LossScaling(plan.job)
+        self.step_number = 0  # updates so far; a skipped step is none
         self._batches: dict[int, Batch] = {}
         self._tokens = 0
         self._handlers: Mapping[Op, Callable[[Instruction], Handle]] = {
@@ -143,8 +134,7 @@ class Engine:
 
     def step(self, batches: Batches, settings: AdamSettings) -> StepResult:
         """Run the instruction list once."""
-        self.step_number += 1
-        self.passes.begin_step()
+        self.passes.begin_step(self.scaling.factor)
         self._next_batch, self._settings = batches, settings
         self._tokens = 0
         handles: list[Handle] = []
@@ -155,6 +145,8 @@ class Engine:
         for handle in handles:
             handle.wait()
         self.parameters.end_step()
+        self.scaling.end_step(skipped=self._result.skipped)
+        self.step_number += not self._result.skipped
         return self._result
 
     # --- passes ----------------------------------------------------------------------------
@@ -199,11 +191,7 @@ class Engine:
             batch = self._next_batch(entry.micro_batch)
             self._batches[entry.micro_batch] = batch
             if self.spec.head_unit in self.seat.units and self.seat.tensor.rank == 0:
-                assert batch.targets_t is not None
-                counted = batch.targets_t >= 0
-                if batch.weights_t is not None:
-                    counted = counted & (batch.weights_t != 0)
-                self._tokens += int(counted.sum())
+                self._tokens += counted_tokens(batch)
         elif entry.what is What.ACTIVATIONS:
             for unit in range(entry.start, entry.stop):
                 saved = self.passes.live[unit, entry.micro_batch].saved
@@ -234,35 +222,21 @@ class Engine:
         self.parameters.close()
         device = self.accelerator.device
         square = squared_norm(self.parameters.all_states(), self.seat.place.pipeline, device)
-        first = self.seat.tensor.rank == 0
         zero = torch.zeros((), device=device)
-        loss = self.passes.totals.get("loss", zero) if first else zero
-        balance = self.passes.totals.get("balance", zero) if first else zero
-        scalars = torch.stack(
-            [square, torch.tensor(float(self._tokens), device=device), loss, balance]
-        ).double()
-        everyone = range(self.seats.num_ranks)
-        if len(everyone) > 1:
-            self.links.all_reduce(tuple(everyone), scalars, use="scalars").wait()
-        total, tokens, loss, balance = scalars.tolist()
-        self._batches.clear()
-        self._finish_norm(total, tokens, loss, balance)
-        return Done()
-
-    def _finish_norm(self, square: float, tokens: float, loss: float, balance: float) -> None:
-        scale = 1.0 / (max(tokens, 1.0) * self.passes.loss_scale)
-        norm = math.sqrt(square) * scale
-        clipped = self.clip_norm is not None and norm > self.clip_norm
-        factor = scale * (self.clip_norm / norm if clipped and self.clip_norm else 1.0)
-        self._factor = torch.tensor(factor, device=self.accelerator.device)
-        count = max(tokens, 1.0)
-        self._result = StepResult(
-            loss=loss / count,
-            balance=balance / count,
-            tokens=int(tokens),
-            gradient_norm=norm,
-            skipped=not math.isfinite(norm),
+        totals = self.passes.totals if self.seat.tensor.rank == 0 else {}
+        sums = joined(
+            self.links,
+            self.seats.num_ranks,
+            square,
+            self._tokens,
+            totals.get("loss", zero),
+            totals.get("balance", zero),
         )
+        self._batches.clear()
+        self._result = sums.result(self.passes.loss_scale)
+        factor = gradient_factor(self._result, self.passes.loss_scale, self.clip_norm)
+        self._factor = torch.tensor(factor, device=device)
+        return Done()
 
     def _step(self, entry: Instruction) -> Handle:
         units = range(entry.start, entry.stop)
@@ -275,7 +249,7 @@ class Engine:
                     continue
                 state.step(
                     self.accelerator.operators,
-                    number=self.step_number,
+                    number=self.step_number + 1,
                     settings=self._settings,
                     factor=self._factor,
                 )

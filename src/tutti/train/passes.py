@@ -57,11 +57,12 @@ class Passes:
         self.totals: dict[str, Tensor] = {}  # sums of losses over the step's micro-batches
         self.loss_scale = 1.0
 
-    def begin_step(self) -> None:
-        """Forget the losses of the step before."""
+    def begin_step(self, loss_scale: float) -> None:
+        """Forget the losses of the step before; the next ones' gradients are so many times."""
         if self.live or self.streams or self.gradients:
             raise RuntimeError(f"a step left {len(self.live)} passes unfinished")
         self.totals.clear()
+        self.loss_scale = loss_scale
 
     # --- forward ---------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.nn.storage import Logical
 from tutti.plan.job import Precision
@@ -26,6 +27,17 @@ TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
     Dtype.BF16: torch.bfloat16,
     Dtype.FP16: torch.float16,
 }
+
+
+def compute_dtype(precision: Precision) -> torch.dtype:
+    """Return the dtype of parameters and activations."""
+    found = TORCH_DTYPES.get(precision.compute)
+    if found is None or precision.parameters != precision.compute:
+        raise InputError(
+            f"precision: computing in {precision.compute} on parameters in {precision.parameters} "
+            "is not trained here; let both be one of fp32, bf16, fp16"
+        )
+    return found
 
 
 def local_part(block: Block, logical: Logical, of: Tensor) -> Tensor:
