@@ -71,6 +71,7 @@ class Saved:
     problem: str  # one line; empty: it was saved
     staging_s: float  # how long training stood still
     writing_s: float  # in the background, until the folder had its name
+    waiting_s: float  # for the save before, which was still under way
     num_bytes: int  # written by this rank
 
 
@@ -113,8 +114,10 @@ class Checkpointer:
 
     def save(self, engine: Engine, progress: Progress) -> None:
         """Save the state after a step; every rank calls this at the same step."""
+        asked = time.perf_counter()
         self.wait()
         began = time.perf_counter()
+        waiting_s = began - asked
         pieces = written_pieces(engine)
         if self.settings.asynchronous:
             pieces = self._staging.copies(engine.accelerator, pieces)
@@ -129,6 +132,7 @@ class Checkpointer:
                 problem=problem,
                 staging_s=staging_s,
                 writing_s=time.perf_counter() - began,
+                waiting_s=waiting_s,
                 num_bytes=num_bytes,
             )
 
@@ -169,6 +173,9 @@ class Checkpointer:
 
     def _order(self, engine: Engine, progress: Progress, pieces: list[Piece]) -> _Order:
         plan, spec = engine.plan, engine.spec
+        scaling = getattr(engine, "scaling", None)
+        if scaling is not None:
+            progress = replace(progress, loss_scale=scaling.state_dict())
         document = plan_to_document(plan)
         return _Order(
             pieces=pieces,
@@ -176,6 +183,7 @@ class Checkpointer:
             texts={PLAN: pretty_json(document) + "\n"},
             manifest=Manifest(
                 progress=progress,
+                updates=engine.step_number,
                 serial=1,
                 saved_at=time.time(),
                 model_hash=spec.fingerprint,
@@ -274,7 +282,10 @@ class Checkpointer:
             self._say(note)
         if not restore_random_state(engine.accelerator, manifest.random):
             self._say(f"checkpoint {path.name}: its random state is of another kind of chip")
-        engine.step_number = manifest.progress.step
+        engine.step_number = manifest.updates
+        scaling = getattr(engine, "scaling", None)
+        if scaling is not None and manifest.progress.loss_scale:
+            scaling.load_state_dict(manifest.progress.loss_scale)
         return manifest.progress
 
 

@@ -28,11 +28,11 @@ FORMAT = "tutti-training/1"
 class Progress:
     """How far a job has come: enough to go on at the very next sample."""
 
-    step: Natural = 0
+    step: Natural = 0  # batches consumed, also those whose update was skipped
     samples: Natural = 0  # sequences consumed, over all ranks
     tokens: Natural = 0
     seed: int = 0
-    loss_scale: Mapping[str, float] = field(default_factory=dict)
+    loss_scale: Mapping[str, float] = field(default_factory=dict)  # filled in by a save
     data: Mapping[str, object] = field(default_factory=dict)  # the data's own state, plain values
 
 
@@ -49,6 +49,7 @@ class Manifest:
     """Everything that a checkpoint says of itself."""
 
     progress: Progress
+    updates: Natural  # of the weights: the optimizer's own step number
     serial: Count  # counts the saves of a run's folder
     saved_at: float  # seconds since 1970
     model_hash: str

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.checkpointing import kept, run, whole
-from tests.support.training import in_fp32
-from tests.unit.train.test_any_plan import (
+from tests.support.any_plan import (
     EXPERTS,
     FOUR,
     GPIPE,
@@ -23,6 +21,8 @@ from tests.unit.train.test_any_plan import (
     Draft,
     level,
 )
+from tests.support.checkpointing import kept, run, whole
+from tests.support.training import in_fp32
 from tutti.models.parameters import ParameterClass
 from tutti.plan.job import PRECISIONS
 from tutti.plan.plan import ExpertGroup, Plan, Share
