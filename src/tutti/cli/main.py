@@ -27,6 +27,7 @@ from tutti.cli import (
     profile,
     show,
     simulate,
+    train,
     validate,
 )
 from tutti.errors import TuttiError
@@ -56,6 +57,7 @@ app.command()(profile.profile)
 app.command()(show.show)
 app.command()(validate.validate)
 app.command()(simulate.simulate)
+app.command()(train.train)
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,7 +7,7 @@ of it at level 0).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -214,6 +214,17 @@ class SpanState:
     def add_total(self, part: Tensor) -> None:
         """Add reduced gradients of the kept elements."""
         self.total = part if self.total is None else self.total.add_(part)
+
+    def gradient_parts(self) -> Iterator[tuple[Block, Tensor]]:
+        """Yield the reduced gradient of each block, as far as it is kept here."""
+        if self.total is None:
+            return
+        offset = 0
+        for block in self.span.blocks:
+            low, high = max(offset, self.kept.start), min(offset + block.size, self.kept.stop)
+            if low < high:
+                yield block, self.total[low - self.kept.start : high - self.kept.start]
+            offset += block.size
 
     # --- the step --------------------------------------------------------------------------
 

@@ -50,8 +50,12 @@ def to_batch(
     accelerator: Accelerator,
     both: Tensor,
     lengths: Sequence[tuple[int, ...]],
+    context: tuple[int, int] = (1, 0),
 ) -> Batch:
-    """Copy tokens and targets to the device and make the batch of them."""
+    """Copy tokens and targets to the device and make the batch of them.
+
+    `context` is how many ranks share out each row, and which of them this one is.
+    """
     on_device = torch.empty_like(both, device=accelerator.device)
     free, copied = accelerator.event(), accelerator.event()
     free.record()  # the memory may have been used by work that is still queued
@@ -61,7 +65,11 @@ def to_batch(
         copied.record()
     copied.wait()
     documents = tuple(itertools.chain.from_iterable(lengths))
-    return Batch.of(spec, on_device[0], documents, targets_t=on_device[1])
+    row_length = both.shape[1] // len(lengths)
+    batch = Batch.of(
+        spec, on_device[0], documents, targets_t=on_device[1], row_length=row_length
+    )
+    return batch.share(spec, *context)
 
 
 class Feeder:
@@ -78,8 +86,10 @@ class Feeder:
         first_step: int = 0,
         last_step: int | None = None,  # the first that is not wanted
         depth: int = 4,
+        context: tuple[int, int] = (1, 0),  # ranks that share out each row, and which this one is
     ) -> None:
         self.wait_s = 0.0
+        self._context = context
         self._samples, self._spec, self._accelerator = samples, spec, accelerator
         self._indices, self._micro_batches = indices, micro_batches
         self._steps = range(first_step, last_step if last_step is not None else 1 << 62)
@@ -133,7 +143,9 @@ class Feeder:
     def batch(self, step: int, micro_batch: int) -> Batch:
         """Return a micro-batch on the device; each can be had once."""
         ready = self._early.pop((step, micro_batch), None) or self._wanted(step, micro_batch)
-        return to_batch(self._spec, self._accelerator, ready.both, ready.lengths)
+        return to_batch(
+            self._spec, self._accelerator, ready.both, ready.lengths, self._context
+        )
 
     def step(self, step: int) -> Callable[[int], Batch]:
         """Return the micro-batches of a step, as the engine asks for them."""
