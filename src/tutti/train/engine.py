@@ -19,7 +19,7 @@ from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.plan.plan import Plan
 from tutti.schedule.buckets import make_buckets, tied_apart
-from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.instruction import Instruction, Lane, Op, What
 from tutti.schedule.schedule import Schedule, build_schedule
 from tutti.train.closing import StepResult, counted_tokens, gradient_factor, joined
 from tutti.train.context import EngineContext
@@ -34,10 +34,12 @@ from tutti.train.rules import tensor_rules
 from tutti.train.scaling import LossScaling
 from tutti.train.seats import Seat, Seats
 from tutti.train.state import compute_dtype
+from tutti.train.stub import StubPasses
 from tutti.train.synchronise import Synchronised, squared_norm
 from tutti.train.ties import make_ties
 
 Batches = Callable[[int], Batch]  # micro-batch → this rank's tokens of it
+Durations = Callable[[Instruction], float | None]  # seconds that a pass is declared to take
 
 
 class Engine:
@@ -52,9 +54,17 @@ class Engine:
         links: Links,
         *,
         clip_norm: float | None = None,
+        durations: Durations | None = None,
+        stub: bool = False,
     ) -> None:
+        """Make a rank's model and state; its weights are to be loaded or initialized.
+
+        `durations` are what an emulated chip on declared time takes for each instruction of the
+        compute lane. With `stub` these compute nothing, so that only their time and the messages
+        between them are real.
+        """
         self.plan, self.spec, self.accelerator, self.links = plan, spec, accelerator, links
-        self.clip_norm = clip_norm
+        self.clip_norm, self.durations, self.stub = clip_norm, durations, stub
         self.seats = Seats(plan, spec)
         self.seat: Seat = self.seats[rank]
         self.schedule: Schedule = build_schedule(plan)
@@ -77,7 +87,11 @@ class Engine:
             tied=not tied_apart(plan),
             context_kind=self.seat.replica.context_kind,
         )
-        self.passes = Passes(self.model.by_number(), self.seat.replica, accelerator, selective)
+        self.passes: Passes | StubPasses = (
+            StubPasses(spec, self.seat, self.dtype, accelerator.device)
+            if stub
+            else Passes(self.model.by_number(), self.seat.replica, accelerator, selective)
+        )
         self.boundaries = Boundaries(
             self.schedule, self.seats, self.seat, links, self.context.boundary
         )
@@ -147,7 +161,7 @@ class Engine:
             for earlier in entry.after:
                 self._wait(handles, earlier)
             self.recorder.start(index)
-            handles.append(self._handlers[entry.op](entry))
+            handles.append(self._run(entry))
             self.recorder.issued(index)
         for index in range(len(handles)):
             self._wait(handles, index)
@@ -166,6 +180,14 @@ class Engine:
         handle.wait()
         self.recorder.waited(index, since)
         handles[index] = DONE
+
+    def _run(self, entry: Instruction) -> Handle:
+        """Start an instruction; one of the compute lane takes the time of the chip it is for."""
+        if entry.lane is not Lane.COMPUTE:
+            return self._handlers[entry.op](entry)
+        declared_s = None if self.durations is None else self.durations(entry)
+        with self.accelerator.paced(declared_s):
+            return self._handlers[entry.op](entry)
 
     # --- passes ----------------------------------------------------------------------------
 
@@ -212,18 +234,12 @@ class Engine:
                 count = counted_tokens(batch)
                 self._tokens = count if self._tokens is None else self._tokens + count
         elif entry.what is What.ACTIVATIONS:
-            for unit in range(entry.start, entry.stop):
-                saved = self.passes.live[unit, entry.micro_batch].saved
-                if saved is not None:
-                    saved.fetch()
+            self.passes.fetch_activations(range(entry.start, entry.stop), entry.micro_batch)
         return DONE
 
     def _offload(self, entry: Instruction) -> Handle:
         if entry.what is What.ACTIVATIONS:
-            for unit in range(entry.start, entry.stop):
-                saved = self.passes.live[unit, entry.micro_batch].saved
-                if saved is not None:
-                    saved.offload()
+            self.passes.offload_activations(range(entry.start, entry.stop), entry.micro_batch)
         return DONE
 
     # --- the end of the step ---------------------------------------------------------------
@@ -266,7 +282,7 @@ class Engine:
             for state in exchange.states:
                 if state.total is None:
                     continue  # updated with an earlier bucket that it travels with
-                if self._result.skipped:
+                if self._result.skipped or self.stub:
                     state.total = None
                     continue
                 state.step(

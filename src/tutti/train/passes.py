@@ -8,7 +8,7 @@ forward and its weight pass is a `Live` entry; when it is gone, so are its activ
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -163,3 +163,19 @@ class Passes:
         """Compute the weight gradients that were left."""
         for unit in reversed(range(start, stop)):
             self.live.pop((unit, micro_batch)).later.run()
+
+    # --- activations on the host -----------------------------------------------------------
+
+    def fetch_activations(self, units: range, micro_batch: int) -> None:
+        """Bring back what was offloaded, before backward asks for it."""
+        for saved in self._saved(units, micro_batch):
+            saved.fetch()
+
+    def offload_activations(self, units: range, micro_batch: int) -> None:
+        """Let what forward saved wait on the host."""
+        for saved in self._saved(units, micro_batch):
+            saved.offload()
+
+    def _saved(self, units: range, micro_batch: int) -> Iterator[SavedActivations]:
+        found = (self.live[unit, micro_batch].saved for unit in units)
+        return (saved for saved in found if saved is not None)

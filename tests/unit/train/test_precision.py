@@ -61,7 +61,7 @@ def test_fp16_trains_like_fp32(name: str) -> None:
 
 def test_masters_add_up_what_bf16_cannot_hold() -> None:
     """A step moves a weight by less than half of bf16's spacing: only masters get anywhere."""
-    rate = 2.0**-14
+    rate = 2.0**-12
 
     def moved(policy: str, steps: int) -> float:
         plan = in_precision(PLANS["alone"], policy)
@@ -72,15 +72,15 @@ def test_masters_add_up_what_bf16_cannot_hold() -> None:
             engine = engine_of(plan, spec, links)
             norms = [t.view for t in engine.model.logical_tensors() if "norm" in t.name]
             before = [view.clone() for view in norms]
-            for step in range(steps):
-                engine.step(batches_of(engine, 0 * step), settings(rate))
+            for _ in range(steps):
+                engine.step(batches_of(engine, 0), settings(rate))
             return max(float((a - b).abs().max()) for a, b in zip(norms, before, strict=True))
 
         return float(World(1).run(one)[0])
 
-    assert moved("bf16", 4) == 0.0, "norms begin at 1: four steps are still rounded away"
-    assert moved("bf16", 48) >= 2.0**-9
-    assert moved("pure_bf16", 48) == 0.0
+    assert moved("bf16", 2) == 0.0, "norms begin at 1: two steps are still rounded away"
+    assert moved("bf16", 14) >= 2.0**-9
+    assert moved("pure_bf16", 14) == 0.0
 
 
 def plant_infinity(engine: Engine, at_step: int) -> None:
