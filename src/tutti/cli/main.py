@@ -21,6 +21,7 @@ from tutti.cli import (
     cluster,
     comm,
     convert,
+    launch,
     model,
     plan,
     predict,
@@ -50,6 +51,7 @@ app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(comm.app, name="comm")
 app.command()(convert.convert)
+app.command()(launch.launch)
 app.add_typer(model.app, name="model")
 app.command()(plan.plan)
 app.command()(predict.predict)
