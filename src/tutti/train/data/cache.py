@@ -160,7 +160,7 @@ def _build(
         tokenise(work, pieces, tokenizer, processes=settings.processes, progress=shown)
         facts = join(temporary, len(pieces), work.dtype, supervised=shape.form is not Form.TEXT)
         if not facts.tokens:
-            said = f" ({facts.skipped} records have no text or no loss)" if facts.skipped else ""
+            said = f" ({facts.skipped} without text or loss)" if facts.skipped else ""
             raise InputError(f"{source.name}: holds no text to train on{said}")
         temporary.rename(place)
     except OSError as error:

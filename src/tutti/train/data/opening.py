@@ -29,6 +29,10 @@ class DataState:
     fingerprint: str
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
     """What a source gave."""
@@ -43,9 +47,9 @@ class SourceReport:
             return f"{self.name} ({self.use}): synthetic, without end"
         found = self.packing
         said = [
-            f"{self.name} ({self.use}): {found.documents:,} documents",
-            f"{found.tokens:,} tokens",
-            f"{found.rows:,} rows",
+            f"{self.name} ({self.use}): {_counted(found.documents, 'document')}",
+            _counted(found.tokens, "token"),
+            _counted(found.rows, "row"),
             f"{found.padding / (found.padding + found.tokens):.1%} padding",
         ]
         for count, what in (

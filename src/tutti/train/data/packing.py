@@ -102,7 +102,9 @@ class FitRows:
         lost = set(too_long.tolist()) if long == "drop" else self._without_loss(too_long)
         keep = np.asarray([i for i in np.flatnonzero(sizes) if i not in lost], np.int64)
         if not len(keep):
-            raise InputError(f"{store.name}: no example has a loss within {length} tokens")
+            raise InputError(
+                f"{store.name}: none of {len(sizes)} examples fits a row of {length} tokens with a loss"
+            )
         sizes = np.minimum(sizes, length)
         groups = best_fit(sizes[keep], length)
         self._starts = np.cumsum([0, *map(len, groups)])

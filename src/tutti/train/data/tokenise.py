@@ -96,7 +96,7 @@ class _Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
             env={**os.environ, **alone},
         )  # fmt: skip
-        self._say(work)
+        self._unsaid: list[Work] = [work]
 
     def _say(self, value: object) -> None:
         assert self._process.stdin is not None
@@ -107,6 +107,8 @@ class _Worker:
         """Have a task done, or raise what the worker found wrong."""
         assert self._process.stdout is not None
         try:
+            while self._unsaid:
+                self._say(self._unsaid.pop())
             self._say(task)
             answer = self._process.stdout.readline()
         except OSError:

@@ -87,7 +87,7 @@ def test_fitting_keeps_examples_whole(corpus, length: int, long: str) -> None:
     cut = [i for i in cut if has_loss(i)] if long == "truncate" else []
     store = store_of(documents, masks)
     if not whole and not cut:
-        with pytest.raises(InputError, match="no example has a loss"):
+        with pytest.raises(InputError, match="examples fits a row of"):
             FitRows(store, length, pad=PAD, vocabulary=1000, long=long)
         return
     rows = FitRows(store, length, pad=PAD, vocabulary=1000, long=long)

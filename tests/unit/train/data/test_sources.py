@@ -165,7 +165,7 @@ def test_the_shipped_text(tmp_path: Path) -> None:
         (lines({"text": "a"}, {"text": 3}), r"line 2: 'text' is 3; expected text"),
         (lines({"text": "a"}, [1]), r"line 2: expected an object with fields, found \[1\]"),
         (lines({"body": "a"}), r"the records have no 'text'; known: body"),
-        (lines({"text": ""}), r"holds no text to train on \(1 records have no text or no loss\)"),
+        (lines({"text": ""}), r"holds no text to train on \(1 without text or loss\)"),
         ("", "holds no text to train on"),
         (b'{"text": "a"}\n{"text": "\xff"}\n', r"line 2: not valid UTF-8 \(byte 0xff at 10\)"),
         (lines({"messages": "hello"}), r"line 1: expected a list of messages, found 'hello'"),
