@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from tutti.accelerator import Accelerator
@@ -249,7 +248,6 @@ class _Job:
             device_mover=mover,
             accelerator=accelerator,
             buffers=Buffers(accelerator),
-            pin=self._pin,
             replied=lambda *_: None,
             broken=lambda *_: None,
         )
@@ -267,9 +265,6 @@ class _Job:
         world = self.group(range(self._topology.size))
         assert world is not None
         return world
-
-    def _pin(self, memory: Tensor) -> bool:
-        return self._accelerator is not None and self._accelerator.pin(memory)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """Return a communicator of some ranks; every rank of the job calls this."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from tutti.accelerator import Accelerator
 from tutti.comm import frames
 from tutti.comm.frames import Frame, Kind, Tag
@@ -48,9 +50,18 @@ class LinkOwner:
     device_mover: DeviceMover | None
     accelerator: Accelerator | None  # None: tensors lie on the host
     buffers: Buffers
-    pin: Callable[[Any], bool]
     replied: Callable[[int, Kind, dict[str, Any]], None]  # a control frame came back
     broken: Callable[[int, str], None]  # the link to a rank broke, and how
+
+    def pin(self, memory: Tensor) -> bool:
+        """Pin shared memory for the device; False where there is none, or it cannot be."""
+        return self.accelerator is not None and self.accelerator.pin(memory)
+
+    def unpin(self, memory: Tensor) -> None:
+        """Undo it, once no copy is under way."""
+        if self.accelerator is not None and self.device_mover is not None:
+            self.device_mover.drain()
+            self.accelerator.unpin(memory)
 
     def mover(self, spans: Spans) -> Mover:
         """Return the mover for a message."""
@@ -140,11 +151,12 @@ class Message:
 
 
 Priority = tuple[int, ...]
+_COUNT = 0xFFFFFFFF  # of a sequence: above it is the hash of a channel, which says nothing of age
 
 
 def priority(tag: Tag, number: int) -> Priority:
     """Return what goes first: earlier operations, then earlier chunks, so that chunks overlap."""
-    return (tag.sequence, tag.chunk, number)
+    return (tag.sequence & _COUNT, tag.chunk, number)
 
 
 class Replies:
