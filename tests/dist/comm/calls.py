@@ -14,7 +14,13 @@ from tutti.comm.choice import Named
 
 # Small pieces, so that small tensors already come in many.
 SETTINGS = Settings(
-    fragment_bytes=2048, ring_bytes=8192, inline_bytes=512, connections=2, in_flight=2
+    fragment_bytes=2048,
+    ring_bytes=8192,
+    device_fragment_bytes=2048,
+    device_ring_bytes=8192,
+    inline_bytes=512,
+    connections=2,
+    in_flight=2,
 )
 _open: dict[str, Communicator] = {}
 

@@ -26,6 +26,7 @@ from tutti.comm.transport.connection import Connection, Handler, Outgoing
 from tutti.comm.transport.link import LinkOwner, Message, Priority, Replies, Then, priority
 
 _ALIGNMENT = 256
+PIECES = 4  # at least, in a ring: while half of it is waited for, the other half goes on
 
 
 def listen(name: str) -> socket.socket:
@@ -106,8 +107,10 @@ class SharedLink:
     def __init__(self, owner: LinkOwner, peer: int, home: Place, away: Place) -> None:
         del home
         self._owner = owner
-        self._size = owner.settings.ring_bytes
-        self._fragment = min(owner.settings.fragment_bytes, self._size // 2)
+        settings = owner.settings
+        self._size = (
+            settings.ring_bytes if owner.accelerator is None else settings.device_ring_bytes
+        )
         self._places = RingPlaces(self._size)
         self._messages: list[tuple[Priority, Message]] = []
         self._numbers = itertools.count()
@@ -150,10 +153,11 @@ class SharedLink:
                 header = memoryview(message.frame(Kind.DATA, 0, spans.num_bytes).pack())
                 views = [header, *spans.views(0, spans.num_bytes)]
                 return Outgoing(views, lambda m=message: m.sent(m.spans.num_bytes))  # type: ignore[misc]
-            place = self._places.take(min(self._fragment, spans.num_bytes - message.offset))
+            piece = min(self._owner.settings.piece_bytes(spans), self._size // PIECES)
+            place = self._places.take(min(piece, spans.num_bytes - message.offset))
             if place is None:
                 return None
-            start, stop = message.fragment(self._fragment)
+            start, stop = message.fragment(piece)
             if message.started_all:
                 heapq.heappop(self._messages)
             header = memoryview(message.frame(Kind.SHARED, start, stop, place).pack())
@@ -210,6 +214,8 @@ class SharedReader:
         def free() -> None:
             connection.send([memoryview(Frame(Kind.FREE, place=frame.place).pack())])
 
+        # What nobody asked for may stay until the sender could miss its place.
+        inbox.spill(frame.place + frame.length - self._memory.bytes.numel() // 2)
         inbox.take(frame, self._memory.bytes[at : at + frame.length], free)
 
     def close(self) -> None:
