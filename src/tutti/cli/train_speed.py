@@ -126,8 +126,9 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say) -> dict[str, Any]:
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.use_cache = False
     dtype = TORCH_DTYPES[PRECISIONS[asked.precision].parameters]
+    make: Any = AutoModelForCausalLM.from_config
     with torch.device(accelerator.device):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
+        model = make(config, attn_implementation="sdpa", dtype=dtype)
     model.train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=SETTINGS.learning_rate, betas=(SETTINGS.beta1, SETTINGS.beta2),

@@ -68,7 +68,7 @@ class TensorBoard:
                 "measure.tensorboard: the package 'tensorboard' is not installed; "
                 "pip install 'tutti-ml[observe]'"
             ) from None
-        self._writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder))
 
     def write(self, record: StepRecord) -> None:
         """Write every figure."""

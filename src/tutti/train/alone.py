@@ -12,7 +12,7 @@ from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_model
 from tutti.plan.job import Job, Precision
 from tutti.plan.plan import ClusterReference, Pipeline, Plan, Recompute, Replica, Stage
-from tutti.train.links import Handle
+from tutti.train.links import Handle, Use
 
 
 class NoLinks:
@@ -31,9 +31,9 @@ class NoLinks:
         del sends, receives, channel
         self._refuse()
 
-    def all_reduce(self, ranks: Sequence[int], x: Tensor) -> Handle:
+    def all_reduce(self, ranks: Sequence[int], x: Tensor, *, use: Use = "gradients") -> Handle:
         """Refuse."""
-        del ranks, x
+        del ranks, x, use
         self._refuse()
 
     def reduce_scatter(
@@ -50,9 +50,9 @@ class NoLinks:
         del ranks, x, counts, out
         self._refuse()
 
-    def group(self, ranks: Sequence[int]) -> NoReturn:
+    def group(self, ranks: Sequence[int], *, use: Use = "block") -> NoReturn:
         """Refuse."""
-        del ranks
+        del ranks, use
         self._refuse()
 
 

@@ -66,9 +66,7 @@ def to_batch(
     copied.wait()
     documents = tuple(itertools.chain.from_iterable(lengths))
     row_length = both.shape[1] // len(lengths)
-    batch = Batch.of(
-        spec, on_device[0], documents, targets_t=on_device[1], row_length=row_length
-    )
+    batch = Batch.of(spec, on_device[0], documents, targets_t=on_device[1], row_length=row_length)
     return batch.share(spec, *context)
 
 
@@ -143,9 +141,7 @@ class Feeder:
     def batch(self, step: int, micro_batch: int) -> Batch:
         """Return a micro-batch on the device; each can be had once."""
         ready = self._early.pop((step, micro_batch), None) or self._wanted(step, micro_batch)
-        return to_batch(
-            self._spec, self._accelerator, ready.both, ready.lengths, self._context
-        )
+        return to_batch(self._spec, self._accelerator, ready.both, ready.lengths, self._context)
 
     def step(self, step: int) -> Callable[[int], Batch]:
         """Return the micro-batches of a step, as the engine asks for them."""

@@ -60,7 +60,7 @@ def require_free(port: int, address: str = "127.0.0.1") -> None:
             probe.bind((address, port))
         except OSError as error:
             raise InputError(
-                f"--port {port}: {error.strerror.lower()}; leave it out and a free one is taken"
+                f"--port {port}: {(error.strerror or str(error)).lower()}; leave it out and a free one is taken"
             ) from None
 
 

@@ -1,5 +1,7 @@
-"""The process of one rank: `python -m tutti.train.run.rank RUN.json`, or `tutti train` under a
-launcher. Whatever goes wrong is told in one line; the traceback goes to the rank's log."""
+"""The process of one rank: `tutti train` under a launcher, or started by `tutti train` itself.
+
+Whatever goes wrong is told in one line; the traceback goes to the rank's log.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +76,9 @@ def told(error: BaseException) -> dict[str, Any]:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if not isinstance(error, TuttiError):
         text = f"{type(error).__name__}: {text}"
-    lost = error
+    lost: BaseException | None = error
     while lost is not None and not isinstance(lost, PeerLostError):
-        lost = lost.__cause__  # type: ignore[assignment]
+        lost = lost.__cause__
     return {"text": text, "cause": lost is None}
 
 

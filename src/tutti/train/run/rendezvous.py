@@ -17,11 +17,12 @@ from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from tutti.errors import TuttiError
 from tutti.plan.files import plan_to_document, refer_to_cluster, refer_to_model
 from tutti.train.run.planning import Job
+
 
 @functools.cache
 def open_store(timeout_s: float) -> Store:

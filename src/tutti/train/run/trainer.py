@@ -1,7 +1,7 @@
 """`Trainer`: a training job in Python, on this machine's chips or as a rank under torchrun.
 
-    trainer = tutti.Trainer.from_pretrained("my-model", cluster="laptop")
-    trainer.fit("corpus/*.jsonl", steps=100)
+trainer = tutti.Trainer.from_pretrained("my-model", cluster="laptop")
+trainer.fit("corpus/*.jsonl", steps=100)
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore
+from torch._C._distributed_c10d import PrefixStore
 
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.comm.connect import connect
