@@ -1,4 +1,4 @@
-"""`tutti bench train`: whole training steps on one chip, the plain Hugging Face loop beside them."""
+"""`tutti bench train`: whole training steps on one chip, beside a plain Hugging Face loop."""
 
 from __future__ import annotations
 

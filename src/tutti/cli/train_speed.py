@@ -95,7 +95,6 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
         step(0)
         accelerator.synchronize()
         row["breakdown"] = _where(engine)
-    del engine
     return row
 
 

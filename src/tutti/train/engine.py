@@ -32,7 +32,7 @@ from tutti.train.recompute import SelectiveOperators
 from tutti.train.recorder import Recorder
 from tutti.train.rules import tensor_rules
 from tutti.train.scaling import LossScaling
-from tutti.train.seats import Seat, Seats
+from tutti.train.seats import Seat, Seats, class_of
 from tutti.train.state import compute_dtype
 from tutti.train.stub import StubPasses
 from tutti.train.synchronise import Synchronised, squared_norm
@@ -68,12 +68,8 @@ class Engine:
         self.seats = Seats(plan, spec)
         self.seat: Seat = self.seats[rank]
         self.schedule: Schedule = build_schedule(plan)
-        place = self.seat.place
-        self.instructions = next(
-            c.instructions
-            for c in self.schedule.classes
-            if (c.pipeline, c.stage, c.replica) == (place.pipeline, place.stage, place.replica)
-        )
+        rank_class = class_of(self.schedule, self.seat)
+        self.instructions = self.schedule.classes[rank_class].instructions
         self.context = EngineContext(self.seat, links)
         self.dtype = compute_dtype(plan.job.precision)
         selective = SelectiveOperators(accelerator.operators)

@@ -63,6 +63,8 @@ class JobConfig:
     pools: tuple[str, ...] = ()
     offload: bool = True
     recompute: bool = True
+    mixed_stages: bool = True
+    mixed_pipelines: bool = True
     use_all_pools: bool = False
     uniform: bool = False  # the best plan that treats all chips alike, for comparison
     chip_profiles: tuple[str, ...] = ()  # what `tutti profile` wrote, or names of shipped ones
@@ -76,6 +78,7 @@ class CheckpointConfig:
     keep: Count = 2
     keep_every: Natural = 0  # steps of which a checkpoint is never deleted
     asynchronous: bool = True
+    final: bool = True  # also after the last step
     huggingface: bool = True  # at the end, as a folder that transformers loads
 
 

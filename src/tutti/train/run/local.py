@@ -59,8 +59,9 @@ def require_free(port: int, address: str = "127.0.0.1") -> None:
         try:
             probe.bind((address, port))
         except OSError as error:
+            reason = (error.strerror or str(error)).lower()
             raise InputError(
-                f"--port {port}: {(error.strerror or str(error)).lower()}; leave it out and a free one is taken"
+                f"--port {port}: {reason}; leave it out and a free one is taken"
             ) from None
 
 

@@ -5,6 +5,7 @@ A step's times travel to rank 0 while the next step runs, so that measuring keep
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from tutti.schedule.schedule import Schedule
 from tutti.simulate.estimate import Estimate
 from tutti.train.closing import StepResult
 from tutti.train.engine import Engine
+from tutti.train.seats import class_of
 
 if TYPE_CHECKING:
     from tutti.train.run.worker import Worker
@@ -102,8 +104,6 @@ class Measure:
         work.wait()
         if self._worker.rank != 0:
             return
-        import dataclasses
-
         times = [RankTimes.of_values(values.tolist()) for values in everyone]
         whole = dataclasses.replace(record, pools=by_pool(times, self._pools))
         if self._sinks is not None:
@@ -125,11 +125,7 @@ def expected_seconds(engine: Engine, estimate: Estimate) -> list[float]:
     """
     schedule, place = engine.schedule, engine.seat.place
     costs = estimate.priced.costs.classes
-    own = next(
-        i
-        for i, c in enumerate(schedule.classes)
-        if (c.pipeline, c.stage, c.replica) == (place.pipeline, place.stage, place.replica)
-    )
+    own = class_of(schedule, engine.seat)
     sends = _send_seconds(schedule, estimate)
     found = []
     for entry, seconds in zip(engine.instructions, costs[own].seconds.tolist(), strict=True):

@@ -112,6 +112,8 @@ def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Re
             pools=job.pools,
             offload=job.offload,
             recompute=job.recompute,
+            mixed_stages=job.mixed_stages,
+            mixed_pipelines=job.mixed_pipelines,
             idle=not job.use_all_pools,
         ),
         sources=sources_of(job),

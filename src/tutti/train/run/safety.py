@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tutti.accelerator import Accelerator
 from tutti.hardware.chip import Chip
+from tutti.train.seats import class_of
 from tutti.train.state import SpanState
 from tutti.units import bytes_text
 
@@ -50,8 +51,7 @@ def explain_memory(worker: Worker, error: BaseException) -> str:
         parameters = _size(list(worker.engine.model.parameters()))
         optimizer = _size([t for s in states for t in s.optimizer.tensors().values()])
         parts.append(f"parameters {bytes_text(parameters)}, optimizer {bytes_text(optimizer)}")
-        index = _class_index(worker)
-        promised = worker.predicted.memory[index]
+        promised = worker.predicted.memory[class_of(worker.engine.schedule, worker.seat)]
         parts.append(
             f"the plan promised {bytes_text(promised.total)} "
             f"(parameters {bytes_text(promised.parameters)}, gradients "
@@ -60,15 +60,6 @@ def explain_memory(worker: Worker, error: BaseException) -> str:
         )
     first = str(error).splitlines()[0] if str(error) else ""
     return "; ".join(parts) + (f"; {first}" if first else "")
-
-
-def _class_index(worker: Worker) -> int:
-    place = worker.engine.seat.place
-    return next(
-        i
-        for i, c in enumerate(worker.engine.schedule.classes)
-        if (c.pipeline, c.stage, c.replica) == (place.pipeline, place.stage, place.replica)
-    )
 
 
 # --- numbers that are not finite -----------------------------------------------------------------

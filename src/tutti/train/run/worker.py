@@ -7,10 +7,9 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,6 +22,7 @@ from tutti.comm.connect import connect
 from tutti.comm.places import place_of
 from tutti.errors import TuttiError
 from tutti.nn.initialize import initialize
+from tutti.schedule.instruction import Instruction
 from tutti.simulate.estimate import Estimate
 from tutti.train.checkpoint import (
     Checkpointer,
@@ -30,6 +30,7 @@ from tutti.train.checkpoint import (
     Processes,
     Progress,
     export_hf,
+    find_latest,
     load_hf,
 )
 from tutti.train.closing import StepResult
@@ -44,8 +45,8 @@ from tutti.train.run.planning import Job
 from tutti.train.run.rendezvous import agree, facts, open_store
 from tutti.train.run.safety import explain_memory, find_culprit, hardware_differences
 from tutti.train.run.samples import sample_indices
-from tutti.train.run.weights import model_folder, wants_pretrained
-from tutti.train.seats import Seats
+from tutti.train.run.weights import dropout_of, model_folder, wants_pretrained
+from tutti.train.seats import Seats, class_of
 
 CHECKPOINTS, EXPORT = "checkpoints", "huggingface"
 
@@ -57,7 +58,8 @@ class Worker:
         self.job, self.rank, self.events = job, rank, events
         self.config, self.plan, self.spec = job.config, job.plan, job.spec
         self.world = job.plan.num_ranks
-        self.position = Seats(job.plan, job.spec)[rank].place.chip
+        self.seat = Seats(job.plan, job.spec)[rank]
+        self.position = self.seat.place.chip
         self._stop = False
 
     def run(self, *, resume: bool) -> dict[str, Any]:
@@ -131,8 +133,20 @@ class Worker:
             self.accelerator,
             CommLinks(self.comm, self.plan, self.spec),
             clip_norm=self.config.optimizer.clip_norm,
+            durations=self._durations(),
+            stub=self.config.emulate == "stub",
         )
         self.measure = Measure(self)
+
+    def _durations(self) -> Callable[[Instruction], float | None] | None:
+        """Return what a chip on declared time takes: what the cost model says."""
+        if getattr(self.accelerator, "mode", "") != "declared":
+            return None
+        rank_class = class_of(self.predicted.schedule, self.seat)
+        costs = self.predicted.priced.costs.classes[rank_class]
+        entries = self.predicted.schedule.classes[rank_class].instructions
+        table = dict(zip(entries, costs.seconds.tolist(), strict=True))
+        return table.__getitem__
 
     def _load(self, stack: ExitStack, *, resume: bool) -> None:
         self.data: PackedData = self._open_data()
@@ -210,7 +224,7 @@ class Worker:
         rates = config.optimizer.rates(config.steps)
         stack.enter_context(self.measure.sinks(after=first))
         feeder = stack.enter_context(self._feeder(self.data.train, first, config.steps))
-        if config.optimizer.weight_decay and self.rank == 0 and self.spec_dropout():
+        if self.rank == 0 and dropout_of(config.model) > 0:
             self._say("the model's config asks for dropout; tutti trains without")
         losses: list[float] = []
         validation: list[tuple[int, float]] = []
@@ -235,12 +249,6 @@ class Worker:
                 self._say(f"asked to stop: saving at step {step + 1}")
                 break
         return self._finish(first, losses, validation, seconds)
-
-    def spec_dropout(self) -> bool:
-        """Tell whether the model's config asks for dropout."""
-        from tutti.train.run.weights import dropout_of
-
-        return dropout_of(self.config.model) > 0
 
     def _settings(self, rate: float) -> AdamSettings:
         given = self.config.optimizer
@@ -300,18 +308,17 @@ class Worker:
         seconds: list[float],
     ) -> dict[str, Any]:
         self.measure.finish()
-        if losses:
-            self.checkpointer.save(self.engine, self.progress)
-        saved = self.checkpointer.wait()
-        exported = None
+        saves, exported = self.config.checkpoints, None
         done = self.progress.step >= self.config.steps
-        if done and self.config.checkpoints.huggingface and self.rank == 0:
-            exported = self._export()
+        if losses and (saves.final or not done):
+            self.checkpointer.save(self.engine, self.progress)
+            self.checkpointer.wait()
+            if done and saves.huggingface and self.rank == 0:
+                exported = self._export()
         self.saving.broadcast((True,))
         steady = statistics.median(seconds[1:] or seconds) if seconds else 0.0
         tokens = self.plan.job.tokens / steady if steady else 0.0
-        del saved
-        latest = self.config.folder / CHECKPOINTS
+        latest = find_latest(self.config.folder / CHECKPOINTS)
         return {
             "steps": self.progress.step,
             "first_step": first,
@@ -321,7 +328,7 @@ class Worker:
             "tokens_per_s": tokens,
             "mfu": self.measure.mfu(steady) if steady else 0.0,
             "predicted_s": self.predicted.step_seconds,
-            "checkpoint": str(latest) if losses else None,
+            "checkpoint": None if latest is None else str(latest),
             "huggingface": exported,
         }
 
@@ -341,8 +348,3 @@ class Worker:
         shutil.rmtree(target, ignore_errors=True)
         os.replace(fresh, target)
         return str(target)
-
-
-def checkpoint_folder(job: Job) -> Path:
-    """Return where a job's checkpoints are."""
-    return job.config.folder / CHECKPOINTS
