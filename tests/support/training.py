@@ -15,6 +15,7 @@ from tests.support.routing import NEAR, Routing, RoutingWatcher, Token, rerouted
 from tests.support.threads import World
 from tutti.accelerator import Accelerator, open_accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings, adamw
+from tutti.hardware.chip import Dtype
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
@@ -82,7 +83,15 @@ def in_precision(plan: Plan, policy: str, optimizer: str = "adamw") -> Plan:
 
 
 def in_fp32(plan: Plan, optimizer: str) -> Plan:
-    return in_precision(plan, "fp32", optimizer)
+    """The plan in float32; with masters where parameters on the host ask for them."""
+    plan = in_precision(plan, "fp32", optimizer)
+    on_host = any(
+        replica.offload.parameters for _, _, stage in plan.stages() for replica in stage.replicas
+    )
+    if not on_host:
+        return plan
+    precision = replace(plan.job.precision, master=Dtype.FP32)
+    return replace(plan, job=replace(plan.job, precision=precision))
 
 
 def settings(learning_rate: float = 1e-2) -> AdamSettings:
@@ -172,7 +181,7 @@ def record_gradients(engine: Engine, parts: list[Any]) -> None:
             tokens = engine._result.tokens
             for state in engine.parameters.all_states():
                 flat = torch.full((state.span.size,), float("nan"))
-                flat[state.kept] = state.total.cpu().float() / tokens
+                flat[state.kept] = state.final_gradients().cpu().float() / tokens
                 pieces = flat.split([block.size for block in state.span.blocks])
                 for block, piece in zip(state.span.blocks, pieces, strict=True):
                     slices = tuple(slice(*interval) for interval in block.intervals)
