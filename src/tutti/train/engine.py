@@ -27,6 +27,7 @@ from tutti.train.exchange import Boundaries
 from tutti.train.layout import TensorRule
 from tutti.train.links import DONE, Done, Handle, Links
 from tutti.train.model import StageModel
+from tutti.train.offload import HostMoves
 from tutti.train.passes import Passes
 from tutti.train.recompute import SelectiveOperators
 from tutti.train.recorder import Recorder
@@ -99,8 +100,9 @@ class Engine:
         rules = {unit: self._rules(unit) for unit in self.seat.units}
         buckets = make_buckets(plan)
         self.parameters = Synchronised(
-            self.seats, self.seat, buckets, rules, self.tensors, plan.job, links
+            self.seats, self.seat, buckets, rules, self.tensors, plan.job, links, accelerator
         )
+        self.moves = HostMoves(accelerator, self.parameters)
         if spec.ties_weights and {0, spec.head_unit} <= set(self.seat.units):
             for exchange in self.parameters.of_units([0]):
                 exchange.stays = True
@@ -139,6 +141,13 @@ class Engine:
         """Let the optimizer begin at the parameters as they are now: loaded or initialized."""
         for state in self.parameters.all_states():
             state.take_masters()
+        self.moves.begin()
+
+    def follow_masters(self) -> None:
+        """Let parameters be what the optimizer has: after a checkpoint was loaded into that."""
+        for state in self.parameters.all_states():
+            state.follow_master()
+        self.moves.begin()
 
     def weights(self) -> list[tuple[str, tuple[slice, ...], Tensor]]:
         """Return this rank's newest weights by logical name, as far as it keeps them."""
@@ -231,11 +240,14 @@ class Engine:
                 self._tokens = count if self._tokens is None else self._tokens + count
         elif entry.what is What.ACTIVATIONS:
             self.passes.fetch_activations(range(entry.start, entry.stop), entry.micro_batch)
+        else:
+            return self.moves.fetch(entry)
         return DONE
 
     def _offload(self, entry: Instruction) -> Handle:
-        if entry.what is What.ACTIVATIONS:
-            self.passes.offload_activations(range(entry.start, entry.stop), entry.micro_batch)
+        if entry.what is not What.ACTIVATIONS:
+            return self.moves.offload(entry)
+        self.passes.offload_activations(range(entry.start, entry.stop), entry.micro_batch)
         return DONE
 
     # --- the end of the step ---------------------------------------------------------------

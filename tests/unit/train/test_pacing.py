@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.drafts import PLANS, Draft
+from tests.support.any_plan import PLANS, Draft
 from tests.support.threads import ThreadLinks, World
 from tests.support.training import (
     batches_of,
@@ -17,7 +17,7 @@ from tests.support.training import (
     in_precision,
     settings,
     train_threads,
-    whole_weights,
+    whole_tensors,
 )
 from tutti.accelerator.devices.emulated import EmulatedAccelerator
 from tutti.errors import InputError
@@ -50,9 +50,9 @@ class Recorded:
         if name == "group":  # what a block does inside is a part of its time
             return call  # type: ignore[no-any-return]
 
-        def noted(ranks: Sequence[int], x: torch.Tensor, *more: Any) -> Any:
+        def noted(ranks: Sequence[int], x: torch.Tensor, *more: Any, **words: Any) -> Any:
             self.notes[name, tuple(ranks), x.shape, x.dtype] += 1
-            return call(ranks, x, *more)
+            return call(ranks, x, *more, **words)
 
         return noted
 
@@ -109,9 +109,10 @@ def test_compute_takes_its_declared_time(stub: bool) -> None:
         assert due == pytest.approx(declared)
     assert all(entry.lane is Lane.COMPUTE for entry in asked)
     if not stub:
-        weights = whole_weights(spec, [parts for _, _, parts in found])
-        _, _, expected = train_threads(plan, spec, steps=1)
-        assert all(torch.equal(weights[name], value) for name, value in expected.items())
+        parts = [part for _, _, parts in found for part in parts]
+        weights = whole_tensors(spec, parts, "weights")
+        expected = train_threads(plan, spec, steps=1)
+        assert all(torch.equal(weights[name], value) for name, value in expected.weights.items())
 
 
 def test_dilated_time_needs_no_declaration() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.drafts import Draft, level
+from tests.support.any_plan import Draft, level
 from tests.support.threads import ThreadLinks, World
 from tests.support.training import (
     batches_of,
@@ -14,7 +14,7 @@ from tests.support.training import (
     settings,
     train_alone,
     train_threads,
-    whole_weights,
+    whole_tensors,
 )
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
@@ -43,20 +43,19 @@ def test_bf16_is_as_good_as_in_one_process(name: str, policy: str) -> None:
     plan = in_precision(PLANS[name], policy)
     spec = plan.model.spec
     assert spec is not None
-    losses, norms, _ = train_threads(plan, spec)
-    expected_losses, expected_norms, _ = train_alone(plan, spec)
-    assert losses == pytest.approx(expected_losses, rel=2**-8)
-    assert norms == pytest.approx(expected_norms, rel=2**-5)
+    found, expected = train_threads(plan, spec), train_alone(plan, spec)
+    assert found.losses == pytest.approx(expected.losses, rel=2**-8)
+    assert found.norms == pytest.approx(expected.norms, rel=2**-5)
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_fp16_trains_like_fp32(name: str) -> None:
     spec = PLANS[name].model.spec
     assert spec is not None
-    losses, norms, _ = train_threads(in_precision(PLANS[name], "fp16"), spec)
-    expected_losses, expected_norms, _ = train_alone(in_precision(PLANS[name], "fp32"), spec)
-    assert losses == pytest.approx(expected_losses, rel=2**-9)
-    assert norms == pytest.approx(expected_norms, rel=2**-7)
+    found = train_threads(in_precision(PLANS[name], "fp16"), spec)
+    expected = train_alone(in_precision(PLANS[name], "fp32"), spec)
+    assert found.losses == pytest.approx(expected.losses, rel=2**-9)
+    assert found.norms == pytest.approx(expected.norms, rel=2**-7)
 
 
 def test_masters_add_up_what_bf16_cannot_hold() -> None:
@@ -117,16 +116,20 @@ def test_one_overflow_skips_the_step_everywhere(name: str) -> None:
         return results, weights, scales
 
     found = World(plan.num_ranks).run(one)
-    after = [whole_weights(spec, [parts[i] for _, parts, _ in found]) for i in range(4)]
+    after = [
+        whole_tensors(spec, [part for _, parts, _ in found for part in parts[i]], "weights")
+        for i in range(4)
+    ]
     for results, _, scales in found:
         assert [r.skipped for r in results] == [False, True, False, False]
         assert all(results[i] == found[0][0][i] for i in (0, 2, 3))
         assert scales == [FIRST_SCALE, *[FIRST_SCALE / 2] * 3]
     assert all(torch.equal(after[0][key], after[1][key]) for key in after[0])
     assert not all(torch.equal(after[1][key], after[2][key]) for key in after[0])
-    losses, _, weights = train_threads(plan, spec, steps=3)
-    assert [found[0][0][i].loss for i in (0, 2, 3)] == pytest.approx(losses, rel=2**-9)
-    for key, value in weights.items():
+    undisturbed = train_threads(plan, spec)
+    losses = [found[0][0][i].loss for i in (0, 2, 3)]
+    assert losses == pytest.approx(undisturbed.losses, rel=2**-9)
+    for key, value in undisturbed.weights.items():
         torch.testing.assert_close(after[3][key], value, rtol=2**-7, atol=2**-7)
 
 

@@ -148,7 +148,9 @@ class ModuleAccelerator(Accelerator):
 
     def keep_for_lane(self, tensor: Tensor, name: str) -> None:
         """Tell the allocator that another stream still reads the tensor."""
-        if name in self._streams:
+        if name == "compute":
+            tensor.record_stream(self.module.current_stream())
+        elif name in self._streams:
             tensor.record_stream(self._streams[name])
 
     def event(self, *, timed: bool = False) -> Event:
