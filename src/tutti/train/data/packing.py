@@ -28,6 +28,7 @@ class PackingReport:
     padding: int  # tokens
     truncated: int = 0
     dropped: int = 0
+    noun: str = "document"
 
 
 class CutRows:
@@ -117,6 +118,7 @@ class FitRows:
             padding=len(groups) * length - used,
             truncated=len(too_long) - len(lost),
             dropped=len(sizes) - len(keep),
+            noun="example",
         )
 
     def _without_loss(self, examples: NDArray[np.int64]) -> set[int]:

@@ -71,7 +71,7 @@ def test_a_mix_as_a_whole(tmp_path: Path) -> None:
     data = open_here(tmp_path, text)
     assert [report.use for report in data.reports] == ["train"] * 3 + ["validation"]
     assert str(data.reports[0]) == (
-        "corpus/*.jsonl (train): 40 documents, 280 tokens, 1 row, 72.0% padding"
+        "corpus/*.jsonl (train): 40 examples, 280 tokens, 1 row, 72.0% padding"
     )
     assert str(data.reports[1]).endswith("dropped")
     sources = [data.train.place(sample).source for sample in range(1000)]
