@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli import bench_blocks, bench_comm, bench_operators, bench_plan, bench_train
+from tutti.cli import (
+    bench_blocks,
+    bench_comm,
+    bench_data,
+    bench_operators,
+    bench_plan,
+    bench_train,
+)
 from tutti.cli.output import Json, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -21,6 +28,7 @@ app.command()(bench_blocks.blocks)
 app.command()(bench_operators.operators)
 app.command()(bench_comm.comm)
 app.command()(bench_train.train)
+app.command()(bench_data.data)
 
 
 @app.callback()
