@@ -104,7 +104,8 @@ class FitRows:
         keep = np.asarray([i for i in np.flatnonzero(sizes) if i not in lost], np.int64)
         if not len(keep):
             raise InputError(
-                f"{store.name}: none of {len(sizes)} examples fits a row of {length} tokens with a loss"
+                f"{store.name}: none of {len(sizes)} examples fits a row of {length} tokens "
+                f"with a loss in it; use a longer sequence_length"
             )
         sizes = np.minimum(sizes, length)
         groups = best_fit(sizes[keep], length)

@@ -58,6 +58,14 @@ def test_mistakes(text: str, message: str) -> None:
         read(text)
 
 
+def test_plain_text_in_python() -> None:
+    source = SourceConfig(kind="synthetic", form="text")  # type: ignore[arg-type]
+    assert source.kind is Kind.SYNTHETIC
+    assert source.form is Form.TEXT
+    with pytest.raises(ValueError, match="'json' is not a valid Kind"):
+        SourceConfig(path="a", kind="json")  # type: ignore[arg-type]
+
+
 def open_here(folder: Path, text: str, **changes: object):
     given = {"sequence_length": 1000, "vocabulary": 300, "base": folder, **changes}
     return open_data(read(text), **given)  # type: ignore[arg-type]
