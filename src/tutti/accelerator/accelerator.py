@@ -98,6 +98,10 @@ class Accelerator(ABC):
         del memory
         return False
 
+    def unpin(self, memory: Tensor) -> None:
+        """Undo `pin`, before the memory goes: its address may come back with other pages behind."""
+        del memory
+
     # --- streams ---------------------------------------------------------------------------
 
     @abstractmethod

@@ -105,6 +105,21 @@ def convert(
         return carry_out(checkpoint, form, work, manifest, space, progress)
 
 
+def export(
+    source: Checkpoint,
+    target: Path,
+    *,
+    dtype: Dtype | None = None,
+    progress: Progress = lambda _doing, _done, _whole: None,
+) -> Conversion:
+    """Write weights, wherever they come from, as a Hugging Face folder."""
+    _check_apart(source.folder, target)
+    require_free(target, resume=False)
+    work, manifest = _prepare(source, "hf", None, dtype)
+    with Workspace(target, {"source": source.identity()}, resume=False) as space:
+        return carry_out(source, "hf", work, manifest, space, progress)
+
+
 def _check_apart(source: Path, target: Path) -> None:
     inside = source.resolve(), target.resolve()
     if inside[0] == inside[1] or inside[0] in inside[1].parents:

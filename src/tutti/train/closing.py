@@ -8,7 +8,8 @@ finite, so that nobody updates.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class StepResult:
     tokens: int
     gradient_norm: float
     skipped: bool  # numbers overflowed: nothing was updated
+    signals: int = 0  # ranks that asked for something, such as to stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class Sums:
     tokens: float
     loss: float
     balance: float
+    signals: float
 
     def result(self, loss_factor: float) -> StepResult:
         """Return the means, of gradients that were made for `loss_factor` times the loss."""
@@ -47,27 +50,28 @@ class Sums:
             tokens=int(self.tokens),
             gradient_norm=norm,
             skipped=not math.isfinite(norm),
+            signals=int(self.signals),
         )
 
 
-def counted_tokens(batch: Batch) -> int:
+_NAMES = tuple(f.name for f in fields(Sums))
+
+
+def counted_tokens(batch: Batch) -> Tensor:
     """Return how many tokens of a batch have a loss."""
     assert batch.targets_t is not None, "the batch of a last stage has targets"
     counted = batch.targets_t >= 0
     if batch.weights_t is not None:
         counted = counted & (batch.weights_t != 0)
-    return int(counted.sum())
+    return counted.sum()  # stays on the chip: nobody waits for it
 
 
-def joined(
-    links: Links, num_ranks: int, square: Tensor, tokens: int, loss: Tensor, balance: Tensor
-) -> Sums:
-    """Return the sums over all ranks."""
-    count = torch.tensor(float(tokens), device=square.device)
-    scalars = torch.stack([part.double() for part in (square, count, loss, balance)])
+def joined(links: Links, num_ranks: int, parts: Mapping[str, Tensor]) -> Sums:
+    """Return the sums over all ranks of the parts, which are named as `Sums` names them."""
+    scalars = torch.stack([parts[name].double() for name in _NAMES])
     if num_ranks > 1:
         links.all_reduce(tuple(range(num_ranks)), scalars, use="scalars").wait()
-    return Sums(**dict(zip(("square", "tokens", "loss", "balance"), scalars.tolist(), strict=True)))
+    return Sums(**dict(zip(_NAMES, scalars.tolist(), strict=True)))
 
 
 def gradient_factor(result: StepResult, loss_factor: float, clip_norm: float | None) -> float:

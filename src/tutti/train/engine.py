@@ -7,6 +7,7 @@ on it. Nothing with a cost happens outside an instruction.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -24,14 +25,15 @@ from tutti.train.closing import StepResult, counted_tokens, gradient_factor, joi
 from tutti.train.context import EngineContext
 from tutti.train.exchange import Boundaries
 from tutti.train.layout import TensorRule
-from tutti.train.links import Done, Handle, Links
+from tutti.train.links import DONE, Done, Handle, Links
 from tutti.train.model import StageModel
 from tutti.train.offload import HostMoves
 from tutti.train.passes import Passes
 from tutti.train.recompute import SelectiveOperators
+from tutti.train.recorder import Recorder
 from tutti.train.rules import tensor_rules
 from tutti.train.scaling import LossScaling
-from tutti.train.seats import Seat, Seats
+from tutti.train.seats import Seat, Seats, class_of
 from tutti.train.state import compute_dtype
 from tutti.train.stub import StubPasses
 from tutti.train.synchronise import Synchronised, squared_norm
@@ -67,12 +69,8 @@ class Engine:
         self.seats = Seats(plan, spec)
         self.seat: Seat = self.seats[rank]
         self.schedule: Schedule = build_schedule(plan)
-        place = self.seat.place
-        self.instructions = next(
-            c.instructions
-            for c in self.schedule.classes
-            if (c.pipeline, c.stage, c.replica) == (place.pipeline, place.stage, place.replica)
-        )
+        rank_class = class_of(self.schedule, self.seat)
+        self.instructions = self.schedule.classes[rank_class].instructions
         self.context = EngineContext(self.seat, links)
         self.dtype = compute_dtype(plan.job.precision)
         selective = SelectiveOperators(accelerator.operators)
@@ -109,10 +107,12 @@ class Engine:
             for exchange in self.parameters.of_units([0]):
                 exchange.stays = True
         self.ties = make_ties(self.seats, self.seat, buckets, self.parameters)
+        self.recorder = Recorder(self.instructions, accelerator)
         self.scaling = LossScaling(plan.job)
         self.step_number = 0  # updates so far; a skipped step is none
         self._batches: dict[int, Batch] = {}
-        self._tokens = 0
+        self._tokens: Tensor | None = None  # with a loss, of this step
+        self.signal = False  # told to all ranks at the end of the step
         self._handlers: Mapping[Op, Callable[[Instruction], Handle]] = {
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
@@ -159,18 +159,32 @@ class Engine:
         """Run the instruction list once."""
         self.passes.begin_step(self.scaling.factor)
         self._next_batch, self._settings = batches, settings
-        self._tokens = 0
+        self._tokens = None
+        self.recorder.begin_step()
         handles: list[Handle] = []
-        for entry in self.instructions:
+        for index, entry in enumerate(self.instructions):
             for earlier in entry.after:
-                handles[earlier].wait()
+                self._wait(handles, earlier)
+            self.recorder.start(index)
             handles.append(self._run(entry))
-        for handle in handles:
-            handle.wait()
+            self.recorder.issued(index)
+        for index in range(len(handles)):
+            self._wait(handles, index)
+        self.recorder.end_step()
         self.parameters.end_step()
         self.scaling.end_step(skipped=self._result.skipped)
         self.step_number += not self._result.skipped
         return self._result
+
+    def _wait(self, handles: list[Handle], index: int) -> None:
+        """Wait for an instruction, once."""
+        handle = handles[index]
+        if isinstance(handle, Done):
+            return
+        since = time.perf_counter()
+        handle.wait()
+        self.recorder.waited(index, since)
+        handles[index] = DONE
 
     def _run(self, entry: Instruction) -> Handle:
         """Start an instruction; one of the compute lane takes the time of the chip it is for."""
@@ -187,21 +201,21 @@ class Engine:
             entry.start, entry.stop, entry.micro_batch, self._batches[entry.micro_batch]
         )
         self.parameters.passed(range(entry.start, entry.stop), upwards=True)
-        return Done()
+        return DONE
 
     def _recompute(self, entry: Instruction) -> Handle:
         self.passes.recompute(entry.start, entry.stop, entry.micro_batch)
-        return Done()
+        return DONE
 
     def _backward_input(self, entry: Instruction) -> Handle:
         self.passes.backward_input(entry.start, entry.stop, entry.micro_batch)
         self.parameters.passed(range(entry.start, entry.stop), upwards=False)
-        return Done()
+        return DONE
 
     def _backward_weight(self, entry: Instruction) -> Handle:
         self.passes.backward_weight(entry.start, entry.stop, entry.micro_batch)
         self.parameters.collect(entry.start, entry.stop)
-        return Done()
+        return DONE
 
     # --- messages --------------------------------------------------------------------------
 
@@ -222,18 +236,19 @@ class Engine:
             batch = self._next_batch(entry.micro_batch)
             self._batches[entry.micro_batch] = batch
             if self.spec.head_unit in self.seat.units and self.seat.tensor.rank == 0:
-                self._tokens += counted_tokens(batch)
+                count = counted_tokens(batch)
+                self._tokens = count if self._tokens is None else self._tokens + count
         elif entry.what is What.ACTIVATIONS:
             self.passes.fetch_activations(range(entry.start, entry.stop), entry.micro_batch)
         else:
             return self.moves.fetch(entry)
-        return Done()
+        return DONE
 
     def _offload(self, entry: Instruction) -> Handle:
         if entry.what is not What.ACTIVATIONS:
             return self.moves.offload(entry)
         self.passes.offload_activations(range(entry.start, entry.stop), entry.micro_batch)
-        return Done()
+        return DONE
 
     # --- the end of the step ---------------------------------------------------------------
 
@@ -255,16 +270,19 @@ class Engine:
         sums = joined(
             self.links,
             self.seats.num_ranks,
-            square,
-            self._tokens,
-            totals.get("loss", zero),
-            totals.get("balance", zero),
+            {
+                "square": square,
+                "tokens": zero if self._tokens is None else self._tokens,
+                "loss": totals.get("loss", zero),
+                "balance": totals.get("balance", zero),
+                "signals": zero + 1.0 if self.signal else zero,
+            },
         )
         self._batches.clear()
         self._result = sums.result(self.passes.loss_scale)
         factor = gradient_factor(self._result, self.passes.loss_scale, self.clip_norm)
         self._factor = torch.tensor(factor, device=device)
-        return Done()
+        return DONE
 
     def _step(self, entry: Instruction) -> Handle:
         units = range(entry.start, entry.stop)
@@ -281,4 +299,4 @@ class Engine:
                     settings=self._settings,
                     factor=self._factor,
                 )
-        return Done()
+        return DONE

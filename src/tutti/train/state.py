@@ -334,6 +334,18 @@ class SpanState:
         assert found is not None, "gradients are not whole before the step is closed"
         return found
 
+    def gradient_parts(self) -> Iterator[tuple[Block, Tensor]]:
+        """Yield the reduced gradient of each block, as far as it is kept here."""
+        found = self.total if self.host_sum is None else self.host_sum.total
+        if found is None:
+            return
+        offset = 0
+        for block in self.span.blocks:
+            low, high = max(offset, self.kept.start), min(offset + block.size, self.kept.stop)
+            if low < high:
+                yield block, found[low - self.kept.start : high - self.kept.start]
+            offset += block.size
+
     # --- the step --------------------------------------------------------------------------
 
     def step(

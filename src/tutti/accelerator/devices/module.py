@@ -141,7 +141,8 @@ class ModuleAccelerator(Accelerator):
             yield
             return
         if name not in self._streams:
-            self._streams[name] = self.module.Stream()
+            # of this device, whichever is current in a thread that did not open it
+            self._streams[name] = self.module.Stream(device=self.device)
         with self.module.stream(self._streams[name]):
             yield
 

@@ -1,0 +1,307 @@
+"""`Checkpointer`: saves and loads the state of a training job, whatever plans it runs under.
+
+A save copies what the rank writes to the host and returns; a thread does the rest: every rank
+writes its file, rank 0 checks that nothing is missing, writes metadata and manifest and gives the
+folder its name. One save is under way at most. A save that fails is one line in the log, and the
+folder is as it was before.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tutti.errors import InputError, TuttiError
+from tutti.files import fingerprint, pretty_json
+from tutti.plan.files import plan_to_document
+from tutti.train.checkpoint import folders
+from tutti.train.checkpoint.contents import Piece, expected_keys, written_pieces
+from tutti.train.checkpoint.coordinator import Coordinator, agree
+from tutti.train.checkpoint.loading import load_state
+from tutti.train.checkpoint.manifest import (
+    MANIFEST,
+    MODEL_FOLDER,
+    PLAN,
+    Manifest,
+    Progress,
+    check_model,
+    manifest_text,
+    model_document,
+    read_manifest,
+)
+from tutti.train.checkpoint.model_files import copy_model_files
+from tutti.train.checkpoint.random_state import random_state, restore_random_state
+from tutti.train.checkpoint.staging import Staging
+from tutti.train.checkpoint.storage import Part, write_metadata, write_part
+
+if TYPE_CHECKING:
+    from tutti.train.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """How a run saves."""
+
+    keep_last: int = 3
+    keep_every: int | None = None  # steps that are a multiple of this are never deleted
+    asynchronous: bool = True
+    stop_on_failure: bool = False  # raise at the next step when a save failed
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 1 or (self.keep_every is not None and self.keep_every < 1):
+            raise InputError("checkpoints: 'keep_last' and 'keep_every' must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a save came to on this rank."""
+
+    step: int
+    problem: str  # one line; empty: it was saved
+    staging_s: float  # how long training stood still
+    writing_s: float  # in the background, until the folder had its name
+    waiting_s: float  # for the save before, which was still under way
+    num_bytes: int  # written by this rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """All that the background needs to know of the engine."""
+
+    pieces: list[Piece]
+    expected: Mapping[str, int]
+    texts: Mapping[str, str]  # files of rank 0, by name
+    manifest: Manifest  # without its files
+
+
+class Checkpointer:
+    """The checkpoints of one run, on one rank."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: CheckpointSettings,
+        coordinator: Coordinator,
+        *,
+        model_folder: Path | None = None,
+        say: Callable[[str], None] = log.warning,
+    ) -> None:
+        """Put the folder in order; `model_folder` holds the config and tokenizer of an export."""
+        self.folder, self.settings = folder, settings
+        self._together = coordinator
+        self._say = say if coordinator.rank == 0 else lambda _line: None
+        self._model_folder = model_folder
+        self._staging = Staging()
+        self._thread: threading.Thread | None = None
+        self._outcome: Saved | None = None
+        self.history: list[Saved] = []
+        if coordinator.rank == 0:
+            folders.tidy(folder, self._say)
+        coordinator.broadcast((True,))
+
+    # --- saving ----------------------------------------------------------------------------
+
+    def save(self, engine: Engine, progress: Progress) -> None:
+        """Save the state after a step; every rank calls this at the same step."""
+        asked = time.perf_counter()
+        self.wait()
+        began = time.perf_counter()
+        waiting_s = began - asked
+        pieces = written_pieces(engine)
+        if self.settings.asynchronous:
+            pieces = self._staging.copies(engine.accelerator, pieces)
+        order = self._order(engine, progress, pieces)
+        staging_s = time.perf_counter() - began
+
+        def work() -> None:
+            began = time.perf_counter()
+            problem, num_bytes = self._carry_out(order)
+            self._outcome = Saved(
+                step=progress.step,
+                problem=problem,
+                staging_s=staging_s,
+                writing_s=time.perf_counter() - began,
+                waiting_s=waiting_s,
+                num_bytes=num_bytes,
+            )
+
+        if not self.settings.asynchronous:
+            work()
+            self.poll()
+            return
+        self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> Saved | None:
+        """Take note of a save that is over; the loop calls this after every step."""
+        if self._outcome is None or (self._thread is not None and self._thread.is_alive()):
+            return None
+        outcome, self._outcome, self._thread = self._outcome, None, None
+        self.history.append(outcome)
+        if outcome.problem:
+            kept = folders.find_latest(self.folder)
+            last = f"the last one is {kept.name}" if kept else "there is none yet"
+            line = f"checkpoint of step {outcome.step} failed ({outcome.problem}); {last}"
+            if self.settings.stop_on_failure:
+                raise TuttiError(line)
+            self._say(line)
+        return outcome
+
+    def wait(self) -> Saved | None:
+        """Wait for the save that is under way, if any."""
+        if self._thread is not None:
+            self._thread.join()
+        return self.poll()
+
+    def close(self) -> None:
+        """Finish what is under way and give the staging memory back."""
+        try:
+            self.wait()
+        finally:
+            self._staging.release()
+
+    def _order(self, engine: Engine, progress: Progress, pieces: list[Piece]) -> _Order:
+        plan, spec = engine.plan, engine.spec
+        scaling = getattr(engine, "scaling", None)
+        if scaling is not None:
+            progress = replace(progress, loss_scale=scaling.state_dict())
+        document = plan_to_document(plan)
+        return _Order(
+            pieces=pieces,
+            expected=expected_keys(engine) if self._together.rank == 0 else {},
+            texts={PLAN: pretty_json(document) + "\n"},
+            manifest=Manifest(
+                progress=progress,
+                updates=engine.step_number,
+                serial=1,
+                saved_at=time.time(),
+                model_hash=spec.fingerprint,
+                model=model_document(spec),
+                plan_hash=fingerprint(document),
+                world_size=self._together.size,
+                precision=plan.job.precision,
+                optimizer=plan.job.optimizer,
+                version=importlib.metadata.version("tutti-ml"),
+                torch_version=str(torch.__version__),
+                random=random_state(engine.accelerator),
+                files={},
+            ),
+        )
+
+    def _carry_out(self, order: _Order) -> tuple[str, int]:
+        """Write a checkpoint together with the other ranks; return the problem, if any."""
+        try:
+            return self._write(order)
+        except Exception as error:  # a thread must never end in silence
+            return _reason(error), 0
+
+    def _write(self, order: _Order) -> tuple[str, int]:
+        together = self._together
+        step = order.manifest.progress.step
+        partial = self.folder / (folders.folder_name(step) + folders.PARTIAL)
+        problem = _attempt(lambda: folders.begin(self.folder, step)) if together.rank == 0 else ""
+        problem = together.broadcast((problem,))[0]
+        if problem:
+            return problem, 0
+        part: Part | str
+        try:
+            part = write_part(partial, together.rank, order.pieces)
+        except Exception as error:
+            part = _reason(error)
+        parts = together.gather(part)
+        if parts is not None:
+            failed = [f"rank {r}: {p}" for r, p in enumerate(parts) if isinstance(p, str)]
+            problem = failed[0] if failed else _attempt(lambda: self._finish(partial, order, parts))
+            if problem:
+                shutil.rmtree(partial, ignore_errors=True)
+        problem = together.broadcast((problem,))[0]
+        return problem, 0 if isinstance(part, str) else part.num_bytes
+
+    def _finish(self, partial: Path, order: _Order, parts: list[Part]) -> None:
+        """Complete a folder in which all ranks' files are; on rank 0."""
+        write_metadata(partial, parts, order.expected)
+        for name, text in order.texts.items():
+            folders.write_flushed(partial / name, text)
+        if self._model_folder is not None:
+            copy_model_files(self._model_folder, partial / MODEL_FOLDER)
+        sizes = {
+            path.relative_to(partial).as_posix(): path.stat().st_size
+            for path in sorted(partial.rglob("*"))
+            if path.is_file()
+        }
+        manifest = replace(order.manifest, files=sizes, serial=folders.next_serial(self.folder))
+        folders.write_flushed(partial / MANIFEST, manifest_text(manifest))
+        folders.publish(partial)
+        folders.retire(
+            self.folder, keep_last=self.settings.keep_last, keep_every=self.settings.keep_every
+        )
+
+    # --- loading ---------------------------------------------------------------------------
+
+    def load(self, engine: Engine, which: str | Path = folders.LATEST) -> Progress:
+        """Fill an engine with a checkpoint of any plan; every rank calls this.
+
+        Afterwards the masters are what was saved: `take_masters` must not be called.
+        """
+        self.wait()
+        chosen = ""
+        if self._together.rank == 0:
+            problem = ""
+            try:
+                chosen = str(folders.resolve(self.folder, which, self._say).resolve())
+            except InputError as error:
+                problem = str(error)
+            self._together.broadcast((problem, chosen))
+        else:
+            problem, chosen = self._together.broadcast(None)
+        if problem:
+            raise InputError(problem)
+        path = Path(chosen)
+        problem = ""
+        try:
+            manifest = read_manifest(path)
+            check_model(path, manifest, engine.spec)
+            notes = load_state(engine, path)
+        except InputError as error:
+            problem = str(error)
+        first = agree(self._together, problem)
+        if first:
+            raise InputError(problem or first)
+        for note in notes:
+            self._say(note)
+        if not restore_random_state(engine.accelerator, manifest.random):
+            self._say(f"checkpoint {path.name}: its random state is of another kind of chip")
+        engine.step_number = manifest.updates
+        scaling = getattr(engine, "scaling", None)
+        if scaling is not None and manifest.progress.loss_scale:
+            scaling.load_state_dict(manifest.progress.loss_scale)
+        return manifest.progress
+
+
+def _attempt(work: Callable[[], object]) -> str:
+    """Do something; return why it failed, in one line, or nothing."""
+    try:
+        work()
+    except Exception as error:
+        return _reason(error)
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TuttiError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    text = str(error).splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

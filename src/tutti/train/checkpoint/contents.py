@@ -1,0 +1,224 @@
+"""What of an engine's state is saved and loaded: parts of logical tensors, as views of memory.
+
+Of every tensor there are up to three kinds: its weight (the master copy if there is one), and the
+optimizer's mean and square. A `Piece` is a rectangle of one of them with the memory it lives in, so
+saving reads pieces and loading fills them. Which pieces a rank keeps follows from its plan; which
+of them it writes, too: of what several ranks keep, each writes a share.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from tutti.models.parameters import Parameter
+from tutti.schedule.buckets import tied_apart
+from tutti.train.checkpoint.rectangles import Rectangle, rectangles
+from tutti.train.layout import Block, TensorRule, blocks_of, shard_bounds
+from tutti.train.rules import tensor_rules
+from tutti.train.state import SpanState, local_part
+from tutti.train.tied import tied_ends
+
+if TYPE_CHECKING:
+    from tutti.train.engine import Engine
+
+MOST_PIECE_BYTES = 64 << 20  # of what is written at once: a reader holds one in memory
+_Range = tuple[int, int]  # half-open, of the elements of a block
+
+
+class Kind(StrEnum):
+    """What is kept of a tensor."""
+
+    WEIGHT = "weight"
+    MEAN = "mean"
+    SQUARE = "square"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A rectangle of one kind of a logical tensor."""
+
+    name: str  # "3.attention.query.weight"; a tied tensor has the name of the one it is tied to
+    kind: Kind
+    shape: tuple[int, ...]  # of the whole tensor
+    rectangle: Rectangle
+    memory: Tensor  # of the rectangle's sizes; a view of the engine's state
+    copy: bool = False  # of a tied tensor whose owner is elsewhere: only its weight means anything
+
+    @property
+    def key(self) -> str:
+        """What a checkpoint calls the whole tensor."""
+        return f"{self.kind}/{self.name}"
+
+
+def stored_name(unit: int, parameter: Parameter) -> str:
+    """Return the name under which a tensor is saved: tied ones under one."""
+    return parameter.tied_to or f"{unit}.{parameter.name}"
+
+
+def kept_pieces(engine: Engine, *, most_bytes: int | None = None) -> list[Piece]:
+    """Return everything that a rank keeps, as it must be loaded."""
+    found: list[Piece] = []
+    for state in engine.parameters.all_states():
+        for index, own in _kept(state):
+            found += _pieces(engine, state, index, own, most_bytes=most_bytes)
+    for rule, block, _ in _fixed(engine):
+        found += _fixed_pieces(engine, rule, block, (0, block.size), most_bytes=most_bytes)
+    return found
+
+
+def written_pieces(engine: Engine, *, most_bytes: int = MOST_PIECE_BYTES) -> list[Piece]:
+    """Return what a rank writes: together, all ranks write every number once."""
+    found: list[Piece] = []
+    for state in engine.parameters.all_states():
+        for index, own in _written(engine, state):
+            pieces = _pieces(engine, state, index, own, most_bytes=most_bytes)
+            found += [piece for piece in pieces if not piece.copy]
+    for rule, block, holders in _fixed(engine):
+        place = holders.index(engine.seat.rank)
+        bounds = shard_bounds(block.size, [1] * len(holders))
+        own = (bounds[place], bounds[place + 1])
+        found += _fixed_pieces(engine, rule, block, own, most_bytes=most_bytes)
+    return found
+
+
+# --- which elements ------------------------------------------------------------------------
+
+
+def _kept(state: SpanState) -> Iterator[tuple[int, _Range]]:
+    """Yield the kept elements of each block, by its index in the span."""
+    yield from _of_blocks(state, state.kept.start, state.kept.stop)
+
+
+def _of_blocks(state: SpanState, start: int, stop: int) -> Iterator[tuple[int, _Range]]:
+    offset = 0
+    for index, block in enumerate(state.span.blocks):
+        low, high = max(start, offset), min(stop, offset + block.size)
+        if low < high:
+            yield index, (low - offset, high - offset)
+        offset += block.size
+
+
+def _written(engine: Engine, state: SpanState) -> Iterator[tuple[int, _Range]]:
+    """Yield the elements of each block that this rank writes of those that it keeps.
+
+    At level 0 all holders keep all of them and share them out equally; at level 1 each has its
+    own; at levels 2 and 3 every pipeline keeps all of them and writes an equal part of each block.
+    """
+    if state.level == 0:
+        holders = state.span.holders
+        bounds = shard_bounds(state.span.size, [1] * len(holders))
+        place = holders.index(state.rank)
+        yield from _of_blocks(state, bounds[place], bounds[place + 1])
+        return
+    lines = len(engine.plan.pipelines) if state.level >= 2 else 1
+    line = engine.seat.place.pipeline if state.level >= 2 else 0
+    for index, (low, high) in _kept(state):
+        size = state.span.blocks[index].size
+        start, stop = max(low, size * line // lines), min(high, size * (line + 1) // lines)
+        if start < stop:
+            yield index, (start, stop)
+
+
+# --- which memory --------------------------------------------------------------------------
+
+
+def _pieces(
+    engine: Engine, state: SpanState, index: int, own: _Range, *, most_bytes: int | None
+) -> Iterator[Piece]:
+    block = state.span.blocks[index]
+    parameter = engine.tensors[block.unit, block.name].piece.parameter
+    before = sum(earlier.size for earlier in state.span.blocks[:index]) - state.kept.start
+    optimizer = state.optimizer
+    optimizer.settle()  # what lives on the host may still be on its way
+    sources = {
+        Kind.WEIGHT: optimizer.master,
+        Kind.MEAN: optimizer.mean,
+        Kind.SQUARE: optimizer.square,
+    }
+    copy = _is_copy(engine, block)
+    for kind, flat in sources.items():
+        if flat is None and kind is not Kind.WEIGHT:
+            continue
+        source = state.views[index] if flat is None else flat
+        most = None if most_bytes is None else max(1, most_bytes // source.element_size())
+        for first, inner in rectangles(block.shape, *own, most=most):
+            if flat is None:
+                memory = source[inner.slices]
+            else:
+                start = before + first
+                memory = source[start : start + inner.count].view(inner.sizes)
+            yield Piece(
+                name=stored_name(block.unit, parameter),
+                kind=kind,
+                shape=parameter.shape,
+                rectangle=_of_whole(block, inner),
+                memory=memory,
+                copy=copy,
+            )
+
+
+def _of_whole(block: Block, inner: Rectangle) -> Rectangle:
+    starts = [start for start, _ in block.intervals]
+    offsets = tuple(a + b for a, b in zip(starts, inner.offsets, strict=True))
+    return Rectangle(offsets, inner.sizes)
+
+
+def _is_copy(engine: Engine, block: Block) -> bool:
+    """Tell whether a block is of a tied tensor that another end owns."""
+    if not tied_apart(engine.plan):
+        return False
+    ends = tied_ends(engine.spec)
+    owner = next(end for end in ends if end[0] == engine.plan.tied_owner)
+    return (block.unit, block.name) in ends and (block.unit, block.name) != owner
+
+
+# --- what is not trained -------------------------------------------------------------------
+
+
+def _fixed(engine: Engine) -> Iterator[tuple[TensorRule, Block, tuple[int, ...]]]:
+    """Yield the parts of tensors that no optimizer moves (a router's correction), with holders."""
+    for unit in engine.seat.units:
+        for rule in tensor_rules(engine.spec, unit):
+            name = rule.parameter.name
+            if rule.parameter.trainable or (unit, name) not in engine.tensors:
+                continue
+            for block, seats in blocks_of(rule, engine.seats.holding(unit)):
+                holders = tuple(seat.rank for seat in seats)
+                if engine.seat.rank in holders:
+                    yield rule, block, holders
+
+
+def _fixed_pieces(
+    engine: Engine, rule: TensorRule, block: Block, own: _Range, *, most_bytes: int | None
+) -> Iterator[Piece]:
+    logical = engine.tensors[block.unit, block.name]
+    view = local_part(block, logical, logical.view)
+    most = None if most_bytes is None else max(1, most_bytes // view.element_size())
+    for _, inner in rectangles(block.shape, *own, most=most):
+        yield Piece(
+            name=stored_name(block.unit, rule.parameter),
+            kind=Kind.WEIGHT,
+            shape=rule.parameter.shape,
+            rectangle=_of_whole(block, inner),
+            memory=view[inner.slices],
+        )
+
+
+def expected_keys(engine: Engine) -> dict[str, int]:
+    """Return every key that a complete checkpoint of this job has, with its number of elements."""
+    moments = [Kind.MEAN, Kind.SQUARE] if engine.plan.job.optimizer == "adamw" else []
+    found: dict[str, int] = {}
+    for unit, parameter in itertools.chain.from_iterable(
+        ((unit, parameter) for parameter in engine.spec.parameters(unit))
+        for unit in range(engine.spec.num_units)
+    ):
+        kinds = [Kind.WEIGHT, *(moments if parameter.trainable else [])]
+        for kind in kinds:
+            found[f"{kind}/{stored_name(unit, parameter)}"] = parameter.size
+    return found

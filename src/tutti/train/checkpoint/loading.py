@@ -1,0 +1,71 @@
+"""Fills an engine from a checkpoint folder or from a model's weights, under any plan.
+
+Only what the rank keeps is read: masters and moments. Parameters then follow their masters, but
+for those that are gathered at the start of a step (levels 1 to 3).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tutti.errors import InputError
+from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Kind, Piece, kept_pieces
+from tutti.train.checkpoint.storage import Stored, Target, read_into, read_metadata
+
+if TYPE_CHECKING:
+    from tutti.huggingface import Checkpoint
+    from tutti.train.engine import Engine
+
+
+@torch.no_grad()
+def load_state(engine: Engine, folder: Path) -> list[str]:
+    """Fill weights and moments; return what a person should know of it, a line each."""
+    stored = read_metadata(folder)
+    pieces = kept_pieces(engine)
+    notes: dict[str, None] = {}  # ordered, each once
+    wanted: dict[str, list[Target]] = {}
+    for piece in pieces:
+        if piece.copy and piece.kind is not Kind.WEIGHT:
+            piece.memory.zero_()  # the owner's end has them
+            continue
+        if piece.key not in stored:
+            if piece.kind is Kind.WEIGHT:
+                raise InputError(f"{folder}: holds no weights of '{piece.name}'")
+            piece.memory.zero_()
+            notes[f"checkpoint {folder.name}: no {piece.kind}s in it; they begin at zero"] = None
+            continue
+        found = stored[piece.key]
+        if found.dtype != piece.memory.dtype:
+            notes[_conversion(folder, piece, found)] = None
+        wanted.setdefault(piece.key, []).append((piece.rectangle, piece.memory))
+    read_into(folder, stored, wanted)
+    engine.follow_masters()
+    return list(notes)
+
+
+@torch.no_grad()
+def load_weights(engine: Engine, source: Checkpoint) -> None:
+    """Fill an engine with a model's weights, as a run begins: no moments, step 0."""
+    if source.spec.fingerprint != engine.spec.fingerprint:
+        raise InputError(
+            f"{source.folder}: holds a {source.spec.name} that differs from the planned "
+            f"{engine.spec.name}; plan again for this folder"
+        )
+    for piece in kept_pieces(engine, most_bytes=MOST_PIECE_BYTES):
+        if piece.kind is Kind.WEIGHT:
+            piece.memory.copy_(source.read(piece.name, piece.rectangle.slices))
+            source.drop()
+        else:
+            piece.memory.zero_()
+    engine.follow_masters()
+    engine.step_number = 0
+
+
+def _conversion(folder: Path, piece: Piece, found: Stored) -> str:
+    saved, kept = (str(dtype).removeprefix("torch.") for dtype in (found.dtype, piece.memory.dtype))
+    exact = torch.promote_types(found.dtype, piece.memory.dtype) == piece.memory.dtype
+    how = "widened" if exact else "rounded"
+    return f"checkpoint {folder.name}: {piece.kind}s saved as {saved} are {how} to {kept} here"

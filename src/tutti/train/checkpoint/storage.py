@@ -1,0 +1,225 @@
+"""Pieces in the folder format of torch.distributed.checkpoint.
+
+Each rank has one file of its own, and `.metadata` says which rectangle of which tensor lies where;
+the stock reader takes such a folder as any other. Ranges that are no rectangles become several
+chunks of a tensor. Nobody gathers anything: a rank writes what it keeps, and reads what it keeps
+from whichever files hold it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+from tutti.errors import InputError, TuttiError
+from tutti.train.checkpoint.archive import read_tensor, write_tensor
+from tutti.train.checkpoint.contents import Piece
+from tutti.train.checkpoint.rectangles import Rectangle, intersection
+
+METADATA = ".metadata"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A chunk that was written, as the metadata will tell of it."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    rectangle: Rectangle
+    start: int  # in the file
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One rank's file."""
+
+    file: str
+    num_bytes: int
+    chunks: tuple[Written, ...]
+
+
+# --- writing -------------------------------------------------------------------------------
+
+
+def write_part(folder: Path, rank: int, pieces: Sequence[Piece]) -> Part:
+    """Write a rank's pieces, whose memory may be anywhere; return when they are on the disk."""
+    path = folder / f"__{rank}_0.distcp"
+    chunks = []
+    with path.open("wb") as stream:
+        for piece in pieces:
+            start, length = write_tensor(stream, piece.memory.detach().cpu().contiguous())
+            chunks.append(
+                Written(
+                    key=piece.key,
+                    dtype=piece.memory.dtype,
+                    shape=piece.shape,
+                    rectangle=piece.rectangle,
+                    start=start,
+                    length=length,
+                )
+            )
+        stream.flush()
+        os.fsync(stream.fileno())
+        size = stream.tell()
+    return Part(file=path.name, num_bytes=size, chunks=tuple(chunks))
+
+
+def write_metadata(folder: Path, parts: Sequence[Part], expected: Mapping[str, int]) -> None:
+    """Write what all ranks wrote, after checking that it is all there is, each number once."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    results: list[list[WriteResult]] = []
+    for part in parts:
+        results.append([])
+        for chunk in part.chunks:
+            known = tensors.setdefault(chunk.key, _tensor_metadata(chunk))
+            known.chunks.append(
+                ChunkStorageMetadata(
+                    torch.Size(chunk.rectangle.offsets), torch.Size(chunk.rectangle.sizes)
+                )
+            )
+            results[-1].append(
+                WriteResult(
+                    MetadataIndex(chunk.key, chunk.rectangle.offsets),
+                    chunk.length,
+                    _StorageInfo(part.file, chunk.start, chunk.length),
+                )
+            )
+    _check_complete(tensors, expected)
+    FileSystemWriter(folder, sync_files=True).finish(Metadata(dict(tensors)), results)
+
+
+def _tensor_metadata(chunk: Written) -> TensorStorageMetadata:
+    return TensorStorageMetadata(TensorProperties(dtype=chunk.dtype), torch.Size(chunk.shape), [])
+
+
+def _check_complete(
+    tensors: Mapping[str, TensorStorageMetadata], expected: Mapping[str, int]
+) -> None:
+    """Refuse to call something a checkpoint that lacks numbers; the fault is tutti's then."""
+    for key in (*expected, *tensors):
+        chunks = tensors[key].chunks if key in tensors else []
+        count = sum(chunk.sizes.numel() for chunk in chunks)
+        if count != expected.get(key, 0):
+            raise TuttiError(
+                f"checkpoint: '{key}' has {expected.get(key, 0)} numbers, of which {count} were "
+                "written: a fault of tutti, please report it with the plan"
+            )
+
+
+# --- reading -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A rectangle of a tensor in a file."""
+
+    rectangle: Rectangle
+    file: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a checkpoint."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+def read_metadata(folder: Path) -> dict[str, Stored]:
+    """Return what a folder holds, by key."""
+    path = folder / METADATA
+    try:
+        with path.open("rb") as stream:
+            metadata: Metadata = pickle.load(stream)
+    except (OSError, pickle.UnpicklingError, EOFError, AttributeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "damaged"
+        raise InputError(f"{path}: cannot be read ({reason}); load another checkpoint") from None
+    found: dict[str, Stored] = {}
+    for key, tensor in metadata.state_dict_metadata.items():
+        if not isinstance(tensor, TensorStorageMetadata):
+            continue
+        chunks = []
+        for chunk in tensor.chunks:
+            place = metadata.storage_data[MetadataIndex(key, chunk.offsets)]
+            rectangle = Rectangle(tuple(chunk.offsets), tuple(chunk.sizes))
+            chunks.append(Chunk(rectangle, place.relative_path, place.offset, place.length))
+        found[key] = Stored(tensor.properties.dtype, tuple(tensor.size), tuple(chunks))
+    return found
+
+
+Target = tuple[Rectangle, Tensor]  # of the whole tensor, and the memory of its sizes
+
+
+def read_into(
+    folder: Path, stored: Mapping[str, Stored], wanted: Mapping[str, list[Target]]
+) -> int:
+    """Fill rectangles of tensors, by key; each chunk is read once. Return the bytes read."""
+    by_file: dict[str, list[tuple[Chunk, Stored, list[Target]]]] = {}
+    for key, targets in wanted.items():
+        tensor = stored[key]
+        _check_covered(folder, key, tensor, targets)
+        for chunk in tensor.chunks:
+            met = [target for target in targets if intersection(chunk.rectangle, target[0])]
+            if met:
+                by_file.setdefault(chunk.file, []).append((chunk, tensor, met))
+    num_bytes = 0
+    for file, reads in by_file.items():
+        path = folder / file
+        try:
+            with path.open("rb") as stream:
+                for chunk, tensor, targets in sorted(reads, key=lambda read: read[0].start):
+                    num_bytes += chunk.length
+                    _read_chunk(stream, path, chunk, tensor, targets)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    return num_bytes
+
+
+def _read_chunk(
+    stream: IO[bytes], path: Path, chunk: Chunk, tensor: Stored, targets: Iterable[Target]
+) -> None:
+    targets = list(targets)
+    rectangle, memory = targets[0]
+    whole = len(targets) == 1 and rectangle == chunk.rectangle and memory.device.type == "cpu"
+    if whole and memory.dtype == tensor.dtype and memory.is_contiguous():
+        read_tensor(stream, chunk.start, chunk.length, memory, path)
+        return
+    found = torch.empty(chunk.rectangle.sizes, dtype=tensor.dtype)
+    read_tensor(stream, chunk.start, chunk.length, found, path)
+    for rectangle, memory in targets:
+        shared = intersection(chunk.rectangle, rectangle)
+        assert shared is not None
+        source = found[shared.within(chunk.rectangle).slices]
+        memory[shared.within(rectangle).slices].copy_(source)
+
+
+def _check_covered(folder: Path, key: str, tensor: Stored, targets: Iterable[Target]) -> None:
+    for rectangle, _ in targets:
+        shared = [intersection(chunk.rectangle, rectangle) for chunk in tensor.chunks]
+        count = sum(part.count for part in shared if part is not None)
+        if count != rectangle.count:
+            raise InputError(
+                f"{folder}: of '{key}' {rectangle.count} numbers are needed at "
+                f"{list(rectangle.offsets)}, the folder has {count}; load another checkpoint"
+            )

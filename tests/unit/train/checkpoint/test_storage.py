@@ -1,0 +1,109 @@
+"""The format on disk: torch's own readers take it, and damage is one line."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tests.support.any_plan import FOUR, PLAIN, Draft, level
+from tests.support.checkpointing import kept, run, whole
+from tests.support.training import in_fp32
+from tutti.errors import InputError, TuttiError
+from tutti.train.checkpoint.archive import read_tensor, write_tensor
+from tutti.train.checkpoint.rectangles import Rectangle
+from tutti.train.checkpoint.storage import (
+    Part,
+    Written,
+    read_into,
+    read_metadata,
+    write_metadata,
+)
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4), (1, 2, 3)])
+def test_torch_load_reads_what_is_written(dtype, shape, tmp_path):
+    tensor = torch.randn(shape).to(dtype)
+    stream = io.BytesIO()
+    stream.write(b"something before")
+    start, length = write_tensor(stream, tensor)
+    assert write_tensor(stream, tensor)[0] == start + length
+    found = torch.load(io.BytesIO(stream.getvalue()[start : start + length]), weights_only=True)
+    assert found.dtype == dtype
+    assert torch.equal(found, tensor)
+    again = torch.empty_like(tensor)
+    read_tensor(stream, start, length, again, Path("file"))
+    assert torch.equal(again, tensor)
+
+
+def test_numbers_that_changed_on_the_disk_are_noticed():
+    stream = io.BytesIO()
+    tensor = torch.arange(100.0)
+    start, length = write_tensor(stream, tensor)
+    place = stream.getvalue().index(tensor.numpy().tobytes())
+    stream.getbuffer()[place + 17] ^= 1
+    with pytest.raises(InputError, match="do not match their checksum"):
+        read_tensor(stream, start, length, torch.empty(100), Path("file"))
+    with pytest.raises(InputError, match="holds 400 bytes at 0 where 396"):
+        read_tensor(stream, start, length, torch.empty(99), Path("file"))
+    with pytest.raises(InputError, match="damaged at byte"):
+        read_tensor(stream, start, length - 30, torch.empty(100), Path("file"))
+
+
+def test_the_stock_reader_of_torch_distributed_takes_the_folder(tmp_path):
+    plan = in_fp32(Draft(tied=True).line((FOUR, [{"count": 3}])).plan(PLAIN, level(1)), "adamw")
+
+    def work(one):
+        one.begin()
+        one.train(1)
+        one.save()
+        return kept(one.engine)
+
+    expected = whole(plan.model.spec, run(plan, tmp_path, work))
+    state = {key: torch.empty_like(value) for key, value in expected.items()}
+    with pytest.warns(UserWarning, match="assuming the intent is to load in a single process"):
+        dcp.load(state, checkpoint_id=tmp_path / "step-000001")
+    for key, value in expected.items():
+        assert torch.equal(state[key], value), key
+
+
+def chunk(start: int, stop: int) -> Written:
+    return Written(
+        key="weight/0.a",
+        dtype=torch.float32,
+        shape=(4,),
+        rectangle=Rectangle((start,), (stop - start,)),
+        start=0,
+        length=10,
+    )
+
+
+def test_numbers_that_nobody_wrote_or_two_wrote_are_no_checkpoint(tmp_path):
+    def parts(*chunks: Written) -> list[Part]:
+        return [Part(file="a", num_bytes=10, chunks=chunks)]
+
+    with pytest.raises(TuttiError, match="has 4 numbers, of which 3 were written"):
+        write_metadata(tmp_path, parts(chunk(0, 2), chunk(3, 4)), {"weight/0.a": 4})
+    with pytest.raises(TuttiError, match="has 4 numbers, of which 5 were written"):
+        write_metadata(tmp_path, parts(chunk(0, 2), chunk(1, 4)), {"weight/0.a": 4})
+    with pytest.raises(TuttiError, match=r"'weight/0\.b' has 2 numbers, of which 0"):
+        write_metadata(tmp_path, parts(chunk(0, 4)), {"weight/0.a": 4, "weight/0.b": 2})
+    assert list(tmp_path.iterdir()) == []
+    write_metadata(tmp_path, parts(chunk(0, 4)), {"weight/0.a": 4})
+    stored = read_metadata(tmp_path)
+    with pytest.raises(InputError, match=r"5 numbers are needed at \[0\], the folder has 4"):
+        read_into(tmp_path, stored, {"weight/0.a": [(Rectangle((0,), (5,)), torch.empty(5))]})
+
+
+def test_metadata_that_is_missing_or_damaged_is_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"\.metadata: cannot be read \(No such file"):
+        read_metadata(tmp_path)
+    (tmp_path / ".metadata").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"\.metadata: cannot be read \(damaged\)"):
+        read_metadata(tmp_path)
