@@ -23,6 +23,9 @@ LEVELS = {f"{kind} level {level}" for kind in ParameterClass for level in range(
 MODELS = {"dense model", "experts model", "tied apart", "tied together"}
 CONTEXT_KINDS = {f"context {kind}" for kind in ContextKind}
 UNLIKE = {"unlike chips", "unlike widths", "unlike cuts"}
+EVERYTHING = frozenset().union(
+    PARALLEL, SCHEDULES, SHARES, RECOMPUTE, OFFLOAD, LEVELS, MODELS, CONTEXT_KINDS, UNLIKE
+)
 
 
 def features(plan: Plan) -> set[str]:
@@ -105,11 +108,15 @@ class _EnoughError(Exception):
 
 @functools.cache
 def drawn_plans(count: int, most_ranks: int) -> tuple[Plan, ...]:
-    """Return so many different plans of two ranks or more, the same each time."""
+    """Return so many different plans of two ranks or more, the same each time.
+
+    Should something be left out by them, further ones that make use of it follow.
+    """
     found: dict[str, Plan] = {}
+    missing = set(EVERYTHING)
 
     @settings(
-        max_examples=12 * count,
+        max_examples=40 * count,
         phases=[Phase.generate],
         derandomize=True,
         database=None,
@@ -119,9 +126,10 @@ def drawn_plans(count: int, most_ranks: int) -> tuple[Plan, ...]:
     @given(plans())
     def draw(plan: Plan) -> None:
         fits = 2 <= plan.num_ranks <= most_ranks and plan.job.global_batch <= 24
-        if fits:
+        if fits and (len(found) < count or missing & features(plan)):
             found.setdefault(repr(plan), plan)
-        if len(found) == count:
+            missing.difference_update(features(plan))
+        if len(found) >= count and not missing:
             raise _EnoughError
 
     with contextlib.suppress(_EnoughError):

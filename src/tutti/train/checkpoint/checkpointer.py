@@ -41,7 +41,7 @@ from tutti.train.checkpoint.manifest import (
 from tutti.train.checkpoint.model_files import copy_model_files
 from tutti.train.checkpoint.random_state import random_state, restore_random_state
 from tutti.train.checkpoint.staging import Staging
-from tutti.train.checkpoint.storage import Part, write_metadata, write_part
+from tutti.train.checkpoint.storage import Part, prepare_format, write_metadata, write_part
 
 if TYPE_CHECKING:
     from tutti.train.engine import Engine
@@ -107,6 +107,7 @@ class Checkpointer:
         self._outcome: Saved | None = None
         self.history: list[Saved] = []
         if coordinator.rank == 0:
+            prepare_format()
             folders.tidy(folder, self._say)
         coordinator.broadcast((True,))
 

@@ -8,24 +8,16 @@ from whichever files hold it.
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.storage import WriteResult
 
 from tutti.errors import InputError, TuttiError
 from tutti.train.checkpoint.archive import read_tensor, write_tensor
@@ -82,41 +74,43 @@ def write_part(folder: Path, rank: int, pieces: Sequence[Piece]) -> Part:
     return Part(file=path.name, num_bytes=size, chunks=tuple(chunks))
 
 
+def prepare_format() -> None:
+    """Import what `write_metadata` needs; that takes a second, of the one rank that calls it."""
+    importlib.import_module("torch.distributed.checkpoint.filesystem")
+
+
 def write_metadata(folder: Path, parts: Sequence[Part], expected: Mapping[str, int]) -> None:
     """Write what all ranks wrote, after checking that it is all there is, each number once."""
-    tensors: dict[str, TensorStorageMetadata] = {}
+    from torch.distributed.checkpoint import filesystem, metadata
+    from torch.distributed.checkpoint.storage import WriteResult
+
+    _check_complete(parts, expected)
+    tensors: dict[str, metadata.STORAGE_TYPES] = {}
     results: list[list[WriteResult]] = []
     for part in parts:
         results.append([])
         for chunk in part.chunks:
-            known = tensors.setdefault(chunk.key, _tensor_metadata(chunk))
-            known.chunks.append(
-                ChunkStorageMetadata(
-                    torch.Size(chunk.rectangle.offsets), torch.Size(chunk.rectangle.sizes)
-                )
+            offsets, sizes = torch.Size(chunk.rectangle.offsets), torch.Size(chunk.rectangle.sizes)
+            whole = metadata.TensorStorageMetadata(
+                metadata.TensorProperties(dtype=chunk.dtype), torch.Size(chunk.shape), []
             )
-            results[-1].append(
-                WriteResult(
-                    MetadataIndex(chunk.key, chunk.rectangle.offsets),
-                    chunk.length,
-                    _StorageInfo(part.file, chunk.start, chunk.length),
-                )
-            )
-    _check_complete(tensors, expected)
-    FileSystemWriter(folder, sync_files=True).finish(Metadata(dict(tensors)), results)
+            known = tensors.setdefault(chunk.key, whole)
+            assert isinstance(known, metadata.TensorStorageMetadata)
+            known.chunks.append(metadata.ChunkStorageMetadata(offsets, sizes))
+            place = filesystem._StorageInfo(part.file, chunk.start, chunk.length)
+            index = metadata.MetadataIndex(chunk.key, offsets)
+            results[-1].append(WriteResult(index, chunk.length, place))
+    writer = filesystem.FileSystemWriter(folder, sync_files=True)
+    writer.finish(metadata.Metadata(tensors), results)
 
 
-def _tensor_metadata(chunk: Written) -> TensorStorageMetadata:
-    return TensorStorageMetadata(TensorProperties(dtype=chunk.dtype), torch.Size(chunk.shape), [])
-
-
-def _check_complete(
-    tensors: Mapping[str, TensorStorageMetadata], expected: Mapping[str, int]
-) -> None:
+def _check_complete(parts: Sequence[Part], expected: Mapping[str, int]) -> None:
     """Refuse to call something a checkpoint that lacks numbers; the fault is tutti's then."""
-    for key in (*expected, *tensors):
-        chunks = tensors[key].chunks if key in tensors else []
-        count = sum(chunk.sizes.numel() for chunk in chunks)
+    counts = dict.fromkeys(expected, 0)
+    for part in parts:
+        for chunk in part.chunks:
+            counts[chunk.key] = counts.get(chunk.key, 0) + chunk.rectangle.count
+    for key, count in counts.items():
         if count != expected.get(key, 0):
             raise TuttiError(
                 f"checkpoint: '{key}' has {expected.get(key, 0)} numbers, of which {count} were "
@@ -146,26 +140,70 @@ class Stored:
     chunks: tuple[Chunk, ...]
 
 
+class _Values:
+    """An object of torch's metadata, as the plain values that it was pickled with."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+        else:
+            self.args = tuple(state)
+
+
+class _MetadataReader(pickle.Unpickler):
+    """Reads torch's metadata as plain values: a file that was tampered with can run nothing.
+
+    Nor is torch.distributed.checkpoint imported, which takes a second.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class for what torch's metadata consists of, and refuse everything else."""
+        if module.startswith("torch.distributed.checkpoint"):
+            return _Values
+        if module == "pathlib" and name in ("PosixPath", "PurePosixPath"):
+            return Path
+        if module == "torch":
+            found = getattr(torch, name)
+            if found is torch.Size or isinstance(found, torch.dtype):
+                return found
+        if (module, name) == ("torch.serialization", "_get_layout"):
+            return _Values
+        raise pickle.UnpicklingError(f"holds a {module}.{name}")
+
+
 def read_metadata(folder: Path) -> dict[str, Stored]:
     """Return what a folder holds, by key."""
     path = folder / METADATA
     try:
         with path.open("rb") as stream:
-            metadata: Metadata = pickle.load(stream)
-    except (OSError, pickle.UnpicklingError, EOFError, AttributeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "damaged"
-        raise InputError(f"{path}: cannot be read ({reason}); load another checkpoint") from None
-    found: dict[str, Stored] = {}
-    for key, tensor in metadata.state_dict_metadata.items():
-        if not isinstance(tensor, TensorStorageMetadata):
-            continue
-        chunks = []
-        for chunk in tensor.chunks:
-            place = metadata.storage_data[MetadataIndex(key, chunk.offsets)]
-            rectangle = Rectangle(tuple(chunk.offsets), tuple(chunk.sizes))
-            chunks.append(Chunk(rectangle, place.relative_path, place.offset, place.length))
-        found[key] = Stored(tensor.properties.dtype, tuple(tensor.size), tuple(chunks))
-    return found
+            metadata = _MetadataReader(stream).load()
+        places = {
+            (index.fqn, tuple(index.offset)): place
+            for index, place in metadata.storage_data.items()
+        }
+        return {
+            key: _stored(key, tensor, places)
+            for key, tensor in metadata.state_dict_metadata.items()
+        }
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); load another checkpoint"
+        ) from None
+    except (pickle.UnpicklingError, EOFError, AttributeError, KeyError, TypeError, ValueError):
+        raise InputError(f"{path}: is damaged; load another checkpoint") from None
+
+
+def _stored(key: str, tensor: Any, places: Mapping[tuple[str, tuple[int, ...]], Any]) -> Stored:
+    chunks = []
+    for chunk in tensor.chunks:
+        rectangle = Rectangle(tuple(chunk.offsets), tuple(chunk.sizes))
+        place = places[key, rectangle.offsets]
+        chunks.append(Chunk(rectangle, place.relative_path, place.offset, place.length))
+    dtype: torch.dtype = tensor.properties.args[0]
+    return Stored(dtype, tuple(tensor.size), tuple(chunks))
 
 
 Target = tuple[Rectangle, Tensor]  # of the whole tensor, and the memory of its sizes

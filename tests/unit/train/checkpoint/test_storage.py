@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,5 +108,26 @@ def test_metadata_that_is_missing_or_damaged_is_one_line(tmp_path):
     with pytest.raises(InputError, match=r"\.metadata: cannot be read \(No such file"):
         read_metadata(tmp_path)
     (tmp_path / ".metadata").write_bytes(b"nonsense")
-    with pytest.raises(InputError, match=r"\.metadata: cannot be read \(damaged\)"):
+    with pytest.raises(InputError, match=r"\.metadata: is damaged"):
         read_metadata(tmp_path)
+
+
+class Tampered:
+    def __reduce__(self):
+        return Path.touch, (Path("here"),)
+
+
+def test_metadata_that_was_tampered_with_runs_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Tampered()))
+    with pytest.raises(InputError, match=r"\.metadata: is damaged"):
+        read_metadata(tmp_path)
+    assert not (tmp_path / "here").exists()
+
+
+def test_checkpoints_are_imported_without_torchs_own(tmp_path):
+    code = (
+        "import sys, tutti.train.checkpoint; print('torch.distributed.checkpoint' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
