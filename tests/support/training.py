@@ -22,10 +22,12 @@ from tutti.nn.initialize import initialize
 from tutti.nn.model import Model
 from tutti.plan.job import PRECISIONS
 from tutti.plan.plan import Plan
+from tutti.schedule.buckets import tied_apart
 from tutti.schedule.instruction import Instruction, Op
 from tutti.train.engine import Batches, Engine
 from tutti.train.seats import Seat
 from tutti.train.state import TORCH_DTYPES
+from tutti.train.tied import tied_ends
 
 
 def sample(spec: ModelSpec, step: int, index: int, length: int) -> tuple[Tensor, Tensor]:
@@ -172,8 +174,13 @@ def train_rank(
 
 
 def record_gradients(engine: Engine, parts: list[Any]) -> None:
-    """Keep the gradients of the first step, as the optimizer is about to take them."""
+    """Keep the gradients of the first step, as the optimizer is about to take them.
+
+    Of tied weights that lie apart the owner's end has the gradient, under the embedding's name.
+    """
     clip_norm = engine._handlers[Op.CLIP_NORM]
+    ends = tied_ends(engine.spec) if tied_apart(engine.plan) else ()
+    owner = next((end for end in ends if end[0] == engine.plan.tied_owner), None)
 
     def recording(entry: Instruction) -> Any:
         handle = clip_norm(entry)
@@ -184,8 +191,12 @@ def record_gradients(engine: Engine, parts: list[Any]) -> None:
                 flat[state.kept] = state.final_gradients().cpu().float() / tokens
                 pieces = flat.split([block.size for block in state.span.blocks])
                 for block, piece in zip(state.span.blocks, pieces, strict=True):
+                    end = (block.unit, block.name)
+                    if end in ends and end != owner:
+                        continue
+                    unit, name = ends[0] if end in ends else end
                     slices = tuple(slice(*interval) for interval in block.intervals)
-                    parts.append((f"{block.unit}.{block.name}", slices, piece.view(block.shape)))
+                    parts.append((f"{unit}.{name}", slices, piece.view(block.shape)))
         return handle
 
     engine._handlers = {**engine._handlers, Op.CLIP_NORM: recording}

@@ -49,6 +49,11 @@ def check_schedule(schedule: Schedule) -> list[str]:
     return problems
 
 
+def check_progress(schedule: Schedule) -> list[str]:
+    """Return where lists of any kind wait for each other for ever; empty if nowhere."""
+    return list(_progress(_Lists(schedule)))
+
+
 def require_valid(schedule: Schedule) -> None:
     """Raise an InputError with the first problem, if there is one."""
     for problem in check_schedule(schedule):

@@ -23,6 +23,7 @@ from tutti.schedule.instruction import Instruction, Lane, Op, What
 from tutti.schedule.schedule import Schedule, build_schedule
 from tutti.train.closing import StepResult, counted_tokens, gradient_factor, joined
 from tutti.train.context import EngineContext
+from tutti.train.evaluation import Evaluation, EvaluationResult
 from tutti.train.exchange import Boundaries
 from tutti.train.layout import TensorRule
 from tutti.train.links import DONE, Done, Handle, Links
@@ -112,6 +113,7 @@ class Engine:
         self.step_number = 0  # updates so far; a skipped step is none
         self._batches: dict[int, Batch] = {}
         self._tokens: Tensor | None = None  # with a loss, of this step
+        self._evaluation: Evaluation | None = None  # made when asked for
         self.signal = False  # told to all ranks at the end of the step
         self._handlers: Mapping[Op, Callable[[Instruction], Handle]] = {
             Op.FORWARD: self._forward,
@@ -157,16 +159,15 @@ class Engine:
 
     def step(self, batches: Batches, settings: AdamSettings) -> StepResult:
         """Run the instruction list once."""
-        self.passes.begin_step(self.scaling.factor)
-        self._next_batch, self._settings = batches, settings
-        self._tokens = None
+        self.begin(batches)
+        self._settings = settings
         self.recorder.begin_step()
         handles: list[Handle] = []
         for index, entry in enumerate(self.instructions):
             for earlier in entry.after:
                 self._wait(handles, earlier)
             self.recorder.start(index)
-            handles.append(self._run(entry))
+            handles.append(self.start(entry, self._handlers[entry.op]))
             self.recorder.issued(index)
         for index in range(len(handles)):
             self._wait(handles, index)
@@ -186,13 +187,30 @@ class Engine:
         self.recorder.waited(index, since)
         handles[index] = DONE
 
-    def _run(self, entry: Instruction) -> Handle:
+    def start(self, entry: Instruction, handler: Callable[[Instruction], Handle]) -> Handle:
         """Start an instruction; one of the compute lane takes the time of the chip it is for."""
         if entry.lane is not Lane.COMPUTE:
-            return self._handlers[entry.op](entry)
+            return handler(entry)
         declared_s = None if self.durations is None else self.durations(entry)
         with self.accelerator.paced(declared_s):
-            return self._handlers[entry.op](entry)
+            return handler(entry)
+
+    def begin(self, batches: Batches) -> None:
+        """Begin a step, or the forward half of one, with its tokens."""
+        self.passes.begin_step(self.scaling.factor)
+        self._next_batch, self._tokens = batches, None
+
+    def evaluate(self, batches: Batches) -> EvaluationResult:
+        """Return the loss of a step's worth of tokens, without training on them."""
+        if self._evaluation is None:
+            handlers = {**self._handlers, Op.FORWARD: self._forward_only}
+            self._evaluation = Evaluation(self.instructions, handlers, self.start)
+        self.begin(batches)
+        with torch.no_grad():
+            self._evaluation.run()
+        zero = torch.zeros((), device=self.accelerator.device)
+        parts = {"square": zero, "signals": zero, **self._loss_sums()}
+        return EvaluationResult.of(joined(self.links, self.seats.num_ranks, parts))
 
     # --- passes ----------------------------------------------------------------------------
 
@@ -201,6 +219,11 @@ class Engine:
             entry.start, entry.stop, entry.micro_batch, self._batches[entry.micro_batch]
         )
         self.parameters.passed(range(entry.start, entry.stop), upwards=True)
+        return DONE
+
+    def _forward_only(self, entry: Instruction) -> Handle:
+        self._forward(entry)
+        self.passes.forget(range(entry.start, entry.stop), entry.micro_batch)
         return DONE
 
     def _recompute(self, entry: Instruction) -> Handle:
@@ -267,24 +290,24 @@ class Engine:
         square = squared_norm(
             self.parameters.all_states(), self.seat.place.pipeline, self.accelerator
         )
-        zero = torch.zeros((), device=device)
-        totals = self.passes.totals if self.seat.tensor.rank == 0 else {}
-        sums = joined(
-            self.links,
-            self.seats.num_ranks,
-            {
-                "square": square,
-                "tokens": zero if self._tokens is None else self._tokens,
-                "loss": totals.get("loss", zero),
-                "balance": totals.get("balance", zero),
-                "signals": zero + 1.0 if self.signal else zero,
-            },
-        )
-        self._batches.clear()
+        signals = torch.tensor(float(self.signal), device=device)
+        parts = {"square": square, "signals": signals, **self._loss_sums()}
+        sums = joined(self.links, self.seats.num_ranks, parts)
         self._result = sums.result(self.passes.loss_scale)
         factor = gradient_factor(self._result, self.passes.loss_scale, self.clip_norm)
         self._factor = torch.tensor(factor, device=device)
         return DONE
+
+    def _loss_sums(self) -> dict[str, Tensor]:
+        """Return what this rank adds to losses and tokens, and forget the batches."""
+        self._batches.clear()
+        zero = torch.zeros((), device=self.accelerator.device)
+        totals = self.passes.totals if self.seat.tensor.rank == 0 else {}
+        return {
+            "tokens": zero if self._tokens is None else self._tokens,
+            "loss": totals.get("loss", zero),
+            "balance": totals.get("balance", zero),
+        }
 
     def _step(self, entry: Instruction) -> Handle:
         units = range(entry.start, entry.stop)

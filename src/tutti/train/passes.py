@@ -125,6 +125,11 @@ class Passes:
         found = value.detach().float()
         self.totals[name] = self.totals[name] + found if name in self.totals else found
 
+    def forget(self, units: range, micro_batch: int) -> None:
+        """Drop a forward pass that no backward follows."""
+        for unit in units:
+            del self.live[unit, micro_batch]
+
     # --- backward --------------------------------------------------------------------------
 
     def recompute(self, start: int, stop: int, micro_batch: int) -> None:

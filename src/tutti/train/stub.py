@@ -56,6 +56,10 @@ class StubPasses:
         shape = (self._counts[micro_batch], self._spec.hidden)
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
+    def forget(self, units: range, micro_batch: int) -> None:
+        """Drop a forward pass that no backward follows."""
+        self._in_flight -= {(unit, micro_batch) for unit in units}
+
     def recompute(self, start: int, stop: int, micro_batch: int) -> None:
         """Nothing was thrown away."""
 
