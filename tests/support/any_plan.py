@@ -28,7 +28,8 @@ Row = tuple[Units, Sequence[Mapping[str, Any]]]  # units of a stage, its replica
 class Draft:
     """A plan out of few words."""
 
-    def __init__(self, layers: int = 2, **model: Any) -> None:
+    def __init__(self, layers: int = 2, *, length: int = SEQUENCE_LENGTH, **model: Any) -> None:
+        self.length = length
         self.model = small_model(layers, **model)
         self.chips = Allocator()
         self.lines: list[Pipeline] = []
@@ -66,7 +67,7 @@ class Draft:
             model=refer_to_model(self.model),
             cluster=refer_to_cluster(self.chips.cluster()),
             job=Job(
-                sequence_length=SEQUENCE_LENGTH,
+                sequence_length=self.length,
                 global_batch=sum(line.sequences for line in self.lines),
                 schedule=kind,
             ),

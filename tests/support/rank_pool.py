@@ -1,7 +1,8 @@
 """Rank processes that stay for a whole test session: starting one costs more than most tests.
 
-They come from a fork server that has imported torch and nothing else: no process is forked from one
-with threads. A rank that dies or hangs is named; then all are ended, and the next call starts anew.
+They come from a fork server that has imported what all need and runs nothing: no process is forked
+from one with threads. A rank that dies or hangs is named; then all are ended, and the next call
+starts anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 import torch.distributed as dist
 
 from tutti.comm.ranks import LocalRanks, RankError
+
+_IMPORTS = ("tutti.train.comm_links", "tutti.train.engine", "tests.support.training")
 
 
 class RankPool:
@@ -85,7 +88,7 @@ class RankPool:
             self._store = dist.TCPStore(
                 "127.0.0.1", 0, None, is_master=True, wait_for_workers=False
             )
-            self._ranks = LocalRanks(self.size)
+            self._ranks = LocalRanks(self.size, imports=_IMPORTS)
         return self._ranks
 
     def close(self) -> None:

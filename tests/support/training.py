@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from tests.support.routing import NEAR, Routing, RoutingWatcher, Token, rerouted
 from tests.support.threads import World
-from tutti.accelerator import open_accelerator
+from tutti.accelerator import Accelerator, open_accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings, adamw
+from tutti.hardware.chip import Dtype
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
@@ -21,8 +23,9 @@ from tutti.nn.model import Model
 from tutti.plan.job import PRECISIONS
 from tutti.plan.plan import Plan
 from tutti.schedule.instruction import Instruction, Op
-from tutti.train.engine import Engine
+from tutti.train.engine import Batches, Engine
 from tutti.train.seats import Seat
+from tutti.train.state import TORCH_DTYPES
 
 
 def sample(spec: ModelSpec, step: int, index: int, length: int) -> tuple[Tensor, Tensor]:
@@ -32,14 +35,39 @@ def sample(spec: ModelSpec, step: int, index: int, length: int) -> tuple[Tensor,
     return tokens[:-1], tokens[1:]
 
 
-def batch_of(spec: ModelSpec, step: int, indices: range, length: int) -> Batch:
+def documents(step: int, index: int, length: int) -> list[int]:
+    """Lengths of the documents that are packed into one row of one step."""
+    generator = torch.Generator().manual_seed(7_919 * step + index)
+    cuts = (torch.randperm(length - 1, generator=generator)[: index % 4] + 1).sort().values
+    bounds = [0, *cuts.tolist(), length]
+    return [high - low for low, high in itertools.pairwise(bounds)]
+
+
+def batch_of(
+    spec: ModelSpec, step: int, indices: range, length: int, *, packed: bool = False
+) -> Batch:
+    """Some rows of a step; with `packed` they hold several documents."""
     pairs = [sample(spec, step, index, length) for index in indices]
+    lengths = [documents(step, i, length) if packed else [length] for i in indices]
     return Batch.of(
         spec,
         torch.cat([tokens for tokens, _ in pairs]),
-        [length] * len(pairs),
+        [own for row in lengths for own in row],
         targets_t=torch.cat([targets for _, targets in pairs]),
+        row_length=length,
     )
+
+
+def separate_batches(
+    plan: Plan, spec: ModelSpec, step: int, *, packed: bool
+) -> Iterator[tuple[int, Batch]]:
+    """The documents of a step, each in a batch of its own, with the number of its row."""
+    length = plan.job.sequence_length
+    for index in range(plan.job.global_batch):
+        tokens, targets = sample(spec, step, index, length)
+        lengths = documents(step, index, length) if packed else [length]
+        for own, wanted in zip(tokens.split(lengths), targets.split(lengths), strict=True):
+            yield index, Batch.of(spec, own, [len(own)], targets_t=wanted)
 
 
 def first_index(plan: Plan, seat: Seat, micro_batch: int) -> int:
@@ -49,9 +77,21 @@ def first_index(plan: Plan, seat: Seat, micro_batch: int) -> int:
     return before + micro_batch * size + seat.first_sequence
 
 
-def in_fp32(plan: Plan, optimizer: str) -> Plan:
-    job = replace(plan.job, precision=PRECISIONS["fp32"], optimizer=optimizer)
+def in_precision(plan: Plan, policy: str, optimizer: str = "adamw") -> Plan:
+    job = replace(plan.job, precision=PRECISIONS[policy], optimizer=optimizer)
     return replace(plan, job=job)
+
+
+def in_fp32(plan: Plan, optimizer: str) -> Plan:
+    """The plan in float32; with masters where parameters on the host ask for them."""
+    plan = in_precision(plan, "fp32", optimizer)
+    on_host = any(
+        replica.offload.parameters for _, _, stage in plan.stages() for replica in stage.replicas
+    )
+    if not on_host:
+        return plan
+    precision = replace(plan.job.precision, master=Dtype.FP32)
+    return replace(plan, job=replace(plan.job, precision=precision))
 
 
 def settings(learning_rate: float = 1e-2) -> AdamSettings:
@@ -70,26 +110,60 @@ class Trained:
     groups: tuple[Any, ...] = ()  # that were made beside those foreseen
 
 
-def train_rank(
-    plan: Plan, spec: ModelSpec, links: Any, steps: int = 3, clip: float | None = 1.0
-) -> Trained:
-    """Train as one rank of a plan."""
-    engine = Engine(plan, spec, links.rank, open_accelerator("cpu"), links, clip_norm=clip)
+def engine_of(
+    plan: Plan,
+    spec: ModelSpec,
+    links: Any,
+    *,
+    accelerator: Accelerator | None = None,
+    clip: float | None = 1.0,
+    **words: Any,
+) -> Engine:
+    """A rank with the weights that every rank and `train_alone` begin with."""
+    device = accelerator or open_accelerator("cpu")
+    engine = Engine(plan, spec, links.rank, device, links, clip_norm=clip, **words)
     initialize(engine.model, seed=1, deviation=0.1)  # type: ignore[arg-type]
     engine.take_masters()
+    return engine
+
+
+def batches_of(
+    engine: Engine, step: int, *, packed: bool = False, watcher: RoutingWatcher | None = None
+) -> Batches:
+    """What a rank computes of a step."""
+    plan, spec, seat = engine.plan, engine.spec, engine.seat
+
+    def batches(micro_batch: int) -> Batch:
+        first = first_index(plan, seat, micro_batch)
+        indices = range(first, first + seat.replica.sequences)
+        whole = batch_of(spec, step, indices, plan.job.sequence_length, packed=packed)
+        batch = whole.share(spec, seat.replica.cp, seat.place.cp)
+        if watcher is not None:
+            watcher.expect(batch, step, first)
+        return batch
+
+    return batches
+
+
+def train_rank(
+    plan: Plan,
+    spec: ModelSpec,
+    links: Any,
+    steps: int = 3,
+    clip: float | None = 1.0,
+    *,
+    packed: bool = False,
+) -> Trained:
+    """Train as one rank of a plan; packed documents are not watched by their experts."""
+    engine = engine_of(plan, spec, links, clip=clip)
     found = Trained([], [], [], [])
-    watcher = RoutingWatcher(engine.model.by_number(), engine.seat.tensor.rank, found.routing)
+    watcher: RoutingWatcher | None = None
+    if not packed:
+        units = engine.model.by_number()
+        watcher = RoutingWatcher(units, engine.seat.tensor.rank, found.routing)
     record_gradients(engine, found.gradients)
     for step in range(steps):
-
-        def batches(micro_batch: int, step: int = step) -> Batch:
-            first = first_index(plan, engine.seat, micro_batch)
-            indices = range(first, first + engine.seat.replica.sequences)
-            whole = batch_of(spec, step, indices, plan.job.sequence_length)
-            batch = whole.share(spec, engine.seat.replica.cp, engine.seat.place.cp)
-            watcher.expect(batch, step, first)
-            return batch
-
+        batches = batches_of(engine, step, packed=packed, watcher=watcher)
         result = engine.step(batches, settings())
         found.losses.append(result.loss)
         found.norms.append(result.gradient_norm)
@@ -107,7 +181,7 @@ def record_gradients(engine: Engine, parts: list[Any]) -> None:
             tokens = engine._result.tokens
             for state in engine.parameters.all_states():
                 flat = torch.full((state.span.size,), float("nan"))
-                flat[state.kept] = state.total.cpu().float() / tokens
+                flat[state.kept] = state.final_gradients().cpu().float() / tokens
                 pieces = flat.split([block.size for block in state.span.blocks])
                 for block, piece in zip(state.span.blocks, pieces, strict=True):
                     slices = tuple(slice(*interval) for interval in block.intervals)
@@ -117,11 +191,20 @@ def record_gradients(engine: Engine, parts: list[Any]) -> None:
     engine._handlers = {**engine._handlers, Op.CLIP_NORM: recording}
 
 
-def train_threads(plan: Plan, spec: ModelSpec, steps: int = 3, clip: float | None = 1.0) -> Trained:
+def train_threads(
+    plan: Plan,
+    spec: ModelSpec,
+    steps: int = 3,
+    clip: float | None = 1.0,
+    *,
+    packed: bool = False,
+) -> Trained:
     """Train with ranks as threads."""
-    return put_together(
-        spec, World(plan.num_ranks).run(lambda links: train_rank(plan, spec, links, steps, clip))
-    )
+
+    def one(links: Any) -> Trained:
+        return train_rank(plan, spec, links, steps, clip, packed=packed)
+
+    return put_together(spec, World(plan.num_ranks).run(one))
 
 
 def put_together(spec: ModelSpec, ranks: Sequence[Trained]) -> Trained:
@@ -130,14 +213,15 @@ def put_together(spec: ModelSpec, ranks: Sequence[Trained]) -> Trained:
     return Trained(
         ranks[0].losses,
         ranks[0].norms,
-        _whole(spec, [part for found in ranks for part in found.weights], "weights"),
-        _whole(spec, [part for found in ranks for part in found.gradients], "gradients"),
+        whole_tensors(spec, [part for found in ranks for part in found.weights], "weights"),
+        whole_tensors(spec, [part for found in ranks for part in found.gradients], "gradients"),
         {key: value for found in ranks for key, value in found.routing.items()},
         tuple(group for found in ranks for group in found.groups),
     )
 
 
-def _whole(spec: ModelSpec, parts: list[Any], what: str) -> dict[str, Tensor]:
+def whole_tensors(spec: ModelSpec, parts: list[Any], what: str) -> dict[str, Tensor]:
+    """Put the ranks' parts of tensors together; where they overlap they agree."""
     tensors: dict[str, Tensor] = {}
     for name, slices, value in parts:
         value = torch.as_tensor(value)
@@ -156,51 +240,82 @@ def _nan(spec: ModelSpec, name: str) -> Tensor:
     return torch.full(shape, float("nan"))
 
 
-def train_alone(plan: Plan, spec: ModelSpec, steps: int = 3, clip: float | None = 1.0) -> Trained:
-    """The same in one process, with torch's autograd as it is."""
-    model = Model(spec, open_accelerator("cpu").operators)
+def train_alone(
+    plan: Plan,
+    spec: ModelSpec,
+    steps: int = 3,
+    clip: float | None = 1.0,
+    *,
+    packed: bool = False,
+) -> Trained:
+    """The same in one process, with torch's autograd, in the dtypes of the job."""
+    precision = plan.job.precision
+    model = Model(spec, open_accelerator("cpu").operators, dtype=TORCH_DTYPES[precision.compute])
     initialize(model, seed=1, deviation=0.1)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    means, squares = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    masters = [p.data for p in parameters]
+    if precision.master is not None:
+        masters = [p.data.to(TORCH_DTYPES[precision.master]) for p in parameters]
+    moments = TORCH_DTYPES[precision.moments]
+    means, squares = ([torch.zeros_like(p, dtype=moments) for p in parameters] for _ in range(2))
     found = Trained([], [], {}, {})
     units = {0: model.embedding, **dict(enumerate(model.blocks, 1)), spec.head_unit: model.head}
-    watcher = RoutingWatcher(units, 0, found.routing)
+    watcher = None if packed else RoutingWatcher(units, 0, found.routing)
     for step in range(steps):
-        loss_sum, balance_sum, tokens = 0.0, 0.0, 0
-        for index in range(plan.job.global_batch):
-            batch = batch_of(spec, step, range(index, index + 1), plan.job.sequence_length)
-            watcher.expect(batch, step, index)
+        loss_sum, tokens = 0.0, 0
+        sums = [torch.zeros_like(p, dtype=TORCH_DTYPES[precision.gradients]) for p in parameters]
+        for index, batch in separate_batches(plan, spec, step, packed=packed):
+            if watcher is not None:
+                watcher.expect(batch, step, index)
             output = model(None, batch)
             total = output.loss if output.balance is None else output.loss + output.balance
             total.backward()
             loss_sum += float(output.loss.detach())
-            balance_sum += 0.0 if output.balance is None else float(output.balance.detach())
             tokens += batch.num_tokens
-        norm = sum(float(p.grad.double().square().sum()) for p in parameters) ** 0.5 / tokens
+            for own, p in zip(sums, parameters, strict=True):
+                own += 0 if p.grad is None else p.grad
+                p.grad = None
+        norm = sum(float(g.double().square().sum()) for g in sums) ** 0.5 / tokens
         factor = torch.tensor((clip / norm if clip and norm > clip else 1.0) / tokens)
-        gradients = [p.grad for p in parameters]
         if step == 0:
-            found.gradients = {
-                t.name: t.gradient / tokens
-                for t in model.logical_tensors()
-                if t.gradient is not None
-            }
-        given = settings()
-        if plan.job.optimizer == "adamw":
-            adamw(
-                [p.data for p in parameters], gradients, means, squares, step=step + 1,
-                settings=given, gradient_factor=factor,
-            )  # fmt: skip
-        else:
-            for p in parameters:
-                p.data.mul_(1 - given.learning_rate * given.weight_decay)
-                p.data.sub_(given.learning_rate * factor * p.grad)
-        for p in parameters:
-            p.grad = None
+            found.gradients = _logical_gradients(model, parameters, sums, tokens)
+        _update(plan.job.optimizer, masters, sums, means, squares, step + 1, factor)
+        for p, master in zip(parameters, masters, strict=True):
+            p.data.copy_(master)
         found.losses.append(loss_sum / tokens)
         found.norms.append(norm)
     found.weights = {t.name: t.view for t in model.logical_tensors()}
     return found
+
+
+def _logical_gradients(
+    model: Model, parameters: list[Any], sums: list[Tensor], tokens: int
+) -> dict[str, Tensor]:
+    """The means of the gradients by logical name."""
+    for p, own in zip(parameters, sums, strict=True):
+        p.grad = own.to(p.dtype) / tokens
+    named = {t.name: t.gradient.clone() for t in model.logical_tensors() if t.gradient is not None}
+    for p in parameters:
+        p.grad = None
+    return named
+
+
+def _update(
+    optimizer: str,
+    masters: list[Tensor],
+    sums: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    number: int,
+    factor: Tensor,
+) -> None:
+    given = settings()
+    if optimizer == "adamw":
+        adamw(masters, sums, means, squares, step=number, settings=given, gradient_factor=factor)
+        return
+    for master, own in zip(masters, sums, strict=True):
+        master.mul_(1 - given.learning_rate * given.weight_decay)
+        master.sub_(given.learning_rate * factor * own)
 
 
 def assert_same(found: Trained, expected: Trained, optimizer: str) -> dict[Token, float]:

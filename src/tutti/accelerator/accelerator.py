@@ -89,10 +89,18 @@ class Accelerator(ABC):
         """Return host memory that the device copies from and to at full speed."""
         return torch.empty(shape, dtype=dtype)
 
+    def resize(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
+        """Give a storage other memory, or none: tensors that lie in it stay where they are."""
+        storage.resize_(num_bytes)
+
     def pin(self, memory: Tensor) -> bool:
         """Pin host memory that lies there already (a shared mapping); False where it cannot be."""
         del memory
         return False
+
+    def unpin(self, memory: Tensor) -> None:
+        """Undo `pin`, before the memory goes: its address may come back with other pages behind."""
+        del memory
 
     # --- streams ---------------------------------------------------------------------------
 

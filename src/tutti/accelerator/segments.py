@@ -3,7 +3,8 @@
 A packed batch is one row of T tokens. Segment i is a run of queries and the run of keys it looks
 at; the *last* query sits on the last key, so that a sequence, the tail of one (context parallel),
 and one new token before a cache are the same thing. Runs of queries follow each other and fill the
-batch; runs of keys may overlap.
+batch; runs of keys may overlap. Where attention is not causal (`across`), the keys come from
+elsewhere: every query sees all of its run's, and there may be fewer keys than queries.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Segments:
     queries: tuple[int, ...]  # lengths
     keys: tuple[int, ...]
     key_starts: tuple[int, ...]
+    across: bool = False  # no query sits on a key: all keys lie before all queries
 
     def __post_init__(self) -> None:
         if not len(self.queries) == len(self.keys) == len(self.key_starts):
@@ -32,7 +34,7 @@ class Segments:
                 f"{len(self.key_starts)} starts; give as many of each"
             )
         for queries, keys in zip(self.queries, self.keys, strict=True):
-            if not 0 < queries <= keys:
+            if not 0 < queries <= keys and not (self.across and queries > 0 and keys > 0):
                 raise InputError(
                     f"segments: {queries} queries on {keys} keys; each query needs a key of its own"
                 )

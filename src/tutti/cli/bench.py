@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli import bench_blocks, bench_comm, bench_operators, bench_plan
+from tutti.cli import (
+    bench_blocks,
+    bench_comm,
+    bench_mixed,
+    bench_operators,
+    bench_plan,
+    bench_train,
+)
 from tutti.cli.output import Json, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -20,6 +27,8 @@ app.command()(bench_plan.plan)
 app.command()(bench_blocks.blocks)
 app.command()(bench_operators.operators)
 app.command()(bench_comm.comm)
+app.command()(bench_train.train)
+app.command()(bench_mixed.mixed)
 
 
 @app.callback()

@@ -21,12 +21,14 @@ from tutti.cli import (
     cluster,
     comm,
     convert,
+    launch,
     model,
     plan,
     predict,
     profile,
     show,
     simulate,
+    train,
     validate,
 )
 from tutti.errors import TuttiError
@@ -49,6 +51,7 @@ app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(comm.app, name="comm")
 app.command()(convert.convert)
+app.command()(launch.launch)
 app.add_typer(model.app, name="model")
 app.command()(plan.plan)
 app.command()(predict.predict)
@@ -56,6 +59,7 @@ app.command()(profile.profile)
 app.command()(show.show)
 app.command()(validate.validate)
 app.command()(simulate.simulate)
+app.command()(train.train)
 
 
 def _print_version(wanted: bool) -> None:

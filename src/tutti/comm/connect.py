@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from tutti.accelerator import Accelerator
@@ -250,7 +249,6 @@ class _Job:
             device_mover=mover,
             accelerator=accelerator,
             buffers=Buffers(accelerator),
-            pin=self._pin,
             replied=lambda *_: None,
             broken=lambda *_: None,
         )
@@ -268,9 +266,6 @@ class _Job:
         world = self.group(range(self._topology.size))
         assert world is not None
         return world
-
-    def _pin(self, memory: Tensor) -> bool:
-        return self._accelerator is not None and self._accelerator.pin(memory)
 
     def group(self, ranks: Sequence[int], name: str = "") -> Communicator | None:
         """Return a communicator of some ranks; only they need to call this."""

@@ -22,7 +22,7 @@ class Kind(enum.IntEnum):
     HELLO = 1  # who connects, and what for
     DATA = 2  # a fragment, its bytes in the payload
     SHARED = 3  # a fragment, its bytes in shared memory at `place`
-    FREE = 4  # shared memory up to `place` is free again
+    FREE = 4  # the shared memory that a fragment had at `place` is free again
     ASK = 5  # are you there, and what are you doing?
     STATUS = 6  # the answer
     ABORT = 7  # it is over, and whose fault it is

@@ -1,13 +1,15 @@
 """Inbox: what arrives from one rank, matched by tag with what was asked for.
 
 A message nobody has asked for yet is kept in host memory, so that no order of operations on two
-ranks can make them wait for each other for ever. A message that was asked for goes straight to its
+ranks can make them wait for each other for ever; pieces in shared memory stay there as long as the
+sender can do without their place. A message that was asked for goes straight to its
 place, or, when it is to be added to what is there, is added fragment by fragment as it comes in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -140,15 +142,31 @@ class Receive:
             self._done()
 
 
+@dataclass(slots=True)
 class _Early:
-    """A message that nobody has asked for yet."""
+    """A message that nobody has asked for yet: its pieces where they came, or put aside."""
 
-    __slots__ = ("arrived", "staging", "total")
+    total: int
+    buffers: Buffers
+    arrived: int = 0
+    waiting: list[tuple[Frame, Tensor, Callable[[], None]]] = field(default_factory=list)
+    _staging: Tensor | None = None
 
-    def __init__(self, total: int, staging: Tensor) -> None:
-        self.total = total
-        self.staging = staging
-        self.arrived = 0
+    @property
+    def is_aside(self) -> bool:
+        """Whether it has a buffer of its own."""
+        return self._staging is not None
+
+    def staging(self) -> Tensor:
+        """Return a buffer for the whole message, with all that waits put there."""
+        if self._staging is None:
+            self._staging = self.buffers.take(self.total)
+        for frame, source, then in self.waiting:
+            self._staging[frame.offset : frame.offset + frame.length].copy_(source)
+            self.arrived += frame.length
+            then()
+        self.waiting.clear()
+        return self._staging
 
 
 class Inbox:
@@ -170,9 +188,15 @@ class Inbox:
                 f"{early.total} bytes came where {receive.num_bytes} are due; do all ranks call it "
                 "with the same sizes?"
             )
+        if not early.is_aside:
+            self._asked[tag] = receive
+            for frame, source, then in early.waiting:
+                self.take(frame, source, then)
+            return
+        staging = early.staging()
         if early.arrived < early.total:
             self._asked[tag] = receive
-        receive.adopt(early.staging, early.arrived)
+        receive.adopt(staging, early.arrived)
 
     def room(self, frame: Frame) -> list[memoryview]:
         """Return where the payload of a fragment goes."""
@@ -180,7 +204,7 @@ class Inbox:
         if receive is not None:
             self._check(receive, frame)
             return receive.room(frame.offset, frame.length)
-        staging = self._keep(frame).staging
+        staging = self._keep(frame).staging()
         return [memory(staging[frame.offset : frame.offset + frame.length])]
 
     def arrived(self, frame: Frame) -> None:
@@ -198,9 +222,9 @@ class Inbox:
         receive = self._asked.get(frame.tag)
         if receive is None:
             early = self._keep(frame)
-            early.staging[frame.offset : frame.offset + frame.length].copy_(source)
-            early.arrived += frame.length
-            then()
+            early.waiting.append((frame, source, then))
+            if early.is_aside:
+                early.staging()
             return
         self._check(receive, frame)
         if receive._arrived + frame.length == receive.num_bytes:
@@ -210,8 +234,14 @@ class Inbox:
     def _keep(self, frame: Frame) -> _Early:
         early = self._early.get(frame.tag)
         if early is None:
-            early = self._early[frame.tag] = _Early(frame.total, self._buffers.take(frame.total))
+            early = self._early[frame.tag] = _Early(frame.total, self._buffers)
         return early
+
+    def spill(self, place: int) -> None:
+        """Put aside what waits in shared memory before a place: the sender needs the room."""
+        for early in self._early.values():
+            if early.waiting and early.waiting[0][0].place < place:
+                early.staging()
 
     @staticmethod
     def _check(receive: Receive, frame: Frame) -> None:

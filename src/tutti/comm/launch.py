@@ -202,7 +202,7 @@ class Launcher:
     def _submit(self, run: Run, buffers: tuple[Tensor | None, ...]) -> Work:
         accelerator = self._shared.accelerator
         if accelerator is not None and not self._on_host(buffers):
-            run.on_host = False
+            run.on_host = False if self._shared.emulated else None
             run.begins = accelerator.event()
             run.begins.record()
         self._shared.executor.submit(run)

@@ -204,6 +204,8 @@ class Mesh:
     def _closed(self, incoming: _Incoming, reason: str) -> None:
         if incoming in self._incoming:
             self._incoming.remove(incoming)
+        if incoming.reader is not None:
+            incoming.reader.close()
         if incoming.peer >= 0 and incoming.peer not in self._left:
             self._events.broken(incoming.peer, reason)
 
@@ -226,5 +228,7 @@ class Mesh:
         for incoming in self._incoming:
             if incoming.connection is not None:
                 incoming.connection.close()
+            if incoming.reader is not None:
+                incoming.reader.close()
         for inbox in self._inboxes.values():
             inbox.clear()

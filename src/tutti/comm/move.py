@@ -138,6 +138,14 @@ class DeviceMover:
             with self._accelerator.lane(lane):
                 event.wait()
 
+    def drain(self) -> None:
+        """Wait until both lanes have done what they were given."""
+        for lane in self._queues:
+            with self._accelerator.lane(lane):
+                event = self._accelerator.event()
+                event.record()
+            event.synchronize()
+
     def _tell(self, lane: str, then: Then) -> None:
         event = self._accelerator.event()
         event.record()

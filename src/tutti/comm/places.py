@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,13 +117,19 @@ class Topology:
             members.setdefault(self.island_key(rank), []).append(rank)
         if not members:
             raise InputError("group: no ranks given")
-        islands = sorted(members.values(), key=lambda found: min(map(self._wire, found)))
+        firsts: dict[str, int] = {}  # rank of each host
+        for rank, place in enumerate(self.places):
+            firsts.setdefault(place.host, rank)
+
+        def nearest(found: list[int]) -> tuple[Wire, str, int]:
+            return min(self._wire(rank, firsts) for rank in found)
+
+        islands = sorted(members.values(), key=nearest)
         return Group(tuple(self._island(found) for found in islands))
 
-    def _wire(self, rank: int) -> tuple[Wire, str, int]:
+    def _wire(self, rank: int, firsts: Mapping[str, int]) -> tuple[Wire, str, int]:
         place = self.places[rank]
-        first = min(r for r, other in enumerate(self.places) if other.host == place.host)
-        return (place.wire, "" if place.wire else f"{first:09d}", rank)
+        return (place.wire, "" if place.wire else f"{firsts[place.host]:09d}", rank)
 
     def _island(self, ranks: list[int]) -> Island:
         order = tuple(sorted(ranks, key=lambda rank: (self.places[rank].rail, rank)))

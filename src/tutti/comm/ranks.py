@@ -72,10 +72,20 @@ def _serve(pipe: Connection, rank: int, holder: int, user: int) -> None:
 class LocalRanks:
     """Rank processes that wait for work."""
 
-    def __init__(self, size: int, homes: Sequence[tuple[int, int]] = ()) -> None:
-        """Start them; `homes`: for each rank the process whose network it joins, and its user."""
+    def __init__(
+        self,
+        size: int,
+        homes: Sequence[tuple[int, int]] = (),
+        *,
+        imports: Sequence[str] = (),
+    ) -> None:
+        """Start them; `homes`: for each rank the process whose network it joins, and its user.
+
+        `imports` are modules that all will need: the server they come from loads them once, if it
+        does not run yet.
+        """
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "tutti.comm", "tutti.comm.ranks"])
+        context.set_forkserver_preload(["torch", "tutti.comm", "tutti.comm.ranks", *imports])
         self._ranks: list[tuple[Any, Connection]] = []
         for rank in range(size):
             holder, user = homes[rank] if homes else (0, 0)

@@ -14,6 +14,7 @@ from typing import Annotated
 
 from tutti.document import (
     Above,
+    AtLeast,
     AtMost,
     BytesPerSecond,
     Count,
@@ -105,6 +106,9 @@ class Chip:
     watts: Watts | None = None
     measured: bool = False
     emulated: bool = False
+    slowdown: Annotated[float, AtLeast(1)] | None = None
+    """An emulated chip is a core of the host, so many times slower; None: its times are declared,
+    by the cost model."""
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
@@ -113,6 +117,8 @@ class Chip:
         check_name(self.name, "chip")
         if not self.peak:
             raise ValueError("'peak' is empty; give at least one, such as 'bf16: 312 TFLOP/s'")
+        if self.slowdown is not None and not self.emulated:
+            raise ValueError("'slowdown' is for emulated chips; add 'emulated: true' or drop it")
         for figure in self.sources:
             head, _, dtype = figure.partition(".")
             if head not in FIGURES or (dtype and (head != "peak" or dtype not in self.peak)):

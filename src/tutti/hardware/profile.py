@@ -144,6 +144,25 @@ class Profile:
         kept = tuple(o for o in self.operators if (o.operator, o.shape) not in gone)
         return replace(self, operators=kept)
 
+    def slowed(self, chip: str, factor: float) -> Profile:
+        """Return what the profile of a chip would be that takes `factor` times as long."""
+        return replace(
+            self,
+            chip=chip,
+            origin=f"{self.origin}, {factor:g} times slower (emulated)",
+            launch_floor_s=self.launch_floor_s * factor,
+            operators=tuple(
+                replace(o, seconds=o.seconds * factor, issue_s=o.issue_s * factor)
+                for o in self.operators
+            ),
+            links=tuple(
+                replace(link, latency_s=link.latency_s * factor, bandwidth=link.bandwidth / factor)
+                if link.kind == "memory"
+                else link
+                for link in self.links
+            ),
+        )
+
     @classmethod
     def nominal(cls, chip: Chip) -> Profile:
         """Return what stands in for a profile that nobody measured."""

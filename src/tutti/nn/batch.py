@@ -1,10 +1,11 @@
 """`Batch`: packed tokens, which of them see which, and what all layers share.
 
-A batch is one row of T tokens of one or several sequences. Everything that does not depend on
-activations is made here, once: rotary tables, key biases, the shifted tokens of extra prediction
-heads. With context parallelism a rank's batch holds two chunks of every sequence, one from its
-front and one from its back, so that all ranks have as many query-key pairs; keys and values are put
-together in whole-sequence order by `key_order`.
+A batch is T tokens of one or several sequences, one after the other. Everything that does not
+depend on activations is made here, once: rotary tables, key biases, the shifted tokens of extra
+prediction heads. Packed training data has several sequences (documents) in each row of a fixed
+length. With context parallelism a rank's batch holds two chunks of every row (`rows`), cut into
+pieces of documents; keys and values are put together in the whole batch's order by `key_order`, or
+travel around as `ring` says.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tutti.errors import InputError
 from tutti.models import ModelSpec
 from tutti.nn.alibi import alibi_specs, key_bias
 from tutti.nn.cache import Cache
+from tutti.nn.ring import RingStep, ring_steps
 from tutti.nn.rotary import Table, rotary_specs, table
+from tutti.nn.rows import pieces_of, rows_of
 
 NO_TARGET = -100
 
@@ -37,12 +40,14 @@ class Batch:
     positions_t: Tensor
     sequence_t: Tensor  # which sequence each token is of
     lengths: tuple[int, ...]  # of the whole sequences
+    rows: tuple[int, ...]  # lengths of what context-parallel ranks share out: whole sequences
     tables: tuple[Table, ...]  # in the order of `rotary_specs`
     key_biases: tuple[Tensor, ...]  # in the order of `alibi_specs`, (H, S)
     next_tokens_nt: Tensor | None = None  # for extra prediction heads: tokens 1…n further on
     next_targets_nt: Tensor | None = None
     key_rows: tuple[int, ...] = ()  # rows of keys of each context-parallel rank
-    key_order: Tensor | None = None  # brings gathered keys into whole-sequence order
+    key_order: Tensor | None = None  # brings gathered keys into the whole batch's order
+    ring: tuple[RingStep, ...] = ()  # which keys are seen while they travel around
     cache: Cache | None = None
 
     @property
@@ -59,15 +64,21 @@ class Batch:
         *,
         targets_t: Tensor | None = None,
         weights_t: Tensor | None = None,
+        row_length: int | None = None,
     ) -> Batch:
-        """Return a batch of whole sequences, one after the other."""
+        """Return a batch of whole sequences, one after the other.
+
+        With `row_length` they are documents packed into rows of that many tokens: they are to fill
+        each row exactly. A row is padded with a document without targets.
+        """
         if sum(lengths) != tokens_t.shape[0]:
             raise InputError(
                 f"batch: sequences of {sum(lengths)} tokens in all, {tokens_t.shape[0]} given"
             )
         segments = Segments.of_lengths(tuple(lengths))
         batch = _assembled(spec, tokens_t, segments, range(len(lengths)), tuple(lengths))
-        batch = replace(batch, targets_t=targets_t, weights_t=weights_t)
+        rows = rows_of(lengths, row_length)
+        batch = replace(batch, targets_t=targets_t, weights_t=weights_t, rows=rows)
         if not spec.prediction_heads or targets_t is None:
             return batch
         steps = range(1, spec.prediction_heads + 1)
@@ -94,28 +105,29 @@ class Batch:
         """Return one context-parallel rank's part of a batch of whole sequences."""
         if ways == 1:
             return self
-        chunks = [_chunks(self.lengths, ways, r) for r in range(ways)]
-        if not all(chunks):
+        pieces = [pieces_of(self.lengths, self.rows, ways, r) for r in range(ways)]
+        if not all(pieces):
             raise InputError(f"batch: too few tokens for context parallelism over {ways} ranks")
-        rows = [
-            torch.cat([torch.arange(first, last) for _, _, first, last in own]) for own in chunks
-        ]
-        own, device = rows[rank].to(self.tokens_t.device), self.tokens_t.device
+        device = self.tokens_t.device
+        rows = [torch.cat([torch.arange(p.first, p.last) for p in part]) for part in pieces]
+        own = rows[rank].to(device)
         segments = Segments(
-            tuple(last - first for _, _, first, last in chunks[rank]),
-            tuple(last - start for _, start, _, last in chunks[rank]),
-            tuple(start for _, start, _, _ in chunks[rank]),
+            tuple(piece.size for piece in pieces[rank]),
+            tuple(piece.last - piece.start for piece in pieces[rank]),
+            tuple(piece.start for piece in pieces[rank]),
         )
-        sequences = [sequence for sequence, _, _, _ in chunks[rank]]
-        batch = _assembled(spec, self.tokens_t[own], segments, sequences, self.lengths)
+        documents = [piece.document for piece in pieces[rank]]
+        batch = _assembled(spec, self.tokens_t[own], segments, documents, self.lengths)
         return replace(
             batch,
+            rows=self.rows,
             targets_t=_rows(self.targets_t, own),
             weights_t=_rows(self.weights_t, own),
             next_tokens_nt=None if self.next_tokens_nt is None else self.next_tokens_nt[:, own],
             next_targets_nt=None if self.next_targets_nt is None else self.next_targets_nt[:, own],
             key_rows=tuple(len(part) for part in rows),
             key_order=torch.argsort(torch.cat(rows)).to(device),
+            ring=ring_steps(pieces, rank, device),
         )
 
 
@@ -143,6 +155,7 @@ def _assembled(
         positions_t=positions_t,
         sequence_t=sequence_t,
         lengths=lengths,
+        rows=lengths,
         tables=tuple(
             table(rotary, positions_t, sequence_t, lengths) for rotary in rotary_specs(spec)
         ),
@@ -167,18 +180,4 @@ def _shifted(x: Tensor, lengths: Sequence[int], steps: int, fill: int) -> Tensor
     for start, length in zip(itertools.accumulate(lengths, initial=0), lengths, strict=False):
         if length > steps:
             found[start : start + length - steps] = x[start + steps : start + length]
-    return found
-
-
-def _chunks(lengths: Sequence[int], ways: int, rank: int) -> list[tuple[int, int, int, int]]:
-    """Return a rank's chunks: (sequence, its start, first and last row), none of them empty."""
-    found = []
-    start = 0
-    for sequence, length in enumerate(lengths):
-        for chunk in (rank, 2 * ways - 1 - rank):
-            first = start + length * chunk // (2 * ways)
-            last = start + length * (chunk + 1) // (2 * ways)
-            if last > first:
-                found.append((sequence, start, first, last))
-        start += length
     return found

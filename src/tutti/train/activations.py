@@ -110,3 +110,6 @@ class SavedActivations:
                 slot.device.copy_(slot.host, non_blocking=True)
                 slot.ready = self._accelerator.event()
                 slot.ready.record()
+        for slot in self._slots:
+            assert slot.device is not None
+            self._accelerator.keep_for_lane(slot.device, "compute")

@@ -7,9 +7,8 @@ on it. Nothing with a cost happens outside an instruction.
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,33 +19,28 @@ from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.plan.plan import Plan
 from tutti.schedule.buckets import make_buckets, tied_apart
-from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.instruction import Instruction, Lane, Op, What
 from tutti.schedule.schedule import Schedule, build_schedule
+from tutti.train.closing import StepResult, counted_tokens, gradient_factor, joined
 from tutti.train.context import EngineContext
 from tutti.train.exchange import Boundaries
 from tutti.train.layout import TensorRule
-from tutti.train.links import Done, Handle, Links
+from tutti.train.links import DONE, Done, Handle, Links
 from tutti.train.model import StageModel
+from tutti.train.offload import HostMoves
 from tutti.train.passes import Passes
 from tutti.train.recompute import SelectiveOperators
+from tutti.train.recorder import Recorder
 from tutti.train.rules import tensor_rules
-from tutti.train.seats import Seat, Seats
-from tutti.train.state import TORCH_DTYPES
+from tutti.train.scaling import LossScaling
+from tutti.train.seats import Seat, Seats, class_of
+from tutti.train.state import compute_dtype
+from tutti.train.stub import StubPasses
 from tutti.train.synchronise import Synchronised, squared_norm
 from tutti.train.ties import make_ties
 
 Batches = Callable[[int], Batch]  # micro-batch → this rank's tokens of it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step came to, the same on every rank."""
-
-    loss: float  # mean over the step's tokens
-    balance: float
-    tokens: int
-    gradient_norm: float
-    skipped: bool  # numbers overflowed: nothing was updated
+Durations = Callable[[Instruction], float | None]  # seconds that a pass is declared to take
 
 
 class Engine:
@@ -61,31 +55,40 @@ class Engine:
         links: Links,
         *,
         clip_norm: float | None = None,
+        durations: Durations | None = None,
+        stub: bool = False,
     ) -> None:
+        """Make a rank's model and state; its weights are to be loaded or initialized.
+
+        `durations` are what an emulated chip on declared time takes for each instruction of the
+        compute lane. With `stub` these compute nothing, so that only their time and the messages
+        between them are real.
+        """
         self.plan, self.spec, self.accelerator, self.links = plan, spec, accelerator, links
-        self.clip_norm = clip_norm
+        self.clip_norm, self.durations, self.stub = clip_norm, durations, stub
         self.seats = Seats(plan, spec)
         self.seat: Seat = self.seats[rank]
         self.schedule: Schedule = build_schedule(plan)
-        place = self.seat.place
-        self.instructions = next(
-            c.instructions
-            for c in self.schedule.classes
-            if (c.pipeline, c.stage, c.replica) == (place.pipeline, place.stage, place.replica)
-        )
+        rank_class = class_of(self.schedule, self.seat)
+        self.instructions = self.schedule.classes[rank_class].instructions
         self.context = EngineContext(self.seat, links)
-        self.dtype = TORCH_DTYPES[plan.job.precision.compute]
+        self.dtype = compute_dtype(plan.job.precision)
         selective = SelectiveOperators(accelerator.operators)
         self.model = StageModel(
             spec,
             self.seat.units,
             selective,  # type: ignore[arg-type]  # the same methods
             parallel=self.context,
-            dtype=TORCH_DTYPES[plan.job.precision.parameters],
+            dtype=self.dtype,
             device=accelerator.device,
             tied=not tied_apart(plan),
+            context_kind=self.seat.replica.context_kind,
         )
-        self.passes = Passes(self.model.by_number(), self.seat.replica, accelerator, selective)
+        self.passes: Passes | StubPasses = (
+            StubPasses(spec, self.seat, self.dtype, accelerator.device)
+            if stub
+            else Passes(self.model.by_number(), self.seat.replica, accelerator, selective)
+        )
         self.boundaries = Boundaries(
             self.schedule, self.seats, self.seat, links, self.context.boundary
         )
@@ -97,15 +100,19 @@ class Engine:
         rules = {unit: self._rules(unit) for unit in self.seat.units}
         buckets = make_buckets(plan)
         self.parameters = Synchronised(
-            self.seats, self.seat, buckets, rules, self.tensors, plan.job, links
+            self.seats, self.seat, buckets, rules, self.tensors, plan.job, links, accelerator
         )
+        self.moves = HostMoves(accelerator, self.parameters)
         if spec.ties_weights and {0, spec.head_unit} <= set(self.seat.units):
             for exchange in self.parameters.of_units([0]):
                 exchange.stays = True
         self.ties = make_ties(self.seats, self.seat, buckets, self.parameters)
-        self.step_number = 0
+        self.recorder = Recorder(self.instructions, accelerator)
+        self.scaling = LossScaling(plan.job)
+        self.step_number = 0  # updates so far; a skipped step is none
         self._batches: dict[int, Batch] = {}
-        self._tokens = 0
+        self._tokens: Tensor | None = None  # with a loss, of this step
+        self.signal = False  # told to all ranks at the end of the step
         self._handlers: Mapping[Op, Callable[[Instruction], Handle]] = {
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
@@ -134,6 +141,13 @@ class Engine:
         """Let the optimizer begin at the parameters as they are now: loaded or initialized."""
         for state in self.parameters.all_states():
             state.take_masters()
+        self.moves.begin()
+
+    def follow_masters(self) -> None:
+        """Let parameters be what the optimizer has: after a checkpoint was loaded into that."""
+        for state in self.parameters.all_states():
+            state.follow_master()
+        self.moves.begin()
 
     def weights(self) -> list[tuple[str, tuple[slice, ...], Tensor]]:
         """Return this rank's newest weights by logical name, as far as it keeps them."""
@@ -143,19 +157,42 @@ class Engine:
 
     def step(self, batches: Batches, settings: AdamSettings) -> StepResult:
         """Run the instruction list once."""
-        self.step_number += 1
-        self.passes.begin_step()
+        self.passes.begin_step(self.scaling.factor)
         self._next_batch, self._settings = batches, settings
-        self._tokens = 0
+        self._tokens = None
+        self.recorder.begin_step()
         handles: list[Handle] = []
-        for entry in self.instructions:
+        for index, entry in enumerate(self.instructions):
             for earlier in entry.after:
-                handles[earlier].wait()
-            handles.append(self._handlers[entry.op](entry))
-        for handle in handles:
-            handle.wait()
+                self._wait(handles, earlier)
+            self.recorder.start(index)
+            handles.append(self._run(entry))
+            self.recorder.issued(index)
+        for index in range(len(handles)):
+            self._wait(handles, index)
+        self.recorder.end_step()
         self.parameters.end_step()
+        self.scaling.end_step(skipped=self._result.skipped)
+        self.step_number += not self._result.skipped
         return self._result
+
+    def _wait(self, handles: list[Handle], index: int) -> None:
+        """Wait for an instruction, once."""
+        handle = handles[index]
+        if isinstance(handle, Done):
+            return
+        since = time.perf_counter()
+        handle.wait()
+        self.recorder.waited(index, since)
+        handles[index] = DONE
+
+    def _run(self, entry: Instruction) -> Handle:
+        """Start an instruction; one of the compute lane takes the time of the chip it is for."""
+        if entry.lane is not Lane.COMPUTE:
+            return self._handlers[entry.op](entry)
+        declared_s = None if self.durations is None else self.durations(entry)
+        with self.accelerator.paced(declared_s):
+            return self._handlers[entry.op](entry)
 
     # --- passes ----------------------------------------------------------------------------
 
@@ -164,21 +201,21 @@ class Engine:
             entry.start, entry.stop, entry.micro_batch, self._batches[entry.micro_batch]
         )
         self.parameters.passed(range(entry.start, entry.stop), upwards=True)
-        return Done()
+        return DONE
 
     def _recompute(self, entry: Instruction) -> Handle:
         self.passes.recompute(entry.start, entry.stop, entry.micro_batch)
-        return Done()
+        return DONE
 
     def _backward_input(self, entry: Instruction) -> Handle:
         self.passes.backward_input(entry.start, entry.stop, entry.micro_batch)
         self.parameters.passed(range(entry.start, entry.stop), upwards=False)
-        return Done()
+        return DONE
 
     def _backward_weight(self, entry: Instruction) -> Handle:
         self.passes.backward_weight(entry.start, entry.stop, entry.micro_batch)
         self.parameters.collect(entry.start, entry.stop)
-        return Done()
+        return DONE
 
     # --- messages --------------------------------------------------------------------------
 
@@ -199,25 +236,19 @@ class Engine:
             batch = self._next_batch(entry.micro_batch)
             self._batches[entry.micro_batch] = batch
             if self.spec.head_unit in self.seat.units and self.seat.tensor.rank == 0:
-                assert batch.targets_t is not None
-                counted = batch.targets_t >= 0
-                if batch.weights_t is not None:
-                    counted = counted & (batch.weights_t != 0)
-                self._tokens += int(counted.sum())
+                count = counted_tokens(batch)
+                self._tokens = count if self._tokens is None else self._tokens + count
         elif entry.what is What.ACTIVATIONS:
-            for unit in range(entry.start, entry.stop):
-                saved = self.passes.live[unit, entry.micro_batch].saved
-                if saved is not None:
-                    saved.fetch()
-        return Done()
+            self.passes.fetch_activations(range(entry.start, entry.stop), entry.micro_batch)
+        else:
+            return self.moves.fetch(entry)
+        return DONE
 
     def _offload(self, entry: Instruction) -> Handle:
-        if entry.what is What.ACTIVATIONS:
-            for unit in range(entry.start, entry.stop):
-                saved = self.passes.live[unit, entry.micro_batch].saved
-                if saved is not None:
-                    saved.offload()
-        return Done()
+        if entry.what is not What.ACTIVATIONS:
+            return self.moves.offload(entry)
+        self.passes.offload_activations(range(entry.start, entry.stop), entry.micro_batch)
+        return DONE
 
     # --- the end of the step ---------------------------------------------------------------
 
@@ -234,35 +265,24 @@ class Engine:
         self.parameters.close()
         device = self.accelerator.device
         square = squared_norm(self.parameters.all_states(), self.seat.place.pipeline, device)
-        first = self.seat.tensor.rank == 0
         zero = torch.zeros((), device=device)
-        loss = self.passes.totals.get("loss", zero) if first else zero
-        balance = self.passes.totals.get("balance", zero) if first else zero
-        scalars = torch.stack(
-            [square, torch.tensor(float(self._tokens), device=device), loss, balance]
-        ).double()
-        everyone = range(self.seats.num_ranks)
-        if len(everyone) > 1:
-            self.links.all_reduce(tuple(everyone), scalars, use="scalars").wait()
-        total, tokens, loss, balance = scalars.tolist()
-        self._batches.clear()
-        self._finish_norm(total, tokens, loss, balance)
-        return Done()
-
-    def _finish_norm(self, square: float, tokens: float, loss: float, balance: float) -> None:
-        scale = 1.0 / (max(tokens, 1.0) * self.passes.loss_scale)
-        norm = math.sqrt(square) * scale
-        clipped = self.clip_norm is not None and norm > self.clip_norm
-        factor = scale * (self.clip_norm / norm if clipped and self.clip_norm else 1.0)
-        self._factor = torch.tensor(factor, device=self.accelerator.device)
-        count = max(tokens, 1.0)
-        self._result = StepResult(
-            loss=loss / count,
-            balance=balance / count,
-            tokens=int(tokens),
-            gradient_norm=norm,
-            skipped=not math.isfinite(norm),
+        totals = self.passes.totals if self.seat.tensor.rank == 0 else {}
+        sums = joined(
+            self.links,
+            self.seats.num_ranks,
+            {
+                "square": square,
+                "tokens": zero if self._tokens is None else self._tokens,
+                "loss": totals.get("loss", zero),
+                "balance": totals.get("balance", zero),
+                "signals": zero + 1.0 if self.signal else zero,
+            },
         )
+        self._batches.clear()
+        self._result = sums.result(self.passes.loss_scale)
+        factor = gradient_factor(self._result, self.passes.loss_scale, self.clip_norm)
+        self._factor = torch.tensor(factor, device=device)
+        return DONE
 
     def _step(self, entry: Instruction) -> Handle:
         units = range(entry.start, entry.stop)
@@ -270,13 +290,13 @@ class Engine:
             for state in exchange.states:
                 if state.total is None:
                     continue  # updated with an earlier bucket that it travels with
-                if self._result.skipped:
+                if self._result.skipped or self.stub:
                     state.total = None
                     continue
                 state.step(
                     self.accelerator.operators,
-                    number=self.step_number,
+                    number=self.step_number + 1,
                     settings=self._settings,
                     factor=self._factor,
                 )
-        return Done()
+        return DONE

@@ -63,6 +63,9 @@ class Done:
         """Return at once."""
 
 
+DONE = Done()
+
+
 class Then:
     """Handles, and what is done when all of them are."""
 

@@ -15,6 +15,7 @@ from tutti.nn.embedding import Embedding
 from tutti.nn.head import Head
 from tutti.nn.parallel import ParallelContext
 from tutti.nn.storage import Logical, logical_tensors
+from tutti.plan.plan import ContextKind
 
 
 class StageModel(nn.Module):
@@ -30,13 +31,20 @@ class StageModel(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         tied: bool,
+        context_kind: ContextKind = ContextKind.ALL_GATHER,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.units = nn.ModuleDict(
             {
                 str(unit): build_unit(
-                    spec, unit, operators, parallel=parallel, dtype=dtype, device=device
+                    spec,
+                    unit,
+                    operators,
+                    parallel=parallel,
+                    dtype=dtype,
+                    device=device,
+                    context_kind=context_kind,
                 )
                 for unit in units
             }

@@ -8,7 +8,7 @@ forward and its weight pass is a `Live` entry; when it is gone, so are its activ
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -57,11 +57,12 @@ class Passes:
         self.totals: dict[str, Tensor] = {}  # sums of losses over the step's micro-batches
         self.loss_scale = 1.0
 
-    def begin_step(self) -> None:
-        """Forget the losses of the step before."""
+    def begin_step(self, loss_scale: float) -> None:
+        """Forget the losses of the step before; the next ones' gradients are so many times."""
         if self.live or self.streams or self.gradients:
             raise RuntimeError(f"a step left {len(self.live)} passes unfinished")
         self.totals.clear()
+        self.loss_scale = loss_scale
 
     # --- forward ---------------------------------------------------------------------------
 
@@ -162,3 +163,19 @@ class Passes:
         """Compute the weight gradients that were left."""
         for unit in reversed(range(start, stop)):
             self.live.pop((unit, micro_batch)).later.run()
+
+    # --- activations on the host -----------------------------------------------------------
+
+    def fetch_activations(self, units: range, micro_batch: int) -> None:
+        """Bring back what was offloaded, before backward asks for it."""
+        for saved in self._saved(units, micro_batch):
+            saved.fetch()
+
+    def offload_activations(self, units: range, micro_batch: int) -> None:
+        """Let what forward saved wait on the host."""
+        for saved in self._saved(units, micro_batch):
+            saved.offload()
+
+    def _saved(self, units: range, micro_batch: int) -> Iterator[SavedActivations]:
+        found = (self.live[unit, micro_batch].saved for unit in units)
+        return (saved for saved in found if saved is not None)

@@ -104,6 +104,24 @@ class SelectiveOperators:
             own = dict(options) if sinks is None else {**options, "sinks": tensors[3]}
             return (self._operators.attention(tensors[0], tensors[1], tensors[2], segments, **own),)
 
-        again = Again(core, (q, k, v) if sinks is None else (q, k, v, sinks))
+        return self._noted(core, (q, k, v) if sinks is None else (q, k, v, sinks))[0]
+
+    def attention_with_lse(
+        self, q: Tensor, k: Tensor, v: Tensor, segments: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return attention over a part of the keys, likewise."""
+        if self._notes is None or not torch.is_grad_enabled():
+            return self._operators.attention_with_lse(q, k, v, segments, **options)
+
+        def core(*tensors: Tensor) -> tuple[Tensor, ...]:
+            q, k, v = tensors
+            return self._operators.attention_with_lse(q, k, v, segments, **options)
+
+        y, lse = self._noted(core, (q, k, v))
+        return y, lse
+
+    def _noted(self, core: Function, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        assert self._notes is not None
+        again = Again(core, tensors)
         self._notes.append(again)
-        return again.first()[0]
+        return again.first()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import ExpertGroup, Plan, RankMap, RankPlace, Replica, Stage
+from tutti.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,15 @@ class Seats:
                 return Members(ranks, rank - own), experts_per_chip(group, self.spec.num_experts)
             start += span
         return Members((rank,), 0), ()
+
+
+def class_of(schedule: Schedule, seat: Seat) -> int:
+    """Return to which of a schedule's classes of equal ranks a seat belongs."""
+    place = seat.place
+    wanted = (place.pipeline, place.stage, place.replica)
+    return next(
+        i for i, c in enumerate(schedule.classes) if (c.pipeline, c.stage, c.replica) == wanted
+    )
 
 
 @functools.lru_cache(maxsize=256)

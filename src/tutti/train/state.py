@@ -7,25 +7,40 @@ of it at level 0).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tutti.accelerator.accelerator import Accelerator, Event
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.nn.storage import Logical
 from tutti.plan.job import Precision
+from tutti.train.host import HostCopy, HostSum
 from tutti.train.layout import Block, Span
+from tutti.train.optimizer_state import OptimizerState
 
 TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
     Dtype.FP32: torch.float32,
     Dtype.BF16: torch.bfloat16,
     Dtype.FP16: torch.float16,
 }
+
+
+def compute_dtype(precision: Precision) -> torch.dtype:
+    """Return the dtype of parameters and activations."""
+    found = TORCH_DTYPES.get(precision.compute)
+    if found is None or precision.parameters != precision.compute:
+        raise InputError(
+            f"precision: computing in {precision.compute} on parameters in {precision.parameters} "
+            "is not trained here; let both be one of fp32, bf16, fp16"
+        )
+    return found
 
 
 def local_part(block: Block, logical: Logical, of: Tensor) -> Tensor:
@@ -40,18 +55,13 @@ def _without_versions(owners: Sequence[Tensor]) -> AbstractContextManager[None]:
     return torch.autograd._unsafe_preserve_version_counter(tuple(owners))  # type: ignore[attr-defined]
 
 
-@dataclass(slots=True)
-class OptimizerState:
-    """What the optimizer keeps of the elements that are this rank's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Away:
+    """What of a span lives on the host."""
 
-    master: Tensor | None  # the weights in the master dtype; None: the parameters themselves
-    mean: Tensor | None
-    square: Tensor | None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return what there is, by name."""
-        named = {"master": self.master, "mean": self.mean, "square": self.square}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+    optimizer: bool = False
+    parameters: bool = False
+    gradients: bool = False
 
 
 class SpanState:
@@ -65,6 +75,8 @@ class SpanState:
         tensors: Mapping[tuple[int, str], Logical],
         precision: Precision,
         optimizer: str,
+        accelerator: Accelerator,
+        away: Away,
         *,
         shared: bool,
     ) -> None:
@@ -85,7 +97,14 @@ class SpanState:
         )
         self.gradient: Tensor | None = None  # of the whole span, of this rank's micro-batches
         self.total: Tensor | None = None  # reduced, of the kept elements
+        self._accelerator, self._away = accelerator, away
+        self.host_sum = HostSum(accelerator) if away.gradients else None
+        self._sum_is_total = False  # what is on the host is reduced, of the kept elements
         self.optimizer = self._new_state(optimizer)
+        self.home: HostCopy | None = None  # of the parameters, as far as this rank keeps them
+        if away.parameters:
+            self.home = HostCopy(accelerator, self.num_kept, self.views[0].dtype)
+        self._shard: Tensor | None = None  # of the parameters, at level 3 without a master here
 
     @property
     def num_kept(self) -> int:
@@ -95,17 +114,26 @@ class SpanState:
     def _new_state(self, optimizer: str) -> OptimizerState:
         _, master, moments = self._dtypes
 
-        def zeros(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(self.num_kept, dtype=dtype, device=self.device)
+        dtypes: dict[str, torch.dtype | None] = {"master": master, "mean": None, "square": None}
+        if self.level > 0 and master is None:  # the shard of the parameters themselves
+            dtypes["master"] = self.views[0].dtype
+        if optimizer == "adamw":
+            dtypes |= {"mean": moments, "square": moments}
+        found: dict[str, Tensor | None] = dict.fromkeys(dtypes)
+        homes: dict[str, HostCopy] = {}
+        for name, dtype in dtypes.items():
+            if dtype is None:
+                continue
+            if self._away.optimizer and (name != "master" or master is not None):
+                homes[name] = HostCopy(self._accelerator, self.num_kept, dtype)
+                found[name] = homes[name].at_rest
+            else:
+                found[name] = torch.zeros(self.num_kept, dtype=dtype, device=self.device)
+        return OptimizerState(**found, homes=homes)
 
-        adam = optimizer == "adamw"
-        sharded_without_master = self.level > 0 and master is None
-        dtype = self.views[0].dtype if sharded_without_master else master
-        return OptimizerState(
-            master=None if dtype is None else zeros(dtype),
-            mean=zeros(moments) if adam else None,
-            square=zeros(moments) if adam else None,
-        )
+    @property
+    def _master_is_away(self) -> bool:
+        return "master" in self.optimizer.homes
 
     @property
     def owners(self) -> list[torch.nn.Parameter]:
@@ -116,22 +144,85 @@ class SpanState:
 
     def shard(self) -> Tensor:
         """Return the kept elements in the dtype that is computed with."""
-        assert self.optimizer.master is not None, "level 0 has no shards"
-        return self.optimizer.master.to(self.views[0].dtype)
+        if self.home is not None:
+            return self.home.arrive()
+        if not self._master_is_away:
+            assert self.optimizer.master is not None, "level 0 has no shards"
+            return self.optimizer.master.to(self.views[0].dtype)
+        if self.level < 3:  # the modules have it
+            return self.read_parameters(self.kept.start, self.kept.stop)
+        assert self._shard is not None, "take_masters comes first"
+        return self._shard
 
-    def flat_parameters(self) -> Tensor:
-        """Return a copy of the parameters as one vector."""
-        return torch.cat([view.reshape(-1) for view in self.views])
+    def read_parameters(self, start: int, stop: int) -> Tensor:
+        """Return a copy of some of the span's elements, as the modules have them."""
+        parts = [view.reshape(-1)[low:high] for view, low, high in self._between(start, stop)]
+        return torch.cat(parts) if parts else self.views[0].new_empty(0)
+
+    @torch.no_grad()
+    def write_parameters(self, start: int, flat: Tensor) -> None:
+        """Write some of the span's elements into the modules; autograd need not know."""
+        at = 0
+        with _without_versions(self.owners):
+            for view, low, high in self._between(start, start + len(flat)):
+                whole = view.reshape(-1)  # a copy where the part is no single run of memory
+                whole[low:high] = flat[at : at + high - low]
+                if whole.data_ptr() != view.data_ptr():
+                    view.copy_(whole.view_as(view))
+                at += high - low
+
+    def _between(self, start: int, stop: int) -> Iterator[tuple[Tensor, int, int]]:
+        """Yield the parts of the modules with elements from `start` to `stop`, and which."""
+        offset = 0
+        for view, block in zip(self.views, self.span.blocks, strict=True):
+            low, high = max(start - offset, 0), min(stop - offset, block.size)
+            if low < high:
+                yield view, low, high
+            offset += block.size
 
     def take_masters(self) -> None:
         """Copy the parameters, as they are now, to what the optimizer moves."""
+        master = self.optimizer.master
+        if master is None:
+            return
+        kept = self.read_parameters(self.kept.start, self.kept.stop)
+        self.optimizer.settle()
+        master.copy_(kept)
+        if self.level > 0 or self.home is not None:
+            self._follow(kept, at_rest=True)
+
+    def follow_master(self) -> None:
+        """Let what is computed with be what the optimizer has: after a checkpoint was loaded."""
         if self.optimizer.master is not None:
-            self.optimizer.master.copy_(self.flat_parameters()[self.kept])
+            self.optimizer.settle()
+            self._follow(self.optimizer.master, at_rest=True)
+
+    def _follow(self, kept: Tensor, *, at_rest: bool) -> None:
+        """Let parameters be the kept weights, where no gather brings them out of the master."""
+        dtype = self.views[0].dtype
+        if self.home is not None:
+            if at_rest:
+                self.home.settle()
+                self.home.at_rest.copy_(kept)
+            else:
+                self.home.put(kept.to(dtype, copy=True))
+        elif self.level == 0:
+            self.put_parameters(kept)
+        elif self._master_is_away and self.level < 3:
+            self.write_parameters(self.kept.start, kept.to(self.device, dtype))
+        elif self._master_is_away:
+            self._shard = kept.to(self.device, dtype, copy=True)
 
     def put_parameters(self, flat: Tensor) -> None:
         """Write the whole span into the modules; autograd need not know."""
         with torch.no_grad(), _without_versions(self.owners):
             torch._foreach_copy_(self.views, self._cut(flat))
+
+    def bring_parameters(self) -> None:
+        """Copy the whole span from the host into the modules (level 0)."""
+        assert self.home is not None
+        with torch.no_grad(), _without_versions(self.owners):
+            torch._foreach_copy_(self.views, self._cut(self.home.at_rest), non_blocking=True)
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
         sizes = [block.size for block in self.span.blocks]
@@ -147,9 +238,12 @@ class SpanState:
                            device=self.device)  # fmt: skip
 
     def read_kept(self, start: int, stop: int) -> Tensor:
-        """Return some of the kept weights, as the optimizer has them."""
+        """Return some of the kept weights, as the optimizer has them, on the device."""
+        self.optimizer.settle()
         master = self.optimizer.master
-        return (self.flat_parameters() if master is None else master)[start:stop]
+        if master is None:
+            return self.read_parameters(start, stop)
+        return master[start:stop].to(self.device)
 
     def kept_parts(self) -> list[tuple[str, tuple[slice, ...], Tensor]]:
         """Return the kept weights as parts of logical tensors; whole rows of the first dimension.
@@ -168,13 +262,15 @@ class SpanState:
         ]
 
     def write_kept(self, start: int, part: Tensor) -> None:
-        """Overwrite some of the kept weights; at level 0 the modules follow."""
+        """Overwrite some of the kept weights; what no gather brings follows."""
+        assert self.home is None, "tied weights stay on the device"
+        self.optimizer.settle()
         if self.optimizer.master is not None:
             self.optimizer.master[start : start + len(part)] = part
-        if self.level == 0:
-            flat = self.flat_parameters()
-            flat[start : start + len(part)] = part.to(flat.dtype)
-            self.put_parameters(flat)
+        if self._shard is not None:
+            self._shard[start : start + len(part)] = part
+        elif self.level == 0 or self._master_is_away:
+            self.write_parameters(self.kept.start + start, part.to(self.views[0].dtype))
 
     # --- gradients -------------------------------------------------------------------------
 
@@ -203,6 +299,52 @@ class SpanState:
         """Add reduced gradients of the kept elements."""
         self.total = part if self.total is None else self.total.add_(part)
 
+    def offload_gradients(self) -> Event | None:
+        """Add to the sum on the host what is on the device; return when it has left."""
+        part = self.gradient if self.total is None else self.total
+        if part is None:
+            return None
+        assert self.host_sum is not None
+        self._sum_is_total = self.total is not None
+        self.total = self.gradient = None
+        return self.host_sum.add(part)
+
+    def join_gradients(self, fetched: Tensor) -> None:
+        """Go on with a sum that was on the host."""
+        here = self.total if self._sum_is_total else self.gradient
+        joined = fetched if here is None else fetched.add_(here)
+        if self._sum_is_total:
+            self.total = joined
+        else:
+            self.gradient = joined
+
+    def close(self) -> None:
+        """Take over gradients that nobody shares; what is shared was reduced by now."""
+        if self.host_sum is not None:
+            self.offload_gradients()
+            if self.host_sum.total is None:
+                self.host_sum.add(self.taken_gradient())
+            self._sum_is_total = True
+        elif self.total is None:
+            self.add_total(self.taken_gradient())
+
+    def final_gradients(self) -> Tensor:
+        """Return the step's gradients of the kept elements, wherever they are."""
+        found = self.total if self.host_sum is None else self.host_sum.total
+        assert found is not None, "gradients are not whole before the step is closed"
+        return found
+
+    def gradient_parts(self) -> Iterator[tuple[Block, Tensor]]:
+        """Yield the reduced gradient of each block, as far as it is kept here."""
+        if self.total is None:
+            return
+        offset = 0
+        for block in self.span.blocks:
+            low, high = max(offset, self.kept.start), min(offset + block.size, self.kept.stop)
+            if low < high:
+                yield block, self.total[low - self.kept.start : high - self.kept.start]
+            offset += block.size
+
     # --- the step --------------------------------------------------------------------------
 
     def step(
@@ -227,8 +369,8 @@ class SpanState:
                 weights, gradients, *moments, step=number, settings=settings,
                 gradient_factor=factor,
             )  # fmt: skip
-        if self.level == 0 and state.master is not None:
-            self.put_parameters(state.master)
+        if state.master is not None:
+            self._follow(state.master, at_rest=False)
 
 
 @torch.no_grad()

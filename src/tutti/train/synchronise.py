@@ -12,16 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from tutti.accelerator.accelerator import Accelerator
 from tutti.models.parameters import ParameterClass
 from tutti.nn.storage import Logical
 from tutti.plan.job import Job
+from tutti.plan.plan import covers
 from tutti.schedule.buckets import Bucket
 from tutti.schedule.instruction import Instruction, Scope, What
 from tutti.train.joining import Joint, joints
 from tutti.train.layout import TensorRule, bucket_spans
 from tutti.train.links import Handle, Links, Then
 from tutti.train.seats import Seat, Seats
-from tutti.train.state import SpanState
+from tutti.train.state import Away, SpanState
+
+NORM_ELEMENTS = 1 << 24  # squared at a time
 
 _CLASS = {What.DENSE: ParameterClass.DENSE, What.EXPERT: ParameterClass.EXPERT}
 
@@ -37,9 +41,11 @@ class Exchange:
     ) -> None:
         self.states, self.level = list(states), level
         self.joints = list(joints)
+        # parameters are in the modules only for the time of a pass
+        self.comes_and_goes = level == 3 or any(state.home for state in self.states)
         self.under_way: list[Handle] = []  # reductions of earlier micro-batches
         self.stays = False  # parameters that another unit uses, too, are never let go
-        self.uses = 0  # passes that parameters were gathered for and that are not over (level 3)
+        self.uses = 0  # passes that parameters were brought for and that are not over
 
     def owners(self) -> list[nn.Parameter]:
         """Return the stored parameters of these spans."""
@@ -64,8 +70,10 @@ class Synchronised:
         tensors: Mapping[tuple[int, str], Logical],
         job: Job,
         links: Links,
+        accelerator: Accelerator,
     ) -> None:
         self._seats, self._seat, self._links, self._job = seats, seat, links, job
+        self._accelerator = accelerator
         self._rules, self._tensors = rules, tensors
         self.exchanges: dict[tuple[int, ParameterClass], Exchange] = {}
         self._of_unit: dict[int, list[Exchange]] = {unit: [] for unit in seat.units}
@@ -87,7 +95,12 @@ class Synchronised:
         shared = bucket.reduce_dense if kind is ParameterClass.DENSE else bucket.reduce_expert
         level = rule.shard_level if shared else 0
         inside = self._seat.place.pipeline if level >= 2 else None
-        rank = self._seat.rank
+        rank, offload = self._seat.rank, self._seat.replica.offload
+        away = Away(
+            optimizer=covers(offload.optimizer, bucket.start),
+            parameters=covers(offload.parameters, bucket.start),
+            gradients=covers(offload.gradients, bucket.start),
+        )
         spans = bucket_spans(self._seats, bucket, kind, self._rules, pipeline=inside)
         states = [
             SpanState(
@@ -97,6 +110,8 @@ class Synchronised:
                 self._tensors,
                 self._job.precision,
                 self._job.optimizer,
+                self._accelerator,
+                away,
                 shared=shared,
             )
             for span in spans
@@ -163,10 +178,8 @@ class Synchronised:
 
     def close(self) -> None:
         """Take over gradients that nobody shares; what is shared was reduced by now."""
-        for exchange in self.exchanges.values():
-            for state in exchange.states:
-                if state.total is None:
-                    state.add_total(state.taken_gradient())
+        for state in self.all_states():
+            state.close()
 
     def end_step(self) -> None:
         """Forget what a step had under way."""
@@ -181,37 +194,47 @@ class Synchronised:
         if exchange.level == 3:
             exchange.uses += 1
             for owner in exchange.owners():
-                allocate(owner)
+                allocate(owner, self._accelerator)
         return Then([self._gather_span(state) for state in exchange.states])
 
     def _gather_span(self, state: SpanState) -> Handle:
         span, shard = state.span, state.shard()
-        if len(span.holders) == 1:
-            return Then((), lambda: state.put_parameters(shard))
-        whole = shard.new_empty(span.size)
-        handle = self._links.all_gather(span.holders, shard, span.counts, whole)
-        return Then([handle], lambda: state.put_parameters(whole))
+        alone = len(span.holders) == 1
+        whole = shard if alone else shard.new_empty(span.size)
+
+        def place() -> None:
+            state.put_parameters(whole)
+            if state.home is not None:
+                state.home.leave()
+
+        if alone:
+            return Then((), place)
+        return Then([self._links.all_gather(span.holders, shard, span.counts, whole)], place)
 
     def passed(self, units: range, *, upwards: bool) -> None:
-        """Let go of parameters whose pass is over and that are gathered anew for each (level 3)."""
+        """Let go of parameters whose pass is over and that are brought anew for each."""
         for exchange in self.of_units(units):
-            if exchange.level != 3 or not exchange.states:
+            if not exchange.comes_and_goes or not exchange.states:
                 continue
             own = exchange.units
             if (own[-1] if upwards else own[0]) not in units:
                 continue
             exchange.uses -= 1
             if exchange.uses == 0 and not exchange.stays:
-                for owner in exchange.owners():
-                    owner.untyped_storage().resize_(0)
+                self.release(exchange)
+
+    def release(self, exchange: Exchange) -> None:
+        """Let go of the memory of parameters."""
+        for owner in exchange.owners():
+            self._accelerator.resize(owner.untyped_storage(), 0)
 
 
-def allocate(owner: nn.Parameter) -> None:
+def allocate(owner: nn.Parameter, accelerator: Accelerator) -> None:
     """Give a released parameter its memory back."""
     storage = owner.untyped_storage()
     needed = owner.numel() * owner.element_size()
     if storage.size() != needed:
-        storage.resize_(needed)
+        accelerator.resize(storage, needed)
 
 
 def squared_norm(states: Iterable[SpanState], pipeline: int, device: torch.device) -> Tensor:
@@ -223,8 +246,7 @@ def squared_norm(states: Iterable[SpanState], pipeline: int, device: torch.devic
     for state in states:
         if state.level >= 2 and pipeline != 0:
             continue
-        own = state.span.own(state.rank)
-        assert state.total is not None
-        part = state.total[own] if state.level == 0 else state.total
-        total += part.float().square().sum()
+        found, own = state.final_gradients(), state.span.own(state.rank)
+        for part in (found[own] if state.level == 0 else found).split(NORM_ELEMENTS):
+            total += part.float().square().sum().to(device)
     return total

@@ -14,7 +14,13 @@ from tutti.comm.choice import Named
 
 # Small pieces, so that small tensors already come in many.
 SETTINGS = Settings(
-    fragment_bytes=2048, ring_bytes=8192, inline_bytes=512, connections=2, in_flight=2
+    fragment_bytes=2048,
+    ring_bytes=8192,
+    device_fragment_bytes=2048,
+    device_ring_bytes=8192,
+    inline_bytes=512,
+    connections=2,
+    in_flight=2,
 )
 _open: dict[str, Communicator] = {}
 
@@ -53,6 +59,7 @@ class Case:
     root: int = 0
     strided: bool = False
     seed: int = 0
+    device: str = "cpu"
 
 
 def opened(rank: int, seating: Seating, port: int, **options: Any) -> Communicator:
@@ -80,14 +87,16 @@ def values(case: Case, rank: int, count: int) -> torch.Tensor:
     """Return what a rank brings: whole numbers whose sums every dtype holds exactly, or any."""
     generator = torch.Generator().manual_seed(1000 * case.seed + rank)
     if case.dtype in (torch.float32, torch.float64):
-        return torch.randn(count, generator=generator, dtype=case.dtype)
-    return torch.randint(0, 13, (count,), generator=generator).to(case.dtype)
+        found = torch.randn(count, generator=generator, dtype=case.dtype)
+    else:
+        found = torch.randint(0, 13, (count,), generator=generator).to(case.dtype)
+    return found.to(case.device)
 
 
 def _strided(tensor: torch.Tensor, case: Case) -> torch.Tensor:
     if not case.strided:
         return tensor
-    wide = torch.zeros(2 * tensor.numel(), dtype=tensor.dtype)[::2]
+    wide = tensor.new_zeros(2 * tensor.numel())[::2]
     wide.copy_(tensor)
     return wide
 
@@ -122,7 +131,7 @@ def call(comm: Communicator, case: Case) -> torch.Tensor | None:
             return comm.gather(tensor, root, counts=counts).wait()
         case Operation.SCATTER:
             whole = _strided(values(case, rank, sum(counts)), case) if rank == root else None
-            target = torch.empty(counts[me], dtype=case.dtype)
+            target = torch.empty(counts[me], dtype=case.dtype, device=case.device)
             return comm.scatter(target, root, whole, counts=counts).wait()
         case Operation.ALL_TO_ALL:
             size = comm.size
@@ -137,7 +146,7 @@ def call(comm: Communicator, case: Case) -> torch.Tensor | None:
 
 
 def as_bytes(tensor: torch.Tensor) -> bytes:
-    packed = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+    packed = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.cpu().reshape(-1))
     return packed.view(torch.uint8).numpy().tobytes()
 
 

@@ -96,8 +96,8 @@ def forwarded(rank: int, spec: BedSpec, folder: str, num_bytes: int) -> dict[str
     rate = spec.nics[0][0] * MEGABIT
     found: dict[str, float] = {}
     settings = {
-        "pieces": Settings(fragment_bytes=num_bytes // 16, in_flight=4),
-        "whole": Settings(fragment_bytes=num_bytes, in_flight=4),
+        "pieces": Settings(device_fragment_bytes=num_bytes // 16, in_flight=4),
+        "whole": Settings(device_fragment_bytes=4 * num_bytes, in_flight=4),
     }
     comms = {
         name: connect(

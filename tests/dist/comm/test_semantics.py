@@ -110,9 +110,13 @@ def channels_cross(rank: int, seating: Seating, port: int) -> list[list[float]]:
     return [t.unique().tolist() for t in got]
 
 
-def test_channels_are_matched_each_for_itself(pool: RankPool) -> None:
+@pytest.mark.parametrize("islands", [((0,), (1,)), ((0, 1),)])
+def test_channels_are_matched_each_for_itself(
+    pool: RankPool, islands: tuple[tuple[int, ...], ...]
+) -> None:
+    seating = Seating(f"channels {islands}", islands)
     for _ in range(2):  # counts of the first time must not shift the second
-        first, second = pool.run(channels_cross, range(2), Seating("two", ((0,), (1,))), pool.port)
+        first, second = pool.run(channels_cross, range(2), seating, pool.port)
         assert first == [[2.0], [0.0], [1.0], [3.0]]
         assert second == [[1.0], [0.0], [2.0], [3.0]]
 
@@ -134,9 +138,46 @@ def channels_wait(rank: int, seating: Seating, port: int) -> float:
     return go.mean().item()
 
 
-def test_a_channel_does_not_wait_for_another(pool: RankPool) -> None:
-    found = pool.run(channels_wait, range(2), Seating("two", ((0,), (1,))), pool.port)
+@pytest.mark.parametrize("islands", [((0,), (1,)), ((0, 1),)])
+def test_a_channel_does_not_wait_for_another(
+    pool: RankPool, islands: tuple[tuple[int, ...], ...]
+) -> None:
+    seating = Seating(f"channels {islands}", islands)
+    found = pool.run(channels_wait, range(2), seating, pool.port)
     assert found == [10.0, 2.0]
+
+
+def unasked(rank: int, seating: Seating, port: int) -> list[float]:
+    """Rank 0 sends messages of all sizes; rank 1 asks for the last first, when all have come."""
+    comm = opened(rank, seating, port)
+    sizes = [3000, 200, 1, 600, 9000, 500, 40]
+    tensors = [torch.full((size,), float(10 * k + 1)) for k, size in enumerate(sizes)]
+    if rank == 0:
+        works = [comm.send(t, 1, channel=f"{k}") for k, t in enumerate(tensors)]
+        works.append(comm.receive(torch.empty(1), 1, channel="end"))
+    else:
+        for tensor in tensors:
+            tensor.zero_()
+        order = list(reversed(range(len(sizes))))
+        works = [comm.receive(tensors[order[0]], 0, channel=f"{order[0]}")]
+        works[0].wait()
+        works += [comm.receive(tensors[k], 0, channel=f"{k}") for k in order[1:]]
+        works.append(comm.send(torch.ones(1), 0, channel="end"))
+    for work in works:
+        work.wait()
+    assert all(t.unique().numel() == 1 for t in tensors)
+    return [t[0].item() for t in tensors]
+
+
+@pytest.mark.parametrize("islands", [((0,), (1,)), ((0, 1),)])
+def test_what_nobody_asked_for_yet_blocks_nothing(
+    pool: RankPool, islands: tuple[tuple[int, ...], ...]
+) -> None:
+    """More than a ring of shared memory holds lies before the message that is asked for."""
+    seating = Seating(f"channels {islands}", islands)
+    for _ in range(3):
+        _, found = pool.run(unasked, range(2), seating, pool.port)
+        assert found == [10.0 * k + 1 for k in range(7)]
 
 
 # --- groups --------------------------------------------------------------------------------

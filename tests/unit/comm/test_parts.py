@@ -14,6 +14,7 @@ from tutti.comm.exchange import Channels
 from tutti.comm.frames import Frame, Kind, Tag, message, read, unpack
 from tutti.comm.reactor import Reactor
 from tutti.comm.spans import Spans
+from tutti.comm.transport.shared import RingPlaces
 from tutti.errors import InputError
 
 
@@ -94,3 +95,35 @@ def test_channels_whose_hashes_meet_are_refused() -> None:
     assert channels.next_number("plumless", 1, True) & 0xFFFFFFFF == 0
     with pytest.raises(InputError, match="'buckeroo' has the hash of channel 'plumless'"):
         channels.next_number("buckeroo", 1, True)
+
+
+def test_a_place_in_the_ring_is_kept_while_an_earlier_one_is_in_use() -> None:
+    places = RingPlaces(1024)
+    first, second, third = places.take(256), places.take(300), places.take(256)
+    assert (first, second, third) == (0, 256, 768)
+    places.free(256)
+    places.free(768)
+    assert places.take(100) is None, "the first piece is still being read"
+    places.free(0)
+    assert places.take(1024) == 1024
+
+
+@given(data=st.data())
+def test_pieces_in_a_ring_never_overlap(data: st.DataObject) -> None:
+    places, used = RingPlaces(4096), {}
+    for _ in range(data.draw(st.integers(1, 40))):
+        if used and data.draw(st.booleans()):
+            place = data.draw(st.sampled_from(sorted(used)))
+            del used[place]
+            places.free(place)
+            continue
+        length = data.draw(st.integers(1, 2048))
+        place = places.take(length)
+        if place is None:
+            assert used
+            continue
+        at = place % 4096
+        assert at + length <= 4096
+        for other, size in used.items():
+            assert at + length <= other % 4096 or other % 4096 + size <= at
+        used[place] = length

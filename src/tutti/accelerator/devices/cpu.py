@@ -91,6 +91,19 @@ class CpuAccelerator(Accelerator):
     def empty_cache(self) -> None:
         """Do nothing: torch caches no host memory."""
 
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return memory that does not count as the device's."""
+        if self._tracker is None:
+            return super().pinned(shape, dtype)
+        return self._tracker.uncounted(lambda: torch.empty(shape, dtype=dtype))
+
+    def resize(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
+        """Give a storage other memory, and count it."""
+        if self._tracker is None:
+            super().resize(storage, num_bytes)
+        else:
+            self._tracker.resize(storage, num_bytes)
+
     def synchronize(self) -> None:
         """Do nothing: work is done when it returns."""
 

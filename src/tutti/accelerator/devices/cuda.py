@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor
 
@@ -43,4 +45,16 @@ class CudaAccelerator(ModuleAccelerator):
     def pin(self, memory: Tensor) -> bool:
         """Register host memory with the driver, so that copies run at full speed."""
         code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-        return int(code) == 0
+        if int(code):
+            self._forget_error()
+        return not int(code)
+
+    def unpin(self, memory: Tensor) -> None:
+        """Take host memory back from the driver."""
+        if int(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())):
+            self._forget_error()
+
+    def _forget_error(self) -> None:
+        """Clear what the runtime keeps of a failed call: the next kernel would be blamed for it."""
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.device)

@@ -141,13 +141,16 @@ class ModuleAccelerator(Accelerator):
             yield
             return
         if name not in self._streams:
-            self._streams[name] = self.module.Stream()
+            # of this device, whichever is current in a thread that did not open it
+            self._streams[name] = self.module.Stream(device=self.device)
         with self.module.stream(self._streams[name]):
             yield
 
     def keep_for_lane(self, tensor: Tensor, name: str) -> None:
         """Tell the allocator that another stream still reads the tensor."""
-        if name in self._streams:
+        if name == "compute":
+            tensor.record_stream(self.module.current_stream())
+        elif name in self._streams:
             tensor.record_stream(self._streams[name])
 
     def event(self, *, timed: bool = False) -> Event:

@@ -7,11 +7,11 @@ time is counted until it is collected. Views and in-place results share a storag
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from tutti.accelerator.accelerator import DeviceMemoryError
@@ -26,7 +26,8 @@ class MemoryTracker(TorchDispatchMode):
         self.limit = limit
         self.allocated = 0
         self.peak = 0
-        self._known: set[int] = set()
+        self._sizes: dict[int, int] = {}  # of the storages that are counted
+        self._host: set[int] = set()  # storages that stand for host memory
 
     def __torch_dispatch__(
         self,
@@ -42,21 +43,48 @@ class MemoryTracker(TorchDispatchMode):
                 self._count(leaf.untyped_storage(), func)
         return result
 
-    def _count(self, storage: torch.UntypedStorage, func: Any) -> None:
+    def uncounted(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return a tensor that stands for host memory: neither it nor its views are counted."""
+        with _disable_current_modes():
+            tensor = make()
+        storage = tensor.untyped_storage()
+        self._host.add(storage._cdata)
+        weakref.finalize(storage, self._host.discard, storage._cdata)
+        return tensor
+
+    def resize(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
+        """Give a storage other memory."""
         key = storage._cdata
-        if key in self._known or not storage.nbytes():
+        before = self._sizes.get(key)
+        self._require(num_bytes - (before or 0), "resize")
+        storage.resize_(num_bytes)
+        if before is None:
+            self._add(storage)
+        else:
+            self._sizes[key] = num_bytes
+            self._change(num_bytes - before)
+
+    def _count(self, storage: torch.UntypedStorage, func: Any) -> None:
+        if storage._cdata in self._sizes or storage._cdata in self._host or not storage.nbytes():
             return
-        size = storage.nbytes()
-        if self.allocated + size > self.limit:
+        self._require(storage.nbytes(), func)
+        self._add(storage)
+
+    def _require(self, more: int, func: Any) -> None:
+        if self.allocated + more > self.limit:
             raise DeviceMemoryError(
-                f"{func}: {bytes_text(size)} more than the {bytes_text(self.allocated)} in use "
+                f"{func}: {bytes_text(more)} more than the {bytes_text(self.allocated)} in use "
                 f"would pass the limit of {bytes_text(self.limit)}"
             )
-        self._known.add(key)
-        self.allocated += size
-        self.peak = max(self.peak, self.allocated)
-        weakref.finalize(storage, self._release, key, size)
 
-    def _release(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.allocated -= size
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        self._sizes[storage._cdata] = storage.nbytes()
+        self._change(storage.nbytes())
+        weakref.finalize(storage, self._release, storage._cdata)
+
+    def _change(self, more: int) -> None:
+        self.allocated += more
+        self.peak = max(self.peak, self.allocated)
+
+    def _release(self, key: int) -> None:
+        self._change(-self._sizes.pop(key))

@@ -26,6 +26,7 @@ from tutti.comm.transport.connection import Connection, Handler, Outgoing
 from tutti.comm.transport.link import LinkOwner, Message, Priority, Replies, Then, priority
 
 _ALIGNMENT = 256
+PIECES = 4  # at least, in a ring: while half of it is waited for, the other half goes on
 
 
 def listen(name: str) -> socket.socket:
@@ -47,22 +48,75 @@ def receive_memory(sock: socket.socket) -> mmap.mmap:
         os.close(descriptor)
 
 
+class RingPlaces:
+    """Which bytes of a ring are in use.
+
+    Places are numbered without end. Pieces come free in any order: one that the device still reads
+    must not lose its place because a later one, for the host, is done.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._head = self._tail = 0  # bytes ever taken, and those before which all are free
+        self._used: dict[int, int] = {}  # first → behind the last, in order
+        self._freed: set[int] = set()
+
+    def take(self, length: int) -> int | None:
+        """Return a place for a piece that does not wrap around; None: the ring is full."""
+        need = -(-length // _ALIGNMENT) * _ALIGNMENT
+        place = self._head
+        if place % self._size + need > self._size:
+            place += self._size - place % self._size
+        if place + need - self._tail > self._size:
+            return None
+        self._head = self._used[place] = place + need
+        return place
+
+    def free(self, place: int) -> None:
+        """Give a place back."""
+        self._freed.add(place)
+        while self._used and (first := next(iter(self._used))) in self._freed:
+            self._freed.remove(first)
+            self._tail = self._used.pop(first)
+
+
+class _Memory:
+    """The mapped memory of a ring, pinned once a device first uses it."""
+
+    def __init__(self, memory: mmap.mmap, owner: LinkOwner) -> None:
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self._owner = owner
+        self._tried = self._pinned = False
+
+    def pin(self) -> None:
+        """Pin it, the first time."""
+        if not self._tried:
+            self._tried = True
+            self._pinned = self._owner.pin(self.bytes)
+
+    def unpin(self) -> None:
+        """Undo it, at the end."""
+        if self._pinned:
+            self._pinned = False
+            self._owner.unpin(self.bytes)
+
+
 class SharedLink:
     """The way to a process of the same host."""
 
     def __init__(self, owner: LinkOwner, peer: int, home: Place, away: Place) -> None:
         del home
         self._owner = owner
-        self._size = owner.settings.ring_bytes
-        self._fragment = min(owner.settings.fragment_bytes, self._size // 2)
-        self._head = self._tail = 0  # bytes ever put in and ever freed, without end
+        settings = owner.settings
+        self._size = (
+            settings.ring_bytes if owner.accelerator is None else settings.device_ring_bytes
+        )
+        self._places = RingPlaces(self._size)
         self._messages: list[tuple[Priority, Message]] = []
         self._numbers = itertools.count()
         descriptor = os.memfd_create(f"tutti-{owner.rank}-{peer}")
         os.ftruncate(descriptor, self._size)
-        self._map = mmap.mmap(descriptor, self._size)
-        self._ring = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._pinned = False
+        self._memory = _Memory(mmap.mmap(descriptor, self._size), owner)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect("\0" + away.local_name)
         socket.send_fds(sock, [b"m"], [descriptor])
@@ -99,15 +153,16 @@ class SharedLink:
                 header = memoryview(message.frame(Kind.DATA, 0, spans.num_bytes).pack())
                 views = [header, *spans.views(0, spans.num_bytes)]
                 return Outgoing(views, lambda m=message: m.sent(m.spans.num_bytes))  # type: ignore[misc]
-            place = self._room(min(self._fragment, spans.num_bytes - message.offset))
+            piece = min(self._owner.settings.piece_bytes(spans), self._size // PIECES)
+            place = self._places.take(min(piece, spans.num_bytes - message.offset))
             if place is None:
                 return None
-            start, stop = message.fragment(self._fragment)
+            start, stop = message.fragment(piece)
             if message.started_all:
                 heapq.heappop(self._messages)
             header = memoryview(message.frame(Kind.SHARED, start, stop, place).pack())
             at = place % self._size
-            slot = self._ring[at : at + stop - start]
+            slot = self._memory.bytes[at : at + stop - start]
             if spans.on_host:
                 spans.gather(start, stop, slot)
                 return Outgoing([header], lambda m=message, n=stop - start: m.sent(n))  # type: ignore[misc]
@@ -117,29 +172,16 @@ class SharedLink:
     def _fetch(
         self, message: Message, start: int, stop: int, slot: Tensor, header: memoryview
     ) -> None:
-        if not self._pinned:
-            self._pinned = True
-            self._owner.pin(self._ring)
+        self._memory.pin()
 
         def fetched() -> None:
             self._connection.send([header], lambda: message.sent(stop - start))
 
         self._owner.mover(message.spans).fetch(message.spans, start, stop, slot, fetched)
 
-    def _room(self, length: int) -> int | None:
-        """Return a place for a piece that does not wrap around; None: the ring is full."""
-        need = -(-length // _ALIGNMENT) * _ALIGNMENT
-        place = self._head
-        if place % self._size + need > self._size:
-            place += self._size - place % self._size
-        if place + need - self._tail > self._size:
-            return None
-        self._head = place + need
-        return place
-
     def _arrived(self, frame: Frame) -> None:
         if frame.kind is Kind.FREE:
-            self._tail = frame.place
+            self._places.free(frame.place)
             self._connection.kick()
         else:
             self._replies.arrived(frame)
@@ -155,25 +197,27 @@ class SharedLink:
     def close(self) -> None:
         """Close the socket; the memory goes with its last user."""
         self._connection.close()
+        self._memory.unpin()
 
 
 class SharedReader:
     """The receiving end of a ring."""
 
     def __init__(self, memory: mmap.mmap, owner: LinkOwner) -> None:
-        self._ring = torch.frombuffer(memory, dtype=torch.uint8)
-        self._owner = owner
-        self._pinned = False
+        self._memory = _Memory(memory, owner)
 
     def arrived(self, frame: Frame, connection: Connection, inbox: Inbox) -> None:
         """Take a piece out, and tell the sender once its place is free."""
-        if self._owner.device_mover is not None and not self._pinned:
-            self._pinned = True
-            self._owner.pin(self._ring)
-        at = frame.place % self._ring.numel()
-        end = frame.place + -(-frame.length // _ALIGNMENT) * _ALIGNMENT
+        self._memory.pin()
+        at = frame.place % self._memory.bytes.numel()
 
         def free() -> None:
-            connection.send([memoryview(Frame(Kind.FREE, place=end).pack())])
+            connection.send([memoryview(Frame(Kind.FREE, place=frame.place).pack())])
 
-        inbox.take(frame, self._ring[at : at + frame.length], free)
+        # What nobody asked for may stay until the sender could miss its place.
+        inbox.spill(frame.place + frame.length - self._memory.bytes.numel() // 2)
+        inbox.take(frame, self._memory.bytes[at : at + frame.length], free)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.unpin()

@@ -112,7 +112,7 @@ class TcpLink:
         message = self._messages[0][1]
         if index >= message.connections:
             return None
-        start, stop = message.fragment(self._owner.settings.fragment_bytes)
+        start, stop = message.fragment(self._owner.settings.piece_bytes(message.spans))
         if message.started_all:
             heapq.heappop(self._messages)
             self._stage()
@@ -129,7 +129,7 @@ class TcpLink:
             if self._staged >= owner.settings.in_flight:
                 return
             message = self._messages[0][1]
-            start, stop = message.fragment(owner.settings.fragment_bytes)
+            start, stop = message.fragment(owner.settings.piece_bytes(message.spans))
             if message.started_all:
                 heapq.heappop(self._messages)
             self._staged += 1

@@ -11,6 +11,8 @@ from tutti.hardware.chip import Chip, Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.profile import Profile
 
+HOST = "CPU"  # what a profile of the host's processor is called
+
 
 def measured_pools(
     profiles: Sequence[Profile], cluster: Cluster, used: Iterable[str], dtype: Dtype
@@ -18,7 +20,8 @@ def measured_pools(
     """Return the measured chip of every used pool that a profile is of, by the pool's name.
 
     A profile that none of them needs is refused: a price that silently rests on something else is
-    what a profile was given against.
+    what a profile was given against. A profile of the host's processor serves the chips that are
+    emulated on it, slowed down as they are.
     """
     pools = [cluster.pool(name) for name in used]
     for profile in profiles:
@@ -36,7 +39,10 @@ def measured_pools(
         if len(suitable) > 1:
             raise InputError(f"two profiles of {pool.chip.name}: give one of them")
         if suitable:
-            found[pool.name] = measured_chip(suitable[0], dtype)
+            profile, chip = suitable[0], pool.chip
+            if profile.chip != chip.name and chip.slowdown is not None:
+                profile = profile.slowed(chip.name, chip.slowdown)
+            found[pool.name] = measured_chip(profile, dtype)
     return found
 
 
@@ -48,4 +54,6 @@ def measured_chip(profile: Profile, dtype: Dtype) -> MeasuredChip:
 
 def _is_of(profile: Profile, chip: Chip) -> bool:
     names = {chip.name.casefold(), *(alias.casefold() for alias in chip.aliases)}
+    if chip.slowdown is not None:
+        names.add(HOST.casefold())
     return profile.chip.casefold() in names

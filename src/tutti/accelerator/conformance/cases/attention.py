@@ -105,6 +105,7 @@ CASES = (
     _lse("packed sequences", PACKED, heads=(4, 2)),
     _lse("tail of a sequence", TAIL),
     _lse("not causal", Segments((9,), (23,), (0,)), causal=False, heads=(4, 1)),
+    _lse("fewer keys than queries", Segments((9, 1), (2, 5), (4, 0), across=True), causal=False),
     _lse("latent", dims=(24, 16)),
     _lse("some heads of more", layout="heads"),
 )

@@ -1,0 +1,90 @@
+"""`tutti bench train`: whole training steps on one chip, beside a plain Hugging Face loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.progress import ProgressLine
+from tutti.cli.torch_needed import require_torch
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def train(
+    model: Annotated[str, typer.Argument(help="A Llama-like model, by name.")] = "llama-3.2-1b",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, … (default: the best here).")
+    ] = None,
+    micro_batch: Annotated[int, typer.Option(help="Sequences of a step.", min=1)] = 4,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 4096,
+    layers: Annotated[
+        int | None, typer.Option(help="Fewer layers than the model has.", min=1)
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="pure_bf16 (bf16 Adam states on both sides), bf16, fp32.")
+    ] = "pure_bf16",
+    steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 10,
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Also the loop of transformers.")
+    ] = True,
+    breakdown: Annotated[
+        bool, typer.Option("--breakdown", help="Where each millisecond of our step goes.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Time whole steps (forward, backward, AdamW) of one chip: seconds, MFU, peak memory."""
+    require_torch("bench train")
+    from tutti.cli.train_speed import SpeedQuestion, hugging_face_speed, our_speed
+
+    asked = SpeedQuestion(
+        model=model, device=device, micro_batch=micro_batch, sequence_length=sequence_length,
+        layers=layers, precision=precision, steps=steps,
+    )  # fmt: skip
+    with ProgressLine("training", wanted=not json) as line:
+        rows = [our_speed(asked, line.say, breakdown=breakdown)]
+        if peers:
+            rows.append(hugging_face_speed(asked, line.say))
+    if json:
+        print_json({"rows": rows})
+        return
+    print_rich(_table(rows, asked.title))
+    if breakdown:
+        print_rich(_where(rows[0]))
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> Table:
+    from rich.table import Table
+
+    from tutti.units import bytes_text, count_text
+
+    table = Table(title=title)
+    for name in ("who", "step", "tokens/s", "MFU", "peak memory", "loss"):
+        table.add_column(name, justify="left" if name == "who" else "right")
+    for row in rows:
+        if "failed" in row:
+            table.add_row(row["who"], row["failed"], "", "", "", "")
+            continue
+        table.add_row(
+            row["who"],
+            f"{row['step_s'] * 1e3:.1f} ms",
+            count_text(row["tokens_per_s"]),
+            f"{row['mfu']:.3f}" if row["mfu"] is not None else "–",
+            bytes_text(row["peak_bytes"]),
+            f"{row['loss']:.4f}",
+        )
+    return table
+
+
+def _where(row: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="where our step goes")
+    for name in ("what", "ms", "share"):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    for name, seconds in row["breakdown"].items():
+        table.add_row(name, f"{seconds * 1e3:.2f}", f"{seconds / row['step_s']:.1%}")
+    return table

@@ -1,0 +1,155 @@
+"""`tutti launch`: files that start a plan on a cluster, or the command that runs it here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tutti.cli.output import Json, print_json
+from tutti.errors import InputError, hint
+
+if TYPE_CHECKING:
+    from tutti.launch.job import Job
+
+_TARGETS = ("local", "torchrun", "slurm", "kubernetes")
+
+
+def launch(
+    plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Further arguments of `tutti train`, after a --."),
+    ] = None,
+    to: Annotated[str, typer.Option(help="local, torchrun, slurm or kubernetes.")] = "local",
+    config: Annotated[
+        Path | None, typer.Option(help="The training configuration: `tutti train CONFIG`.")
+    ] = None,
+    with_: Annotated[
+        Path | None,
+        typer.Option("--with", help="Launch facts: images, partitions, hosts, volumes."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder to write the files to.")
+    ] = Path("launch"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files there.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="With --to local: run it now.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="The model, where the plan does not embed it.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="The cluster, where the plan does not embed it.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write what starts a plan elsewhere: one job per pool, each with its image and devices."""
+    if to not in _TARGETS:
+        raise InputError(f"--to: '{to}'; {hint(to, _TARGETS)}")
+    if run and to != "local":
+        raise InputError(f"--run: goes with --to local only; the files for {to} say how to start")
+    job = _load(plan, config, with_, model, cluster, arguments or [])
+    if to == "local":
+        _local(job, plan, config, run, json)
+    else:
+        _write(job, to, output, force, json)
+
+
+def _load(
+    plan: Path,
+    config: Path | None,
+    with_: Path | None,
+    model: str | None,
+    cluster: str | None,
+    arguments: list[str],
+) -> Job:
+    from dataclasses import replace
+
+    from tutti.files import read_file, read_text
+    from tutti.hardware.cluster import Cluster
+    from tutti.launch.facts import Facts
+    from tutti.launch.job import Job
+    from tutti.models.load import load_model
+    from tutti.plan.check import require_valid
+    from tutti.plan.files import load_plan, refer_to_cluster, refer_to_model
+
+    found = load_plan(plan)
+    if model is not None:
+        found = replace(found, model=refer_to_model(load_model(model)))
+    if cluster is not None:
+        found = replace(found, cluster=refer_to_cluster(Cluster.load(cluster)))
+    require_valid(found)
+    text = None
+    if config is not None:
+        if not isinstance(read_file(config), dict):
+            raise InputError(f"{config}: expected a mapping of keys to values")
+        text = read_text(config)
+    return Job.of(
+        found,
+        Facts.load(with_) if with_ is not None else Facts(),
+        config=text,
+        arguments=arguments,
+        facts_name=with_.name if with_ is not None else "launch facts",
+    )
+
+
+def _local(job: Job, plan: Path, config: Path | None, run: bool, json: bool) -> None:
+    from tutti.launch.local import local_command
+
+    command = local_command(job, plan, config)
+    if json:
+        print_json(
+            {
+                "target": "local",
+                "command": list(command.words),
+                "environment": command.environment,
+                "files": [],
+            }
+        )
+        return
+    typer.echo(str(command))
+    if command.num_hosts > 1:
+        typer.echo(
+            f"note: the plan has {command.num_hosts} hosts; here all "
+            f"{job.plan.num_ranks} ranks share this machine",
+            err=True,
+        )
+    if run:
+        command.execute()
+
+
+def _write(job: Job, target: str, folder: Path, force: bool, json: bool) -> None:
+    from tutti.launch.targets import TARGETS, next_command, write_folder
+
+    found = TARGETS[target].files(job)
+    write_folder(folder, found, force=force)
+    command = next_command(target, job, folder)
+    if json:
+        print_json(_document(job, target, folder, sorted(found), command))
+        return
+    for part in job.parts:
+        ranks = sorted(rank for host in part.component.hosts for rank in host.ranks)
+        typer.echo(f"{part.component}, {len(ranks)} ranks")
+    for name in sorted(found):
+        typer.echo(f"written to {folder / name}")
+    typer.echo(f"next: {command}")
+
+
+def _document(
+    job: Job, target: str, folder: Path, names: list[str], command: str
+) -> dict[str, Any]:
+    return {
+        "target": target,
+        "name": job.name,
+        "files": [str(folder / name) for name in names],
+        "next": command,
+        "hosts": [
+            {
+                "node": host.name,
+                "component": part.name,
+                "host": part.host_name(host) or None,
+                "ranks": list(host.ranks),
+            }
+            for part, host in job.hosts()
+        ],
+    }

@@ -1,0 +1,170 @@
+"""`tutti train`: run a training job here, or be one of its ranks under a launcher."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.torch_needed import require_torch
+from tutti.errors import InputError
+
+if TYPE_CHECKING:
+    from tutti.train.run.config import TrainConfig
+    from tutti.train.run.planning import Job
+    from tutti.train.run.trainer import TrainResult
+
+
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="A training file; see docs/how-to/train.md.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="A plan file, instead of a search.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A Hugging Face folder or a name.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="A cluster file, a name, or 'here'.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="Files to train on. May be repeated.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Optimizer steps in all.")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="The folder for everything it writes.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")
+    ] = False,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change a key of the file: optimizer.learning_rate=1e-4. May be repeated.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    trace: Annotated[
+        int | None,
+        typer.Option("--trace", help="Write a Chrome trace of this step.", metavar="STEP"),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Where the ranks meet (default: a free port).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train a model as planned, on this machine's chips or as a rank under torchrun.
+
+    Ctrl-C (or SIGTERM) finishes the step, saves and ends; --resume goes on from there.
+    """
+    require_torch("train")
+    from tutti.train.run.launched import started_as_rank
+
+    asked = _asked(config, plan=plan, model=model, cluster=cluster, data=data, steps=steps,
+                   output=output, changes=changes or [], trace=trace)  # fmt: skip
+    if started_as_rank(os.environ):
+        from tutti.train.run.rank import prepare_together, run_rank
+
+        run_rank(prepare_together(asked), resume=resume)
+        return
+    job = _prepared(asked, quiet=json)
+    result = _run(job, resume=resume, port=port, quiet=json)
+    if json:
+        print_json(result.to_document())
+    else:
+        print_rich(*_summary(result))
+
+
+def _asked(
+    config: Path | None,
+    *,
+    plan: Path | None,
+    model: str | None,
+    cluster: str | None,
+    data: list[str] | None,
+    steps: int | None,
+    output: str | None,
+    changes: list[str],
+    trace: int | None,
+) -> TrainConfig:
+    from tutti.document import Place, build
+    from tutti.train.run.config import TrainConfig, with_changes
+
+    given: dict[str, object] = {
+        "plan": None if plan is None else str(plan),
+        "model": model,
+        "cluster": cluster,
+        "steps": steps,
+        "output": output,
+        "data.train": None if data is None else list(data),
+        "measure.trace_steps": None if trace is None else [trace],
+    }
+    if config is not None:
+        found = TrainConfig.load(config)
+    else:
+        if model is None and plan is None:
+            raise InputError("name a training file, or --model (and --data), or --plan")
+        if model is None and plan is not None:
+            given["model"] = _planned_model(plan)
+        source = list(data) if data else [{"kind": "synthetic"}]
+        found = build(
+            TrainConfig, {"model": given["model"], "data": {"train": source}}, Place("tutti train")
+        )
+    return with_changes(found, {k: v for k, v in given.items() if v is not None}, changes)
+
+
+def _planned_model(plan: Path) -> str:
+    from tutti.models.load import catalog_names
+    from tutti.plan.files import load_plan
+
+    name = load_plan(plan).model.name
+    if name not in catalog_names() and not Path(name).exists():
+        raise InputError(
+            f"{plan}: its model '{name}' is not found by that name; give --model FOLDER"
+        )
+    return name
+
+
+def _prepared(config: TrainConfig, *, quiet: bool) -> Job:
+    from tutti.cli.progress import ProgressLine
+    from tutti.train.run.planning import prepare
+
+    with ProgressLine("planning", wanted=not quiet) as line:
+        return prepare(config, line)
+
+
+def _run(job: Job, *, resume: bool, port: int | None, quiet: bool) -> TrainResult:
+    from tutti.cli.train_live import LiveRun
+    from tutti.train.run.trainer import run_local
+
+    with LiveRun(job, wanted=not quiet) as live:
+        return run_local(job, resume=resume, listener=live.hear, port=port)
+
+
+def _summary(result: TrainResult) -> list[str]:
+    from tutti.units import count_text, seconds_text
+
+    first, last = result.losses[:1], result.losses[-1:]
+    lines = [
+        f"[bold]{result.steps} steps[/], loss {first[0]:.4f} → {last[0]:.4f}, "
+        f"{count_text(result.tokens_per_s)} tokens/s, MFU {result.mfu:.1%}"
+        if first
+        else "nothing was left to do"
+    ]
+    if result.predicted_s is not None and result.losses:
+        error = result.predicted_s / result.seconds_per_step - 1.0
+        lines.append(
+            f"step {seconds_text(result.seconds_per_step)}, "
+            f"predicted {seconds_text(result.predicted_s)} ({error:+.1%})"
+        )
+    if result.checkpoint is not None:
+        lines.append(f"checkpoint: {result.checkpoint}")
+    if result.huggingface is not None:
+        lines.append(f"Hugging Face folder: {result.huggingface}")
+    lines.append(f"figures: {result.output / 'metrics.jsonl'}")
+    return lines

@@ -1,0 +1,196 @@
+"""Whole training steps to time on one chip: the engine's, and transformers' with a plain loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator import Accelerator, open_accelerator
+from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.hardware.chip import Dtype
+from tutti.hardware.library import shipped
+from tutti.models.flops import flops_per_token
+from tutti.models.load import catalog_config, load_model
+from tutti.models.spec import ModelSpec
+from tutti.nn.batch import Batch
+from tutti.nn.initialize import initialize
+from tutti.plan.job import PRECISIONS
+from tutti.train.alone import NoLinks, plan_alone
+from tutti.train.engine import Engine
+from tutti.train.state import TORCH_DTYPES
+
+WARM_UP = 3
+SETTINGS = AdamSettings(learning_rate=1e-4, weight_decay=0.1)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedQuestion:
+    """What is timed."""
+
+    model: str
+    device: str | None
+    micro_batch: int
+    sequence_length: int
+    layers: int | None
+    precision: str
+    steps: int
+
+    @property
+    def title(self) -> str:
+        """What a table says of itself."""
+        return (
+            f"{self.model}{f', {self.layers} layers' if self.layers else ''}, "
+            f"{self.micro_batch} × {self.sequence_length} tokens, {self.precision}"
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Return the model's config.json."""
+        config = dict(catalog_config(self.model))
+        return config | ({"num_hidden_layers": self.layers} if self.layers else {})
+
+    def spec(self) -> ModelSpec:
+        """Return the model."""
+        if self.layers is None:
+            return load_model(self.model)
+        return ModelSpec.from_config(self.config(), self.model)
+
+
+def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dict[str, Any]:
+    """Time the engine."""
+    say("tutti")
+    accelerator, spec = open_accelerator(asked.device), asked.spec()
+    plan = plan_alone(
+        spec,
+        sequence_length=asked.sequence_length,
+        micro_batch=asked.micro_batch,
+        precision=PRECISIONS[asked.precision],
+    )
+    accelerator.reset_peak()
+    engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None)
+    initialize(engine.model)  # type: ignore[arg-type]
+    engine.take_masters()
+    batches = [_tokens(asked, spec, accelerator, i) for i in range(WARM_UP + asked.steps)]
+
+    def step(index: int) -> float:
+        tokens, targets = batches[index]
+        batch = Batch.of(
+            spec,
+            tokens.flatten(),
+            [asked.sequence_length] * asked.micro_batch,
+            targets_t=targets.flatten(),
+        )
+        return engine.step(lambda _: batch, SETTINGS).loss
+
+    row = _timed("tutti", asked, spec, accelerator, step)
+    if breakdown:
+        step(0)
+        accelerator.synchronize()
+        row["breakdown"] = _where(engine)
+    return row
+
+
+def _where(engine: Engine) -> dict[str, float]:
+    """Return seconds by kind of instruction and of unit."""
+    spans = engine.recorder.spans()
+    head = engine.spec.head_unit
+    found: dict[str, float] = {}
+    for i, entry in enumerate(engine.instructions):
+        part = "embedding" if entry.start == 0 else "head" if entry.stop > head else "blocks"
+        if entry.stop - entry.start > head:
+            part = "all units"
+        name = f"{entry.op.value} {part}" if entry.stop else entry.op.value
+        found[name] = found.get(name, 0.0) + float(spans.end[i] - spans.start[i])
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def hugging_face_speed(asked: SpeedQuestion, say: Say) -> dict[str, Any]:
+    """Time the plain loop: from_config, SDPA, loss by labels, fused AdamW."""
+    say("transformers")
+    gc.collect()
+    accelerator, spec = open_accelerator(asked.device), asked.spec()
+    accelerator.empty_cache()
+    accelerator.reset_peak()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = asked.config()
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    config.use_cache = False
+    dtype = TORCH_DTYPES[PRECISIONS[asked.precision].parameters]
+    make: Any = AutoModelForCausalLM.from_config
+    with torch.device(accelerator.device):
+        model = make(config, attn_implementation="sdpa", dtype=dtype)
+    model.train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=SETTINGS.learning_rate, betas=(SETTINGS.beta1, SETTINGS.beta2),
+        eps=SETTINGS.eps, weight_decay=SETTINGS.weight_decay, fused=True,
+    )  # fmt: skip
+    batches = [_tokens(asked, spec, accelerator, i) for i in range(WARM_UP + asked.steps)]
+
+    def step(index: int) -> float:
+        tokens, _ = batches[index]
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    try:
+        return _timed("transformers", asked, spec, accelerator, step)
+    except torch.OutOfMemoryError:
+        return {"who": "transformers", "failed": "out of memory"}
+
+
+def _tokens(
+    asked: SpeedQuestion, spec: ModelSpec, accelerator: Accelerator, index: int
+) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(index)
+    size = (asked.micro_batch, asked.sequence_length + 1)
+    tokens = torch.randint(spec.vocab, size, generator=generator).to(accelerator.device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def _timed(
+    who: str,
+    asked: SpeedQuestion,
+    spec: ModelSpec,
+    accelerator: Accelerator,
+    step: Callable[[int], float],
+) -> dict[str, Any]:
+    seconds, loss = [], 0.0
+    for index in range(WARM_UP + asked.steps):
+        accelerator.synchronize()
+        begin = time.perf_counter()
+        loss = step(index)
+        accelerator.synchronize()
+        if index >= WARM_UP:
+            seconds.append(time.perf_counter() - begin)
+    median = statistics.median(seconds)
+    tokens = asked.micro_batch * asked.sequence_length
+    work = flops_per_token(spec, asked.sequence_length) * tokens
+    peak = _peak_flops(accelerator, PRECISIONS[asked.precision].compute)
+    return {
+        "who": who,
+        **dataclasses.asdict(asked),
+        "step_s": median,
+        "spread": (max(seconds) - min(seconds)) / median,
+        "tokens_per_s": tokens / median,
+        "mfu": None if peak is None else work / median / peak,
+        "peak_bytes": accelerator.memory().peak,
+        "loss": loss,
+    }
+
+
+def _peak_flops(accelerator: Accelerator, dtype: Dtype) -> float | None:
+    """Return the catalog's dense peak of this chip, if it knows the chip."""
+    chips = {chip.name: chip for chip in shipped().chips.values()}
+    chip = chips.get(accelerator.chip)
+    return None if chip is None else chip.peak_flops(dtype, fallback=True)

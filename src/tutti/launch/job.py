@@ -1,0 +1,137 @@
+"""One job to be launched: plan, training configuration and launch facts brought together."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tutti.errors import InputError
+from tutti.files import pretty_json
+from tutti.hardware.cluster import Cluster
+from tutti.launch.facts import Facts, PoolLaunch, resolve
+from tutti.launch.hosts import Component, Host, dns_label, find_components
+from tutti.plan.check import embedded_cluster
+from tutti.plan.files import plan_to_document
+from tutti.plan.plan import Plan
+
+PLAN = "plan.json"
+CONFIG = "train.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A component and how it is started."""
+
+    component: Component
+    launch: PoolLaunch
+
+    @property
+    def name(self) -> str:
+        """The component's name."""
+        return self.component.name
+
+    @property
+    def num_devices(self) -> int:
+        """Devices to ask a scheduler for, per host."""
+        component = self.component
+        whole = self.launch.facts.whole_nodes
+        return component.chips_per_host if whole else component.num_chips
+
+    def environment(self, *, scheduled: bool) -> dict[str, str]:
+        """Return the variables of its processes.
+
+        Where a host has chips that the plan does not use, the devices are chosen here, unless a
+        scheduler hands out only as many as were asked for.
+        """
+        found = dict(self.launch.environment)
+        chosen = self.component.is_partial and self.launch.visible
+        if chosen and (self.launch.facts.whole_nodes or not scheduled):
+            devices = ",".join(map(str, self.component.devices))
+            found.setdefault(self.launch.visible, devices)
+        return found
+
+    def host_name(self, host: Host) -> str:
+        """Return a host's name on the network; empty where the facts do not say."""
+        index = host.node * self.launch.pool.node.hosts + host.part
+        return self.launch.hosts[index] if self.launch.hosts else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything that a target needs to write its files."""
+
+    name: str
+    plan: Plan
+    facts: Facts
+    parts: tuple[Part, ...]
+    config: str | None = None  # the text of the training configuration
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        facts: Facts,
+        *,
+        config: str | None = None,
+        arguments: Sequence[str] = (),
+        facts_name: str = "launch facts",
+    ) -> Job:
+        """Bring a valid plan and launch facts together."""
+        cluster: Cluster = embedded_cluster(plan)
+        facts.require_pools_of(cluster, facts_name)
+        parts = tuple(
+            Part(component=component, launch=resolve(facts, component.pool))
+            for component in find_components(plan, cluster)
+        )
+        return cls(
+            name=dns_label(facts.name or plan.model.name),
+            plan=plan,
+            facts=facts,
+            parts=parts,
+            config=config,
+            arguments=tuple(arguments),
+        )
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of all components."""
+        return sum(len(part.component.hosts) for part in self.parts)
+
+    @property
+    def summary(self) -> str:
+        """One line for the head of each file."""
+        where = " + ".join(str(part.component) for part in self.parts)
+        return f"{self.plan.model.name}, {self.plan.num_ranks} ranks on {where}"
+
+    def hosts(self) -> Iterator[tuple[Part, Host]]:
+        """Yield every host in the order of torchrun's node ranks."""
+        for part in self.parts:
+            for host in part.component.hosts:
+                yield part, host
+
+    def inputs(self) -> dict[str, str]:
+        """Return the files that every rank reads."""
+        found = {PLAN: pretty_json(plan_to_document(self.plan)) + "\n"}
+        if self.config is not None:
+            found[CONFIG] = self.config
+        return found
+
+    def command(self, folder: str) -> str:
+        """Return the command of one rank as a shell reads it; `folder` holds the inputs."""
+        words = [shlex.quote(word) for word in self.facts.command]
+        if self.config is not None:
+            words.append(f"{folder}/{CONFIG}")
+        words += ["--plan", f"{folder}/{PLAN}"]
+        return " ".join([*words, *map(shlex.quote, self.arguments)])
+
+    def require_container(self, *supported: str) -> None:
+        """Refuse containers that a target cannot start."""
+        for part in self.parts:
+            kind = part.launch.facts.container
+            if kind not in supported:
+                raise InputError(
+                    f"pool '{part.launch.pool.name}': 'container' is '{kind}', which needs another "
+                    f"launcher; here it may be {' or '.join(supported)}"
+                )

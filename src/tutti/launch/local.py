@@ -1,0 +1,58 @@
+"""`--to local`: the command that runs all ranks of a plan on this machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from tutti.launch.identity import NODE
+from tutti.launch.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCommand:
+    """Words to execute and the variables that they need."""
+
+    words: tuple[str, ...]
+    environment: dict[str, str]
+    num_hosts: int  # that the plan has; all their ranks run here
+
+    def __str__(self) -> str:
+        settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*settings, *map(shlex.quote, self.words)])
+
+    def execute(self) -> None:
+        """Become this command."""
+        os.execvpe(self.words[0], self.words, {**os.environ, **self.environment})
+
+
+def local_command(job: Job, plan: Path, config: Path | None) -> LocalCommand:
+    """Return the command; plan and configuration are read where they are.
+
+    One node of a plan is this machine, with its slots in their order. The ranks of several nodes
+    are numbered as in the plan.
+    """
+    part, host = next(job.hosts())
+    if job.num_hosts == 1:
+        environment = {**part.environment(scheduled=False), NODE: host.name}
+    else:
+        threads = max(1, (os.cpu_count() or 1) // job.plan.num_ranks)
+        common = {name: str(value) for name, value in job.facts.environment.items()}
+        environment = {"OMP_NUM_THREADS": str(threads), **common}
+    return LocalCommand(
+        words=(
+            *part.launch.facts.launcher,
+            "--standalone",
+            f"--nproc-per-node={job.plan.num_ranks}",
+            "--no-python",
+            *job.facts.command,
+            *([str(config)] if config is not None else []),
+            "--plan",
+            str(plan),
+            *job.arguments,
+        ),
+        environment=environment,
+        num_hosts=job.num_hosts,
+    )

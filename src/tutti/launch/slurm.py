@@ -1,0 +1,113 @@
+"""`--to slurm`: a heterogeneous job with one component per pool; each host runs `start.sh`.
+
+The batch script runs on the first host of component 0, which holds rank 0. It pairs the hosts that
+Slurm chose with the nodes of the plan, so that nothing hangs on how Slurm numbers nodes across
+components.
+"""
+
+from __future__ import annotations
+
+from tutti.errors import InputError
+from tutti.launch import containers
+from tutti.launch.job import Job, Part
+from tutti.launch.templating import render
+from tutti.launch.torchrun import patterns
+
+
+def slurm_files(job: Job) -> dict[str, str]:
+    """Return the files by name."""
+    job.require_container("none", "apptainer", "pyxis")
+    heterogeneous = len(job.parts) > 1
+    script = render(
+        "job.sbatch.j2",
+        job=job,
+        common=_common_options(job),
+        options={part.name: _options(part) for part in job.parts},
+        step={
+            part.name: _step(job, part, index if heterogeneous else None)
+            for index, part in enumerate(job.parts)
+        },
+        wrappers={part.name: containers.wrapper(job, part) for part in job.parts},
+        named={part.name: _named(part) for part in job.parts if part.launch.hosts},
+        all_named=all(part.launch.hosts for part in job.parts),
+    )
+    start = render("start.sh.j2", job=job, slurm=True, patterns=patterns(job))
+    return {"job.sbatch": script, "start.sh": start, **job.inputs()}
+
+
+def _common_options(job: Job) -> list[str]:
+    slurm = job.facts.slurm
+    given = {
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "time": slurm.time,
+        "reservation": slurm.reservation,
+    }
+    for option in slurm.options:
+        if not option.startswith("--"):
+            raise InputError(
+                f"slurm: options: '{option}': write each as sbatch takes it, such as "
+                "'--mail-type=END'"
+            )
+    options = [f"--{name}={value}" for name, value in given.items() if value]
+    return [_directive(option) for option in (*options, *slurm.options)]
+
+
+def _directive(option: str) -> str:
+    """Return an option if sbatch reads it back from its line as one."""
+    if option.split() != [option] or "#" in option:
+        raise InputError(
+            f"slurm: '{option}' cannot stand in a batch script; leave out blanks and #"
+        )
+    return option
+
+
+def _options(part: Part) -> list[str]:
+    """Return the directives of one component."""
+    facts, launch, component = part.launch.facts, part.launch, part.component
+    options = [f"--nodes={len(component.hosts)}", "--ntasks-per-node=1"]
+    if facts.partition:
+        options.append(f"--partition={facts.partition}")
+    if launch.gres:
+        options.append(f"--gres={launch.gres}:{part.num_devices}")
+    elif not launch.known_maker:
+        raise InputError(
+            f"pool '{launch.pool.name}': nothing is known of chips by '{launch.pool.chip.vendor}'; "
+            "say in the launch file what Slurm calls them, such as 'gres: gpu' ('' for none)"
+        )
+    if facts.cpus is not None:
+        options.append(f"--cpus-per-task={facts.cpus}")
+    if facts.memory:
+        options.append(f"--mem={facts.memory}")
+    if facts.constraint:
+        options.append(f"--constraint={facts.constraint}")
+    if launch.hosts:
+        names = (part.host_name(host) for host in component.hosts)
+        options.append(f"--nodelist={','.join(names)}")
+    if facts.whole_nodes or not component.is_partial:
+        options.append("--exclusive")
+    return [_directive(option) for option in options]
+
+
+def _step(job: Job, part: Part, group: int | None) -> list[str]:
+    """Return srun's options for one component."""
+    hosts = len(part.component.hosts)
+    options = [] if group is None else [f"--het-group={group}"]
+    options += [f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1"]
+    if part.launch.facts.cpus is not None:
+        options.append(f"--cpus-per-task={part.launch.facts.cpus}")
+    return [
+        *options,
+        "--kill-on-bad-exit=1",
+        "--label",
+        *containers.step_options(job, part),
+    ]
+
+
+def _named(part: Part) -> list[str]:
+    return [f"{part.host_name(host)}={host.name}" for host in part.component.hosts]
+
+
+def next_command(_job: Job, folder: str) -> str:
+    """Return what to type next."""
+    return f"cd {folder} && sbatch job.sbatch"

@@ -1,0 +1,1 @@
+"""What a run tells of itself: figures of steps, and where they go."""

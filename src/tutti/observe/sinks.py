@@ -1,0 +1,156 @@
+"""Where figures go: a file of JSON lines, TensorBoard, Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tutti.errors import InputError
+from tutti.observe.record import StepRecord
+
+
+class Sink(Protocol):
+    """Takes the records of steps, in order."""
+
+    def write(self, record: StepRecord) -> None:
+        """Take one."""
+
+    def validation(self, step: int, loss: float) -> None:
+        """Take a loss on held-out data."""
+
+    def close(self) -> None:
+        """Take no more."""
+
+
+class JsonLines:
+    """One object per line; a resumed run goes on after the step that it resumes from."""
+
+    def __init__(self, path: Path, *, after: int = 0) -> None:
+        kept = [line for line in _lines(path) if _step_of(line) <= after]
+        path.write_text("".join(kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, record: StepRecord) -> None:
+        """Write a line."""
+        self._file.write(json.dumps(record.to_document()) + "\n")
+
+    def validation(self, step: int, loss: float) -> None:
+        """Write a line."""
+        self._file.write(json.dumps({"step": step, "validation_loss": loss}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):  # cut off in the middle when the run was killed
+        return 1 << 62
+
+
+class TensorBoard:
+    """Scalars in an event file."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise InputError(
+                "measure.tensorboard: the package 'tensorboard' is not installed; "
+                "pip install 'tutti-ml[observe]'"
+            ) from None
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def write(self, record: StepRecord) -> None:
+        """Write every figure."""
+        for name, value in record.scalars().items():
+            self._writer.add_scalar(name, value, record.step)
+
+    def validation(self, step: int, loss: float) -> None:
+        """Write the loss."""
+        self._writer.add_scalar("validation_loss", loss, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+class Prometheus:
+    """Gauges that a Prometheus server fetches over HTTP."""
+
+    def __init__(self, port: int) -> None:
+        try:
+            import prometheus_client
+        except ImportError:
+            raise InputError(
+                "measure.prometheus_port: the package 'prometheus-client' is not installed; "
+                "pip install 'tutti-ml[observe]'"
+            ) from None
+        self._registry = prometheus_client.CollectorRegistry()
+        self._client: Any = prometheus_client
+        self._gauges: dict[str, Any] = {}
+        try:
+            self._server, self._thread = prometheus_client.start_http_server(
+                port, registry=self._registry
+            )
+        except OSError as error:
+            raise InputError(
+                f"measure.prometheus_port: {port} cannot be listened on ({error.strerror})"
+            ) from None
+
+    def _set(self, name: str, value: float, pool: str = "") -> None:
+        plain = "tutti_" + re.sub(r"[^a-z0-9_]", "_", name.lower())
+        if plain not in self._gauges:
+            labels = ("pool",) if pool else ()
+            self._gauges[plain] = self._client.Gauge(plain, name, labels, registry=self._registry)
+        gauge = self._gauges[plain]
+        (gauge.labels(pool) if pool else gauge).set(value)
+
+    def write(self, record: StepRecord) -> None:
+        """Set every gauge."""
+        self._set("step", record.step)
+        for name, value in record.scalars().items():
+            pool, slash, figure = name.rpartition("/")
+            self._set(f"pool_{figure}" if slash else name, value, pool)
+
+    def validation(self, step: int, loss: float) -> None:
+        """Set the gauge."""
+        del step
+        self._set("validation_loss", loss)
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class Sinks:
+    """All of them as one."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+
+    def write(self, record: StepRecord) -> None:
+        """Give a record to each."""
+        for sink in self._sinks:
+            sink.write(record)
+
+    def validation(self, step: int, loss: float) -> None:
+        """Give the loss to each."""
+        for sink in self._sinks:
+            sink.validation(step, loss)
+
+    def close(self) -> None:
+        """Close each."""
+        for sink in self._sinks:
+            sink.close()

@@ -1,0 +1,82 @@
+"""What a step came to: losses, tokens and the gradients' norm, joined over all ranks at once.
+
+This is the one reduction that crosses all ranks (the ClipNorm instruction). Everybody then knows
+the same numbers: the divisor of the gradients, whether they are clipped, and whether they are not
+finite, so that nobody updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from tutti.nn.batch import Batch
+from tutti.train.links import Links
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step came to, the same on every rank."""
+
+    loss: float  # mean over the step's tokens
+    balance: float
+    tokens: int
+    gradient_norm: float
+    skipped: bool  # numbers overflowed: nothing was updated
+    signals: int = 0  # ranks that asked for something, such as to stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """The sums of one rank, or of all: of squared gradients, tokens and losses."""
+
+    square: float
+    tokens: float
+    loss: float
+    balance: float
+    signals: float
+
+    def result(self, loss_factor: float) -> StepResult:
+        """Return the means, of gradients that were made for `loss_factor` times the loss."""
+        count = max(self.tokens, 1.0)
+        norm = math.sqrt(self.square) / (count * loss_factor)
+        return StepResult(
+            loss=self.loss / count,
+            balance=self.balance / count,
+            tokens=int(self.tokens),
+            gradient_norm=norm,
+            skipped=not math.isfinite(norm),
+            signals=int(self.signals),
+        )
+
+
+_NAMES = tuple(f.name for f in fields(Sums))
+
+
+def counted_tokens(batch: Batch) -> Tensor:
+    """Return how many tokens of a batch have a loss."""
+    assert batch.targets_t is not None, "the batch of a last stage has targets"
+    counted = batch.targets_t >= 0
+    if batch.weights_t is not None:
+        counted = counted & (batch.weights_t != 0)
+    return counted.sum()  # stays on the chip: nobody waits for it
+
+
+def joined(links: Links, num_ranks: int, parts: Mapping[str, Tensor]) -> Sums:
+    """Return the sums over all ranks of the parts, which are named as `Sums` names them."""
+    scalars = torch.stack([parts[name].double() for name in _NAMES])
+    if num_ranks > 1:
+        links.all_reduce(tuple(range(num_ranks)), scalars, use="scalars").wait()
+    return Sums(**dict(zip(_NAMES, scalars.tolist(), strict=True)))
+
+
+def gradient_factor(result: StepResult, loss_factor: float, clip_norm: float | None) -> float:
+    """Return what gradients are multiplied by on their way into the optimizer."""
+    scale = 1.0 / (max(result.tokens, 1) * loss_factor)
+    if clip_norm is None or not result.gradient_norm > clip_norm:
+        return scale
+    return scale * clip_norm / result.gradient_norm

@@ -1,0 +1,182 @@
+"""`Feeder`: the coming micro-batches of one rank, ready before they are asked for.
+
+A thread reads and packs rows ahead, into pinned memory, a bounded number of micro-batches; the copy
+to the device runs on the copy lane, and the compute lane waits for it, not the host. What goes
+wrong in the thread is raised where the batch is asked for. `wait_s` is the time that asking took
+because data were not ready.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tutti.accelerator import Accelerator
+from tutti.errors import InputError, TuttiError
+from tutti.models.spec import ModelSpec
+from tutti.nn.batch import Batch
+from tutti.train.data.row import Row
+
+Indices = Callable[[int, int], Sequence[int]]  # (step, micro-batch) → global samples
+
+
+class Samples(Protocol):
+    """Rows by the number of the sample: a training order or validation rows."""
+
+    def row(self, sample: int) -> Row:
+        """Return the row of a global sample."""
+
+
+class _Ready(NamedTuple):
+    """A micro-batch in host memory."""
+
+    step: int
+    micro_batch: int
+    both: Tensor  # tokens and targets, (2, T)
+    lengths: tuple[tuple[int, ...], ...]  # of the documents of each row
+
+
+def to_batch(
+    spec: ModelSpec,
+    accelerator: Accelerator,
+    both: Tensor,
+    lengths: Sequence[tuple[int, ...]],
+    context: tuple[int, int] = (1, 0),
+) -> Batch:
+    """Copy tokens and targets to the device and make the batch of them.
+
+    `context` is how many ranks share out each row, and which of them this one is.
+    """
+    on_device = torch.empty_like(both, device=accelerator.device)
+    free, copied = accelerator.event(), accelerator.event()
+    free.record()  # the memory may have been used by work that is still queued
+    with accelerator.lane("copy"):
+        free.wait()
+        on_device.copy_(both, non_blocking=True)
+        copied.record()
+    copied.wait()
+    documents = tuple(itertools.chain.from_iterable(lengths))
+    row_length = both.shape[1] // len(lengths)
+    batch = Batch.of(spec, on_device[0], documents, targets_t=on_device[1], row_length=row_length)
+    return batch.share(spec, *context)
+
+
+class Feeder:
+    """Gives one rank its micro-batches, in any order within a step."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        spec: ModelSpec,
+        accelerator: Accelerator,
+        indices: Indices,
+        *,
+        micro_batches: int,
+        first_step: int = 0,
+        last_step: int | None = None,  # the first that is not wanted
+        depth: int = 4,
+        context: tuple[int, int] = (1, 0),  # ranks that share out each row, and which this one is
+    ) -> None:
+        self.wait_s = 0.0
+        self._context = context
+        self._samples, self._spec, self._accelerator = samples, spec, accelerator
+        self._indices, self._micro_batches = indices, micro_batches
+        self._steps = range(first_step, last_step if last_step is not None else 1 << 62)
+        self._queue: queue.Queue[_Ready | BaseException] = queue.Queue(depth)
+        self._early: dict[tuple[int, int], _Ready] = {}
+        self._failed: BaseException | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tutti-feeder", daemon=True)
+        self._thread.start()
+
+    # --- the thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        coming = ((step, m) for step in self._steps for m in range(self._micro_batches))
+        try:
+            for step, micro_batch in coming:
+                if not self._put(self._prepared(step, micro_batch)):
+                    return
+            self._put(InputError(f"data: no micro-batch behind step {self._steps.stop - 1}"))
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, item: _Ready | BaseException) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def _prepared(self, step: int, micro_batch: int) -> _Ready:
+        rows = [self._row(sample) for sample in self._indices(step, micro_batch)]
+        length = sum(len(row.tokens) for row in rows)
+        both = self._accelerator.pinned((2, length), torch.int64)
+        view = both.numpy()
+        np.concatenate([row.tokens for row in rows], out=view[0])
+        np.concatenate([row.targets for row in rows], out=view[1])
+        return _Ready(step, micro_batch, both, tuple(row.lengths for row in rows))
+
+    def _row(self, sample: int) -> Row:
+        try:
+            return self._samples.row(sample)
+        except TuttiError as error:
+            raise InputError(f"data: sample {sample}: {error}") from error
+        except Exception as error:
+            raise TuttiError(f"data: sample {sample}: {type(error).__name__}: {error}") from error
+
+    # --- the consumer ----------------------------------------------------------------------
+
+    def batch(self, step: int, micro_batch: int) -> Batch:
+        """Return a micro-batch on the device; each can be had once."""
+        ready = self._early.pop((step, micro_batch), None) or self._wanted(step, micro_batch)
+        return to_batch(self._spec, self._accelerator, ready.both, ready.lengths, self._context)
+
+    def step(self, step: int) -> Callable[[int], Batch]:
+        """Return the micro-batches of a step, as the engine asks for them."""
+        return lambda micro_batch: self.batch(step, micro_batch)
+
+    def _wanted(self, step: int, micro_batch: int) -> _Ready:
+        began = time.perf_counter()
+        try:
+            while True:
+                if self._failed is not None:
+                    raise self._failed
+                item = self._queue.get()
+                if isinstance(item, BaseException):
+                    self._failed = item
+                elif (item.step, item.micro_batch) == (step, micro_batch):
+                    return item
+                else:
+                    self._early[item.step, item.micro_batch] = item
+                    if item.step > step:
+                        raise ValueError(f"step {step}: micro-batch {micro_batch} was given before")
+        finally:
+            self.wait_s += time.perf_counter() - began
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def __enter__(self) -> Feeder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,230 @@
+"""`open_data`: from a `DataConfig` to training and validation rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tutti.document import Natural
+from tutti.errors import InputError
+from tutti.files import fingerprint
+from tutti.train.data.cache import CacheSettings, Progress, default_folder, open_store, silent
+from tutti.train.data.config import DataConfig, Kind, SourceConfig
+from tutti.train.data.megatron import open_megatron
+from tutti.train.data.order import Part, TrainingOrder, ValidationRows, split
+from tutti.train.data.packing import CutRows, FitRows, PackingReport
+from tutti.train.data.row import Rows
+from tutti.train.data.sources.find import find
+from tutti.train.data.store import TokenStore
+from tutti.train.data.synthetic import SyntheticRows
+from tutti.train.data.tokenizer import Tokenizer, open_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataState:
+    """Where a run is in its data: all that a checkpoint keeps of it."""
+
+    next_sample: Natural
+    seed: Natural
+    fingerprint: str
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReport:
+    """What a source gave."""
+
+    name: str
+    use: str  # "train" or "validation"
+    packing: PackingReport | None  # None: synthetic
+    skipped: int
+
+    def __str__(self) -> str:
+        if self.packing is None:
+            return f"{self.name} ({self.use}): synthetic, without end"
+        found = self.packing
+        said = [
+            f"{self.name} ({self.use}): {_counted(found.documents, 'document')}",
+            _counted(found.tokens, "token"),
+            _counted(found.rows, "row"),
+            f"{found.padding / (found.padding + found.tokens):.1%} padding",
+        ]
+        for count, what in (
+            (found.truncated, "truncated"), (found.dropped, "dropped"), (self.skipped, "skipped"),
+        ):  # fmt: skip
+            if count:
+                said.append(f"{count:,} {what}")
+        return ", ".join(said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedData:
+    """Rows for training and validation, found by their numbers."""
+
+    train: TrainingOrder
+    validation: ValidationRows | None
+    reports: tuple[SourceReport, ...]
+    tokenizer: Tokenizer | None  # None: nothing here was text
+    seed: int
+    fingerprint: str  # of all tokens, their packing and their order; the same on every node
+
+    def state(self, next_sample: int) -> DataState:
+        """Return what a checkpoint keeps."""
+        return DataState(next_sample=next_sample, seed=self.seed, fingerprint=self.fingerprint)
+
+    def check(self, state: DataState) -> None:
+        """Refuse to resume on other data than the run had."""
+        if state.fingerprint != self.fingerprint:
+            raise InputError(
+                "data: not what the checkpoint was trained on (sources, tokenizer, packing, "
+                "sequence length or seed differ); restore them, or start from its weights alone"
+            )
+
+
+def open_data(
+    config: DataConfig,
+    *,
+    sequence_length: int,
+    vocabulary: int,
+    base: Path = Path(),
+    model_folder: Path | None = None,
+    progress: Progress = silent,
+) -> PackedData:
+    """Tokenise what is not yet tokenised, and lay out rows of `sequence_length`.
+
+    Relative paths are meant from `base`. `model_folder` holds the model's own tokenizer.
+    """
+    opener = _Opener(config, sequence_length, vocabulary, base, model_folder, progress)
+    rows = [opener.rows(source, number, "train") for number, source in enumerate(config.train)]
+    pairs = [
+        split(own, seed=config.seed, number=number, holdout=_holdout(config, source))
+        for number, (own, source) in enumerate(zip(rows, config.train, strict=True))
+    ]
+    held = [part for _, part in pairs if part is not None]
+    for number, source in enumerate(config.validation, len(rows)):
+        own = opener.rows(source, number, "validation")
+        count = min(own.num_rows, _SYNTHETIC_VALIDATION_ROWS) if _endless(source) else own.num_rows
+        held.append(Part(own, seed=config.seed, number=number, first=0, count=count))
+    if config.holdout and not held:
+        raise InputError("data: 'holdout' needs a source with an end; a synthetic one has none")
+    return PackedData(
+        train=TrainingOrder([part for part, _ in pairs], [s.weight for s in config.train]),
+        validation=ValidationRows(held, length=sequence_length, pad=opener.pad) if held else None,
+        reports=tuple(opener.reports),
+        tokenizer=opener.tokenizer,
+        seed=config.seed,
+        fingerprint=opener.fingerprint(),
+    )
+
+
+_SYNTHETIC_VALIDATION_ROWS = 64
+
+
+def _endless(source: SourceConfig) -> bool:
+    return source.kind is Kind.SYNTHETIC
+
+
+def _holdout(config: DataConfig, source: SourceConfig) -> float:
+    return 0.0 if _endless(source) else config.holdout
+
+
+class _Opener:
+    """Opens the sources of one configuration."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        length: int,
+        vocabulary: int,
+        base: Path,
+        model_folder: Path | None,
+        progress: Progress,
+    ) -> None:
+        self.config, self._length, self._vocabulary, self._base = config, length, vocabulary, base
+        self._model_folder = model_folder
+        self.tokenizer: Tokenizer | None = None
+        self.reports: list[SourceReport] = []
+        self._digests: list[object] = []
+        self._cache = CacheSettings(
+            folder=base / Path(config.cache).expanduser() if config.cache else default_folder(),
+            end_of_document=config.end_of_document,
+            processes=config.processes,
+            progress=progress,
+        )
+
+    @property
+    def pad(self) -> int:
+        """The token of padding."""
+        pad = self.tokenizer.pad if self.tokenizer is not None else 0
+        return pad if pad < self._vocabulary else 0
+
+    def rows(self, source: SourceConfig, number: int, use: str) -> Rows:
+        """Return the rows of a source."""
+        if _endless(source):
+            return self._synthetic(source, number, use)
+        kind, files = find(source, self._base)
+        if kind is Kind.MEGATRON:
+            store = open_megatron(files[0], source.name)
+        else:
+            store = open_store(source, self._opened(), self._cache, base=self._base)
+        if store.largest is not None and store.largest >= self._vocabulary:
+            raise InputError(
+                f"{source.name}: token {store.largest} is not in the model's vocabulary of "
+                f"{self._vocabulary}; use the tokenizer that belongs to the model"
+            )
+        rows = self._packed(store)
+        self.reports.append(
+            SourceReport(name=source.name, use=use, packing=rows.report, skipped=store.skipped)
+        )
+        self._digests.append([store.digest, source.weight, use, type(rows).__name__])
+        return rows
+
+    def _opened(self) -> Tokenizer:
+        if self.tokenizer is None:
+            if self.config.tokenizer:
+                self.tokenizer = open_tokenizer(self.config.tokenizer, folder=self._base)
+            elif self._model_folder is not None:
+                self.tokenizer = open_tokenizer(str(self._model_folder.resolve()))
+            else:
+                raise InputError(
+                    "data: 'tokenizer' is missing, and the model has no folder with one; "
+                    "name a Hugging Face folder or 'bytes'"
+                )
+        return self.tokenizer
+
+    def _packed(self, store: TokenStore) -> CutRows | FitRows:
+        packing = self.config.packing
+        fit = packing.kind == "fit" or (packing.kind == "auto" and store.is_supervised)
+        if fit:
+            return FitRows(
+                store, self._length, pad=self.pad, vocabulary=self._vocabulary, long=packing.long
+            )
+        return CutRows(store, self._length, pad=self.pad, vocabulary=self._vocabulary)
+
+    def _synthetic(self, source: SourceConfig, number: int, use: str) -> SyntheticRows:
+        if source.vocabulary > self._vocabulary:
+            raise InputError(
+                f"synthetic: a vocabulary of {source.vocabulary}, more than the model's "
+                f"{self._vocabulary}"
+            )
+        rows = SyntheticRows(
+            vocabulary=source.vocabulary or self._vocabulary,
+            length=self._length,
+            document_length=source.document_length,
+            surprise=source.surprise,
+            seed=self.config.seed,
+        )
+        self.reports.append(SourceReport(name=source.name, use=use, packing=None, skipped=0))
+        facts = (rows.vocabulary, source.document_length, source.surprise, source.weight, use)
+        self._digests.append([number, *facts])
+        return rows
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything that decides the rows and their order."""
+        packing = self.config.packing
+        return fingerprint(
+            [self._digests, self._length, packing.long, self.config.seed, self.config.holdout]
+        )

@@ -1,0 +1,1 @@
+"""Readers of files: each finds the pieces of a file, and the records in a piece."""

@@ -1,0 +1,120 @@
+"""Which files a source names, and of which kind they are."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from tutti.errors import InputError, hint
+from tutti.train.data.config import SHIPPED, Kind, SourceConfig
+from tutti.train.data.sources.arrow import (
+    DatasetReader,
+    ParquetReader,
+    dataset_files,
+    is_dataset,
+)
+from tutti.train.data.sources.jsonl import JsonLinesReader
+from tutti.train.data.sources.piece import Reader
+from tutti.train.data.sources.plain import TextReader
+
+ENDINGS: dict[str, Kind] = {
+    ".txt": Kind.TEXT,
+    ".md": Kind.TEXT,
+    ".jsonl": Kind.JSONL,
+    ".ndjson": Kind.JSONL,
+    ".parquet": Kind.PARQUET,
+    ".bin": Kind.MEGATRON,
+    ".idx": Kind.MEGATRON,
+}
+_TEXTS = Path(__file__).parents[1] / "text"
+
+
+def shipped_texts() -> list[str]:
+    """Return the names of the texts that come with tutti."""
+    return sorted(path.stem for path in _TEXTS.glob("*.txt"))
+
+
+def find(source: SourceConfig, folder: Path) -> tuple[Kind, list[Path]]:
+    """Return a source's kind and its files in a fixed order."""
+    if source.path.startswith(SHIPPED):
+        name = source.path.removeprefix(SHIPPED)
+        if name not in shipped_texts():
+            raise InputError(f"{source.path}: no such text; {hint(name, shipped_texts())}")
+        return Kind.TEXT, [_TEXTS / f"{name}.txt"]
+    path = folder / Path(source.path).expanduser()
+    if _is_megatron(source.kind, path):
+        return Kind.MEGATRON, [path.with_suffix("") if path.suffix in (".bin", ".idx") else path]
+    if path.is_dir() and (source.kind is Kind.DATASET or is_dataset(path)):
+        return Kind.DATASET, dataset_files(path, source.split)
+    files = _expanded(path, source)
+    kinds = {file: _kind(file) for file in files} if source.kind is Kind.AUTO else {}
+    unknown = [file for file, kind in kinds.items() if kind is None]
+    if unknown:
+        raise InputError(
+            f"{unknown[0]}: of no known kind (known endings: {', '.join(sorted(ENDINGS))}); "
+            f"say 'kind'"
+        )
+    found = {kind for kind in kinds.values() if kind is not None} or {source.kind}
+    if len(found) > 1:
+        raise InputError(
+            f"{source.path}: has files of several kinds ({', '.join(sorted(found))}); "
+            f"name them as sources of their own"
+        )
+    return found.pop(), files
+
+
+def _is_megatron(kind: Kind, path: Path) -> bool:
+    if kind is not Kind.AUTO:
+        return kind is Kind.MEGATRON
+    pair = path.suffix in (".bin", ".idx") and "*" not in path.name
+    return pair or (not path.exists() and Path(f"{path}.idx").is_file())
+
+
+def _kind(file: Path) -> Kind | None:
+    return ENDINGS.get(file.suffix.lower())
+
+
+def _expanded(path: Path, source: SourceConfig) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        inside = (
+            Path(parent) / name for parent, _, names in os.walk(path, onerror=_refused)
+            for name in names
+        )  # fmt: skip
+        wanted = {source.kind} if source.kind is not Kind.AUTO else set(ENDINGS.values())
+        files = [file for file in inside if _kind(file) in wanted and not file.name.startswith(".")]
+        if not files:
+            raise InputError(f"{path}: the folder has no files to read ({_endings(wanted)})")
+        return sorted(files)
+    files = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
+    if files:
+        return sorted(files)
+    if glob.has_magic(str(path)):
+        raise InputError(f"{path}: no file matches")
+    near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    remedy = f"; {hint(path.name, near)}" if 0 < len(near) < 200 else ""
+    raise InputError(f"{path}: no such file or folder{remedy}")
+
+
+def _refused(error: OSError) -> None:
+    raise InputError(f"{error.filename}: cannot be read ({error.strerror})")
+
+
+def _endings(kinds: Iterable[Kind]) -> str:
+    return ", ".join(sorted(ending for ending, kind in ENDINGS.items() if kind in kinds))
+
+
+@functools.cache
+def reader_of(kind: Kind, *, blocks: bool) -> Reader:
+    """Return the reader of a kind of file."""
+    readers: dict[Kind, Reader] = {
+        Kind.TEXT: TextReader(blocks=blocks),
+        Kind.JSONL: JsonLinesReader(),
+        Kind.PARQUET: ParquetReader(),
+        Kind.DATASET: DatasetReader(),
+    }
+    return readers[kind]

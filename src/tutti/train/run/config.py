@@ -1,0 +1,192 @@
+"""The file that `tutti train` takes: what is trained, on what, with which data, for how long.
+
+Needs no torch: a wrong file is answered before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tutti import files
+from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, Seconds, build, plain
+from tutti.errors import InputError
+from tutti.train.data.config import DataConfig, SourceConfig
+from tutti.train.learning_rate import LearningRate
+
+Positive = Annotated[float, Above(0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW (or SGD, if the plan says so) and how its learning rate moves."""
+
+    learning_rate: Positive = 3e-4
+    schedule: Literal["constant", "linear", "cosine", "stable"] = "cosine"
+    warmup_steps: Natural = 0
+    decay_steps: Natural | None = None  # of "stable", at the end; default: a tenth of all steps
+    final_share: Annotated[float, AtLeast(0), AtMost(1)] = 0.1  # of the learning rate, at the end
+    weight_decay: Annotated[float, AtLeast(0)] = 0.1
+    beta1: Annotated[float, AtLeast(0), AtMost(1)] = 0.9
+    beta2: Annotated[float, AtLeast(0), AtMost(1)] = 0.95
+    epsilon: Positive = 1e-8
+    clip_norm: Positive | None = 1.0
+
+    def rates(self, steps: int) -> LearningRate:
+        """Return the learning rate of every step."""
+        return LearningRate(
+            peak=self.learning_rate,
+            kind=self.schedule,
+            steps=steps,
+            warmup=self.warmup_steps,
+            decay=steps // 10 if self.decay_steps is None else self.decay_steps,
+            final_share=self.final_share,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """What the planner is asked when no plan is given; see `tutti plan --help`."""
+
+    sequence_length: Count | None = None
+    global_batch: Count | None = None
+    precision: str = "bf16"
+    tp_max: Count | None = None
+    cp_max: Count | None = None
+    max_stages: Count | None = None
+    micro_batch: tuple[Count, ...] = ()
+    schedules: tuple[str, ...] = ()
+    shard: tuple[Natural, ...] = ()
+    pools: tuple[str, ...] = ()
+    offload: bool = True
+    recompute: bool = True
+    mixed_stages: bool = True
+    mixed_pipelines: bool = True
+    use_all_pools: bool = False
+    uniform: bool = False  # the best plan that treats all chips alike, for comparison
+    chip_profiles: tuple[str, ...] = ()  # what `tutti profile` wrote, or names of shipped ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """When the state is written, and how much of it is kept."""
+
+    every: Natural = 0  # steps; 0: at the end only
+    keep: Count = 2
+    keep_every: Natural = 0  # steps of which a checkpoint is never deleted
+    asynchronous: bool = True
+    final: bool = True  # also after the last step
+    huggingface: bool = True  # at the end, as a folder that transformers loads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationConfig:
+    """How often the loss on held-out data is taken, and on how much of it."""
+
+    every: Natural = 0  # steps; 0: never
+    steps: Count = 1  # global batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureConfig:
+    """Where figures of the run go, besides the terminal and `metrics.jsonl`."""
+
+    every: Count = 1  # steps
+    tensorboard: bool = False
+    prometheus_port: Annotated[int, AtLeast(1), AtMost(65535)] | None = None
+    trace_steps: tuple[Count, ...] = ()  # of which a Chrome trace is written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A whole training job."""
+
+    model: str
+    cluster: str = "here"
+    plan: str | None = None  # a plan file; without one, the planner is asked
+    start: Literal["auto", "pretrained", "random"] = "auto"
+    steps: Count = 100
+    data: DataConfig
+    job: JobConfig = field(default_factory=JobConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    emulate: Literal["real", "stub"] = "real"  # emulated chips compute, or only take their time
+    output: str = "out/train"
+    seed: Natural = 0
+    timeout_s: Annotated[Seconds, Above(0)] = 300.0
+
+    @classmethod
+    def load(cls, path: Path) -> TrainConfig:
+        """Read a file; paths in it are taken from where the file lies."""
+        config = build(cls, files.read_file(path), Place(path.name))
+        return config.relative_to(path.parent)
+
+    def relative_to(self, folder: Path) -> TrainConfig:
+        """Return the job with its paths seen from `folder`, unless they are names or absolute."""
+        return dataclasses.replace(
+            self,
+            model=_from(folder, self.model),
+            cluster=_from(folder, self.cluster),
+            plan=None if self.plan is None else _from(folder, self.plan),
+            data=_data_from(folder, self.data),
+            job=dataclasses.replace(
+                self.job, chip_profiles=tuple(_from(folder, p) for p in self.job.chip_profiles)
+            ),
+        )
+
+    @property
+    def folder(self) -> Path:
+        """Where everything that the run writes goes."""
+        return Path(self.output)
+
+
+def _from(folder: Path, name: str) -> str:
+    """Return a path that exists beside the file; anything else as it is."""
+    beside = folder / name
+    return str(beside) if not Path(name).is_absolute() and beside.exists() else name
+
+
+def _data_from(folder: Path, data: DataConfig) -> DataConfig:
+    """Return the data with paths seen from a folder; there may be patterns in them."""
+
+    def moved(source: SourceConfig) -> SourceConfig:
+        if not source.path or Path(source.path).is_absolute():
+            return source
+        return dataclasses.replace(source, path=str(folder / source.path))
+
+    return dataclasses.replace(
+        data,
+        train=tuple(map(moved, data.train)),
+        validation=tuple(map(moved, data.validation)),
+        tokenizer=_from(folder, data.tokenizer) if data.tokenizer else "",
+    )
+
+
+def with_changes(
+    config: TrainConfig, given: Mapping[str, object], texts: Sequence[str] = ()
+) -> TrainConfig:
+    """Return the job with keys changed: "steps" or "section.key"; `texts` are "key=value"."""
+    changes = dict(given)
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--set {text}: write key=value, such as steps=200")
+        changes[key.strip()] = files.parse_yaml(value, f"--set {key}")
+    if not changes:
+        return config
+    written = plain(config)
+    assert isinstance(written, dict)
+    for key, found in changes.items():
+        place = written
+        *sections, last = key.split(".")
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise InputError(f"--set {key}: '{section}' has no keys inside")
+        place[last] = found
+    return build(TrainConfig, written, Place("tutti train"))

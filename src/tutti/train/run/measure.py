@@ -1,0 +1,145 @@
+"""The figures of a running job: taken on every rank, joined beside the next step, written by one.
+
+A step's times travel to rank 0 while the next step runs, so that measuring keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutti.models.flops import flops_per_token
+from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
+from tutti.observe.sinks import JsonLines, Prometheus, Sink, Sinks, TensorBoard
+from tutti.schedule.instruction import Op, What
+from tutti.schedule.schedule import Schedule
+from tutti.simulate.estimate import Estimate
+from tutti.train.closing import StepResult
+from tutti.train.engine import Engine
+from tutti.train.seats import class_of
+
+if TYPE_CHECKING:
+    from tutti.train.run.worker import Worker
+
+METRICS = "metrics.jsonl"
+
+
+class Measure:
+    """Takes, joins and writes the figures of steps."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._engine: Engine = worker.engine
+        plan, cluster = worker.plan, worker.job.cluster
+        self._peak = cluster.peak_flops(plan.job.precision.compute, fallback=True)
+        self._work = flops_per_token(worker.spec, plan.job.sequence_length) * plan.job.tokens
+        places = [self._engine.seats.map.place(r) for r in range(worker.world)]
+        self._pools = [place.chip.pool for place in places]
+        self._pending: tuple[StepRecord, list[Tensor], dist.Work] | None = None
+        self._sinks: Sinks | None = None
+        self._engine.recorder.expect(expected_seconds(self._engine, worker.predicted))
+
+    def mfu(self, seconds: float) -> float:
+        """Return the model FLOPs utilisation of a step, over all chips of the cluster."""
+        return self._work / seconds / self._peak
+
+    @contextmanager
+    def sinks(self, *, after: int) -> Iterator[None]:
+        """Open where figures go, on rank 0; a resumed run goes on after a step."""
+        if self._worker.rank != 0:
+            yield
+            return
+        config = self._worker.config
+        made: list[Sink] = [JsonLines(config.folder / METRICS, after=after)]
+        if config.measure.tensorboard:
+            made.append(TensorBoard(config.folder / "tensorboard"))
+        if config.measure.prometheus_port is not None:
+            made.append(Prometheus(config.measure.prometheus_port))
+        self._sinks = Sinks(made)
+        try:
+            yield
+        finally:
+            self._sinks.close()
+            self._sinks = None
+
+    def step(self, number: int, result: StepResult, seconds: float, rate: float) -> None:
+        """Take the figures of a step."""
+        if number % self._worker.config.measure.every:
+            return
+        times = self._engine.recorder.times()
+        own = torch.tensor(times.values(), dtype=torch.float64)
+        everyone = [torch.zeros(NUM_TIMES, dtype=torch.float64) for _ in self._pools]
+        work = dist.all_gather(everyone, own, async_op=True)
+        estimate = self._worker.predicted
+        record = StepRecord(
+            step=number,
+            loss=result.loss,
+            balance=result.balance,
+            gradient_norm=result.gradient_norm,
+            learning_rate=rate,
+            tokens=result.tokens,
+            seconds=seconds,
+            tokens_per_s=self._worker.plan.job.tokens / seconds,
+            mfu=self.mfu(seconds),
+            hfu=self.mfu(seconds) * (estimate.hfu / estimate.mfu if estimate.mfu else 1.0),
+            predicted_s=estimate.step_seconds,
+            skipped=result.skipped,
+        )
+        self.finish()
+        assert work is not None
+        self._pending = (record, everyone, work)
+
+    def finish(self) -> None:
+        """Write the step whose figures have arrived by now."""
+        if self._pending is None:
+            return
+        record, everyone, work = self._pending
+        self._pending = None
+        work.wait()
+        if self._worker.rank != 0:
+            return
+        times = [RankTimes.of_values(values.tolist()) for values in everyone]
+        whole = dataclasses.replace(record, pools=by_pool(times, self._pools))
+        if self._sinks is not None:
+            self._sinks.write(whole)
+        self._worker.events.send("step", **whole.to_document())
+
+    def validation(self, step: int, loss: float) -> None:
+        """Take a loss on held-out data."""
+        if self._sinks is not None:
+            self._sinks.validation(step, loss)
+        if self._worker.rank == 0:
+            self._worker.events.send("validation", step=step, loss=loss)
+
+
+def expected_seconds(engine: Engine, estimate: Estimate) -> list[float]:
+    """Return how long each instruction of a rank should take by itself.
+
+    For a Receive that is the transfer, which the cost model counts at the sender.
+    """
+    schedule, place = engine.schedule, engine.seat.place
+    costs = estimate.priced.costs.classes
+    own = class_of(schedule, engine.seat)
+    sends = _send_seconds(schedule, estimate)
+    found = []
+    for entry, seconds in zip(engine.instructions, costs[own].seconds.tolist(), strict=True):
+        if entry.op is Op.RECEIVE:
+            seconds += sends.get((place.pipeline, entry.start, entry.what), 0.0)
+        found.append(seconds)
+    return found
+
+
+def _send_seconds(schedule: Schedule, estimate: Estimate) -> dict[tuple[int, int, What], float]:
+    found: dict[tuple[int, int, What], float] = {}
+    for rank_class, costs in zip(schedule.classes, estimate.priced.costs.classes, strict=True):
+        for entry, seconds in zip(rank_class.instructions, costs.seconds.tolist(), strict=True):
+            if entry.op is Op.SEND:
+                key = (rank_class.pipeline, entry.start, entry.what)
+                found[key] = max(found.get(key, 0.0), seconds)
+    return found

@@ -1,0 +1,126 @@
+"""The plan of a job: the one it names, or the planner's answer. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tutti import files
+from tutti.cost.sources import Sources
+from tutti.document import Place, build, plain
+from tutti.errors import InputError, TuttiError
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.profile import Profile
+from tutti.models.load import load_model
+from tutti.models.spec import ModelSpec
+from tutti.plan.check import require_valid
+from tutti.plan.files import load_plan, refer_to_model, save_plan
+from tutti.plan.plan import Plan
+from tutti.search.effort import Report, silent
+from tutti.search.planner import plan as search_plan
+from tutti.search.question import Limits, make_problem
+from tutti.simulate.estimate import Estimate, estimate
+from tutti.train.run.config import JobConfig, TrainConfig
+
+RUN_FILE, PLAN_FILE = "run.json", "plan.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training job that is ready to start: everything a rank needs to know."""
+
+    config: TrainConfig
+    plan: Plan
+    spec: ModelSpec
+    cluster: Cluster
+
+    def save(self) -> Path:
+        """Write it into its folder; return the file that ranks are started with."""
+        folder = self.config.folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"output '{folder}': cannot be made ({error.strerror})") from None
+        save_plan(self.plan, folder / PLAN_FILE)
+        text = json.dumps(plain(self.config), indent=1, ensure_ascii=False)
+        files.write_text(folder / RUN_FILE, text + "\n")
+        return folder / RUN_FILE
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        """Read what `save` wrote."""
+        config = build(TrainConfig, files.read_file(path), Place(path.name))
+        return prepared(config, load_plan(path.parent / PLAN_FILE))
+
+    def predicted(self) -> Estimate:
+        """Return what the cost model says of the plan."""
+        return estimate(self.plan, self.spec, self.cluster, sources_of(self.config.job))
+
+
+def sources_of(job: JobConfig) -> Sources:
+    """Return what prices rest on."""
+    return Sources(profiles=tuple(Profile.find(name) for name in job.chip_profiles))
+
+
+def prepare(config: TrainConfig, report: Report = silent) -> Job:
+    """Return the job with its plan, searched where none is named."""
+    if config.plan is not None:
+        return prepared(config, load_plan(Path(config.plan)))
+    spec = load_model(config.model)
+    return prepared(config, _searched(config, spec, load_cluster(config.cluster), report), spec)
+
+
+def load_cluster(name: str) -> Cluster:
+    """Return the cluster of a file or of the catalog; "here" is this machine."""
+    if name == "here":
+        from tutti.hardware.discover import discover
+
+        return discover().cluster
+    return Cluster.load(name)
+
+
+def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> Job:
+    """Return the job under a given plan, checked."""
+    spec = spec or load_model(config.model)
+    cluster = plan.cluster.cluster or load_cluster(config.cluster)
+    known = refer_to_model(spec)
+    if plan.model.hash and plan.model.hash != known.hash:
+        raise InputError(
+            f"the plan is for model '{plan.model.name}', but '{config.model}' has another shape; "
+            "plan again, or train the planned model"
+        )
+    require_valid(plan, spec, cluster)
+    return Job(config=config, plan=plan, spec=spec, cluster=cluster)
+
+
+def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Report) -> Plan:
+    job = config.job
+    problem = make_problem(
+        spec,
+        cluster,
+        global_batch=job.global_batch,
+        sequence_length=job.sequence_length,
+        precision=job.precision,
+        limits=Limits(
+            tp_max=job.tp_max,
+            cp_max=job.cp_max,
+            max_stages=job.max_stages,
+            micro_batch=job.micro_batch,
+            schedules=job.schedules,
+            shard=job.shard,
+            pools=job.pools,
+            offload=job.offload,
+            recompute=job.recompute,
+            mixed_stages=job.mixed_stages,
+            mixed_pipelines=job.mixed_pipelines,
+            idle=not job.use_all_pools,
+        ),
+        sources=sources_of(job),
+    )
+    result = search_plan(problem, compare=job.uniform, report=report)
+    if not job.uniform:
+        return result.best.plan
+    if result.uniform is None:
+        raise TuttiError("no plan that treats all chips alike fits; drop 'uniform: true'")
+    return result.uniform.plan

@@ -1,0 +1,182 @@
+"""`Trainer`: a training job in Python, on this machine's chips or as a rank under torchrun.
+
+trainer = tutti.Trainer.from_pretrained("my-model", cluster="laptop")
+trainer.fit("corpus/*.jsonl", steps=100)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tutti.document import Place, build
+from tutti.errors import InputError, TuttiError
+from tutti.plan.plan import Plan
+from tutti.search.effort import Report, silent
+from tutti.train.data.config import DataConfig
+from tutti.train.run.config import TrainConfig
+from tutti.train.run.local import LocalRanks, RankEvent
+from tutti.train.run.planning import Job, prepare, prepared
+
+Listener = Callable[[RankEvent], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What a run came to."""
+
+    steps: int
+    losses: tuple[float, ...]
+    validation: tuple[tuple[int, float], ...]  # (step, loss)
+    seconds_per_step: float  # median, without the first
+    tokens_per_s: float
+    mfu: float
+    predicted_s: float | None
+    checkpoint: Path | None
+    huggingface: Path | None
+    output: Path
+
+    def to_document(self) -> dict[str, object]:
+        """Return plain values."""
+        written = dataclasses.asdict(self)
+        return {k: str(v) if isinstance(v, Path) else v for k, v in written.items()}
+
+
+class Trainer:
+    """One training job."""
+
+    def __init__(self, config: TrainConfig, *, plan: Plan | None = None) -> None:
+        self.config, self._plan = config, plan
+        self.job: Job | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        cluster: str | os.PathLike[str] = "here",
+        plan: Plan | str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Trainer:
+        """Return a trainer for a Hugging Face model folder.
+
+        `options` are the keys of a training file, such as `steps=100`, `output="out/run"` or
+        `job={"global_batch": 64}`.
+        """
+        written = {"model": os.fspath(folder), "cluster": os.fspath(cluster), **options}
+        written.setdefault("data", {"train": [{"kind": "synthetic"}]})
+        given = plan if isinstance(plan, Plan) else None
+        if plan is not None and given is None:
+            written["plan"] = os.fspath(plan)  # type: ignore[arg-type]
+        return cls(build(TrainConfig, written, Place("Trainer")), plan=given)
+
+    def prepare(self, report: Report = silent) -> Job:
+        """Return the job with its plan, searched if need be; once."""
+        if self.job is None:
+            if self._plan is not None:
+                self.job = prepared(self.config, self._plan)
+            else:
+                self.job = prepare(self.config, report)
+        return self.job
+
+    def fit(
+        self,
+        data: str | os.PathLike[str] | Sequence[str] | DataConfig | None = None,
+        *,
+        steps: int | None = None,
+        resume: bool = False,
+        listener: Listener | None = None,
+        port: int | None = None,
+    ) -> TrainResult:
+        """Train; under torchrun as one rank, otherwise on processes of this machine."""
+        config = self.config
+        if data is not None:
+            config = replace(config, data=_data(data))
+        if steps is not None:
+            config = replace(config, steps=steps)
+        if config is not self.config:
+            self.config = config
+            if self.job is not None:
+                self.job = replace(self.job, config=config)
+        from tutti.train.run.launched import started_as_rank
+
+        if started_as_rank(os.environ):
+            from tutti.train.run.rank import run_rank
+
+            return run_rank(self.prepare(), resume=resume)
+        return run_local(self.prepare(), resume=resume, listener=listener, port=port)
+
+
+def _data(data: str | os.PathLike[str] | Sequence[str] | DataConfig) -> DataConfig:
+    if isinstance(data, DataConfig):
+        return data
+    if isinstance(data, (str, os.PathLike)):
+        data = [os.fspath(data)]
+    return build(DataConfig, {"train": list(data)}, Place("fit"))
+
+
+def run_local(
+    job: Job,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+    port: int | None = None,
+    environment: dict[int, dict[str, str]] | None = None,
+) -> TrainResult:
+    """Run all ranks of a job on this machine and return what it came to."""
+    ranks = LocalRanks(
+        job.save(), job.plan.num_ranks, port=port, resume=resume, environment=environment or {}
+    )
+    summary: dict[str, Any] | None = None
+    ranks.start()
+    try:
+        for event in _until_stopped(ranks):
+            if event.kind == "done" and event.rank == 0:
+                summary = dict(event.values)
+            if listener is not None:
+                listener(event)
+    finally:
+        ranks.end()
+    if summary is None:
+        raise TuttiError("the run was stopped before it had begun")
+    return result_of(summary, job)
+
+
+def _until_stopped(ranks: LocalRanks) -> Iterator[RankEvent]:
+    """Yield events; Ctrl-C asks the ranks to save and end, a second one ends them."""
+    events = ranks.events()
+    while True:
+        try:
+            event = next(events, None)
+        except KeyboardInterrupt:
+            ranks.ask_to_stop()
+            events = ranks.events()
+            continue
+        if event is None:
+            return
+        yield event
+
+
+def result_of(summary: dict[str, Any], job: Job) -> TrainResult:
+    """Return a rank's summary as a result."""
+    folder = job.config.folder
+    if summary.get("steps") is None:
+        raise InputError("the run has no steps")
+    path = summary.get("checkpoint")
+    exported = summary.get("huggingface")
+    return TrainResult(
+        steps=summary["steps"],
+        losses=tuple(summary["losses"]),
+        validation=tuple((int(s), float(v)) for s, v in summary["validation"]),
+        seconds_per_step=summary["seconds_per_step"],
+        tokens_per_s=summary["tokens_per_s"],
+        mfu=summary["mfu"],
+        predicted_s=summary["predicted_s"],
+        checkpoint=None if path is None else Path(path),
+        huggingface=None if exported is None else Path(exported),
+        output=folder,
+    )

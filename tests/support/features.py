@@ -1,0 +1,137 @@
+"""What a plan makes use of, as words: so that a set of plans can be asked what it leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.support.plans import plans
+from tutti.models.parameters import ParameterClass
+from tutti.plan.job import ScheduleKind
+from tutti.plan.plan import ContextKind, Pipeline, Plan, Replica, Stage
+from tutti.schedule.buckets import make_buckets, tied_apart
+
+PARALLEL = {"tensor", "sequence", "context", "pipeline", "data", "experts", "several pipelines"}
+SCHEDULES = {f"schedule {kind}" for kind in ScheduleKind}
+SHARES = {"equal shares", "unequal shares", "ragged shards", "unequal experts"}
+RECOMPUTE = {"recompute none", "recompute selective", "recompute full", "recompute hybrid"}
+OFFLOAD = {f"offload {what}" for what in ("optimizer", "parameters", "gradients", "activations")}
+LEVELS = {f"{kind} level {level}" for kind in ParameterClass for level in range(4)}
+MODELS = {"dense model", "experts model", "tied apart", "tied together"}
+CONTEXT_KINDS = {f"context {kind}" for kind in ContextKind}
+UNLIKE = {"unlike chips", "unlike widths", "unlike cuts"}
+EVERYTHING = frozenset().union(
+    PARALLEL, SCHEDULES, SHARES, RECOMPUTE, OFFLOAD, LEVELS, MODELS, CONTEXT_KINDS, UNLIKE
+)
+
+
+def features(plan: Plan) -> set[str]:
+    """Return the words that are true of a plan."""
+    return set(_features(plan))
+
+
+def _features(plan: Plan) -> Iterator[str]:
+    spec = plan.model.spec
+    assert spec is not None
+    yield f"schedule {plan.job.schedule}"
+    layers = range(1, spec.num_layers + 1)
+    yield "experts model" if any(spec.block(u).moe for u in layers) else "dense model"
+    if spec.ties_weights:
+        yield "tied apart" if tied_apart(plan) else "tied together"
+    if len(plan.pipelines) > 1:
+        yield "several pipelines"
+        cuts = {tuple(stage.units for stage in line.stages) for line in plan.pipelines}
+        if len(cuts) > 1:
+            yield "unlike cuts"
+    for line in plan.pipelines:
+        yield from _line_features(line)
+    for bucket in make_buckets(plan):
+        for kind, rule in bucket.rules():
+            yield f"{kind} level {rule.shard_level}"
+            if len({share.weight for share in rule.shares}) > 1:
+                yield "ragged shards"
+
+
+def _line_features(line: Pipeline) -> Iterator[str]:
+    if len(line.stages) > 1:
+        yield "pipeline"
+    if len({(stage.num_chips, stage.replicas[0].tp) for stage in line.stages}) > 1:
+        yield "unlike widths"
+    for stage in line.stages:
+        yield from _stage_features(stage)
+        for replica in stage.replicas:
+            yield from _replica_features(replica)
+
+
+def _stage_features(stage: Stage) -> Iterator[str]:
+    if sum(replica.count for replica in stage.replicas) > 1:
+        yield "data"
+        unequal = len({replica.sequences for replica in stage.replicas}) > 1
+        yield "unequal shares" if unequal else "equal shares"
+    if len(set(stage.chips.pools)) > 1:
+        yield "unlike chips"
+    for group in stage.experts:
+        if group.chips > 1:
+            yield "experts"
+            if len(set(group.experts)) > 1:
+                yield "unequal experts"
+
+
+def _replica_features(replica: Replica) -> Iterator[str]:
+    if replica.tp > 1:
+        yield "tensor"
+    if replica.sequence_parallel and replica.tp > 1:
+        yield "sequence"
+    if replica.cp > 1:
+        yield "context"
+        yield f"context {replica.context_kind}"
+    again = replica.recompute
+    if again.full and again.selective:
+        yield "recompute hybrid"
+    if again.full:
+        yield "recompute full"
+    if again.selective:
+        yield "recompute selective"
+    if not again.full and not again.selective:
+        yield "recompute none"
+    for what in ("optimizer", "parameters", "gradients", "activations"):
+        if getattr(replica.offload, what):
+            yield f"offload {what}"
+
+
+class _EnoughError(Exception):
+    """Ends the drawing."""
+
+
+@functools.cache
+def drawn_plans(count: int, most_ranks: int) -> tuple[Plan, ...]:
+    """Return so many different plans of two ranks or more, the same each time.
+
+    Should something be left out by them, further ones that make use of it follow.
+    """
+    found: dict[str, Plan] = {}
+    missing = set(EVERYTHING)
+
+    @settings(
+        max_examples=40 * count,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(plans())
+    def draw(plan: Plan) -> None:
+        fits = 2 <= plan.num_ranks <= most_ranks and plan.job.global_batch <= 24
+        if fits and (len(found) < count or missing & features(plan)):
+            found.setdefault(repr(plan), plan)
+            missing.difference_update(features(plan))
+        if len(found) >= count and not missing:
+            raise _EnoughError
+
+    with contextlib.suppress(_EnoughError):
+        draw()
+    return tuple(found.values())

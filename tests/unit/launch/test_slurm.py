@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.support.launching import IMAGES, FakeHosts, crossed_job
+from tests.unit.launch.schemas import SRUN, directives, require_option, require_shell
+from tutti.errors import InputError
+from tutti.launch.identity import rank_of_process
+from tutti.launch.slurm import slurm_files
+from tutti.launch.targets import write_folder
+
+FULL: dict[str, object] = {
+    "name": "mixed",
+    "slurm": {"account": "research", "qos": "long", "time": "2-00:00:00", "reservation": "r1",
+              "options": ["--mail-type=END"]},
+    "volumes": [{"name": "data", "mount": "/data", "host_path": "/mnt/data"}],
+    "restarts": 0,
+    "pools": {
+        "h100": {**IMAGES["h100"], "gres": "gpu:h100", "cpus": 96, "memory": "1500G",
+                 "constraint": "ib", "container": "pyxis"},
+        "a100": {**IMAGES["a100"], "hosts": ["old[1-2]"], "container": "apptainer"},
+        "p800": {**IMAGES["p800"]},
+    },
+}  # fmt: skip
+
+
+def steps(script: str) -> list[list[str]]:
+    """Return the words of every srun up to its program."""
+    found = []
+    for text in re.findall(r"^  srun (.*?) &$", script.replace("\\\n", " "), re.MULTILINE):
+        words = shlex.split(text)
+        found.append(words[: next(i for i, w in enumerate(words) if not w.startswith("--"))])
+    return found
+
+
+@pytest.mark.parametrize("facts", [{}, FULL], ids=["defaults", "everything"])
+def test_directives_and_steps_are_documented_options(
+    facts: dict[str, object], tmp_path: Path
+) -> None:
+    files = slurm_files(crossed_job(**facts))
+    require_shell(files["job.sbatch"], tmp_path)
+    require_shell(files["start.sh"], tmp_path)
+    components = directives(files["job.sbatch"])
+    assert len(components) == 4
+    found = [dict(require_option(w, SRUN) for w in words) for words in steps(files["job.sbatch"])]
+    assert [options["het-group"] for options in found] == ["0", "1", "2", "3"]
+    for component, step in zip(components, found, strict=True):
+        assert component["nodes"] == step["nodes"] == step["ntasks"]
+        assert component.get("cpus-per-task") == step.get("cpus-per-task")
+
+
+def test_components_ask_for_their_pool() -> None:
+    components = directives(slurm_files(crossed_job(**FULL))["job.sbatch"])
+    assert [c["partition"] for c in components] == ["old", "new", "old", "xpu"]
+    assert [c["gres"] for c in components] == ["gpu:8", "gpu:h100:4", "gpu:6", "xpu:8"]
+    assert [c.get("nodelist") for c in components] == ["old2", None, "old1", None]
+    assert ["exclusive" in c for c in components] == [True, False, False, True]
+    assert components[0]["account"] == "research"
+    assert "account" not in components[1]  # Slurm hands it on
+
+
+@pytest.mark.parametrize(
+    "line", ["#SBATCH --nodez=1", "#SBATCH --nodes=many", "#SBATCH --exclusive=", "#SBATCH -N 1"]
+)
+def test_the_check_itself_finds_faults(line: str) -> None:
+    with pytest.raises(AssertionError):
+        directives(f"#!/usr/bin/env bash\n{line}\n")
+
+
+SCONTROL = """
+[[ $1 == show && $2 == hostnames ]]
+tr , '\\n' <<<"$3"
+"""
+SRUN_PROGRAM = """
+group=0
+while [[ $1 == --* ]]; do
+  if [[ $1 == --het-group=* ]]; then group=${1#*=}; fi
+  shift
+done
+list=SLURM_JOB_NODELIST_HET_GROUP_$group
+status=0
+for host in $(tr , ' ' <<<"${!list-$SLURM_JOB_NODELIST}"); do
+  SLURMD_NODENAME=$host "$@" || status=1
+done
+exit "$status"
+"""
+
+
+def a_small_slurm(folder: Path) -> FakeHosts:
+    fake = FakeHosts(folder)
+    fake.add("scontrol", SCONTROL)
+    fake.add("srun", SRUN_PROGRAM)
+    fake.add("apptainer", 'while [[ $1 != registry* ]]; do shift; done; exec "${@:2}"')
+    return fake
+
+
+def test_the_job_starts_every_rank_once(tmp_path: Path) -> None:
+    job = crossed_job(**FULL)
+    fake = a_small_slurm(tmp_path / "fake")
+    folder = tmp_path / "with blank"
+    write_folder(folder, slurm_files(job))
+    groups = ["old2", "n7", "old1", "x3"]
+    variables = {f"SLURM_JOB_NODELIST_HET_GROUP_{i}": name for i, name in enumerate(groups)}
+    code, output = fake.run(
+        ["bash", "job.sbatch"], folder, SLURM_SUBMIT_DIR=str(folder), **variables
+    )
+    assert code == 0, output
+    started = fake.started()
+    assert [s.node for s in started] == ["a100/1", "h100/0", "a100/0", "p800/0"]
+    assert [s.node_rank for s in started] == [0, 1, 2, 3]
+    assert {s.environment["MASTER_ADDR"] for s in started} == {"old2"}  # it holds rank 0
+    ranks = [
+        rank_of_process(job.plan, {**s.environment, "LOCAL_RANK": str(local)})
+        for s in started
+        for local in range(s.processes)
+    ]
+    assert sorted(ranks) == list(range(job.plan.num_ranks))
+    assert started[0].words[-3:] == [
+        f"{folder}/train.yaml", "--plan", f"{folder}/plan.json",
+    ]  # fmt: skip
+
+
+def test_a_failed_host_ends_the_job_after_its_restarts(tmp_path: Path) -> None:
+    fake = a_small_slurm(tmp_path / "fake")
+    folder = tmp_path / "files"
+    write_folder(folder, slurm_files(crossed_job(restarts=2)))
+    variables = {f"SLURM_JOB_NODELIST_HET_GROUP_{i}": f"n{i}" for i in range(4)}
+    code, output = fake.run(
+        ["bash", "job.sbatch"],
+        folder,
+        SLURM_SUBMIT_DIR=str(folder),
+        FAKE_STATUS="3",
+        **variables,
+    )
+    assert code == 1
+    assert "restart 1 of 2" in output
+    assert "restart 2 of 2" in output
+    assert "restart 3" not in output
+
+
+def test_submitted_from_elsewhere_it_says_so(tmp_path: Path) -> None:
+    fake = a_small_slurm(tmp_path / "fake")
+    folder = tmp_path / "files"
+    write_folder(folder, slurm_files(crossed_job()))
+    code, output = fake.run(
+        ["bash", "job.sbatch"], folder, SLURM_SUBMIT_DIR=str(tmp_path), SLURM_JOB_NODELIST="n0"
+    )
+    assert code == 2
+    assert "submit the job from the folder" in output
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"slurm": {"options": ["-N 3"]}}, "write each as sbatch takes it"),
+        ({"slurm": {"account": "a b"}}, "'--account=a b' cannot stand in a batch script"),
+        ({"pools": {"h100": {"partition": "x\n#SBATCH --nice=1"}}}, "cannot stand in a batch"),
+    ],
+)
+def test_what_sbatch_would_misread_is_refused(facts: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        slurm_files(crossed_job(**facts))
+    assert said in str(error.value)
