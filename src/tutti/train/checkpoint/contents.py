@@ -135,6 +135,7 @@ def _pieces(
     parameter = engine.tensors[block.unit, block.name].piece.parameter
     before = sum(earlier.size for earlier in state.span.blocks[:index]) - state.kept.start
     optimizer = state.optimizer
+    optimizer.settle()  # what lives on the host may still be on its way there
     sources = {
         Kind.WEIGHT: optimizer.master,
         Kind.MEAN: optimizer.mean,

@@ -1,7 +1,7 @@
 """Fills an engine from a checkpoint folder or from a model's weights, under any plan.
 
-Only what the rank keeps is read. Parameters of modules that are gathered at the start of a step
-(levels 1 to 3) are left to that; those of level 0 follow their masters here.
+Only what the rank keeps is read. Parameters of modules that a gather brings out of the masters are
+left to that; the others follow their masters here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def load_state(engine: Engine, folder: Path) -> list[str]:
             notes[_conversion(folder, piece, found)] = None
         wanted.setdefault(piece.key, []).append((piece.rectangle, piece.memory))
     read_into(folder, stored, wanted)
-    follow_masters(engine)
+    for state in engine.parameters.all_states():
+        state.follow_master()
     return list(notes)
 
 
@@ -60,15 +61,9 @@ def load_weights(engine: Engine, source: Checkpoint) -> None:
             source.drop()
         else:
             piece.memory.zero_()
-    follow_masters(engine)
-    engine.step_number = 0
-
-
-def follow_masters(engine: Engine) -> None:
-    """Let the modules' parameters be what the masters say, where no gather will bring them."""
     for state in engine.parameters.all_states():
-        if state.level == 0 and state.optimizer.master is not None:
-            state.put_parameters(state.optimizer.master)
+        state.follow_master()
+    engine.step_number = 0
 
 
 def _conversion(folder: Path, piece: Piece, found: Stored) -> str:
