@@ -28,6 +28,7 @@ from tutti.hardware import chip, cluster, fabric, node, profile
 from tutti.hardware.library import shipped
 from tutti.models.spec import ModelSpec
 from tutti.plan import job, plan
+from tutti.train.data.config import DataConfig, PackingConfig, SourceConfig
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -210,6 +211,7 @@ PROFILE_KEYS = (
     profile.LinkFigure,
     profile.CollectiveTime,
 )
+DATA_KEYS = (DataConfig, SourceConfig, PackingConfig)
 
 
 def table_rows(page: Path, title: str) -> dict[str, list[str]]:
@@ -227,6 +229,7 @@ def table_rows(page: Path, title: str) -> dict[str, list[str]]:
         *((REFERENCE / "cluster-file.md", kind, extra) for kind, extra in CLUSTER_KEYS.items()),
         *((REFERENCE / "plan-file.md", kind, extra) for kind, extra in PLAN_KEYS.items()),
         *((REFERENCE / "profile-file.md", kind, set()) for kind in PROFILE_KEYS),
+        *((DOCS / "how-to/training-data.md", kind, set()) for kind in DATA_KEYS),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )

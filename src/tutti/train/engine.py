@@ -264,7 +264,9 @@ class Engine:
         del entry
         self.parameters.close()
         device = self.accelerator.device
-        square = squared_norm(self.parameters.all_states(), self.seat.place.pipeline, device)
+        square = squared_norm(
+            self.parameters.all_states(), self.seat.place.pipeline, self.accelerator
+        )
         zero = torch.zeros((), device=device)
         totals = self.passes.totals if self.seat.tensor.rank == 0 else {}
         sums = joined(
@@ -288,10 +290,10 @@ class Engine:
         units = range(entry.start, entry.stop)
         for exchange in self.parameters.of_units(units):
             for state in exchange.states:
-                if state.total is None:
+                if not state.has_gradients:
                     continue  # updated with an earlier bucket that it travels with
                 if self._result.skipped or self.stub:
-                    state.total = None
+                    state.forget_gradients()
                     continue
                 state.step(
                     self.accelerator.operators,
