@@ -73,6 +73,17 @@ def crossed_plan() -> Plan:
     )
 
 
+def three_makers_plan() -> Plan:
+    """One node each of three makers' chips."""
+    cluster = Cluster.from_document({"name": "mixed", "pools": POOLS}, Place("mixed"))
+    first = [
+        Replica(chips=ChipSet.of(f"{pool}/0/0-7"), tp=4, count=2) for pool in ("h100", "unused")
+    ]
+    second = [Replica(chips=ChipSet.of("p800/0/0-7"), tp=2, count=4)]
+    idle = ChipSet.of("a100/0-1/0-7", "unused/1-3/0-7")
+    return plan_of(cluster, [first, second], idle=idle)
+
+
 IMAGES = {
     "h100": {"image": "registry.example/tutti:cuda", "partition": "new"},
     "a100": {"image": "registry.example/tutti:cuda", "partition": "old"},
@@ -88,6 +99,12 @@ def facts_of(document: object) -> Facts:
 def crossed_job(**facts: object) -> LaunchJob:
     """Return the plan above as a job, with images."""
     return LaunchJob.of(crossed_plan(), facts_of({"pools": IMAGES, **facts}), config="steps: 10\n")
+
+
+def three_makers_job() -> LaunchJob:
+    """Return that plan as a job."""
+    images = {**IMAGES, "unused": {"image": "registry.example/tutti:ascend"}}
+    return LaunchJob.of(three_makers_plan(), facts_of({"pools": images}))
 
 
 class Started(NamedTuple):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,13 @@ def test_the_next_command(tmp_path: Path) -> None:
     assert next_command("kubernetes", crossed_job(), folder) == (
         "kubectl apply -f 'my files'/inputs.yaml -f 'my files'/jobset.yaml"
     )
+
+
+def test_a_model_s_name_stays_in_its_comment(tmp_path: Path) -> None:
+    job = crossed_job()
+    odd = replace(job.plan, model=replace(job.plan.model, name="a\ntouch spoiled"))
+    text = torchrun_files(replace(job, plan=odd))["start.sh"]
+    assert text.splitlines()[1].startswith("# a touch spoiled, 26 ranks on ")
 
 
 def test_pyxis_needs_slurm() -> None:
