@@ -157,7 +157,7 @@ def test_pods_start_the_ranks_of_their_chips(tmp_path: Path) -> None:
         require_shell(script, tmp_path)
         masters |= {item["value"] for item in container["env"] if item["name"] == "MASTER_ADDR"}
         for index in range(job["template"]["spec"]["completions"]):
-            environment = {item["name"]: item["value"] for item in container["env"]}
+            environment = {i["name"]: i["value"] for i in container["env"] if "value" in i}
             code, output = fake.run(
                 [*container["command"], script],
                 tmp_path,
