@@ -18,6 +18,7 @@ from tutti.cli.main import run
 from tutti.files import write_text
 from tutti.plan.files import load_plan, plan_to_document, save_plan
 
+TRAIN = "model: small\ndata: {train: [{kind: synthetic}]}\nsteps: 10\n"
 Capture = pytest.CaptureFixture[str]
 
 
@@ -33,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a plan, a configuration and launch facts, in which commands are typed."""
     monkeypatch.chdir(tmp_path)
     save_plan(crossed_plan(), tmp_path / "plan.json")
-    (tmp_path / "train.yaml").write_text("steps: 10\n")
+    (tmp_path / "train.yaml").write_text(TRAIN)
     (tmp_path / "launch.yaml").write_text(yaml.safe_dump({"name": "mixed", "pools": IMAGES}))
     return tmp_path
 
@@ -164,7 +165,8 @@ def test_local_runs_the_command(here: Path) -> None:
         (["plam.json"], "plam.json: no such file; did you mean 'plan.json'?"),
         (["plan.json", "--config", "none.yaml"], "none.yaml: no such file"),
         (["plan.json", "--config", "list.yaml"], "list.yaml: expected a mapping"),
-        (["plan.json", "--with", "train.yaml"], "train.yaml: unknown key 'steps'"),
+        (["plan.json", "--config", "launch.yaml"], "launch.yaml: unknown key 'name'"),
+        (["plan.json", "--with", "train.yaml"], "train.yaml: unknown key 'model'"),
         (["plan.json", "--to", "kubernetes"], "pool 'a100' has no 'image'"),
         (
             ["plan.json", "--to", "slurm", "-o", "train.yaml"],
@@ -182,6 +184,31 @@ def test_mistakes_are_answered_in_one_line(
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TRAIN.replace("small", "models/small"), "'model' is 'models/small', seen from where"),
+        (
+            TRAIN.replace("kind: synthetic", "path: corpus"),
+            "'data.train[0]' is 'corpus', seen from where the file lies; it travels to other",
+        ),
+    ],
+)
+def test_paths_that_no_other_host_knows(text: str, said: str, here: Path, capsys: Capture) -> None:
+    Path("models/small").mkdir(parents=True)
+    Path("train.yaml").write_text(text)
+    arguments = ["launch", "plan.json", "--config", "train.yaml"]
+    assert tutti(capsys, *arguments, "--to", "local")[0] == 0
+    code, _, err = tutti(capsys, *arguments, "--to", "slurm")
+    assert code == 2
+    assert said in err
+    whole = text.replace("models/small", "/shared/models/small").replace("corpus", "/shared/corpus")
+    Path("train.yaml").write_text(whole)
+    code, _, err = tutti(capsys, *arguments, "--to", "slurm")
+    assert code == 0, err
+    assert Path("launch/train.yaml").read_text() == whole
 
 
 def test_what_a_plan_does_not_embed_is_given(here: Path, capsys: Capture) -> None:

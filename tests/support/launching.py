@@ -13,10 +13,11 @@ from tutti.document import Place, build
 from tutti.hardware.cluster import Cluster
 from tutti.launch.facts import Facts
 from tutti.launch.job import Job as LaunchJob
+from tutti.models.spec import ModelSpec
 from tutti.plan.check import require_valid
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
-from tutti.plan.job import Job
+from tutti.plan.job import PRECISIONS, Job
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage
 
 POOLS = [
@@ -27,15 +28,20 @@ POOLS = [
 ]
 
 
-def plan_of(cluster: Cluster, stages: list[list[Replica]], **others: object) -> Plan:
+def plan_of(
+    cluster: Cluster,
+    stages: list[list[Replica]],
+    model: ModelSpec | None = None,
+    **others: object,
+) -> Plan:
     """Return a valid plan of one pipeline: half of the layers on each of two stages."""
-    model = small_model(4)
+    model = model or small_model(4)
     units = ((0, 3), (3, model.num_units)) if len(stages) == 2 else ((0, model.num_units),)
     micro_batch = sum(replica.count * replica.sequences for replica in stages[0])
     plan = Plan(
         model=refer_to_model(model),
         cluster=refer_to_cluster(cluster),
-        job=Job(sequence_length=64, global_batch=2 * micro_batch),
+        job=Job(sequence_length=64, global_batch=2 * micro_batch, precision=PRECISIONS["fp32"]),
         pipelines=(
             Pipeline(
                 micro_batch=micro_batch,

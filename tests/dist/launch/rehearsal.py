@@ -22,15 +22,17 @@ from tutti.hardware.cluster import Cluster
 from tutti.launch.job import Job
 from tutti.launch.targets import write_folder
 from tutti.launch.torchrun import torchrun_files
+from tutti.models.spec import ModelSpec
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Plan, Replica
 
 BED = BedSpec(name="rehearsal", nics=((1000,), (1000,)), ranks_per_host=2)
-# The command of a rank; the real one is ["tutti", "train"].
-COMMAND = [sys.executable, str(Path(__file__).with_name("stand_in.py"))]
+# The commands of a rank: one that only meets the others, and the real one.
+STAND_IN = [sys.executable, str(Path(__file__).with_name("stand_in.py"))]
+TRAIN = [sys.executable, "-m", "tutti.cli.main", "train"]
 
 
-def crossed_pair(*, uneven: bool = False) -> Plan:
+def crossed_pair(*, uneven: bool = False, model: ModelSpec | None = None) -> Plan:
     """Two pools of one node with two CPUs; each stage has a chip of both, so ranks cross.
 
     `uneven`: one of the four chips is a spare, so the hosts have different numbers of ranks.
@@ -40,12 +42,18 @@ def crossed_pair(*, uneven: bool = False) -> Plan:
     first = [Replica(chips=ChipSet.of(f"{pool}/0/0")) for pool in ("left", "right")]
     if uneven:
         second = [Replica(chips=ChipSet.of("left/0/1"), sequences=2)]
-        return plan_of(cluster, [first, second], spare=ChipSet.of("right/0/1"))
+        return plan_of(cluster, [first, second], model, spare=ChipSet.of("right/0/1"))
     second = [Replica(chips=ChipSet.of(f"{pool}/0/1")) for pool in ("left", "right")]
-    return plan_of(cluster, [first, second])
+    return plan_of(cluster, [first, second], model)
 
 
-def files_of(plan: Plan, *arguments: str, command: list[str] | None = None) -> dict[str, str]:
+def files_of(
+    plan: Plan,
+    *arguments: str,
+    command: list[str] = STAND_IN,
+    config: str | None = None,
+    restarts: int = 0,
+) -> dict[str, str]:
     """Return the files that start a plan on the two hosts."""
     pools = {
         pool: {
@@ -56,8 +64,8 @@ def files_of(plan: Plan, *arguments: str, command: list[str] | None = None) -> d
         }
         for host, pool in enumerate(("left", "right"))
     }
-    facts = facts_of({"pools": pools, "command": command or COMMAND, "restarts": 0})
-    return torchrun_files(Job.of(plan, facts, arguments=arguments))
+    facts = facts_of({"pools": pools, "command": command, "restarts": restarts})
+    return torchrun_files(Job.of(plan, facts, config=config, arguments=arguments))
 
 
 @dataclass(frozen=True, slots=True)

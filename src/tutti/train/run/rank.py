@@ -26,7 +26,10 @@ from tutti.train.run.trainer import TrainResult, result_of
 def prepare_together(config: TrainConfig) -> Job:
     """Return the job where every rank was started with the same file: rank 0 plans for all."""
     if config.plan is not None:
-        return prepare(config)
+        job = prepare(config)
+        if int(os.environ["RANK"]) == 0:
+            job.save()
+        return job
     from tutti.train.run.rendezvous import open_store, wait_for
 
     store = open_store(config.timeout_s)
