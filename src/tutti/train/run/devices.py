@@ -10,6 +10,7 @@ from tutti.accelerator.devices.emulated import EmulatedAccelerator
 from tutti.accelerator.find import count, kinds
 from tutti.errors import InputError
 from tutti.hardware.chip import Chip
+from tutti.launch.identity import device_index
 
 DEVICE = "TUTTI_DEVICE"  # overrides: cuda:1, cpu, …
 
@@ -32,8 +33,9 @@ def device_of(chip: Chip, slot: int) -> str:
             f"chip '{chip.name}' needs a device of kind '{kind}', of which this machine has none; "
             f"start this rank where the chip is (tutti launch), or set {DEVICE}"
         )
+    index = device_index(os.environ, slot)
     # One visible device may be shared by several ranks (MPS), or be the only one made visible.
-    return f"{kind}:{slot if slot < present else 0}"
+    return f"{kind}:{index if index < present else 0}"
 
 
 def open_chip(chip: Chip, slot: int) -> Accelerator:
