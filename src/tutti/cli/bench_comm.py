@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,9 @@ def comm(
     sizes: Annotated[str, typer.Option(help="Bytes, such as 256K..16M or 1M,3M.")] = "1M..16M",
     bed: Annotated[str, typer.Option(help="An emulated network; see --beds.")] = "pair",
     beds: Annotated[bool, typer.Option("--beds", help="List the emulated networks.")] = False,
+    senders: Annotated[
+        str, typer.Option(help="TCP congestion control that the bed's hosts have: reno, bbr, …")
+    ] = "reno",
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each figure.")] = 5,
     every: Annotated[bool, typer.Option("--all", help="Measure all programs worth it.")] = False,
     model: Annotated[
@@ -66,8 +70,9 @@ def comm(
     elif bed not in BEDS:
         raise InputError(f"--bed: '{bed}'; {hint(bed, BEDS)}")
     else:
-        outcome = bench_on_bed(BEDS[bed], options, profile=known, judge=judge)
-        title = f"bed {bed}: {BEDS[bed].summary}"
+        spec = replace(BEDS[bed], senders=senders)
+        outcome = bench_on_bed(spec, options, profile=known, judge=judge)
+        title = f"bed {bed}: {spec.summary}"
     if tune is not None:
         tuned_profile(outcome, known, title).save(tune)
     if json:
@@ -129,7 +134,6 @@ def _under_torchrun(options: Any, profile: Profile | None) -> tuple[Outcome | No
 def tuned_profile(outcome: Outcome, known: Profile | None, title: str) -> Profile:
     """Return the Profile with measured links and programs in it."""
     import datetime
-    from dataclasses import replace
 
     from tutti.hardware.profile import Profile
 

@@ -29,7 +29,7 @@ from tutti.hardware.profile import CollectiveTime, LinkFigure
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
 _CHUNKS = (1, 4, 8, 16)
-_RUNS = 4
+_SHORT_SWAPS, _LONG_SWAPS = 40, 6
 _IN_PROGRAM = 0.5  # of a swap: the rest is handing it to the executor and back
 _FAR = 2.5  # times the best price beyond which a program is not measured
 _NO_LOSS = Efficiency(island=1.0, fabric=1.0, startup_s=0.0, hop_s=0.0)
@@ -226,16 +226,21 @@ def table(comm: Communicator, rows: Sequence[Row]) -> tuple[CollectiveTime, ...]
 
 
 def profile_links(comm: Communicator, num_bytes: int = 1 << 20) -> tuple[LinkFigure, ...]:
-    """Measure latency and bandwidth of every kind of edge, point to point."""
+    """Measure latency and bandwidth of every kind of edge, point to point.
+
+    A latency is what a quarter of the swaps keep below: a machine that is busy with other things
+    makes the rest look worse than a program finds it. A bandwidth is what the wire did at its best.
+    """
     found = []
     for edge in Edge:
         pairs = _pairs(comm, edge)
         if not pairs:
             continue
-        swap = _exchange_seconds(comm, pairs, 64, 20)
-        seconds = _exchange_seconds(comm, pairs, num_bytes, 3)
-        rate = num_bytes / max(seconds - swap, 1e-9)
-        latency = swap * _IN_PROGRAM
+        short = statistics.quantiles(_swap_seconds(comm, pairs, 64, _SHORT_SWAPS))[0]
+        long = min(_swap_seconds(comm, pairs, num_bytes, _LONG_SWAPS))
+        # A disturbed short swap must not make the wire look faster than it can be.
+        rate = num_bytes / max(long - short, long / 2)
+        latency = short * _IN_PROGRAM
         found.append(LinkFigure(kind=link_name(edge), latency_s=latency, bandwidth=rate))
     return tuple(found)
 
@@ -253,24 +258,20 @@ def _pairs(comm: Communicator, edge: Edge) -> list[tuple[int, int]]:
     return found
 
 
-def _exchange_seconds(
+def _swap_seconds(
     comm: Communicator, pairs: list[tuple[int, int]], num_bytes: int, times: int
-) -> float:
-    """Return the time of a swap between pairs, of the slowest pair: the best of a few runs.
-
-    The best, for a link is what it can do; what else the machine does is no part of it.
-    """
+) -> list[float]:
+    """Return the times of swaps that all pairs begin together, each of its slowest pair."""
     seat = comm.group.seat(comm.rank)
     peer = next((b if a == seat else a for a, b in pairs if seat in (a, b)), None)
     out, into = torch.ones(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
     samples = []
-    for _ in range(_RUNS):
+    for _ in range(times):
         comm.barrier().wait()
         started = time.perf_counter()
         if peer is not None:
             other = comm.group.ranks[peer]
-            for _ in range(times):
-                comm.exchange([(out, other)], [(into, other)]).wait()
-        samples.append((time.perf_counter() - started) / times)
+            comm.exchange([(out, other)], [(into, other)]).wait()
+        samples.append(time.perf_counter() - started)
     slowest = comm.all_reduce(torch.tensor(samples, dtype=torch.float64), "max").wait()
-    return float(slowest.min())
+    return [float(seconds) for seconds in slowest]
