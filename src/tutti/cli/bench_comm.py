@@ -25,6 +25,10 @@ def comm(
     senders: Annotated[
         str, typer.Option(help="TCP congestion control that the bed's hosts have: reno, bbr, …")
     ] = "reno",
+    device: Annotated[
+        str, typer.Option(help="Under torchrun, where tensors lie: cpu, cuda, npu, …")
+    ] = "cpu",
+    gloo: Annotated[bool, typer.Option(help="Measure plain gloo beside ours.")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each figure.")] = 5,
     every: Annotated[bool, typer.Option("--all", help="Measure all programs worth it.")] = False,
     model: Annotated[
@@ -49,7 +53,7 @@ def comm(
     require_torch("bench comm")
     from tutti.comm.bed import BEDS
     from tutti.comm.bench import Options
-    from tutti.comm.bench_ranks import bench_on_bed
+    from tutti.comm.bench_ranks import bench_on_bed, bench_under_torchrun
     from tutti.errors import InputError, hint
     from tutti.hardware.profile import Profile
 
@@ -61,12 +65,19 @@ def comm(
         sizes=parse_sizes(sizes),
         repeats=repeats,
         all_programs=every or judge or tune is not None,
+        gloo=gloo,
+        device=device,
     )
     known = None if profile is None else Profile.load(profile)
-    if "WORLD_SIZE" in os.environ:
-        outcome, title = _under_torchrun(options, known)
-        if outcome is None:
-            return
+    if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
+        outcome = bench_under_torchrun(options, profile=known, judge=judge)
+        title = f"{os.environ['WORLD_SIZE']} ranks, tensors on {device}"
+        if int(os.environ["RANK"]):
+            return  # the first one tells
+    elif device != "cpu":
+        raise InputError(
+            f"--device: '{device}' is measured under torchrun; a bed has tensors of cpu"
+        )
     elif bed not in BEDS:
         raise InputError(f"--bed: '{bed}'; {hint(bed, BEDS)}")
     else:
@@ -109,26 +120,6 @@ def _list_beds(json: bool) -> None:
         return
     for name, spec in BEDS.items():
         typer.echo(f"{name:10} {spec.summary}")
-
-
-def _under_torchrun(options: Any, profile: Profile | None) -> tuple[Outcome | None, str]:
-    """Measure as one rank of a job; only rank 0 prints."""
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore
-
-    from tutti.comm.bench_ranks import measured
-    from tutti.comm.connect import connect
-
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo")
-    store: Any = PrefixStore("tutti-bench", dist.distributed_c10d._get_default_store())
-    communicator = connect(store, rank, world, profile=profile)
-    try:
-        outcome = measured(communicator, options)
-    finally:
-        communicator.close()
-        dist.destroy_process_group()
-    return (outcome if rank == 0 else None), f"{world} ranks"
 
 
 def tuned_profile(outcome: Outcome, known: Profile | None, title: str) -> Profile:

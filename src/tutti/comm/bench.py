@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tutti.collective import Edge, Operation, algorithms
 from tutti.comm.choice import Named
@@ -44,6 +45,7 @@ class Options:
     repeats: int = 5
     all_programs: bool = False
     gloo: bool = True
+    device: str = "cpu"  # where the tensors lie
 
     def __post_init__(self) -> None:
         for name in self.operations:
@@ -113,12 +115,26 @@ def predicted(comm: Communicator, operation: str, num_bytes: int, named: Named) 
     return program_seconds(program, float(whole), comm.chooser.links, _NO_LOSS)
 
 
-def _ours(comm: Communicator, operation: str, elements: int) -> Callable[[], object]:
-    """Return a call of ours on buffers made once."""
-    root, size = comm.ranks[0], comm.size
-    tensor = torch.ones(elements)
-    each = -(-elements // size)
-    small, large, other = torch.ones(each), torch.ones(each * size), torch.ones(each * size)
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """The tensors of a cell, made once."""
+
+    tensor: Tensor
+    small: Tensor
+    large: Tensor
+    other: Tensor
+
+    @classmethod
+    def of(cls, elements: int, size: int, device: str) -> _Buffers:
+        each = -(-elements // size)
+        counts = (elements, each, each * size, each * size)
+        return cls(*(torch.ones(count, device=device) for count in counts))
+
+
+def _ours(comm: Communicator, operation: str, buffers: _Buffers) -> Callable[[], object]:
+    """Return a call of ours."""
+    root, tensor = comm.ranks[0], buffers.tensor
+    small, large, other = buffers.small, buffers.large, buffers.other
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: comm.all_reduce(tensor).wait(),
         "broadcast": lambda: comm.broadcast(tensor, root).wait(),
@@ -130,12 +146,10 @@ def _ours(comm: Communicator, operation: str, elements: int) -> Callable[[], obj
     return calls[operation]
 
 
-def _gloo(comm: Communicator, operation: str, elements: int) -> Callable[[], object]:
+def _gloo(comm: Communicator, operation: str, buffers: _Buffers) -> Callable[[], object]:
     """Return the same call of gloo's."""
-    root, size = comm.ranks[0], comm.size
-    tensor = torch.ones(elements)
-    each = -(-elements // size)
-    small, large, other = torch.ones(each), torch.ones(each * size), torch.ones(each * size)
+    root, tensor = comm.ranks[0], buffers.tensor
+    small, large, other = buffers.small, buffers.large, buffers.other
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(tensor),
         "broadcast": lambda: dist.broadcast(tensor, root),
@@ -163,15 +177,15 @@ def _cell(
     comm: Communicator, operation: str, num_bytes: int, options: Options, nominal: GroupLinks
 ) -> list[Row]:
     programs = candidates(comm, operation, num_bytes, options.all_programs)
-    elements = num_bytes // 4
-    ours, gloo = _ours(comm, operation, elements), _gloo(comm, operation, elements)
+    buffers = _Buffers.of(num_bytes // 4, comm.size, options.device)
+    ours, gloo = _ours(comm, operation, buffers), _gloo(comm, operation, buffers)
     contestants: list[Named | None] = [*programs, *([None] if options.gloo else [])]
     samples: list[list[float]] = [[] for _ in contestants]
     for repeat in range(options.repeats + 1):
         for number, named in enumerate(contestants):
             if named is not None:
                 comm.chooser.obey(operation, named)
-            seconds = _timed(comm, gloo if named is None else ours)
+            seconds = _timed(comm, gloo if named is None else ours, options.device)
             if repeat:  # the first warms up
                 samples[number].append(seconds)
     comm.chooser.obey(operation, None)
@@ -198,11 +212,20 @@ def _cell(
     return rows
 
 
-def _timed(comm: Communicator, call: Callable[[], object]) -> float:
+def _timed(comm: Communicator, call: Callable[[], object], device: str) -> float:
+    synchronize = (
+        _nothing if device == "cpu" else torch.get_device_module(torch.device(device)).synchronize
+    )
+    synchronize()
     comm.barrier().wait()
     started = time.perf_counter()
     call()
+    synchronize()
     return time.perf_counter() - started
+
+
+def _nothing() -> None:
+    """The host has no work under way."""
 
 
 def table(comm: Communicator, rows: Sequence[Row]) -> tuple[CollectiveTime, ...]:
@@ -225,7 +248,9 @@ def table(comm: Communicator, rows: Sequence[Row]) -> tuple[CollectiveTime, ...]
 # --- links -----------------------------------------------------------------------------------
 
 
-def profile_links(comm: Communicator, num_bytes: int = 1 << 20) -> tuple[LinkFigure, ...]:
+def profile_links(
+    comm: Communicator, num_bytes: int = 1 << 20, device: str = "cpu"
+) -> tuple[LinkFigure, ...]:
     """Measure latency and bandwidth of every kind of edge, point to point.
 
     A latency is what a quarter of the swaps keep below: a machine that is busy with other things
@@ -236,8 +261,8 @@ def profile_links(comm: Communicator, num_bytes: int = 1 << 20) -> tuple[LinkFig
         pairs = _pairs(comm, edge)
         if not pairs:
             continue
-        short = statistics.quantiles(_swap_seconds(comm, pairs, 64, _SHORT_SWAPS))[0]
-        long = min(_swap_seconds(comm, pairs, num_bytes, _LONG_SWAPS))
+        short = statistics.quantiles(_swap_seconds(comm, pairs, 64, _SHORT_SWAPS, device))[0]
+        long = min(_swap_seconds(comm, pairs, num_bytes, _LONG_SWAPS, device))
         # A disturbed short swap must not make the wire look faster than it can be.
         rate = num_bytes / max(long - short, long / 2)
         latency = short * _IN_PROGRAM
@@ -259,12 +284,13 @@ def _pairs(comm: Communicator, edge: Edge) -> list[tuple[int, int]]:
 
 
 def _swap_seconds(
-    comm: Communicator, pairs: list[tuple[int, int]], num_bytes: int, times: int
+    comm: Communicator, pairs: list[tuple[int, int]], num_bytes: int, times: int, device: str
 ) -> list[float]:
     """Return the times of swaps that all pairs begin together, each of its slowest pair."""
     seat = comm.group.seat(comm.rank)
     peer = next((b if a == seat else a for a, b in pairs if seat in (a, b)), None)
-    out, into = torch.ones(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
+    out = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    into = torch.empty_like(out)
     samples = []
     for _ in range(times):
         comm.barrier().wait()
