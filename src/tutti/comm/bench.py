@@ -31,6 +31,7 @@ from tutti.hardware.profile import CollectiveTime, LinkFigure
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
 _CHUNKS = (1, 4, 8, 16)
 _SHORT_SWAPS, _LONG_SWAPS = 40, 6
+_CLEAR, _LARGEST_SWAP = 8, 64 << 20
 _IN_PROGRAM = 0.5  # of a swap: the rest is handing it to the executor and back
 _FAR = 2.5  # times the best price beyond which a program is not measured
 _NO_LOSS = Efficiency(island=1.0, fabric=1.0, startup_s=0.0, hop_s=0.0)
@@ -179,7 +180,8 @@ def _cell(
     programs = candidates(comm, operation, num_bytes, options.all_programs)
     buffers = _Buffers.of(num_bytes // 4, comm.size, options.device)
     ours, gloo = _ours(comm, operation, buffers), _gloo(comm, operation, buffers)
-    contestants: list[Named | None] = [*programs, *([None] if options.gloo else [])]
+    beside = options.gloo and _works(gloo)
+    contestants: list[Named | None] = [*programs, *([None] if beside else [])]
     samples: list[list[float]] = [[] for _ in contestants]
     for repeat in range(options.repeats + 1):
         for number, named in enumerate(contestants):
@@ -224,6 +226,15 @@ def _timed(comm: Communicator, call: Callable[[], object], device: str) -> float
     return time.perf_counter() - started
 
 
+def _works(call: Callable[[], object]) -> bool:
+    """Tell whether gloo has a call for tensors of this device; it refuses at once, everywhere."""
+    try:
+        call()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _nothing() -> None:
     """The host has no work under way."""
 
@@ -262,9 +273,13 @@ def profile_links(
         if not pairs:
             continue
         short = statistics.quantiles(_swap_seconds(comm, pairs, 64, _SHORT_SWAPS, device))[0]
-        long = min(_swap_seconds(comm, pairs, num_bytes, _LONG_SWAPS, device))
+        size = num_bytes
+        long = min(_swap_seconds(comm, pairs, size, _LONG_SWAPS, device))
+        while long < _CLEAR * short and size < _LARGEST_SWAP:  # a fast wire needs more to show it
+            size *= 4
+            long = min(_swap_seconds(comm, pairs, size, _LONG_SWAPS, device))
         # A disturbed short swap must not make the wire look faster than it can be.
-        rate = num_bytes / max(long - short, long / 2)
+        rate = size / max(long - short, long / 2)
         latency = short * _IN_PROGRAM
         found.append(LinkFigure(kind=link_name(edge), latency_s=latency, bandwidth=rate))
     return tuple(found)
