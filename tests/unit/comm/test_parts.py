@@ -147,3 +147,21 @@ def test_sockets_leave_bbr_unless_told_otherwise() -> None:
     assert control("") == kernel if kernel != "bbr" else control("") in ("cubic", "reno")
     with pytest.raises(InputError, match="congestion 'no-such'"):
         control("no-such")
+
+
+def test_a_socket_that_is_closed_while_it_is_read_is_not_written() -> None:
+    reactor, failures, over = Reactor("test"), [], threading.Event()
+    reactor.on_failure = failures.append
+    here, there = socket.socketpair()
+
+    def read() -> None:
+        reactor.watch(here, None, None)
+        here.close()
+        reactor.after(0.05, over.set)
+
+    there.send(b"!")  # readable and writable in the same turn
+    reactor.call(lambda: reactor.watch(here, read, lambda: failures.append(OSError("written"))))
+    assert over.wait(10)
+    reactor.stop()
+    there.close()
+    assert not failures
