@@ -22,14 +22,13 @@ from tutti.comm.communicator import Communicator
 from tutti.comm.native import ALL_GATHER, REDUCE_SCATTER
 from tutti.comm.wires import link_name
 from tutti.cost.links import GroupLinks
-from tutti.cost.programs import Efficiency, program_seconds
+from tutti.cost.programs import CHUNKS, Efficiency, program_seconds
 from tutti.cost.rated import lower_bound_seconds
 from tutti.cost.tuned import group_shape
 from tutti.errors import InputError, hint
 from tutti.hardware.profile import CollectiveTime, LinkFigure
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
-_CHUNKS = (1, 4, 8, 16)
 _SHORT_SWAPS, _LONG_SWAPS = 40, 6
 _CLEAR, _LARGEST_SWAP = 8, 64 << 20
 _IN_PROGRAM = 0.5  # of a swap: the rest is handing it to the executor and back
@@ -100,7 +99,7 @@ def candidates(comm: Communicator, operation: str, num_bytes: int, every: bool) 
         return [chosen]
     found: dict[Named, float] = {}
     for algorithm in algorithms(operation, comm.group):
-        for chunks in _CHUNKS if len(comm.group.islands) > 1 else (1,):
+        for chunks in CHUNKS if len(comm.group.islands) > 1 else (1,):
             named = Named(algorithm=algorithm, chunks=chunks)
             found[named] = predicted(comm, operation, num_bytes, named)
     near = min(found.values()) * _FAR
@@ -264,22 +263,23 @@ def profile_links(
 ) -> tuple[LinkFigure, ...]:
     """Measure latency and bandwidth of every kind of edge, point to point.
 
-    A latency is what a quarter of the swaps keep below: a machine that is busy with other things
-    makes the rest look worse than a program finds it. A bandwidth is what the wire did at its best.
+    The bandwidth is the slope between two sizes, so that what a swap costs at any size is no part
+    of it. A fast wire needs larger messages to show what it can do.
     """
     found = []
     for edge in Edge:
         pairs = _pairs(comm, edge)
         if not pairs:
             continue
-        short = statistics.quantiles(_swap_seconds(comm, pairs, 64, _SHORT_SWAPS, device))[0]
+        short = _swap_seconds(comm, pairs, 64, _SHORT_SWAPS, device)
         size = num_bytes
-        long = min(_swap_seconds(comm, pairs, size, _LONG_SWAPS, device))
-        while long < _CLEAR * short and size < _LARGEST_SWAP:  # a fast wire needs more to show it
+        some = _swap_seconds(comm, pairs, size, _LONG_SWAPS, device)
+        while some < _CLEAR * short and size < _LARGEST_SWAP:
             size *= 4
-            long = min(_swap_seconds(comm, pairs, size, _LONG_SWAPS, device))
-        # A disturbed short swap must not make the wire look faster than it can be.
-        rate = size / max(long - short, long / 2)
+            some = _swap_seconds(comm, pairs, size, _LONG_SWAPS, device)
+        more = _swap_seconds(comm, pairs, 3 * size, _LONG_SWAPS, device)
+        # Where swaps were disturbed, the wire must not look faster than it can be.
+        rate = 2 * size / max(more - some, more / 2)
         latency = short * _IN_PROGRAM
         found.append(LinkFigure(kind=link_name(edge), latency_s=latency, bandwidth=rate))
     return tuple(found)
@@ -300,19 +300,24 @@ def _pairs(comm: Communicator, edge: Edge) -> list[tuple[int, int]]:
 
 def _swap_seconds(
     comm: Communicator, pairs: list[tuple[int, int]], num_bytes: int, times: int, device: str
-) -> list[float]:
-    """Return the times of swaps that all pairs begin together, each of its slowest pair."""
+) -> float:
+    """Return the time of a swap, of the slowest pair, while all pairs swap.
+
+    A quarter of the swaps are quicker: a machine that is busy with other things makes the rest look
+    worse than a program finds it.
+    """
     seat = comm.group.seat(comm.rank)
     peer = next((b if a == seat else a for a, b in pairs if seat in (a, b)), None)
     out = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     into = torch.empty_like(out)
-    samples = []
-    for _ in range(times):
-        comm.barrier().wait()
-        started = time.perf_counter()
-        if peer is not None:
-            other = comm.group.ranks[peer]
+    samples = [0.0, 0.0]
+    comm.barrier().wait()
+    if peer is not None:
+        other = comm.group.ranks[peer]
+        samples.clear()
+        for _ in range(times):
+            started = time.perf_counter()
             comm.exchange([(out, other)], [(into, other)]).wait()
-        samples.append(time.perf_counter() - started)
-    slowest = comm.all_reduce(torch.tensor(samples, dtype=torch.float64), "max").wait()
-    return [float(seconds) for seconds in slowest]
+            samples.append(time.perf_counter() - started)
+    mine = torch.tensor([statistics.quantiles(samples)[0]], dtype=torch.float64)
+    return float(comm.all_reduce(mine, "max").wait())
