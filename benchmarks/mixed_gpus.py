@@ -29,7 +29,7 @@ from tutti.train.run.planning import Job, prepare
 from tutti.train.run.trainer import TrainResult, run_local
 
 PEAK, MEMORY = 989e12, 141e9
-NAMES = ("big", "middle", "small")
+NAMES = ("first", "second", "third")
 
 
 def cluster_text(parts: list[int], *, rehearse: bool) -> str:
@@ -156,9 +156,16 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, object]:
     runs = Runs(scratch, args, parts)
     runs.profiles = profiles(parts, scratch, args)
     planned_job = runs.job("planned", args.batch, args.steps)
-    print(planned_job.plan, file=sys.stderr)
+    for pipeline in planned_job.plan.pipelines:
+        stages = [(s.units, str(s.chips)) for s in pipeline.stages]
+        print(pipeline.micro_batch, pipeline.micro_batches, stages, file=sys.stderr)
     begin = time.perf_counter()
-    planned = runs.run(planned_job)
+    try:
+        planned = runs.run(planned_job)
+    except Exception:
+        for log in sorted((scratch / "planned" / "logs").iterdir()):
+            print(log.name, log.read_text()[-3000:], file=sys.stderr)
+        raise
     print(f"planned took {time.perf_counter() - begin:.0f} s", file=sys.stderr)
     uniform = runs.run(runs.job("uniform", args.batch, args.few, uniform=True))
     alone: dict[str, TrainResult] = {}
