@@ -1,9 +1,9 @@
 """Every command that the README and docs/ show is run, in order, in one folder per page.
 
-A `console` block holds commands (`$ tutti …`, `$ python FILE …`) and what they print; a shown line
-must be a line of the real output, `…` stands for anything. Blocks with a `title` are files that
-are written first. `<!-- fails -->` above a block: its command must exit
-with 2 and the one line that the block shows. `<!-- varies -->`: the output is not compared.
+A `console` block holds commands (`$ tutti …`, `$ python FILE …`, `$ cat FILE`) and what they print;
+a shown line must be a line of the real output, `…` stands for anything. Blocks with a `title` are
+files that are written first. `<!-- fails -->` above a block: its command must exit with 2 and the
+one line that the block shows. `<!-- varies -->`: the output is not compared.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from tutti.document import Place
 from tutti.files import parse_yaml
 from tutti.hardware import chip, cluster, fabric, node, profile
 from tutti.hardware.library import shipped
+from tutti.launch import facts
 from tutti.models.spec import ModelSpec
 from tutti.plan import job, plan
+from tutti.train.data.config import DataConfig, PackingConfig, SourceConfig
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -81,6 +83,8 @@ def execute(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[i
             [sys.executable, *arguments[1:]], capture_output=True, text=True, timeout=60
         )
         return done.returncode, done.stdout, done.stderr
+    if arguments[0] == "cat":
+        return 0, Path(arguments[1]).read_text(encoding="utf-8"), ""
     with pytest.raises(SystemExit) as stopped:
         run(arguments[1:])
     out, err = capsys.readouterr()
@@ -114,7 +118,9 @@ def test_commands_of_a_page(
         if arguments[0] in SKIPPED:
             continue
         text = shlex.join(arguments)
-        assert arguments[0] in ("tutti", "python"), f"{called(page)}: '$ {text}' is not tested"
+        assert arguments[0] in ("tutti", "python", "cat"), (
+            f"{called(page)}: '$ {text}' is not tested"
+        )
         code, out, err = execute(arguments, capsys)
         if mark == "fails":
             assert code == 2, f"$ {text}"
@@ -210,6 +216,16 @@ PROFILE_KEYS = (
     profile.LinkFigure,
     profile.CollectiveTime,
 )
+DATA_KEYS = (DataConfig, SourceConfig, PackingConfig)
+
+
+LAUNCH_KEYS = (
+    facts.Facts,
+    facts.PoolFacts,
+    facts.Volume,
+    facts.SlurmFacts,
+    facts.KubernetesFacts,
+)
 
 
 def table_rows(page: Path, title: str) -> dict[str, list[str]]:
@@ -227,6 +243,8 @@ def table_rows(page: Path, title: str) -> dict[str, list[str]]:
         *((REFERENCE / "cluster-file.md", kind, extra) for kind, extra in CLUSTER_KEYS.items()),
         *((REFERENCE / "plan-file.md", kind, extra) for kind, extra in PLAN_KEYS.items()),
         *((REFERENCE / "profile-file.md", kind, set()) for kind in PROFILE_KEYS),
+        *((DOCS / "how-to/training-data.md", kind, set()) for kind in DATA_KEYS),
+        *((REFERENCE / "launch-file.md", kind, set()) for kind in LAUNCH_KEYS),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )

@@ -13,10 +13,11 @@ from tutti.document import Place, build
 from tutti.hardware.cluster import Cluster
 from tutti.launch.facts import Facts
 from tutti.launch.job import Job as LaunchJob
+from tutti.models.spec import ModelSpec
 from tutti.plan.check import require_valid
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
-from tutti.plan.job import Job
+from tutti.plan.job import PRECISIONS, Job
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage
 
 POOLS = [
@@ -27,15 +28,20 @@ POOLS = [
 ]
 
 
-def plan_of(cluster: Cluster, stages: list[list[Replica]], **others: object) -> Plan:
+def plan_of(
+    cluster: Cluster,
+    stages: list[list[Replica]],
+    model: ModelSpec | None = None,
+    **others: object,
+) -> Plan:
     """Return a valid plan of one pipeline: half of the layers on each of two stages."""
-    model = small_model(4)
+    model = model or small_model(4)
     units = ((0, 3), (3, model.num_units)) if len(stages) == 2 else ((0, model.num_units),)
     micro_batch = sum(replica.count * replica.sequences for replica in stages[0])
     plan = Plan(
         model=refer_to_model(model),
         cluster=refer_to_cluster(cluster),
-        job=Job(sequence_length=64, global_batch=2 * micro_batch),
+        job=Job(sequence_length=64, global_batch=2 * micro_batch, precision=PRECISIONS["fp32"]),
         pipelines=(
             Pipeline(
                 micro_batch=micro_batch,
@@ -73,6 +79,17 @@ def crossed_plan() -> Plan:
     )
 
 
+def three_makers_plan() -> Plan:
+    """One node each of three makers' chips."""
+    cluster = Cluster.from_document({"name": "mixed", "pools": POOLS}, Place("mixed"))
+    first = [
+        Replica(chips=ChipSet.of(f"{pool}/0/0-7"), tp=4, count=2) for pool in ("h100", "unused")
+    ]
+    second = [Replica(chips=ChipSet.of("p800/0/0-7"), tp=2, count=4)]
+    idle = ChipSet.of("a100/0-1/0-7", "unused/1-3/0-7")
+    return plan_of(cluster, [first, second], idle=idle)
+
+
 IMAGES = {
     "h100": {"image": "registry.example/tutti:cuda", "partition": "new"},
     "a100": {"image": "registry.example/tutti:cuda", "partition": "old"},
@@ -88,6 +105,12 @@ def facts_of(document: object) -> Facts:
 def crossed_job(**facts: object) -> LaunchJob:
     """Return the plan above as a job, with images."""
     return LaunchJob.of(crossed_plan(), facts_of({"pools": IMAGES, **facts}), config="steps: 10\n")
+
+
+def three_makers_job() -> LaunchJob:
+    """Return that plan as a job."""
+    images = {**IMAGES, "unused": {"image": "registry.example/tutti:ascend"}}
+    return LaunchJob.of(three_makers_plan(), facts_of({"pools": images}))
 
 
 class Started(NamedTuple):

@@ -20,6 +20,9 @@ _KINDS: dict[str, tuple[str, str]] = {
 }
 _added: dict[str, Kind] = {}
 
+# Whose chips answer to which kind; AMD's plug-in answers to CUDA's names.
+_VENDORS = {"nvidia": "cuda", "amd": "cuda", "huawei": "ascend", "kunlunxin": "kunlun"}
+
 # Packages of vendors: installed ones name a module in this group of entry points, others are named
 # in the environment. Importing the module calls `add_kind`.
 ENTRY_POINTS = "tutti.accelerators"
@@ -66,6 +69,12 @@ def kinds() -> tuple[str, ...]:
     """Return the names of all kinds, those asked first in front."""
     load_plug_ins()
     return (*_added, *_KINDS, "cpu")
+
+
+def kind_of_vendor(vendor: str) -> str:
+    """Return the kind of device that drives a vendor's chips; the host where none does."""
+    name = vendor.casefold()
+    return _VENDORS.get(name, name if name in kinds() else "cpu")
 
 
 def count(kind: str) -> int:

@@ -10,6 +10,7 @@ import typer
 from tutti.cli import (
     bench_blocks,
     bench_comm,
+    bench_data,
     bench_mixed,
     bench_operators,
     bench_plan,
@@ -28,6 +29,7 @@ app.command()(bench_blocks.blocks)
 app.command()(bench_operators.operators)
 app.command()(bench_comm.comm)
 app.command()(bench_train.train)
+app.command()(bench_data.data)
 app.command()(bench_mixed.mixed)
 
 

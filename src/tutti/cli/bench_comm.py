@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,13 @@ def comm(
     sizes: Annotated[str, typer.Option(help="Bytes, such as 256K..16M or 1M,3M.")] = "1M..16M",
     bed: Annotated[str, typer.Option(help="An emulated network; see --beds.")] = "pair",
     beds: Annotated[bool, typer.Option("--beds", help="List the emulated networks.")] = False,
+    senders: Annotated[
+        str, typer.Option(help="TCP congestion control that the bed's hosts have: reno, bbr, …")
+    ] = "reno",
+    device: Annotated[
+        str, typer.Option(help="Under torchrun, where tensors lie: cpu, cuda, npu, …")
+    ] = "cpu",
+    gloo: Annotated[bool, typer.Option(help="Measure plain gloo beside ours.")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each figure.")] = 5,
     every: Annotated[bool, typer.Option("--all", help="Measure all programs worth it.")] = False,
     model: Annotated[
@@ -45,7 +53,7 @@ def comm(
     require_torch("bench comm")
     from tutti.comm.bed import BEDS
     from tutti.comm.bench import Options
-    from tutti.comm.bench_ranks import bench_on_bed
+    from tutti.comm.bench_ranks import bench_on_bed, bench_under_torchrun
     from tutti.errors import InputError, hint
     from tutti.hardware.profile import Profile
 
@@ -57,17 +65,25 @@ def comm(
         sizes=parse_sizes(sizes),
         repeats=repeats,
         all_programs=every or judge or tune is not None,
+        gloo=gloo,
+        device=device,
     )
     known = None if profile is None else Profile.load(profile)
-    if "WORLD_SIZE" in os.environ:
-        outcome, title = _under_torchrun(options, known)
-        if outcome is None:
-            return
+    if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
+        outcome = bench_under_torchrun(options, profile=known, judge=judge)
+        title = f"{os.environ['WORLD_SIZE']} ranks, tensors on {device}"
+        if int(os.environ["RANK"]):
+            return  # the first one tells
+    elif device != "cpu":
+        raise InputError(
+            f"--device: '{device}' is measured under torchrun; a bed has tensors of cpu"
+        )
     elif bed not in BEDS:
         raise InputError(f"--bed: '{bed}'; {hint(bed, BEDS)}")
     else:
-        outcome = bench_on_bed(BEDS[bed], options, profile=known, judge=judge)
-        title = f"bed {bed}: {BEDS[bed].summary}"
+        spec = replace(BEDS[bed], senders=senders)
+        outcome = bench_on_bed(spec, options, profile=known, judge=judge)
+        title = f"bed {bed}: {spec.summary}"
     if tune is not None:
         tuned_profile(outcome, known, title).save(tune)
     if json:
@@ -106,30 +122,9 @@ def _list_beds(json: bool) -> None:
         typer.echo(f"{name:10} {spec.summary}")
 
 
-def _under_torchrun(options: Any, profile: Profile | None) -> tuple[Outcome | None, str]:
-    """Measure as one rank of a job; only rank 0 prints."""
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore
-
-    from tutti.comm.bench_ranks import measured
-    from tutti.comm.connect import connect
-
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo")
-    store: Any = PrefixStore("tutti-bench", dist.distributed_c10d._get_default_store())
-    communicator = connect(store, rank, world, profile=profile)
-    try:
-        outcome = measured(communicator, options)
-    finally:
-        communicator.close()
-        dist.destroy_process_group()
-    return (outcome if rank == 0 else None), f"{world} ranks"
-
-
 def tuned_profile(outcome: Outcome, known: Profile | None, title: str) -> Profile:
     """Return the Profile with measured links and programs in it."""
     import datetime
-    from dataclasses import replace
 
     from tutti.hardware.profile import Profile
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,16 +49,47 @@ def launch(
         raise InputError(f"--to: '{to}'; {hint(to, _TARGETS)}")
     if run and to != "local":
         raise InputError(f"--run: goes with --to local only; the files for {to} say how to start")
-    job = _load(plan, config, with_, model, cluster, arguments or [])
+    text = None if config is None else _config_text(config, travels=to != "local")
+    job = _load(plan, text, with_, model, cluster, arguments or [])
     if to == "local":
         _local(job, plan, config, run, json)
     else:
         _write(job, to, output, force, json)
 
 
+def _config_text(path: Path, *, travels: bool) -> str:
+    """Return a training file that is right, and means the same wherever it is read."""
+    from tutti.document import Place, build, plain
+    from tutti.files import read_file, read_text
+    from tutti.train.run.config import TrainConfig
+
+    found = build(TrainConfig, read_file(path), Place(path.name))
+    if travels:
+        here = found.relative_to(path.resolve().parent)
+        for key, name in _differences(plain(found), plain(here)):
+            if key not in ("cluster", "plan"):  # the launched plan stands for both
+                raise InputError(
+                    f"{path.name}: '{key}' is '{name}', seen from where the file lies; it travels "
+                    "to other hosts, so write the whole path as they see it"
+                )
+    return read_text(path)
+
+
+def _differences(one: object, other: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each value of `one` that is another in `other`, with its key."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name, value in one.items():
+            yield from _differences(value, other.get(name), f"{key}.{name}".lstrip("."))
+    elif isinstance(one, list) and isinstance(other, list):
+        for index, (value, theirs) in enumerate(zip(one, other, strict=True)):
+            yield from _differences(value, theirs, f"{key}[{index}]")
+    elif one != other:
+        yield key, one
+
+
 def _load(
     plan: Path,
-    config: Path | None,
+    config: str | None,
     with_: Path | None,
     model: str | None,
     cluster: str | None,
@@ -65,7 +97,6 @@ def _load(
 ) -> Job:
     from dataclasses import replace
 
-    from tutti.files import read_file, read_text
     from tutti.hardware.cluster import Cluster
     from tutti.launch.facts import Facts
     from tutti.launch.job import Job
@@ -79,15 +110,10 @@ def _load(
     if cluster is not None:
         found = replace(found, cluster=refer_to_cluster(Cluster.load(cluster)))
     require_valid(found)
-    text = None
-    if config is not None:
-        if not isinstance(read_file(config), dict):
-            raise InputError(f"{config}: expected a mapping of keys to values")
-        text = read_text(config)
     return Job.of(
         found,
         Facts.load(with_) if with_ is not None else Facts(),
-        config=text,
+        config=config,
         arguments=arguments,
         facts_name=with_.name if with_ is not None else "launch facts",
     )

@@ -68,9 +68,9 @@ def train(
     asked = _asked(config, plan=plan, model=model, cluster=cluster, data=data, steps=steps,
                    output=output, changes=changes or [], trace=trace)  # fmt: skip
     if started_as_rank(os.environ):
-        from tutti.train.run.rank import prepare_together, run_rank
+        from tutti.train.run.rank import prepare_together, resume_together, run_rank
 
-        run_rank(prepare_together(asked), resume=resume)
+        run_rank(prepare_together(asked), resume=resume or resume_together(asked))
         return
     job = _prepared(asked, quiet=json)
     result = _run(job, resume=resume, port=port, quiet=json)

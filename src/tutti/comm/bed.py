@@ -17,18 +17,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tutti.comm.places import Place
 from tutti.comm.ranks import LocalRanks, die_with_parent, leave_network
-from tutti.errors import InputError
+from tutti.errors import InputError, hint
 
 USER = 61000
 _MTU = 9000
 _SEGMENT = 16384  # largest piece that the kernel hands to a NIC at once
 _BURST = 32768
 _QUEUE = 2 << 20  # bytes that a port holds before packets are lost: as good as never
-# Senders that fill a link and keep it full, and that every kernel has; the same for whoever sends.
-_SENDERS = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
 MEGABIT = 125_000.0  # bytes
 
 
@@ -41,6 +40,8 @@ class BedSpec:
     ranks_per_host: int = 1
     spine: float | None = None  # of each rail's way to the others; None: not limited
     scattered: bool = False  # ranks are handed out to hosts in turn
+    # Of whoever sends, unless a socket asks for another: one that keeps a link full, everywhere.
+    senders: str = "reno"
     summary: str = ""
 
     @property
@@ -138,6 +139,9 @@ class Bed:
         reason = why_not()
         if reason is not None:
             raise InputError(reason)
+        known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+        if spec.senders not in known:
+            raise InputError(f"--senders: '{spec.senders}'; {hint(spec.senders, known)}")
         self.spec = spec
         self._holders: list[int] = []
         try:
@@ -202,9 +206,12 @@ class Bed:
         self._inside(holder, ["ip", "-batch", "-"], lines)
         limits = [_limit(f"nic{rail}", rate) for rail, rate in enumerate(rates)]
         self._inside(holder, ["tc", "-batch", "-"], limits)
-        for name, value in _SENDERS.items():
-            command = f"echo {value} > /proc/sys/net/ipv4/{name}"
-            self._inside(holder, ["sh", "-c", command], [])
+        sending = {
+            "tcp_congestion_control": self.spec.senders,
+            "tcp_slow_start_after_idle": "0",
+        }
+        for name, value in sending.items():
+            self._inside(holder, ["tee", f"/proc/sys/net/ipv4/{name}"], [value])
 
     def _hold(self) -> int:
         """Start a process that holds a network namespace open."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tutti.collective import Edge, Operation, algorithms
 from tutti.comm.choice import Named
@@ -21,15 +22,15 @@ from tutti.comm.communicator import Communicator
 from tutti.comm.native import ALL_GATHER, REDUCE_SCATTER
 from tutti.comm.wires import link_name
 from tutti.cost.links import GroupLinks
-from tutti.cost.programs import Efficiency, program_seconds
+from tutti.cost.programs import CHUNKS, Efficiency, program_seconds
 from tutti.cost.rated import lower_bound_seconds
 from tutti.cost.tuned import group_shape
 from tutti.errors import InputError, hint
 from tutti.hardware.profile import CollectiveTime, LinkFigure
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
-_CHUNKS = (1, 4, 8, 16)
-_RUNS = 4
+_SHORT_SWAPS, _LONG_SWAPS = 40, 6
+_CLEAR, _LARGEST_SWAP = 8, 64 << 20
 _IN_PROGRAM = 0.5  # of a swap: the rest is handing it to the executor and back
 _FAR = 2.5  # times the best price beyond which a program is not measured
 _NO_LOSS = Efficiency(island=1.0, fabric=1.0, startup_s=0.0, hop_s=0.0)
@@ -44,6 +45,7 @@ class Options:
     repeats: int = 5
     all_programs: bool = False
     gloo: bool = True
+    device: str = "cpu"  # where the tensors lie
 
     def __post_init__(self) -> None:
         for name in self.operations:
@@ -97,7 +99,7 @@ def candidates(comm: Communicator, operation: str, num_bytes: int, every: bool) 
         return [chosen]
     found: dict[Named, float] = {}
     for algorithm in algorithms(operation, comm.group):
-        for chunks in _CHUNKS if len(comm.group.islands) > 1 else (1,):
+        for chunks in CHUNKS if len(comm.group.islands) > 1 else (1,):
             named = Named(algorithm=algorithm, chunks=chunks)
             found[named] = predicted(comm, operation, num_bytes, named)
     near = min(found.values()) * _FAR
@@ -113,12 +115,26 @@ def predicted(comm: Communicator, operation: str, num_bytes: int, named: Named) 
     return program_seconds(program, float(whole), comm.chooser.links, _NO_LOSS)
 
 
-def _ours(comm: Communicator, operation: str, elements: int) -> Callable[[], object]:
-    """Return a call of ours on buffers made once."""
-    root, size = comm.ranks[0], comm.size
-    tensor = torch.ones(elements)
-    each = -(-elements // size)
-    small, large, other = torch.ones(each), torch.ones(each * size), torch.ones(each * size)
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """The tensors of a cell, made once."""
+
+    tensor: Tensor
+    small: Tensor
+    large: Tensor
+    other: Tensor
+
+    @classmethod
+    def of(cls, elements: int, size: int, device: str) -> _Buffers:
+        each = -(-elements // size)
+        counts = (elements, each, each * size, each * size)
+        return cls(*(torch.ones(count, device=device) for count in counts))
+
+
+def _ours(comm: Communicator, operation: str, buffers: _Buffers) -> Callable[[], object]:
+    """Return a call of ours."""
+    root, tensor = comm.ranks[0], buffers.tensor
+    small, large, other = buffers.small, buffers.large, buffers.other
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: comm.all_reduce(tensor).wait(),
         "broadcast": lambda: comm.broadcast(tensor, root).wait(),
@@ -130,12 +146,10 @@ def _ours(comm: Communicator, operation: str, elements: int) -> Callable[[], obj
     return calls[operation]
 
 
-def _gloo(comm: Communicator, operation: str, elements: int) -> Callable[[], object]:
+def _gloo(comm: Communicator, operation: str, buffers: _Buffers) -> Callable[[], object]:
     """Return the same call of gloo's."""
-    root, size = comm.ranks[0], comm.size
-    tensor = torch.ones(elements)
-    each = -(-elements // size)
-    small, large, other = torch.ones(each), torch.ones(each * size), torch.ones(each * size)
+    root, tensor = comm.ranks[0], buffers.tensor
+    small, large, other = buffers.small, buffers.large, buffers.other
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(tensor),
         "broadcast": lambda: dist.broadcast(tensor, root),
@@ -163,15 +177,16 @@ def _cell(
     comm: Communicator, operation: str, num_bytes: int, options: Options, nominal: GroupLinks
 ) -> list[Row]:
     programs = candidates(comm, operation, num_bytes, options.all_programs)
-    elements = num_bytes // 4
-    ours, gloo = _ours(comm, operation, elements), _gloo(comm, operation, elements)
-    contestants: list[Named | None] = [*programs, *([None] if options.gloo else [])]
+    buffers = _Buffers.of(num_bytes // 4, comm.size, options.device)
+    ours, gloo = _ours(comm, operation, buffers), _gloo(comm, operation, buffers)
+    beside = options.gloo and _works(gloo)
+    contestants: list[Named | None] = [*programs, *([None] if beside else [])]
     samples: list[list[float]] = [[] for _ in contestants]
     for repeat in range(options.repeats + 1):
         for number, named in enumerate(contestants):
             if named is not None:
                 comm.chooser.obey(operation, named)
-            seconds = _timed(comm, gloo if named is None else ours)
+            seconds = _timed(comm, gloo if named is None else ours, options.device)
             if repeat:  # the first warms up
                 samples[number].append(seconds)
     comm.chooser.obey(operation, None)
@@ -198,11 +213,29 @@ def _cell(
     return rows
 
 
-def _timed(comm: Communicator, call: Callable[[], object]) -> float:
+def _timed(comm: Communicator, call: Callable[[], object], device: str) -> float:
+    synchronize = (
+        _nothing if device == "cpu" else torch.get_device_module(torch.device(device)).synchronize
+    )
+    synchronize()
     comm.barrier().wait()
     started = time.perf_counter()
     call()
+    synchronize()
     return time.perf_counter() - started
+
+
+def _works(call: Callable[[], object]) -> bool:
+    """Tell whether gloo has a call for tensors of this device; it refuses at once, everywhere."""
+    try:
+        call()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _nothing() -> None:
+    """The host has no work under way."""
 
 
 def table(comm: Communicator, rows: Sequence[Row]) -> tuple[CollectiveTime, ...]:
@@ -225,17 +258,29 @@ def table(comm: Communicator, rows: Sequence[Row]) -> tuple[CollectiveTime, ...]
 # --- links -----------------------------------------------------------------------------------
 
 
-def profile_links(comm: Communicator, num_bytes: int = 1 << 20) -> tuple[LinkFigure, ...]:
-    """Measure latency and bandwidth of every kind of edge, point to point."""
+def profile_links(
+    comm: Communicator, num_bytes: int = 1 << 20, device: str = "cpu"
+) -> tuple[LinkFigure, ...]:
+    """Measure latency and bandwidth of every kind of edge, point to point.
+
+    The bandwidth is the slope between two sizes, so that what a swap costs at any size is no part
+    of it. A fast wire needs larger messages to show what it can do.
+    """
     found = []
     for edge in Edge:
         pairs = _pairs(comm, edge)
         if not pairs:
             continue
-        swap = _exchange_seconds(comm, pairs, 64, 20)
-        seconds = _exchange_seconds(comm, pairs, num_bytes, 3)
-        rate = num_bytes / max(seconds - swap, 1e-9)
-        latency = swap * _IN_PROGRAM
+        short = _swap_seconds(comm, pairs, 64, _SHORT_SWAPS, device)
+        size = num_bytes
+        some = _swap_seconds(comm, pairs, size, _LONG_SWAPS, device)
+        while some < _CLEAR * short and size < _LARGEST_SWAP:
+            size *= 4
+            some = _swap_seconds(comm, pairs, size, _LONG_SWAPS, device)
+        more = _swap_seconds(comm, pairs, 3 * size, _LONG_SWAPS, device)
+        # Where swaps were disturbed, the wire must not look faster than it can be.
+        rate = 2 * size / max(more - some, more / 2)
+        latency = short * _IN_PROGRAM
         found.append(LinkFigure(kind=link_name(edge), latency_s=latency, bandwidth=rate))
     return tuple(found)
 
@@ -253,24 +298,26 @@ def _pairs(comm: Communicator, edge: Edge) -> list[tuple[int, int]]:
     return found
 
 
-def _exchange_seconds(
-    comm: Communicator, pairs: list[tuple[int, int]], num_bytes: int, times: int
+def _swap_seconds(
+    comm: Communicator, pairs: list[tuple[int, int]], num_bytes: int, times: int, device: str
 ) -> float:
-    """Return the time of a swap between pairs, of the slowest pair: the best of a few runs.
+    """Return the time of a swap, of the slowest pair, while all pairs swap.
 
-    The best, for a link is what it can do; what else the machine does is no part of it.
+    A quarter of the swaps are quicker: a machine that is busy with other things makes the rest look
+    worse than a program finds it.
     """
     seat = comm.group.seat(comm.rank)
     peer = next((b if a == seat else a for a, b in pairs if seat in (a, b)), None)
-    out, into = torch.ones(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
-    samples = []
-    for _ in range(_RUNS):
-        comm.barrier().wait()
-        started = time.perf_counter()
-        if peer is not None:
-            other = comm.group.ranks[peer]
-            for _ in range(times):
-                comm.exchange([(out, other)], [(into, other)]).wait()
-        samples.append((time.perf_counter() - started) / times)
-    slowest = comm.all_reduce(torch.tensor(samples, dtype=torch.float64), "max").wait()
-    return float(slowest.min())
+    out = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    into = torch.empty_like(out)
+    samples = [0.0, 0.0]
+    comm.barrier().wait()
+    if peer is not None:
+        other = comm.group.ranks[peer]
+        samples.clear()
+        for _ in range(times):
+            started = time.perf_counter()
+            comm.exchange([(out, other)], [(into, other)]).wait()
+            samples.append(time.perf_counter() - started)
+    mine = torch.tensor([statistics.quantiles(samples)[0]], dtype=torch.float64)
+    return float(comm.all_reduce(mine, "max").wait())

@@ -1,22 +1,27 @@
-"""`tutti bench comm` on this machine: rank processes in a test bed, or just side by side."""
+"""`tutti bench comm`: rank processes in a test bed on this machine, or those torchrun started."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore
 
+from tutti.accelerator import Accelerator, open_accelerator
+from tutti.accelerator.find import count
 from tutti.collective import Operation
 from tutti.comm import bench
 from tutti.comm.bed import BedSpec, bed_ranks
 from tutti.comm.bench import Options, Row
 from tutti.comm.communicator import Communicator
 from tutti.comm.connect import connect
+from tutti.comm.places import Place
 from tutti.comm.wires import measured_links, nominal_links
+from tutti.errors import InputError
 from tutti.hardware.profile import CollectiveTime, LinkFigure, Profile
 
 
@@ -29,7 +34,6 @@ class Outcome:
     collectives: tuple[CollectiveTime, ...]
     regrets: dict[str, tuple[float, ...]]
     wires: dict[str, int]
-    shape: str = ""
 
 
 def bench_on_bed(
@@ -43,13 +47,7 @@ def bench_on_bed(
         )
         after = bed.sent_bytes()
     found: Outcome = answers[0]
-    return Outcome(
-        rows=found.rows,
-        links=found.links,
-        collectives=found.collectives,
-        regrets=found.regrets,
-        wires={name: after[name] - before[name] for name in after},
-    )
+    return replace(found, wires={name: after[name] - before[name] for name in after})
 
 
 def _bed_rank(
@@ -58,30 +56,93 @@ def _bed_rank(
     os.environ["GLOO_SOCKET_IFNAME"] = f"nic{spec.rail(rank)}"
     store = FileStore(f"{folder}/gloo", spec.world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=spec.world)
-    ours: Any = FileStore(f"{folder}/ours", spec.world)
-    options_ = {"place": spec.place(rank), "timeout_s": 120.0, "start_timeout_s": 30.0}
-    comm = connect(ours, rank, spec.world, profile=profile, **options_)  # type: ignore[arg-type]
+    joining = Joining(
+        rank=rank,
+        world=spec.world,
+        store=lambda name: FileStore(f"{folder}/{name}", spec.world),
+        place=spec.place(rank),
+    )
+    try:
+        return _outcome(joining, options, profile, judge)
+    finally:
+        dist.destroy_process_group()
+
+
+def bench_under_torchrun(
+    options: Options, *, profile: Profile | None = None, judge: bool = False
+) -> Outcome:
+    """Measure as one rank of a job that torchrun started; every rank returns the same."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    accelerator = _local_accelerator(options.device, local)
+    place = Place()
+    if accelerator is not None:
+        place = Place(native=accelerator.collective_backend, device=str(accelerator.device))
+        options = replace(options, device=str(accelerator.device))
+    dist.init_process_group("gloo")
+    meeting: Any = dist.distributed_c10d._get_default_store()
+    joining = Joining(
+        rank=rank,
+        world=world,
+        store=lambda name: PrefixStore(f"tutti-bench/{name}", meeting),
+        place=place,
+        accelerator=accelerator,
+    )
+    try:
+        return _outcome(joining, options, profile, judge)
+    finally:
+        dist.destroy_process_group()
+
+
+def _local_accelerator(device: str, local: int) -> Accelerator | None:
+    """Open the device of a rank; ranks beyond the number of devices share them."""
+    if device == "cpu":
+        return None
+    number = count(device)
+    if not number:
+        raise InputError(f"--device: this machine has no '{device}'; use --device cpu")
+    return open_accelerator(f"{device}:{local % number}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """How a rank joins the others, under one name or several."""
+
+    rank: int
+    world: int
+    store: Callable[[str], Any]
+    place: Place
+    accelerator: Accelerator | None = None
+
+    def connect(self, name: str, profile: Profile | None) -> Communicator:
+        """Return a communicator of all ranks."""
+        return connect(
+            self.store(name),
+            self.rank,
+            self.world,
+            place=self.place,
+            accelerator=self.accelerator,
+            profile=profile,
+            timeout_s=120.0,
+            start_timeout_s=60.0,
+        )
+
+
+def _outcome(joining: Joining, options: Options, profile: Profile | None, judge: bool) -> Outcome:
+    comm = joining.connect("ours", profile)
     try:
         outcome = measured(comm, options)
         if judge:
-            again: Any = FileStore(f"{folder}/judged", spec.world)
-            regrets = _judge(comm, again, rank, options, outcome, options_)
-            outcome = Outcome(
-                rows=outcome.rows,
-                links=outcome.links,
-                collectives=outcome.collectives,
-                regrets=regrets,
-                wires={},
-            )
+            regrets = _judge(comm, joining, options, outcome)
+            outcome = replace(outcome, regrets=regrets)
     finally:
         comm.close()
-        dist.destroy_process_group()
     return outcome
 
 
 def measured(comm: Communicator, options: Options) -> Outcome:
     """Profile links, then measure; the same on all ranks."""
-    links = bench.profile_links(comm)
+    links = bench.profile_links(comm, device=options.device)
     nominal = nominal_links(comm.chooser.links)
     comm.chooser.use(measured_links(comm.chooser.links, links))
     rows = bench.measure(comm, options, nominal)
@@ -95,12 +156,7 @@ def measured(comm: Communicator, options: Options) -> Outcome:
 
 
 def _judge(
-    comm: Communicator,
-    store: Any,
-    rank: int,
-    options: Options,
-    tuning: Outcome,
-    place: dict[str, Any],
+    comm: Communicator, joining: Joining, options: Options, tuning: Outcome
 ) -> dict[str, tuple[float, ...]]:
     """Measure everything again; return what each kind of choice loses against the best.
 
@@ -122,8 +178,7 @@ def _judge(
             links=tuning.links,
             collectives=collectives,
         )
-        prefixed = PrefixStore(name, store)
-        other = connect(prefixed, rank, comm.size, profile=profile, **place)
+        other = joining.connect(f"judged by {name}", profile)
         try:
             regrets[name] = tuple(
                 _chosen_seconds(other, operation, size, fresh) / seconds - 1.0

@@ -34,6 +34,7 @@ from tutti.comm.frames import PROTOCOL
 from tutti.comm.launch import Shared
 from tutti.comm.mesh import Listeners
 from tutti.comm.move import Buffers, DeviceMover, HostMover
+from tutti.comm.native import make_group
 from tutti.comm.places import Place, Topology
 from tutti.comm.reactor import Reactor, near_processors
 from tutti.comm.transport import shared as shared_memory
@@ -303,7 +304,7 @@ class _Job:
                 )
             found.update(ranks)
             if self._rank in ranks:
-                made = dist.new_group(list(ranks), backend=backend, use_local_synchronization=True)
+                made = make_group(ranks, self._rank, backend, f"tutti-{number:x}-{ranks[0]}")
                 assert self._shared is not None
                 self._shared.executor.native.add_group(number, ranks, made)
         return frozenset(found)

@@ -80,7 +80,8 @@ class Mesh:
             local = listeners.local
             reactor.watch(local, lambda: self._accept(local), None)
         for peer in self.neighbours():
-            self.out(peer)
+            with contextlib.suppress(OSError):  # it left at once; whoever needs it will be told
+                self.out(peer)
 
     def neighbours(self) -> list[int]:
         """Return the ranks at distance 1, 2, 4, … on both sides."""

@@ -35,6 +35,27 @@ _OPERATORS = {
 }
 
 
+def make_group(ranks: tuple[int, ...], rank: int, backend: str, name: str) -> Any:
+    """Return a torch group that its members make alone, by a name they all know.
+
+    torch's public call names a group by how many groups the process has made, which is not the same
+    on all members unless every rank of the job makes every group; so the call inside it is used.
+    """
+    torch_groups = dist.distributed_c10d
+    chosen = torch_groups.Backend(backend)
+    group, _ = torch_groups._new_process_group_helper(
+        len(ranks),
+        ranks.index(rank),
+        list(ranks),
+        chosen,
+        torch_groups._get_default_store(),
+        torch_groups.GroupName(name),
+        timeout=torch_groups._get_default_timeout(chosen),
+    )
+    torch_groups._world.pg_group_ranks[group] = {r: i for i, r in enumerate(ranks)}
+    return group
+
+
 class NativeQueue:
     """The native calls of this rank, in the order in which all ranks make them."""
 

@@ -161,5 +161,9 @@ def _nothing(error: BaseException) -> None:
 
 
 def _watched(key: selectors.SelectorKey, selector: selectors.BaseSelector) -> bool:
-    """Tell whether a socket is still watched after its `read` ran."""
-    return key.fd >= 0 and key.fileobj in selector.get_map() and key.data[1] is not None
+    """Tell whether a socket is still watched for writing after its `read` ran.
+
+    It may have closed the socket, whose number may belong to another one by now.
+    """
+    now = selector.get_map().get(key.fd)
+    return now is not None and now.fileobj is key.fileobj and now.data[1] is not None

@@ -21,7 +21,7 @@ from tutti.cost.links import GroupLinks, Wire
 from tutti.cost.rated import rated_price
 from tutti.cost.tuned import Tuned
 
-_CHUNKS = (1, 2, 4, 8, 16)
+CHUNKS = (1, 2, 4, 8, 16)  # that are priced, and measured
 _LARGE = 256  # ranks, above which algorithms whose price takes long to find are left out
 _SLOW_TO_PRICE = frozenset({"doubling", "double_tree", "direct", "tree"})
 
@@ -130,7 +130,7 @@ def choose_program(
         price = _price(_build(operation, name, group), links, efficiency)
         priced += [
             (price(num_bytes, chunks), name, chunks)
-            for chunks in (_CHUNKS if len(group.islands) > 1 else (1,))
+            for chunks in (CHUNKS if len(group.islands) > 1 else (1,))
         ]
     if tuned is not None:
         priced = tuned.corrected(operation, group, num_bytes, priced)

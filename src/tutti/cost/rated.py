@@ -1,9 +1,10 @@
 """The price of a program where every rank's NIC rate is known: what each wire carries, and when.
 
 A wire is a NIC (of one island and rail, either direction), a rank's share of its island's links,
-or a rail's way through the spine. A chunk takes as long as its rounds, one after the other, each
-at the pace of its busiest wire. Chunks overlap: together they cannot take less than what the
-busiest wire carries in all. An all-reduce counts as its halves, which load different directions.
+or a rail's way through the spine. A chunk takes as long as its rounds, in small groups with every
+rank at its own pace (`fluid`), in large ones one after the other at the pace of the busiest wire.
+Chunks overlap: together they cannot take less than what the busiest wire carries in all. An
+all-reduce counts as its halves, which load different directions.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tutti.collective.expand import rounds
 from tutti.collective.group import Edge, Group
 from tutti.collective.layout import Layout
 from tutti.collective.program import Action, Operation, Step
+from tutti.cost.fluid import Flow, makespan
 from tutti.cost.links import GroupLinks
 
 Wire = tuple[str, int, int]  # what, island or seat, rail
@@ -27,6 +29,7 @@ _HALVES = {
 }
 _HANDLING = 0.15  # of a round's latency: the processors' work, which no overlap hides
 _WHOLE = 5040  # elements of a section: divides well
+_FEW = 16  # ranks, up to which ranks are followed one by one
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,24 +57,31 @@ def rated_price(program: CollectiveProgram, links: GroupLinks) -> RatedPrice:
     capacities = _Capacities(links)
     carried: dict[Wire, float] = defaultdict(float)
     passage = startup = largest = 0.0
+    walk: list[list[Flow]] = []
     for step in program.steps:
         step_startup = 0.0
         for one in rounds(program, step):
             busy: dict[Wire, float] = defaultdict(float)
+            flows: list[Flow] = []
             latency = 0.0
             for transfer in one:
                 elements = layout.size(transfer.part)
                 if not elements:
                     continue
                 latency = max(latency, links.wire(_edge(program.group, transfer)).latency_s)
-                for wire in capacities.wires(transfer):
+                wires = capacities.wires(transfer)
+                flows.append(Flow(transfer.source, transfer.target, elements, tuple(wires)))
+                for wire in wires:
                     busy[wire] += elements / capacities.of(wire)
             for wire, seconds in busy.items():
                 carried[wire] += seconds
             passage += max(busy.values(), default=0.0)
+            walk.append(flows)
             step_startup += latency
         startup += step_startup
         largest = max(largest, step_startup)
+    if links.group.size <= _FEW:
+        passage = makespan(walk, {wire: capacities.of(wire) for wire in carried})
     if program.operation is Operation.BARRIER:
         whole = 1.0
     return RatedPrice(

@@ -28,7 +28,7 @@ Words = tuple[str, ...]
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[\w.:-]+", re.ASCII)
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_OURS = ("TUTTI_NODE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+_OURS = ("TUTTI_NODE", "TUTTI_ATTEMPT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
 
 
 def _check_variables(variables: Variables) -> None:

@@ -18,6 +18,8 @@ from tutti.plan.plan import Plan
 
 NODE = "TUTTI_NODE"
 """Its node: "pool/node", or "pool/node/slots" where a node is made of several hosts."""
+ATTEMPT = "TUTTI_ATTEMPT"
+"""How often the job was restarted before; set by whatever restarts it."""
 
 
 def used_chips(plan: Plan) -> dict[Position, int]:
@@ -48,6 +50,21 @@ def rank_of_process(plan: Plan, environ: Mapping[str, str]) -> int:
     if rank >= num_ranks:
         raise InputError(f"RANK is {rank}, but the plan has {num_ranks} ranks, counted from 0")
     return rank
+
+
+def device_index(environ: Mapping[str, str], slot: int) -> int:
+    """Return which of the devices that this process sees is its chip.
+
+    The files of `tutti launch` show a host's processes their chips only, in the order of
+    LOCAL_RANK: some slots may be left out, and each host of a large node counts from 0. Elsewhere
+    all chips of the node are there, and the slot is the number.
+    """
+    return _number(environ, "LOCAL_RANK") if NODE in environ else slot
+
+
+def is_restarted(environ: Mapping[str, str]) -> bool:
+    """Tell whether the job ran before and should go on from its last checkpoint, if it has one."""
+    return ATTEMPT in environ and _number(environ, ATTEMPT) > 0
 
 
 def _rank_at(plan: Plan, node: str, local_rank: int) -> int:

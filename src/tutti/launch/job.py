@@ -38,6 +38,20 @@ class Part:
         whole = self.launch.facts.whole_nodes
         return component.chips_per_host if whole else component.num_chips
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether the hosts are for this job alone, with all their cores."""
+        return self.launch.facts.whole_nodes or not self.component.is_partial
+
+    @property
+    def num_cpus(self) -> int | None:
+        """Cores to ask Slurm for, per host; where hosts are shared, the share of the chips used."""
+        if self.launch.facts.cpus is not None or self.is_exclusive:
+            return self.launch.facts.cpus
+        component = self.component
+        share = component.pool.node.host.cores * component.num_chips // component.chips_per_host
+        return max(1, share)
+
     def environment(self, *, scheduled: bool) -> dict[str, str]:
         """Return the variables of its processes.
 
@@ -103,7 +117,8 @@ class Job:
     def summary(self) -> str:
         """One line for the head of each file."""
         where = " + ".join(str(part.component) for part in self.parts)
-        return f"{self.plan.model.name}, {self.plan.num_ranks} ranks on {where}"
+        model = " ".join(self.plan.model.name.split())  # it stands in comments of one line
+        return f"{model}, {self.plan.num_ranks} ranks on {where}"
 
     def hosts(self) -> Iterator[tuple[Part, Host]]:
         """Yield every host in the order of torchrun's node ranks."""

@@ -75,8 +75,8 @@ def _options(part: Part) -> list[str]:
             f"pool '{launch.pool.name}': nothing is known of chips by '{launch.pool.chip.vendor}'; "
             "say in the launch file what Slurm calls them, such as 'gres: gpu' ('' for none)"
         )
-    if facts.cpus is not None:
-        options.append(f"--cpus-per-task={facts.cpus}")
+    if part.num_cpus is not None:
+        options.append(f"--cpus-per-task={part.num_cpus}")
     if facts.memory:
         options.append(f"--mem={facts.memory}")
     if facts.constraint:
@@ -84,7 +84,7 @@ def _options(part: Part) -> list[str]:
     if launch.hosts:
         names = (part.host_name(host) for host in component.hosts)
         options.append(f"--nodelist={','.join(names)}")
-    if facts.whole_nodes or not component.is_partial:
+    if part.is_exclusive:
         options.append("--exclusive")
     return [_directive(option) for option in options]
 
@@ -94,8 +94,8 @@ def _step(job: Job, part: Part, group: int | None) -> list[str]:
     hosts = len(part.component.hosts)
     options = [] if group is None else [f"--het-group={group}"]
     options += [f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1"]
-    if part.launch.facts.cpus is not None:
-        options.append(f"--cpus-per-task={part.launch.facts.cpus}")
+    if part.num_cpus is not None:
+        options.append(f"--cpus-per-task={part.num_cpus}")
     return [
         *options,
         "--kill-on-bad-exit=1",

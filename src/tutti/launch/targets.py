@@ -41,6 +41,9 @@ def write_folder(folder: Path, found: Mapping[str, str], *, force: bool = False)
     """Write all files or none; those that are there already only when forced."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; name a folder")
+    for name in found:
+        if (folder / name).is_dir():
+            raise InputError(f"{folder}: {name} is a folder there; choose another one")
     taken = sorted(name for name in found if (folder / name).exists())
     if taken and not force:
         more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""

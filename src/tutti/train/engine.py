@@ -287,7 +287,9 @@ class Engine:
         del entry
         self.parameters.close()
         device = self.accelerator.device
-        square = squared_norm(self.parameters.all_states(), self.seat.place.pipeline, device)
+        square = squared_norm(
+            self.parameters.all_states(), self.seat.place.pipeline, self.accelerator
+        )
         signals = torch.tensor(float(self.signal), device=device)
         parts = {"square": square, "signals": signals, **self._loss_sums()}
         sums = joined(self.links, self.seats.num_ranks, parts)
@@ -311,10 +313,10 @@ class Engine:
         units = range(entry.start, entry.stop)
         for exchange in self.parameters.of_units(units):
             for state in exchange.states:
-                if state.total is None:
+                if not state.has_gradients:
                     continue  # updated with an earlier bucket that it travels with
                 if self._result.skipped or self.stub:
-                    state.total = None
+                    state.forget_gradients()
                     continue
                 state.step(
                     self.accelerator.operators,

@@ -97,6 +97,10 @@ class SpanState:
         )
         self.gradient: Tensor | None = None  # of the whole span, of this rank's micro-batches
         self.total: Tensor | None = None  # reduced, of the kept elements
+        # Where nobody shares a span, its gradients stay as the modules made them, by block.
+        self.loose: dict[int, Tensor] | None = None
+        if len(span.holders) == 1 and level == 0 and not away.gradients:
+            self.loose = {}
         self._accelerator, self._away = accelerator, away
         self.host_sum = HostSum(accelerator) if away.gradients else None
         self._sum_is_total = False  # what is on the host is reduced, of the kept elements
@@ -282,11 +286,39 @@ class SpanState:
             gradient = self._logical[i].gradient
             if gradient is not None:
                 found.append((i, local_part(self.span.blocks[i], self._logical[i], gradient)))
+        if self.loose is not None:
+            self._add_loose(self.loose, found)
+            return
         if self.gradient is None:
             self.gradient = torch.zeros(self.span.size, dtype=self._dtypes[0], device=self.device)
         if found and self.adds:
             places = self._cut(self.gradient)
             torch._foreach_add_([places[i] for i, _ in found], [g for _, g in found])
+
+    def _add_loose(self, loose: dict[int, Tensor], found: list[tuple[int, Tensor]]) -> None:
+        """Keep the first gradient of a step as it is; widen it when a second one comes."""
+        for i, gradient in found:
+            if i not in loose:
+                loose[i] = gradient
+            elif loose[i].dtype is self._dtypes[0]:
+                loose[i].add_(gradient)
+            else:
+                loose[i] = loose[i].to(self._dtypes[0]).add_(gradient)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether reduced gradients wait for the optimizer."""
+        return bool(self.loose) or self.total is not None
+
+    def forget_gradients(self) -> None:
+        """Let go of the step's gradients."""
+        self.total = None
+        if self.loose is not None:
+            self.loose.clear()
+
+    def make_flat(self) -> None:
+        """Let gradients of this span lie in one vector from now on."""
+        self.loose = None
 
     def taken_gradient(self) -> Tensor:
         """Return the flat gradient of this rank and forget it; zeros if it adds none."""
@@ -325,53 +357,73 @@ class SpanState:
             if self.host_sum.total is None:
                 self.host_sum.add(self.taken_gradient())
             self._sum_is_total = True
-        elif self.total is None:
+        elif self.total is None and self.loose is None:
             self.add_total(self.taken_gradient())
+
+    def _loose_parts(self, loose: dict[int, Tensor]) -> list[Tensor]:
+        """Return the gradients by block; zeros where a module has none."""
+        return [
+            loose[i] if i in loose else torch.zeros_like(view) for i, view in enumerate(self.views)
+        ]
 
     def final_gradients(self) -> Tensor:
         """Return the step's gradients of the kept elements, wherever they are."""
+        if self.loose is not None:
+            parts = self._loose_parts(self.loose)
+            return torch.cat([part.to(self._dtypes[0]).reshape(-1) for part in parts])
         found = self.total if self.host_sum is None else self.host_sum.total
         assert found is not None, "gradients are not whole before the step is closed"
         return found
 
-    def gradient_parts(self) -> Iterator[tuple[Block, Tensor]]:
-        """Yield the reduced gradient of each block, as far as it is kept here."""
-        found = self.total if self.host_sum is None else self.host_sum.total
-        if found is None:
+    def gradient_parts(self, *, counted: bool = False) -> Iterator[tuple[Block, Tensor]]:
+        """Yield the reduced gradient of each block, as far as it is kept here.
+
+        With `counted` only what no other rank yields, too.
+        """
+        if self.loose is not None:
+            yield from ((self.span.blocks[i], part) for i, part in sorted(self.loose.items()))
             return
+        total = self.total if self.host_sum is None else self.host_sum.total
+        if total is None:
+            return
+        wanted = self.span.own(self.rank) if counted else self.kept
         offset = 0
         for block in self.span.blocks:
-            low, high = max(offset, self.kept.start), min(offset + block.size, self.kept.stop)
+            low, high = max(offset, wanted.start), min(offset + block.size, wanted.stop)
             if low < high:
-                yield block, found[low - self.kept.start : high - self.kept.start]
+                yield block, total[low - self.kept.start : high - self.kept.start]
             offset += block.size
 
     # --- the step --------------------------------------------------------------------------
+
+    def _step_gradients(self, *, by_block: bool) -> list[Tensor]:
+        if self.loose is not None:
+            return self._loose_parts(self.loose)
+        assert self.total is not None
+        return self._cut(self.total) if by_block else [self.total]
 
     def step(
         self, operators: Operators, *, number: int, settings: AdamSettings, factor: Tensor
     ) -> None:
         """Move the kept weights; at level 0 the modules' parameters follow."""
-        assert self.total is not None, "a step without gradients"
-        state, gradient = self.optimizer, self.total
-        self.total = None
-        if state.master is None:  # level 0 without masters: the parameters themselves
-            weights: Sequence[Tensor] = self.views
-            gradients: Sequence[Tensor] = self._cut(gradient)
-        else:
-            weights, gradients = [state.master], [gradient]
+        assert self.has_gradients, "a step without gradients"
+        state, master = self.optimizer, self.optimizer.master
+        by_block = self.level == 0  # as the modules' parameters lie, which follow in one pass
+        gradients = self._step_gradients(by_block=by_block)
+        self.forget_gradients()
+        weights = self.views if master is None else self._cut(master) if by_block else [master]
+        copies = self.views if master is not None and by_block and self.home is None else None
         if state.mean is None or state.square is None:
             _sgd(weights, gradients, settings, factor)
+            copies = None
         else:
-            moments = [
-                self._cut(m) if state.master is None else [m] for m in (state.mean, state.square)
-            ]
+            moments = [self._cut(m) if by_block else [m] for m in (state.mean, state.square)]
             operators.adamw(
                 weights, gradients, *moments, step=number, settings=settings,
-                gradient_factor=factor,
+                gradient_factor=factor, copies=copies,
             )  # fmt: skip
-        if state.master is not None:
-            self._follow(state.master, at_rest=False)
+        if master is not None and copies is None:
+            self._follow(master, at_rest=False)
 
 
 @torch.no_grad()

@@ -165,6 +165,8 @@ class Synchronised:
         return handle
 
     def _reduce_span(self, state: SpanState) -> Handle:
+        if state.loose is not None:
+            return Then(())
         span, gradient = state.span, state.taken_gradient()
         if len(span.holders) == 1:
             state.add_total(gradient)
@@ -237,16 +239,20 @@ def allocate(owner: nn.Parameter, accelerator: Accelerator) -> None:
         accelerator.resize(storage, needed)
 
 
-def squared_norm(states: Iterable[SpanState], pipeline: int, device: torch.device) -> Tensor:
+def squared_norm(states: Iterable[SpanState], pipeline: int, accelerator: Accelerator) -> Tensor:
     """Return the sum of squares of the gradients that this rank alone counts.
 
     At levels 2 and 3 every pipeline keeps all elements; the first one counts.
     """
-    total = torch.zeros((), dtype=torch.float32, device=device)
+    total = torch.zeros((), dtype=torch.float32, device=accelerator.device)
+    here: list[Tensor] = []
     for state in states:
         if state.level >= 2 and pipeline != 0:
             continue
-        found, own = state.final_gradients(), state.span.own(state.rank)
-        for part in (found[own] if state.level == 0 else found).split(NORM_ELEMENTS):
-            total += part.float().square().sum().to(device)
-    return total
+        for _, found in state.gradient_parts(counted=True):
+            if found.device == accelerator.device and accelerator.device.type != "cpu":
+                here.append(found)
+                continue
+            for part in found.reshape(-1).split(NORM_ELEMENTS):
+                total += part.float().square().sum().to(accelerator.device)
+    return total + accelerator.operators.squared_norm(here) if here else total

@@ -58,5 +58,6 @@ def _keepers(
         if seat.rank in span.holders and span.blocks in own:
             for keeper in keepers([span], end, level, width, where):
                 if keeper.rank == seat.rank:
+                    own[span.blocks].make_flat()
                     states[keeper] = own[span.blocks]
     return found

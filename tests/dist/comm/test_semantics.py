@@ -366,6 +366,7 @@ def native(rank: int, port: int, backend: str) -> int:
     comm = opened(rank, seating, port)
     try:
         _every_native_step(comm)
+        _native_sub_groups(comm)
     finally:
         closed(rank, "native")
         dist.destroy_process_group()
@@ -402,6 +403,20 @@ def _every_native_step(comm: Communicator) -> None:
     found = comm.all_to_all(given).wait()
     assert found.tolist() == [10 * s + rank for s in range(size) for _ in range(2)]
     comm.barrier().wait()
+
+
+def _native_sub_groups(comm: Communicator) -> None:
+    """Members alone make groups that share pairs of ranks of an island, also twice."""
+    works = []
+    for ranks in ([0, 1], [0, 1, 4], [0, 1], [1, 3], [2, 4]):
+        if comm.rank not in ranks:
+            continue
+        group = comm.subgroup(ranks)
+        assert group is not None
+        group.chooser.obey("all_reduce", Named(algorithm="native" if len(ranks) == 2 else "leader"))
+        works.append((group.all_reduce(torch.full((60,), 2.0**comm.rank)), ranks))
+    for work, ranks in works:
+        assert work.wait().eq(sum(2.0**rank for rank in ranks)).all()
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakeccl"])

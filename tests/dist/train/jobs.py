@@ -106,5 +106,3 @@ def doomed(
         comm.close()
         return error.peer, str(error), time.monotonic() - started
     return None, "nothing happened", 0.0
-
-

@@ -71,6 +71,7 @@ def test_the_same_plan_gives_the_same_bits(pool: RankPool) -> None:
 
 # --- ranks that are lost -------------------------------------------------------------------
 
+
 def check_loss(how: int, timeout_s: float) -> None:
     victim, size = 2, THREE.num_ranks
     pool = RankPool(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
@@ -15,6 +16,7 @@ from tutti.comm.frames import Frame, Kind, Tag, message, read, unpack
 from tutti.comm.reactor import Reactor
 from tutti.comm.spans import Spans
 from tutti.comm.transport.shared import RingPlaces
+from tutti.comm.transport.tcp import tune
 from tutti.errors import InputError
 
 
@@ -127,3 +129,39 @@ def test_pieces_in_a_ring_never_overlap(data: st.DataObject) -> None:
         for other, size in used.items():
             assert at + length <= other % 4096 or other % 4096 + size <= at
         used[place] = length
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system has no such choice")
+def test_sockets_leave_bbr_unless_told_otherwise() -> None:
+    def control(name: str) -> str:
+        with socket.socket() as sock:
+            tune(sock, name)
+            found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            return found.partition(b"\0")[0].decode()
+
+    with socket.socket() as sock:
+        found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    kernel = found.partition(b"\0")[0].decode()
+    assert control("kernel") == kernel
+    assert control("reno") == "reno"
+    assert control("") == kernel if kernel != "bbr" else control("") in ("cubic", "reno")
+    with pytest.raises(InputError, match="congestion 'no-such'"):
+        control("no-such")
+
+
+def test_a_socket_that_is_closed_while_it_is_read_is_not_written() -> None:
+    reactor, failures, over = Reactor("test"), [], threading.Event()
+    reactor.on_failure = failures.append
+    here, there = socket.socketpair()
+
+    def read() -> None:
+        reactor.watch(here, None, None)
+        here.close()
+        reactor.after(0.05, over.set)
+
+    there.send(b"!")  # readable and writable in the same turn
+    reactor.call(lambda: reactor.watch(here, read, lambda: failures.append(OSError("written"))))
+    assert over.wait(10)
+    reactor.stop()
+    there.close()
+    assert not failures

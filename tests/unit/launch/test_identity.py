@@ -9,7 +9,7 @@ from tutti.document import Place
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.launch.hosts import find_components
-from tutti.launch.identity import rank_of_process, used_chips
+from tutti.launch.identity import device_index, is_restarted, rank_of_process, used_chips
 from tutti.plan.check import embedded_cluster
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Plan, RankMap, Replica
@@ -90,3 +90,17 @@ def test_every_rank_is_started_once(plan: Plan) -> None:
     assert node_ranks == list(range(len(node_ranks)))
     places = RankMap(plan)
     assert all(places.place(rank).chip == chip for chip, rank in used_chips(plan).items())
+
+
+def test_a_launched_process_sees_its_chips_only() -> None:
+    launched = {"TUTTI_NODE": "h100/0", "LOCAL_RANK": "2"}
+    assert device_index(launched, slot=4) == 2
+    assert device_index({"LOCAL_RANK": "2"}, slot=4) == 4
+
+
+def test_restarts_are_counted() -> None:
+    assert not is_restarted({})
+    assert not is_restarted({"TUTTI_ATTEMPT": "0"})
+    assert is_restarted({"TUTTI_ATTEMPT": "2"})
+    with pytest.raises(InputError, match="TUTTI_ATTEMPT is 'x'"):
+        is_restarted({"TUTTI_ATTEMPT": "x"})

@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.support.launching import IMAGES, FakeHosts, crossed_job, crossed_plan
+from tests.support.launching import IMAGES, FakeHosts, crossed_job, crossed_plan, three_makers_job
 from tests.unit.launch.schemas import replicated_jobs, require_kubernetes, require_shell
 from tutti.errors import InputError
 from tutti.launch.identity import rank_of_process
@@ -73,6 +73,19 @@ def test_a_jobset_passes_its_schema(facts: dict[str, object]) -> None:
     found = documents(**facts)
     for document in found.values():
         require_kubernetes(document)
+
+
+def test_three_makers_pass_the_schema(tmp_path: Path) -> None:
+    found = kubernetes_files(three_makers_job())
+    require_kubernetes(yaml.safe_load(found["inputs.yaml"]))
+    jobset = yaml.safe_load(found["jobset.yaml"])
+    require_kubernetes(jobset)
+    pods = [job["template"]["spec"]["template"]["spec"] for job in replicated_jobs(jobset)]
+    assert [pod["containers"][0]["resources"]["limits"] for pod in pods] == [
+        {"nvidia.com/gpu": "8"}, {"huawei.com/Ascend910": "8"}, {"kunlunxin.com/xpu": "8"},
+    ]  # fmt: skip
+    for pod in pods:
+        require_shell(pod["containers"][0]["args"][0], tmp_path)
 
 
 def test_a_train_job_passes_its_schema() -> None:
@@ -144,7 +157,7 @@ def test_pods_start_the_ranks_of_their_chips(tmp_path: Path) -> None:
         require_shell(script, tmp_path)
         masters |= {item["value"] for item in container["env"] if item["name"] == "MASTER_ADDR"}
         for index in range(job["template"]["spec"]["completions"]):
-            environment = {item["name"]: item["value"] for item in container["env"]}
+            environment = {i["name"]: i["value"] for i in container["env"] if "value" in i}
             code, output = fake.run(
                 [*container["command"], script],
                 tmp_path,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import IMAGES, FakeHosts, crossed_job
+from tests.support.launching import IMAGES, FakeHosts, crossed_job, three_makers_job
 from tests.unit.launch.schemas import SRUN, directives, require_option, require_shell
 from tutti.errors import InputError
 from tutti.launch.identity import rank_of_process
@@ -53,12 +53,25 @@ def test_directives_and_steps_are_documented_options(
         assert component.get("cpus-per-task") == step.get("cpus-per-task")
 
 
+def test_three_makers_are_three_components(tmp_path: Path) -> None:
+    files = slurm_files(three_makers_job())
+    require_shell(files["job.sbatch"], tmp_path)
+    require_shell(files["start.sh"], tmp_path)
+    components = directives(files["job.sbatch"])
+    assert [c["gres"] for c in components] == ["gpu:8", "npu:8", "xpu:8"]
+    assert "set_env.sh" in files["start.sh"]  # Ascend's tools need it
+
+
 def test_components_ask_for_their_pool() -> None:
     components = directives(slurm_files(crossed_job(**FULL))["job.sbatch"])
     assert [c["partition"] for c in components] == ["old", "new", "old", "xpu"]
     assert [c["gres"] for c in components] == ["gpu:8", "gpu:h100:4", "gpu:6", "xpu:8"]
     assert [c.get("nodelist") for c in components] == ["old2", None, "old1", None]
     assert ["exclusive" in c for c in components] == [True, False, False, True]
+    # a host that is shared gives its chips' part of the cores; the others give all
+    assert [c.get("cpus-per-task") for c in components] == [None, "96", "96", None]
+    defaults = directives(slurm_files(crossed_job())["job.sbatch"])
+    assert [c.get("cpus-per-task") for c in defaults] == [None, "56", "96", None]
     assert components[0]["account"] == "research"
     assert "account" not in components[1]  # Slurm hands it on
 
@@ -140,6 +153,7 @@ def test_a_failed_host_ends_the_job_after_its_restarts(tmp_path: Path) -> None:
     assert "restart 1 of 2" in output
     assert "restart 2 of 2" in output
     assert "restart 3" not in output
+    assert {s.environment["TUTTI_ATTEMPT"] for s in fake.started()} == {"2"}
 
 
 def test_submitted_from_elsewhere_it_says_so(tmp_path: Path) -> None:

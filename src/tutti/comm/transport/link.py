@@ -40,6 +40,7 @@ class Settings:
     inline_bytes: int = 8 << 10  # smaller messages do not go through shared memory
     connections: int = 1  # per pair of ranks that share no memory
     in_flight: int = 4  # pieces between device and network, per link
+    congestion: str = ""  # TCP's control: a name, "kernel", or empty: the kernel's unless it is BBR
 
     def piece_bytes(self, spans: Spans) -> int:
         """Return the size of a message's pieces: of a device's, few enough and yet a pipeline."""

@@ -174,9 +174,7 @@ class Checkpointer:
 
     def _order(self, engine: Engine, progress: Progress, pieces: list[Piece]) -> _Order:
         plan, spec = engine.plan, engine.spec
-        scaling = getattr(engine, "scaling", None)
-        if scaling is not None:
-            progress = replace(progress, loss_scale=scaling.state_dict())
+        progress = replace(progress, loss_scale=engine.scaling.state_dict())
         document = plan_to_document(plan)
         return _Order(
             pieces=pieces,
@@ -284,9 +282,7 @@ class Checkpointer:
         if not restore_random_state(engine.accelerator, manifest.random):
             self._say(f"checkpoint {path.name}: its random state is of another kind of chip")
         engine.step_number = manifest.updates
-        scaling = getattr(engine, "scaling", None)
-        if scaling is not None and manifest.progress.loss_scale:
-            scaling.load_state_dict(manifest.progress.loss_scale)
+        engine.scaling.load_state_dict(manifest.progress.loss_scale)
         return manifest.progress
 
 

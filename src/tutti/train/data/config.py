@@ -57,6 +57,8 @@ class SourceConfig:
     document_shape: ClassVar[tuple[type, ...]] = (str, dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", Kind(self.kind))  # Python code may write plain text
+        object.__setattr__(self, "form", Form(self.form))
         if self.kind is Kind.SYNTHETIC and self.path:
             raise ValueError(f"a synthetic source has no path; found '{self.path}'")
         if self.kind is not Kind.SYNTHETIC and not self.path:

@@ -153,7 +153,7 @@ class Feeder:
             while True:
                 if self._failed is not None:
                     raise self._failed
-                item = self._queue.get()
+                item = self._next()
                 if isinstance(item, BaseException):
                     self._failed = item
                 elif (item.step, item.micro_batch) == (step, micro_batch):
@@ -164,6 +164,14 @@ class Feeder:
                         raise ValueError(f"step {step}: micro-batch {micro_batch} was given before")
         finally:
             self.wait_s += time.perf_counter() - began
+
+    def _next(self) -> _Ready | BaseException:
+        while True:
+            try:
+                return self._queue.get(timeout=0.5)
+            except queue.Empty:
+                if self._stopped.is_set():
+                    return ValueError("the feeder is closed")
 
     def close(self) -> None:
         """End the thread."""

@@ -47,7 +47,7 @@ class SourceReport:
             return f"{self.name} ({self.use}): synthetic, without end"
         found = self.packing
         said = [
-            f"{self.name} ({self.use}): {_counted(found.documents, 'document')}",
+            f"{self.name} ({self.use}): {_counted(found.documents, found.noun)}",
             _counted(found.tokens, "token"),
             _counted(found.rows, "row"),
             f"{found.padding / (found.padding + found.tokens):.1%} padding",

@@ -28,6 +28,7 @@ class PackingReport:
     padding: int  # tokens
     truncated: int = 0
     dropped: int = 0
+    noun: str = "document"
 
 
 class CutRows:
@@ -103,7 +104,8 @@ class FitRows:
         keep = np.asarray([i for i in np.flatnonzero(sizes) if i not in lost], np.int64)
         if not len(keep):
             raise InputError(
-                f"{store.name}: none of {len(sizes)} examples fits a row of {length} tokens with a loss"
+                f"{store.name}: none of {len(sizes)} examples fits a row of {length} tokens "
+                f"with a loss in it; use a longer sequence_length"
             )
         sizes = np.minimum(sizes, length)
         groups = best_fit(sizes[keep], length)
@@ -117,6 +119,7 @@ class FitRows:
             padding=len(groups) * length - used,
             truncated=len(too_long) - len(lost),
             dropped=len(sizes) - len(keep),
+            noun="example",
         )
 
     def _without_loss(self, examples: NDArray[np.int64]) -> set[int]:

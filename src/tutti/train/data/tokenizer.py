@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -186,7 +187,7 @@ class FolderTokenizer:
     def marked_chat(self, messages: Sequence[Message]) -> tuple[Ids, NDArray[np.bool_]] | None:
         """Use `{% generation %}` where the template has it."""
         template = self._whole.chat_template
-        if not isinstance(template, str) or "generation %}" not in template.replace("-%", " %"):
+        if not isinstance(template, str) or not _MARK.search(template):
             return None
         made = self._whole.apply_chat_template(
             list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
@@ -197,6 +198,7 @@ class FolderTokenizer:
         )
 
 
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja")
 

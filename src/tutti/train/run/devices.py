@@ -7,14 +7,12 @@ import os
 from tutti.accelerator import Accelerator, open_accelerator
 from tutti.accelerator.devices.cpu import CpuAccelerator
 from tutti.accelerator.devices.emulated import EmulatedAccelerator
-from tutti.accelerator.find import count, kinds
+from tutti.accelerator.find import count, kind_of_vendor
 from tutti.errors import InputError
 from tutti.hardware.chip import Chip
+from tutti.launch.identity import device_index
 
 DEVICE = "TUTTI_DEVICE"  # overrides: cuda:1, cpu, …
-
-# AMD's plug-in answers to CUDA's names.
-_KINDS = {"nvidia": "cuda", "amd": "cuda", "huawei": "ascend", "kunlunxin": "kunlun"}
 
 
 def device_of(chip: Chip, slot: int) -> str:
@@ -22,8 +20,7 @@ def device_of(chip: Chip, slot: int) -> str:
     given = os.environ.get(DEVICE, "")
     if given:
         return given
-    vendor = chip.vendor.casefold()
-    kind = _KINDS.get(vendor, vendor if vendor in kinds() else "cpu")
+    kind = kind_of_vendor(chip.vendor)
     if kind == "cpu":
         return "cpu"
     present = count(kind)
@@ -32,8 +29,9 @@ def device_of(chip: Chip, slot: int) -> str:
             f"chip '{chip.name}' needs a device of kind '{kind}', of which this machine has none; "
             f"start this rank where the chip is (tutti launch), or set {DEVICE}"
         )
+    index = device_index(os.environ, slot)
     # One visible device may be shared by several ranks (MPS), or be the only one made visible.
-    return f"{kind}:{slot if slot < present else 0}"
+    return f"{kind}:{index if index < present else 0}"
 
 
 def open_chip(chip: Chip, slot: int) -> Accelerator:

@@ -15,7 +15,7 @@ from tutti import files
 from tutti.comm.errors import PeerLostError
 from tutti.comm.ranks import die_with_parent
 from tutti.errors import TuttiError
-from tutti.launch.identity import rank_of_process
+from tutti.launch.identity import is_restarted, rank_of_process
 from tutti.plan.files import plan_from_document
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.events import Events, open_events
@@ -26,7 +26,10 @@ from tutti.train.run.trainer import TrainResult, result_of
 def prepare_together(config: TrainConfig) -> Job:
     """Return the job where every rank was started with the same file: rank 0 plans for all."""
     if config.plan is not None:
-        return prepare(config)
+        job = prepare(config)
+        if int(os.environ["RANK"]) == 0:
+            job.save()
+        return job
     from tutti.train.run.rendezvous import open_store, wait_for
 
     store = open_store(config.timeout_s)
@@ -43,6 +46,25 @@ def prepare_together(config: TrainConfig) -> Job:
     if text.startswith("!"):
         raise TuttiError(f"rank 0 could not plan: {text[1:]}")
     return prepared(config, plan_from_document(files.parse_json(text, "plan"), "plan"))
+
+
+def resume_together(config: TrainConfig) -> bool:
+    """Tell whether a job that its launcher restarted has a checkpoint; one process looks for all.
+
+    A job may fail before its first checkpoint, and hosts may see a shared folder at different
+    times: so the launcher cannot say --resume, and each rank must not look for itself.
+    """
+    from tutti.train.checkpoint.folders import find_latest
+    from tutti.train.run.rendezvous import open_store, wait_for
+    from tutti.train.run.worker import CHECKPOINTS
+
+    if not is_restarted(os.environ):
+        return False
+    store = open_store(config.timeout_s)
+    if int(os.environ["RANK"]) == 0:
+        found = find_latest(config.folder / CHECKPOINTS)
+        store.set("resume", "no" if found is None else "yes")
+    return wait_for(store, "resume", config.timeout_s) == "yes"
 
 
 def run_rank(job: Job, *, resume: bool = False, events: Events | None = None) -> TrainResult:

@@ -24,8 +24,9 @@ from tests.support.any_plan import (
 from tests.support.checkpointing import kept, run, whole
 from tests.support.training import in_fp32
 from tutti.models.parameters import ParameterClass
+from tutti.plan.check import check_plan
 from tutti.plan.job import PRECISIONS
-from tutti.plan.plan import ExpertGroup, Plan, Share
+from tutti.plan.plan import ExpertGroup, Offload, Plan, Share
 
 TIED = {"tied": True}
 SLOW_PRECISIONS = [pytest.param(p, marks=pytest.mark.slow) for p in ("fp32", "pure_bf16")]
@@ -146,7 +147,11 @@ def test_what_one_plan_saved_another_loads(plans, batch, first, second, saved):
 @pytest.mark.parametrize("name", DENSE)
 @pytest.mark.parametrize("precision", ["bf16", *SLOW_PRECISIONS])
 def test_the_same_plan_goes_on_to_the_same_bits(name, precision, tmp_path):
-    plan = of_job(DENSE[name], precision)
+    same_bits(of_job(DENSE[name], precision), tmp_path)
+
+
+def same_bits(plan: Plan, folder: Path) -> None:
+    """Save, go on, and go on once more from what was saved."""
 
     def work(one):
         one.begin()
@@ -159,15 +164,53 @@ def test_the_same_plan_goes_on_to_the_same_bits(name, precision, tmp_path):
         one.checkpointer.load(one.engine)
         return one.train(2), kept(one.engine)
 
-    pairs = zip(run(plan, tmp_path, work), run(plan, tmp_path, resumed), strict=True)
+    pairs = zip(run(plan, folder, work), run(plan, folder, resumed), strict=True)
     for (losses, after), (again, found) in pairs:
         assert again == losses
         for (key, _, value), (_, _, expected) in zip(found, after, strict=True):
             assert torch.equal(value, expected), key
 
 
-def test_plans_are_valid():
-    from tutti.plan.check import check_plan
+AWAY = Offload(optimizer=((0, 4),), parameters=((1, 3),))
+HOSTS: dict[str, Plan] = {
+    "level 0": Draft().line((FOUR, [{"count": 2, "offload": AWAY}])).plan(),
+    "level 2": Draft()
+    .line((FOUR, [{"count": 2, "offload": Offload(optimizer=((0, 4),))}])).plan(PLAIN, level(2)),
+    "level 3": Draft().line((FOUR, [{"count": 2, "offload": AWAY}])).plan(PLAIN, level(3)),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_state_on_the_host_is_saved_and_loaded_as_any_other(name, tmp_path):
+    plan = of_job(HOSTS[name], "bf16", batch=4)
+    assert check_plan(plan) == []
+    same_bits(plan, tmp_path)
+    device = of_job(Draft().line((FOUR, [{"sequences": 2}])).plan(), "bf16", batch=4)
+
+    def resumed(one):
+        one.checkpointer.load(one.engine)
+        return kept(one.engine)
+
+    ranks = [run(each, tmp_path, resumed) for each in (plan, device)]
+    found, expected = (whole(plan.model.spec, each) for each in ranks)
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+def test_the_loss_scale_comes_back(tmp_path):
+    plan = of_job(DENSE["one chip"], "fp16")
+
+    def work(one):
+        one.begin()
+        one.train(1)
+        one.engine.scaling.scale = 1024.0
+        one.save()
+        one.engine.scaling.scale = 2.0
+        progress = one.checkpointer.load(one.engine)
+        assert progress.loss_scale["scale"] == one.engine.scaling.scale == 1024.0
+
+    run(plan, tmp_path, work)
+
+
+def test_plans_are_valid():
     for plan in (*DENSE.values(), *SPARSE.values()):
         assert check_plan(in_fp32(plan, "adamw")) == []

@@ -183,7 +183,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tokenise, "write_part", full)
-    with pytest.raises(InputError, match="No space left on device.*make room"):
+    with pytest.raises(InputError, match=r"No space left on device.*make room"):
         opened(tmp_path)
     assert stores(tmp_path) == []
 
@@ -191,7 +191,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", 5)
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(InputError, match="tokens cannot be cached here .*another folder with 'ca"):
+    with pytest.raises(InputError, match=r"tokens cannot be cached here .*another folder with 'ca"):
         opened(tmp_path)
 
 
@@ -200,10 +200,10 @@ def test_a_damaged_cache(tmp_path: Path) -> None:
     opened(tmp_path)
     (name,) = stores(tmp_path)
     (tmp_path / "cache" / name / "tokens.bin").write_bytes(b"")
-    with pytest.raises(InputError, match="the cached tokens are damaged .*remove the folder"):
+    with pytest.raises(InputError, match=r"the cached tokens are damaged .*remove the folder"):
         opened(tmp_path)
 
 
 def test_no_such_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="tokenizer: no folder .*gone'; name a Hugging Face"):
+    with pytest.raises(InputError, match=r"tokenizer: no folder .*gone'; name a Hugging Face"):
         open_tokenizer("gone", folder=tmp_path)

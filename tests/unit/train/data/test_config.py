@@ -58,6 +58,14 @@ def test_mistakes(text: str, message: str) -> None:
         read(text)
 
 
+def test_plain_text_in_python() -> None:
+    source = SourceConfig(kind="synthetic", form="text")  # type: ignore[arg-type]
+    assert source.kind is Kind.SYNTHETIC
+    assert source.form is Form.TEXT
+    with pytest.raises(ValueError, match="'json' is not a valid Kind"):
+        SourceConfig(path="a", kind="json")  # type: ignore[arg-type]
+
+
 def open_here(folder: Path, text: str, **changes: object):
     given = {"sequence_length": 1000, "vocabulary": 300, "base": folder, **changes}
     return open_data(read(text), **given)  # type: ignore[arg-type]
@@ -71,7 +79,7 @@ def test_a_mix_as_a_whole(tmp_path: Path) -> None:
     data = open_here(tmp_path, text)
     assert [report.use for report in data.reports] == ["train"] * 3 + ["validation"]
     assert str(data.reports[0]) == (
-        "corpus/*.jsonl (train): 40 documents, 280 tokens, 1 row, 72.0% padding"
+        "corpus/*.jsonl (train): 40 examples, 280 tokens, 1 row, 72.0% padding"
     )
     assert str(data.reports[1]).endswith("dropped")
     sources = [data.train.place(sample).source for sample in range(1000)]

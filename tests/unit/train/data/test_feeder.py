@@ -118,3 +118,5 @@ def test_closing_while_the_queue_is_full() -> None:
     feed.batch(0, 0)
     feed.close()
     feed.close()
+    with pytest.raises(ValueError, match="the feeder is closed"):
+        feed.batch(9, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -27,7 +28,7 @@ def opened(folder: Path, **source: object) -> TokenStore:
 
 def documents(store: TokenStore) -> list[str]:
     ends = store.offsets.tolist()
-    parts = [store.tokens[a:b].tolist() for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    parts = [store.tokens[a:b].tolist() for a, b in itertools.pairwise(ends)]
     assert all(part[0] == 256 and part[-1] == 257 for part in parts)
     return [BYTES.decode(part) for part in parts]
 
@@ -106,9 +107,8 @@ def save_dataset(folder: Path, columns: dict[str, list], *, splits: bool, **stat
     files = []
     for number, part in enumerate((table.slice(0, half), table.slice(half))):
         name = f"data-{number:05d}-of-00002.arrow"
-        with arrow.OSFile(str(inner / name), "wb") as sink:
-            with arrow.ipc.new_stream(sink, table.schema) as writer:
-                writer.write_table(part, max_chunksize=2)
+        with arrow.ipc.new_stream(str(inner / name), table.schema) as writer:
+            writer.write_table(part, max_chunksize=2)
         files.append({"filename": name})
     (inner / "state.json").write_text(json.dumps({"_data_files": files, **state}))
     (inner / "dataset_info.json").write_text("{}")
