@@ -132,6 +132,8 @@ PLANS: dict[str, Plan] = {
     .line((FOUR, [{"count": 2, "tp": 2, "sequence_parallel": True}]),
           experts={0: (ExpertGroup(chips=2, count=2),)})
     .plan(PLAIN, level(2), level(1, parameter_class=ParameterClass.EXPERT)),
+    "experts over tensor parallel ranks alone": Draft(**MOE)
+    .line((FOUR, [{"tp": 2}]), experts={0: (ExpertGroup(chips=2),)}).plan(),
     "experts sliced with the rest": Draft(**MOE)
     .line((FOUR, [{"tp": 2}, {"pool": "slow"}])).plan(ZERO),
 }  # fmt: skip

@@ -11,13 +11,15 @@ import functools
 from tutti.accelerator.operators import Operators
 from tutti.models.spec import ModelSpec
 from tutti.nn.build import build_unit
+from tutti.nn.parallel import ALONE, Ranks
 from tutti.nn.storage import Sees, logical_tensors
 from tutti.train.layout import TensorRule
 
 
 @functools.lru_cache(maxsize=64)
-def _sees(spec: ModelSpec, unit: int) -> dict[str, Sees]:
-    module = build_unit(spec, unit, Operators("cpu", forced={}), device="meta")
+def _sees(spec: ModelSpec, unit: int, spread: bool) -> dict[str, Sees]:
+    parallel = Ranks(expert_counts=(spec.num_experts,)) if spread else ALONE
+    module = build_unit(spec, unit, Operators("cpu", forced={}), parallel=parallel, device="meta")
     prefix = f"{unit}."
     return {
         logical.name.removeprefix(prefix): logical.piece.sees
@@ -29,5 +31,6 @@ def tensor_rules(spec: ModelSpec, unit: int) -> list[TensorRule]:
     """Return the tensors of a unit; tied ones too."""
     kind = spec.unit_kind(unit)
     alike = next(u for u in range(spec.num_units) if spec.unit_kind(u) == kind)
-    sees = _sees(spec, alike)
-    return [TensorRule(unit, p, sees[p.name]) for p in spec.parameters(unit)]
+    sees = _sees(spec, alike, False)
+    spread = _sees(spec, alike, bool(spec.num_experts))
+    return [TensorRule(unit, p, sees[p.name], spread[p.name]) for p in spec.parameters(unit)]
