@@ -75,7 +75,7 @@ class TensorRule:
     unit: int
     parameter: Parameter
     sees: Sees
-    sees_spread: Sees  # where expert groups share out the experts
+    sees_spread: Sees  # where experts are spread over ranks: these route their own tokens only
 
 
 def shard_bounds(size: int, weights: Sequence[int]) -> tuple[int, ...]:
