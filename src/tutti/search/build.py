@@ -15,7 +15,7 @@ from tutti.search.chain import Cut, Slot, best_cut
 from tutti.search.chains import Chain
 from tutti.search.draft import Draft, PipelineDraft, Placement, ReplicaDraft, StageDraft
 from tutti.search.room import copy_bandwidth, host_bytes, usable_bytes
-from tutti.search.tables import NONE, ConfigTable, FloatArray, Tables
+from tutti.search.tables import NONE, Config, ConfigTable, FloatArray, Tables
 from tutti.simulate.kernel import compiled
 
 _DIGITS = 3  # of the relative times that a plan carries for its schedule
@@ -112,11 +112,14 @@ def cuts_of(
         if key not in known:
             alike = [p for p in parts if p.chain is part.chain]
             longest = max(p.micro_batches for p in alike)
-            # Levels 2 and 3 shard inside a pipeline only.
+            # Levels 2 and 3 shard inside a pipeline only, level 1 among all that hold a unit.
             sharing = part.chain.copies
+            others: list[Chain] = []
             if part.chain.shard >= 2:
                 sharing = min(p.copies for p in alike)
-            slots = _slots(tables, part.chain, longest, sharing, spared or {})
+            else:
+                others = list({id(p.chain): p.chain for p in parts if p not in alike}.values())
+            slots = _slots(tables, part.chain, longest, sharing, others, spared or {})
             known[key] = best_cut(slots, _given_cut(tables, len(slots)))
         cut = known[key]
         if cut is None:
@@ -157,15 +160,22 @@ def draft_of(
 
 
 def _slots(
-    tables: Tables, chain: Chain, micro_batches: int, sharing: int, spared: Mapping[str, float]
+    tables: Tables,
+    chain: Chain,
+    micro_batches: int,
+    sharing: int,
+    others: Sequence[Chain],
+    spared: Mapping[str, float],
 ) -> list[Slot]:
     virtual, depth = chain.schedule.virtual, sum(chain.stages)
     problem, slots = tables.problem, []
+    more_chips = sum(min(_chips(c, k, c.copies) for k in c.configs) for c in others)
+    more_groups = sum(min(_chips(c, k, c.copies) / k.ep for k in c.configs) for c in others)
     position = 0
     for config, stages in zip(chain.configs, chain.stages, strict=True):
         table, pool = tables.get(config), tables.pool(config.pool)
         assert table is not None, f"{config} has no measured profile"
-        replicas = sharing * (chain.sequences // config.sequences)
+        chips = _chips(chain, config, sharing)
         usable = usable_bytes(pool.chip.memory_bytes, tables.sources.overheads)
         usable -= spared.get(config.pool, 0.0)
         if problem.unlimited_memory:
@@ -176,8 +186,8 @@ def _slots(
                 Slot(
                     table=table,
                     in_flight=flight,
-                    sharers=replicas * config.cp,
-                    expert_sharers=max(1.0, replicas * config.width / config.ep),
+                    sharers=(chips + more_chips) / config.tp,
+                    expert_sharers=max(1.0, chips / config.ep + more_groups),
                     shard=chain.shard,
                     usable_bytes=usable / virtual,
                     micro_batches=micro_batches,
@@ -189,6 +199,11 @@ def _slots(
             )
         position += stages
     return slots * virtual
+
+
+def _chips(chain: Chain, config: Config, copies: int) -> int:
+    """Return the chips of a chain's stages of one configuration, if it has so many copies."""
+    return copies * (chain.sequences // config.sequences) * config.width
 
 
 def in_flight(
