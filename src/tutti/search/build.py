@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,28 +98,38 @@ def _parts(chains: Sequence[Chain], counts: Sequence[int], total: int) -> tuple[
     return tuple(parts) if parts else None
 
 
+Cuts = dict[tuple[object, ...], Cut | None]  # that are known, by what they depend on
+
+
 def cuts_of(
-    tables: Tables, parts: Sequence[Part], spared: Mapping[str, float] | None = None
+    tables: Tables,
+    parts: Sequence[Part],
+    spared: Mapping[str, float] | None = None,
+    known: Cuts | None = None,
 ) -> list[Cut] | None:
     """Return the best cut of every part's chain; None where one does not fit.
 
     `spared` are bytes per chip of a pool that stay free, because a first attempt took too much.
+    `known` remembers cuts from call to call, as long as nothing is spared.
     """
-    known: dict[int, Cut | None] = {}
+    known = {} if known is None else known
+    chains = {id(part.chain): part.chain for part in parts}
     found: list[Cut] = []
     for part in parts:
-        key = id(part.chain)
+        chain = part.chain
+        alike = [p for p in parts if p.chain is chain]
+        longest = max(p.micro_batches for p in alike)
+        # Levels 2 and 3 shard inside a pipeline only, level 1 among all that hold a unit.
+        inside = chain.shard >= 2
+        sharing = min(p.copies for p in alike) if inside else chain.copies
+        others = [c for c in chains.values() if c is not chain and not inside]
+        beside = _Beside(
+            chips=sum(min(_chips(c, k, c.copies) for k in c.configs) for c in others),
+            groups=sum(min(_chips(c, k, c.copies) / k.ep for k in c.configs) for c in others),
+        )
+        key = (*chain.form, longest, sharing, beside)
         if key not in known:
-            alike = [p for p in parts if p.chain is part.chain]
-            longest = max(p.micro_batches for p in alike)
-            # Levels 2 and 3 shard inside a pipeline only, level 1 among all that hold a unit.
-            sharing = part.chain.copies
-            others: list[Chain] = []
-            if part.chain.shard >= 2:
-                sharing = min(p.copies for p in alike)
-            else:
-                others = list({id(p.chain): p.chain for p in parts if p not in alike}.values())
-            slots = _slots(tables, part.chain, longest, sharing, others, spared or {})
+            slots = _slots(tables, chain, longest, sharing, beside, spared or {})
             known[key] = best_cut(slots, _given_cut(tables, len(slots)))
         cut = known[key]
         if cut is None:
@@ -159,18 +169,23 @@ def draft_of(
     return with_orders(draft, tables)
 
 
+class _Beside(NamedTuple):
+    """Who holds a unit in other pipelines, at least: chips, and groups of them with all experts."""
+
+    chips: int
+    groups: float
+
+
 def _slots(
     tables: Tables,
     chain: Chain,
     micro_batches: int,
     sharing: int,
-    others: Sequence[Chain],
+    beside: _Beside,
     spared: Mapping[str, float],
 ) -> list[Slot]:
     virtual, depth = chain.schedule.virtual, sum(chain.stages)
     problem, slots = tables.problem, []
-    more_chips = sum(min(_chips(c, k, c.copies) for k in c.configs) for c in others)
-    more_groups = sum(min(_chips(c, k, c.copies) / k.ep for k in c.configs) for c in others)
     position = 0
     for config, stages in zip(chain.configs, chain.stages, strict=True):
         table, pool = tables.get(config), tables.pool(config.pool)
@@ -186,8 +201,8 @@ def _slots(
                 Slot(
                     table=table,
                     in_flight=flight,
-                    sharers=(chips + more_chips) / config.tp,
-                    expert_sharers=max(1.0, chips / config.ep + more_groups),
+                    sharers=(chips + beside.chips) / config.tp,
+                    expert_sharers=max(1.0, chips / config.ep + beside.groups),
                     shard=chain.shard,
                     usable_bytes=usable / virtual,
                     micro_batches=micro_batches,

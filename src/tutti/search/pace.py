@@ -8,6 +8,7 @@ simulated, never what is returned.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,10 +48,22 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
         bare = part.micro_batches * float(passes.sum(axis=0).max())
         found -= _FILLED * (found - bare) * 0.5
     found += part.micro_batches * _exposed_traffic(chain, passes)
+    return (found + chain.closing) * _slowdown(tables, chain)
+
+
+def timed(tables: Tables, part: Part, cut: Cut, seconds: float) -> Chain:
+    """Return the chain with the pace of its cut, and what its passes take beside it."""
+    chain = part.chain
+    depth = sum(chain.stages)
+    pace = max(sum(cut.seconds[s::depth]) for s in range(depth)) * _slowdown(tables, chain)
+    return replace(chain, pace=pace, fill=seconds - part.micro_batches * pace)
+
+
+def _slowdown(tables: Tables, chain: Chain) -> float:
+    """Return by how much the slowest of all nodes is slower than the others."""
     nodes = max(1, sum(pool.nodes for pool in tables.problem.pools))
     jitter = max(tables.prices[config.pool].node_jitter for config in chain.configs)
-    slowest = 1.0 + jitter * math.sqrt(2.0 * math.log(nodes)) if nodes > 1 else 1.0
-    return (found + chain.closing) * slowest
+    return 1.0 + jitter * math.sqrt(2.0 * math.log(nodes)) if nodes > 1 else 1.0
 
 
 def _pass_seconds(
