@@ -132,7 +132,7 @@ class Candidates:
         chains that look unlike all of these come with them.
         """
         kinds: dict[tuple[ScheduleOption, int, int], list[Candidate]] = {}
-        budget = 2 * self.effort.budget(self.problem.cluster.num_chips)
+        budget = 2 * self.effort.budget(self.problem.num_chips)
         short = [c for c in candidates if c.instructions <= budget]
         self.skipped += len(candidates) - len(short)
         candidates = short or candidates  # what takes too long to simulate only if all do
