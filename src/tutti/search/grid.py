@@ -201,7 +201,9 @@ class Grid:
             moved = self._column(k, "gradients")
             if shard >= 3:
                 moved = moved + 2.0 * self._column(k, "parameters")
-            traffic = blocks * moved * (1.0 - 1.0 / self.copies) / self._column(k, "inside")
+            sharers = self.copies * (self.per_copy // self._column(k, "sequences"))
+            shared = 1.0 - 1.0 / (sharers * self._column(k, "cp"))
+            traffic = blocks * moved * shared / self._column(k, "inside")
             slowest = np.maximum(slowest, traffic)
         return slowest
 
