@@ -205,6 +205,7 @@ def _slots(
                     expert_sharers=max(1.0, chips / config.ep + beside.groups),
                     shard=chain.shard,
                     usable_bytes=usable / virtual,
+                    ranges=virtual,
                     micro_batches=micro_batches,
                     copy_bandwidth=copy_bandwidth(pool),
                     host_bytes=host_bytes(pool) / virtual,

@@ -34,12 +34,22 @@ class Slot:
     sharers: float = 1.0  # chips that share a dense parameter's state
     expert_sharers: float = 1.0
     shard: int = 0
-    usable_bytes: float = float("inf")  # for tensors, slack taken off
+    usable_bytes: float = float("inf")  # for tensors of this range, slack taken off
+    ranges: int = 1  # of the stage, each with its part of the memory
     micro_batches: int = 1
     copy_bandwidth: float = float("inf")  # chip ↔ host
     host_bytes: float = 0.0  # a chip's part of its host's memory
     recompute: tuple[str, ...] = ("none", "selective", "full")
     offload: tuple[str, ...] = ("optimizer", "activations")
+
+    @property
+    def transient_share(self) -> float:
+        """The part of what a unit needs while it runs that is held against each range.
+
+        Only one range runs at a time. Where nothing large comes and goes (below level 2), all of it
+        is held against each: ranges keep more of early micro-batches than of late ones.
+        """
+        return 1.0 / self.ranges if self.shard >= 2 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +145,7 @@ class _Matrix:
             sums,
             once,
         )
+        once *= slot.transient_share
         self.seconds = np.full((units + 1, units + 1), np.inf)
         self.counts = np.zeros((4, units + 1, units + 1), dtype=np.int16)
         compiled(_fill)(
@@ -142,7 +153,7 @@ class _Matrix:
             once,
             np.array(allowed),
             per_byte if "optimizer" in slot.offload else -1.0,
-            slot.usable_bytes - BOUNDARIES * table.boundary,
+            slot.usable_bytes - BOUNDARIES * table.boundary * slot.transient_share,
             slot.host_bytes,
             self.seconds,
             self.counts,
