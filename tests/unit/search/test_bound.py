@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.enumeration import all_drafts, finish, price
 from tests.support.instances import memory_needs, with_memory
@@ -18,10 +20,11 @@ from tutti.hardware.node import trimmed
 from tutti.models.memory import Recompute
 from tutti.models.plain import plain_gpt
 from tutti.plan.job import Job, ScheduleKind
+from tutti.search import bound
 from tutti.search.bound import lower_bound
 from tutti.search.space import Problem, Space
 from tutti.search.tables import Tables
-from tutti.search.ways import ways_of
+from tutti.search.ways import Ways, ways_of
 
 CLOSE = 1e-9
 
@@ -123,3 +126,99 @@ def test_unlimited_memory_knows_no_lead():
     ways = ways_of(Tables(problem))
     assert ways is not None
     assert ways.idle(np.array([1e3])).max() == 0.0
+
+
+# --- the price of a sequence -----------------------------------------------------------------
+
+
+def _tight_ways() -> Ways:
+    """Return ways of two unlike pools whose memory is short, so that leads matter."""
+    cluster = Cluster(
+        name="c",
+        pools=tuple(
+            Pool(name=name, node=trimmed(library.shipped().nodes[node], 2, f"two-{name}"), nodes=2)
+            for name, node in (("a", "HGX-A800"), ("v", "DGX-1-V100-32"))
+        ),
+        fabric=Fabric(),
+    )
+    problem = replace(
+        _problem(
+            layers=24, tp=(1, 2), shard=(0, 2, 3), recompute=_RECOMPUTE, offload=("activations",)
+        ),
+        cluster=cluster,
+    )
+    found = ways_of(Tables(with_memory(problem, {"a": 6e9, "v": 5e9})))
+    assert found is not None
+    return found
+
+
+_TIGHT = _tight_ways()
+_PRICES = st.tuples(st.floats(0.5, 2.0), st.floats(0.5, 2.0)).map(np.array)
+_SECONDS = st.floats(1.0, 20.0)
+
+
+@settings(max_examples=30)
+@given(prices=_PRICES, seconds=_SECONDS, draw=st.randoms(use_true_random=False))
+def test_no_path_costs_less_than_the_price_of_a_sequence(prices, seconds, draw):
+    """Whatever the ways of its units, a path pays for the idle seconds of its own lead."""
+    leads = bound._Leads(_TIGHT, fluid=1.0)
+    price = leads._cost(prices, seconds)
+    columns = range(len(_TIGHT.counts))
+    held = [np.flatnonzero(np.isfinite(_TIGHT.work[:, k])).tolist() for k in columns]
+    for _ in range(20):
+        # Of one configuration, as most pipelines are, or of a different one for every unit kind.
+        one = draw.choice(held[1])
+        rows = [one if one in held[k] and draw.random() < 0.7 else draw.choice(held[k])
+                for k in columns]  # fmt: skip
+        forward = _TIGHT.forward[rows, columns] * _TIGHT.counts
+        lead = float(forward[:-1].sum())
+        if lead >= seconds:
+            continue
+        idle = _TIGHT.idle(np.array([lead]))[rows, columns, 0]
+        worked = seconds - np.minimum(idle, 0.9 * seconds)
+        paid = prices[_TIGHT.pool[rows]] * _TIGHT.work[rows, columns] / worked
+        assert price <= float((paid * _TIGHT.counts).sum()) * (1 + CLOSE)
+
+
+@given(lead=st.floats(0.0, 10.0))
+def test_no_way_is_dropped_that_some_lead_needs(lead):
+    few = bound._undominated(_TIGHT)
+    assert len(few.pool) < len(_TIGHT.pool)
+    for pool in (0, 1):
+        costs = []
+        for ways in (_TIGHT, few):
+            idle = np.minimum(ways.idle(np.array([lead]))[:, :, 0], 9.0)
+            cost = np.where(np.isfinite(ways.work), ways.work, np.inf) / (10.0 - idle)
+            costs.append(cost[ways.pool == pool].min(axis=0))
+        np.testing.assert_allclose(costs[0], costs[1], rtol=CLOSE)
+
+
+@settings(max_examples=30)
+@given(prices=_PRICES, seconds=_SECONDS)
+def test_finer_cells_raise_the_price_and_no_more_than_they_are_finer(prices, seconds):
+    found = []
+    for narrow in (0.3, 0.1, 0.01, 0.003):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bound, "_NARROW", narrow)
+            found.append(bound._Leads(_TIGHT, fluid=1.0)._cost(prices, seconds))
+    assert found == sorted(found)
+    assert found[-1] <= 1.02 * found[-2]
+
+
+@settings(max_examples=15)
+@given(prices=_PRICES, batch=st.floats(5.0, 1e3))
+def test_the_least_time_is_too_short_and_a_little_more_is_not(prices, batch):
+    chips = np.array([4.0, 4.0])
+    start = bound._fluid(_TIGHT, chips, batch, prices)
+    leads = bound._Leads(_TIGHT, start)
+    worth = float((prices * chips).sum())
+    reached = leads.least_time(prices, chips, batch, start)
+    assert reached >= start
+    if reached > start:
+        assert batch * leads._cost(prices, reached) > worth
+    assert batch * leads._cost(prices, reached * 1.001) <= worth * 1.001
+
+
+def test_a_price_that_no_lead_can_pay_is_infinite():
+    leads = bound._Leads(_TIGHT, fluid=1.0)
+    assert leads._cost(np.array([1.0, 1.0]), 5.0, only=7) == float("inf")
