@@ -12,27 +12,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.enumeration import all_drafts, finish, price
-from tests.support.instances import memory_needs, with_memory
+from tests.support.instances import dense_first, memory_needs, with_memory
 from tutti.hardware import library
 from tutti.hardware.cluster import Cluster, Pool
 from tutti.hardware.fabric import Fabric
-from tutti.hardware.node import trimmed
+from tutti.hardware.node import Bridge, trimmed
 from tutti.models.memory import Recompute
 from tutti.models.plain import plain_gpt
 from tutti.plan.job import Job, ScheduleKind
 from tutti.search import bound
 from tutti.search.bound import lower_bound
 from tutti.search.space import Problem, Space
-from tutti.search.tables import Tables
-from tutti.search.ways import Ways, ways_of
+from tutti.search.tables import FULL, NONE, Config, Tables
+from tutti.search.ways import Ways, _Passes, ways_of
 
 CLOSE = 1e-9
 
 
 def _problem(
-    *, layers: int = 4, experts: bool = False, slow_host: bool = False, **space: object
+    *,
+    layers: int = 4,
+    experts: bool = False,
+    first: bool = False,
+    slow_host: bool = False,
+    **space: object,
 ) -> Problem:
-    """Return a question whose step is little more than the way of a few micro-batches."""
+    """Return a question whose step is little more than the way of a few micro-batches.
+
+    With `first`, the first block of a model with experts has none.
+    """
     node = trimmed(library.shipped().nodes["HGX-A800"], 2, "two")
     if slow_host:
         node = replace(node, host=replace(node.host, device_bandwidth=1e9, memory_bytes=1e9))
@@ -42,6 +50,7 @@ def _problem(
         sequence_length=1024, experts=4 if experts else None, topk=2 if experts else None,
         tied=False, name="small",
     )  # fmt: skip
+    model = dense_first(model) if first else model
     options: dict[str, object] = {
         "tp": (1,),
         "cp": (1,),
@@ -73,6 +82,11 @@ _STRESSED = {
     "levels": _problem(shard=(0, 2, 3), sequences=(1, 8)),
     "level 3": _problem(shard=(3,), recompute=_RECOMPUTE),
     "experts": _problem(experts=True, shard=(1, 3), sequences=(1, 8)),
+    "dense first": _problem(experts=True, first=True, recompute=_RECOMPUTE, sequences=(1, 8)),
+    "dense first, shared": _problem(experts=True, first=True, shard=(0, 2, 3), sequences=(1, 4)),
+    "dense first, away": _problem(
+        experts=True, first=True, recompute=_RECOMPUTE, offload=("activations",), slow_host=True
+    ),
 }
 
 
@@ -126,6 +140,70 @@ def test_unlimited_memory_knows_no_lead():
     ways = ways_of(Tables(problem))
     assert ways is not None
     assert ways.idle(np.array([1e3])).max() == 0.0
+
+
+@pytest.mark.parametrize("allowed", [("none",), ("none", "full")])
+@pytest.mark.parametrize("kept", [0.0, 0.3, 1.0, 1.7])
+def test_units_are_charged_less_by_what_they_keep_less(allowed, kept):
+    table = Tables(_problem()).get(Config("a"))
+    assert table is not None
+    changed = table.kept.copy()
+    changed[NONE, 1] = kept * table.kept[NONE, 2]
+    passes = _Passes.of(replace(table, kept=changed), allowed, main=[2, 3, 4])
+    free = max(0.0, 1.0 - kept)
+    assert passes.charged[1] == pytest.approx(passes.seconds[1] - free * table.forward[NONE, 1])
+    assert passes.charged[2] == passes.seconds[2]
+    assert passes.charged[-1] == passes.seconds[-1]  # the head has no part in the lead
+
+
+def test_memory_that_is_cheap_to_win_back_counts_as_little():
+    table = Tables(_problem()).get(Config("a"))
+    assert table is not None
+    again = table.recompute.copy()
+    again[FULL, 1] *= 0.4
+    cheaper = replace(table, recompute=again)
+    passes = _Passes.of(cheaper, ("none", "full"), main=[2, 3, 4])
+    longer = (cheaper.seconds[FULL] - cheaper.seconds[NONE]) / table.forward[NONE]
+    assert longer[1] < 0.9 * longer[2]
+    free = (passes.seconds[1] - passes.charged[1]) / table.forward[NONE, 1]
+    assert free == pytest.approx(1.0 - longer[1] / min(1.0, longer[2]))
+
+
+def _slow_links(problem: Problem) -> Problem:
+    """Return the question on chips that hardly talk, so that sharing takes longer than passes."""
+    (pool,) = problem.cluster.pools
+    node = replace(
+        pool.node,
+        islands=tuple(replace(island, bandwidth=1e8) for island in pool.node.islands),
+        nics=tuple(replace(nic, rate=1e8) for nic in pool.node.nics),
+        bridge=Bridge(bandwidth=1e8),
+    )
+    return replace(problem, cluster=replace(problem.cluster, pools=(replace(pool, node=node),)))
+
+
+def test_no_unit_is_free_where_a_configuration_must_share():
+    """The memory holds an expert block whose experts are spread over two chips, and no other.
+
+    A chip that has all experts must share them, over links that are its narrower place. Charged
+    for the links alone, it would compute embeddings for nothing; charged for both, its expert
+    blocks cost as much as where they need not be shared.
+    """
+    problem = _slow_links(_problem(experts=True, shard=(0, 3), sequences=(1,)))
+    ways = ways_of(Tables(with_memory(problem, {"a": 1.5e9})))
+    assert ways is not None
+    mixed = (ways.again > 0.0) & (ways.again < 1.0)
+    assert 0 < mixed.sum() < len(mixed)
+    assert ways.work.min() > 0.0
+    held = np.where(np.isfinite(ways.work[:, 1]), ways.work[:, 1], np.inf)
+    assert held[mixed].min() == pytest.approx(held[~mixed].min())
+
+
+def test_a_head_that_fits_where_no_block_does_is_not_free():
+    problem = _slow_links(_problem(experts=True, shard=(0, 3), sequences=(1,)))
+    for gigabytes in np.arange(1.3, 1.6, 0.01).tolist():
+        ways = ways_of(Tables(with_memory(problem, {"a": gigabytes * 1e9})))
+        assert ways is not None
+        assert ways.work.min() > 0.0
 
 
 # --- the price of a sequence -----------------------------------------------------------------
