@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from tutti.observe.folder import trace_name
 from tutti.schedule.instruction import Op
 from tutti.simulate.measured import MeasuredRank, MeasuredStep, write_measured
 from tutti.train.engine import Engine
@@ -20,11 +21,6 @@ from tutti.units import seconds_text
 
 if TYPE_CHECKING:
     from tutti.train.run.worker import Worker
-
-
-def trace_name(step: int) -> str:
-    """Return the file of a step's trace in the folder of its run."""
-    return f"trace-step-{step}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
