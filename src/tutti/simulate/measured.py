@@ -1,14 +1,15 @@
 """A real step of a plan: when each instruction ran on each rank. Written and read as a trace.
 
 Compute ran from its start to its end; what goes over the network or to the host is shown from when
-it was started until it was known to be over, so that waiting for other ranks is in it.
+it was started until it was known to be over, so that waiting for other ranks is in it. A Send is
+over when it was received.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,34 +102,56 @@ def measured_rows(program: Program, ranks: Sequence[MeasuredRank]) -> list[Trace
     ]
 
 
-def _arrows(program: Program, found: MeasuredStep) -> Iterator[TraceArrow]:
-    """Yield a flow to each Receive from whichever of its Sends was over last."""
+def settled(program: Program, found: MeasuredStep) -> MeasuredStep:
+    """Return the step with Sends that are over when all that they were for have received them.
+
+    Nobody waits for a Send before the step ends, so its own rank does not know when it was over.
+    """
+    arrivals: dict[tuple[int, int], float] = {}  # (row, position) → the last one's arrival
+    for receiver, at, senders in _moves(program, found):
+        for send in senders:
+            arrivals[send] = max(arrivals.get(send, 0.0), float(found.ranks[receiver].end[at]))
+    ends = [own.end.copy() for own in found.ranks]
+    for (row, position), arrival in arrivals.items():
+        start = float(found.ranks[row].start[position])
+        ends[row][position] = max(start, min(float(ends[row][position]), arrival))
+    ranks = [replace(own, end=end) for own, end in zip(found.ranks, ends, strict=True)]
+    return replace(found, ranks=tuple(ranks))
+
+
+def _moves(
+    program: Program, found: MeasuredStep
+) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """Yield row and position of each Receive, and those of the Sends that it gets parts from."""
     rows = {own.rank: row for row, own in enumerate(found.ranks)}
     sends: dict[tuple[int, int], int] = {}  # (rank, meeting) → position
     for own in found.ranks:
         span = program.span(own.rank_class)
         for i in np.flatnonzero(program.kind[span] == Kind.SEND).tolist():
             sends[own.rank, int(program.meeting[span.start + i])] = i
-    for own in found.ranks:
+    for row, own in enumerate(found.ranks):
         span = program.span(own.rank_class)
         for i in np.flatnonzero(program.kind[span] == Kind.RECEIVE).tolist():
             flat = span.start + i
             key = (int(program.first[flat]), WHATS[int(program.what[flat])].value)
             meeting = int(program.meeting[flat])
-            given = [
-                (found.ranks[rows[peer]], sends[peer, meeting])
-                for peer in own.sources.get(key, ())
-                if (peer, meeting) in sends
-            ]
-            if not given:
-                continue
-            sender, at = max(given, key=lambda pair: float(pair[0].end[pair[1]]))
-            begin, end = float(own.start[i]), float(own.end[i])
-            arrival = min(max(begin, float(sender.end[at])), begin + _INSIDE * (end - begin))
-            yield TraceArrow(
-                source=(rows[sender.rank], at, float(sender.start[at])),
-                target=(rows[own.rank], i, arrival),
-            )
+            peers = [peer for peer in own.sources.get(key, ()) if (peer, meeting) in sends]
+            yield row, i, [(rows[peer], sends[peer, meeting]) for peer in peers]
+
+
+def _arrows(program: Program, found: MeasuredStep) -> Iterator[TraceArrow]:
+    """Yield a flow to each Receive from whichever of its Sends was over last."""
+    ranks = found.ranks
+    for receiver, i, senders in _moves(program, found):
+        if not senders:
+            continue
+        sender, at = max(senders, key=lambda send: float(ranks[send[0]].end[send[1]]))
+        begin, end = float(ranks[receiver].start[i]), float(ranks[receiver].end[i])
+        over = float(ranks[sender].end[at])
+        yield TraceArrow(
+            source=(sender, at, float(ranks[sender].start[at])),
+            target=(receiver, i, min(max(begin, over), begin + _INSIDE * (end - begin))),
+        )
 
 
 def read_measured(path: Path, program: Program) -> MeasuredStep:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tutti.observe.folder import trace_name
 from tutti.schedule.instruction import Op
-from tutti.simulate.measured import MeasuredRank, MeasuredStep, write_measured
+from tutti.simulate.measured import MeasuredRank, MeasuredStep, settled, write_measured
 from tutti.train.engine import Engine
 from tutti.train.recorder import Spans
 from tutti.train.run.clocks import Offset, clock_offsets, kernel_name
@@ -68,7 +68,9 @@ class Tracer:
         if gathered is None:
             return
         path = worker.config.folder / trace_name(number)
-        write_measured(path, worker.predicted.result.program, joined(number, gathered, offsets))
+        program = worker.predicted.result.program
+        found = settled(program, joined(number, gathered, offsets))
+        write_measured(path, program, found)
         worker.events.send("say", text=f"trace of step {number}: {path}")
 
 

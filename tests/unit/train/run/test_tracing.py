@@ -15,8 +15,8 @@ from tests.support.training import batches_of, engine_of, settings
 from tutti.errors import InputError
 from tutti.plan.plan import Plan
 from tutti.schedule.schedule import build_schedule
-from tutti.simulate.measured import MeasuredStep, read_measured, write_measured
-from tutti.simulate.program import Program, compile_schedule
+from tutti.simulate.measured import MeasuredStep, read_measured, settled, write_measured
+from tutti.simulate.program import Kind, Program, compile_schedule
 from tutti.train.run.clocks import Offset, best_offset, kernel_name
 from tutti.train.run.tracing import RankSpans, joined, rank_spans
 
@@ -38,8 +38,19 @@ def program() -> Program:
 
 
 @pytest.fixture(scope="module")
-def step() -> MeasuredStep:
-    return joined(7, spans_of(PLAN), {kernel_name(): Offset(0.0, 0.0)})
+def step(program) -> MeasuredStep:
+    return settled(program, joined(7, spans_of(PLAN), {kernel_name(): Offset(0.0, 0.0)}))
+
+
+def test_a_send_is_over_when_it_was_received(program, step):
+    """Each ends at the end of the step or at a Receive's end, and none before it began."""
+    over = {float(end) for own in step.ranks for end in own.end}
+    for own in step.ranks:
+        span = program.span(own.rank_class)
+        sends = np.flatnonzero(program.kind[span] == Kind.SEND)
+        assert (own.end[sends] >= own.start[sends]).all()
+        assert {float(end) for end in own.end[sends]} <= over
+        assert (own.end[sends] < own.shift_s + own.step_s).all()
 
 
 def test_a_trace_tells_every_instruction_of_every_rank(program, step, tmp_path):
