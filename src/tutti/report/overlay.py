@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tutti.report.bars import Bar, Category, bars_html
@@ -85,19 +86,12 @@ def _tiles(result: SimulationResult, step: MeasuredStep, pools: Sequence[PoolPar
 
 def _timeline(result: SimulationResult, step: MeasuredStep, arrays: Pack) -> Section:
     rows: list[GanttRow] = []
+    simulated: list[int] = []  # the row of each class
     hidden = 0
     for index, label in enumerate(labels_of(result.program.schedule)):
         row = simulated_row(result, label, index)
-        rows.append(
-            GanttRow(
-                label=f"{row.label}",
-                aside="simulated",
-                detail=f"{row.aside} · {row.detail}",
-                rank_class=index,
-                start=row.start,
-                end=row.end,
-            )
-        )
+        simulated.append(len(rows))
+        rows.append(replace(row, aside="simulated", detail=f"{row.aside} · {row.detail}"))
         ranks = step.of_class(index)
         hidden += max(0, len(ranks) - MOST_RANKS)
         rows += [
@@ -117,6 +111,10 @@ def _timeline(result: SimulationResult, step: MeasuredStep, arrays: Pack) -> Sec
         rows,
         max(result.step_seconds, step.step_seconds),
         arrays,
+        path=[
+            (simulated[index], position)
+            for index, position in map(result.program.place, result.critical_indices)
+        ],
         intro="Below each simulated class its real ranks, on one scale of time. What a real rank "
         f"sends or receives is drawn until it was known to be over.{more}",
     )
