@@ -12,14 +12,14 @@ from tutti.cli.torch_needed import require_torch
 
 
 def measuring(
-    model: Annotated[str, typer.Argument(help="A model, by name.")] = "llama-3.2-1b",
+    model: Annotated[str, typer.Argument(help="A model, by name.")] = "smollm2-135m",
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, … (default: the best here).")
     ] = None,
     layers: Annotated[int, typer.Option(help="Layers of it.", min=1)] = 2,
-    micro_batches: Annotated[int, typer.Option(help="Of a step.", min=1)] = 4,
-    sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 256,
-    steps: Annotated[int, typer.Option(help="Timed steps, with and without each.", min=1)] = 10,
+    micro_batches: Annotated[int, typer.Option(help="Of a step.", min=1)] = 2,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 128,
+    steps: Annotated[int, typer.Option(help="Timed steps, with and without each.", min=1)] = 5,
     json: Json = False,
 ) -> None:
     """Time the recorder by itself, and steps with and without it in turns."""

@@ -124,6 +124,7 @@ def recorder_seconds(recorder: Recorder, count: int) -> tuple[float, float]:
 
 
 def _engine(asked: MeasuringQuestion) -> Engine:
+    accelerator = open_accelerator(asked.device)
     config = dict(catalog_config(asked.model)) | {"num_hidden_layers": asked.layers}
     spec = ModelSpec.from_config(config, asked.model)
     plan = plan_alone(
@@ -131,9 +132,9 @@ def _engine(asked: MeasuringQuestion) -> Engine:
         sequence_length=asked.sequence_length,
         micro_batch=1,
         micro_batches=asked.micro_batches,
-        precision=PRECISIONS["pure_bf16"],
+        precision=PRECISIONS["fp32" if accelerator.device.type == "cpu" else "pure_bf16"],
     )
-    engine = Engine(plan, spec, 0, open_accelerator(asked.device), NoLinks(), clip_norm=1.0)
+    engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=1.0)
     initialize(engine.model)  # type: ignore[arg-type]
     engine.take_masters()
     return engine
