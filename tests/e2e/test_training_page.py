@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tests.e2e.test_report_page import browse, console
 from tests.e2e.test_report_page import pytestmark as pytestmark
 from tests.support.finished_runs import finished_run
-from tests.unit.simulate.test_compare import as_measured
+from tests.support.real_steps import as_measured
 from tests.unit.simulate.test_compare import result as result
 from tutti.cli.main import app
 from tutti.report.overlay import write_overlay_page

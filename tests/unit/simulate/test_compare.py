@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.support.any_plan import PLANS
+from tests.support.real_steps import as_measured
 from tests.unit.simulate.reference import random_costs
-from tutti.plan.plan import RankMap
 from tutti.report.overlay import overlay_page
 from tutti.schedule.instruction import Lane
 from tutti.schedule.schedule import build_schedule
 from tutti.simulate import SimulationResult, simulate
-from tutti.simulate.compare import PARTS, compare_kinds, compare_parts
-from tutti.simulate.measured import MeasuredRank, MeasuredStep
+from tutti.simulate.compare import compare_kinds, compare_parts
 
 PLAN = PLANS["three stages, unlike widths"]
 
@@ -21,32 +20,6 @@ PLAN = PLANS["three stages, unlike widths"]
 def result() -> SimulationResult:
     schedule = build_schedule(PLAN)
     return simulate(schedule, random_costs(schedule, 3))
-
-
-def as_measured(result: SimulationResult, slower: float = 1.0) -> MeasuredStep:
-    """A step that went as simulated, but so many times slower."""
-    ranks = []
-    places = RankMap(PLAN)
-    keys = [(c.pipeline, c.stage, c.replica) for c in result.program.schedule.classes]
-    for rank in range(PLAN.num_ranks):
-        place = places.place(rank)
-        index = keys.index((place.pipeline, place.stage, place.replica))
-        start, end = result.timeline(index)
-        own = result.classes[index]
-        ranks.append(
-            MeasuredRank(
-                rank=rank,
-                rank_class=index,
-                pool=place.chip.pool,
-                shift_s=0.0,
-                step_s=result.step_seconds * slower,
-                start=start * slower,
-                end=end * slower,
-                waited=(end - start) * 0.0,
-                parts={key: of(own) * slower for key, of in PARTS.values()},
-            )
-        )
-    return MeasuredStep(step=1, ranks=tuple(ranks), clock="one clock")
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.0])
