@@ -45,6 +45,7 @@ from tutti.train.run.planning import Job
 from tutti.train.run.rendezvous import agree, facts, open_store
 from tutti.train.run.safety import explain_memory, find_culprit, hardware_differences
 from tutti.train.run.samples import sample_indices
+from tutti.train.run.tracing import Tracer
 from tutti.train.run.weights import dropout_of, model_folder, wants_pretrained
 from tutti.train.seats import Seats, class_of
 
@@ -136,7 +137,7 @@ class Worker:
             durations=self._durations(),
             stub=self.config.emulate == "stub",
         )
-        self.measure = Measure(self)
+        self.measure, self.tracer = Measure(self), Tracer(self)
 
     def _durations(self) -> Callable[[Instruction], float | None] | None:
         """Return what a chip on declared time takes: what the cost model says."""
@@ -223,6 +224,7 @@ class Worker:
         config, first = self.config, self.progress.step
         rates = config.optimizer.rates(config.steps)
         stack.enter_context(self.measure.sinks(after=first))
+        self.tracer.announce(first, config.steps)
         feeder = stack.enter_context(self._feeder(self.data.train, first, config.steps))
         if self.rank == 0 and dropout_of(config.model) > 0:
             self._say("the model's config asks for dropout; tutti trains without")
@@ -239,6 +241,7 @@ class Worker:
             losses.append(result.loss)
             self._advance(result)
             self.measure.step(step + 1, result, seconds[-1], settings.learning_rate)
+            self.tracer.step(step + 1)
             self.checkpointer.poll()
             if config.validation.every and (step + 1) % config.validation.every == 0:
                 validation.append((step + 1, self._validate(step + 1)))
