@@ -71,9 +71,9 @@ def _write_step(
 
     def tensors(what: str) -> None:
         for name, shape in facts.tensors.items():
-            found = pieces.pop((step, what, name), [])
-            if found:
+            if (START, "weight", name) in pieces:
                 key = f"step-{step}/{what}/{name}"
+                found = pieces.get((step, what, name), [])
                 _record(writer, key, _assembled(key, shape, found))
 
     if step == START:
@@ -83,8 +83,8 @@ def _write_step(
     if own.loss is not None:
         _record(writer, f"step-{step}/loss", np.array([own.loss], np.float32))
     _record(writer, f"step-{step}/updated", np.array([own.gradient_norm is not None], np.float32))
-    tensors("gradient")
     if own.gradient_norm is not None:
+        tensors("gradient")
         _record(writer, f"step-{step}/gradient_norm", np.array([own.gradient_norm], np.float32))
     tensors("weight")
 
