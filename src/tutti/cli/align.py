@@ -277,9 +277,18 @@ def _rendered(result: Comparison) -> list[Any]:
         table,
         *([f"… and {rest} more, all closer (--json, --html)"] if rest else []),
         *missing,
+        *_losses(result),
         *_noise(result),
         _verdict(result),
     ]
+
+
+def _losses(result: Comparison) -> list[str]:
+    if not result.losses:
+        return []
+    first, last = result.losses[0], result.losses[-1]
+    sides = (f"{name} {first[i]:.6f} → {last[i]:.6f}" for i, name in ((1, "A"), (2, "B")))
+    return [f"loss of steps {first[0]} to {last[0]}: {', '.join(sides)}"]
 
 
 def _noise(result: Comparison) -> list[str]:
