@@ -154,6 +154,8 @@ def compare(
     plans = plan_of_side(a), plan_of_side(b)
     if plans[0] is not None and plans[1] is not None:
         check_alike((plans[0], plans[1]))
+        if side or dtype:
+            raise InputError("--side, --dtype: go with model folders; a plan has its own precision")
     with tempfile.TemporaryDirectory() as scratch:
         dumps = []
         for index, text in enumerate((a, b)):
@@ -190,7 +192,9 @@ def _train(side: str, task: PlanTask, target: Path) -> bool:
     if plan is not None:
         run_plan(plan, task, target)
         return True
-    if not (Path(side) / "steps.json").is_file():
+    from tutti.train.run.planning import STEPS_FILE
+
+    if not (Path(side) / STEPS_FILE).is_file():
         return False
     from tutti.train.run.step_dump import write_step_dump
 

@@ -52,10 +52,12 @@ def check_alike(paths: tuple[Path, Path]) -> None:
 def run_plan(path: Path, task: PlanTask, target: Path) -> None:
     """Train under a plan and write the dump; the run's own files are kept where it fails."""
     require_torch("align")
+    from tutti.huggingface.workspace import require_free
     from tutti.train.run.planning import prepare
     from tutti.train.run.step_dump import write_step_dump
     from tutti.train.run.trainer import run_local
 
+    require_free(target, resume=True)
     scratch = Path(tempfile.mkdtemp(prefix="tutti-align-"))
     job = prepare(_config(path, task, scratch))
     run_local(job)

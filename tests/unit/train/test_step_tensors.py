@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tests.support.plans import small_model
 from tests.support.step_dumps import dump_steps, in_two_stages, in_unequal_shares
 from tests.support.threads import World
 from tests.support.training import engine_of, in_fp32, train_alone
+from tutti.cli.main import app
 from tutti.errors import InputError
 from tutti.huggingface.comparison import Key, compare
 from tutti.huggingface.dumps import Dump
@@ -95,6 +97,22 @@ def test_a_wrong_scale_in_one_unit_of_one_rank_is_named(staged: Path, tmp_path: 
     assert (found.step, found.kind, found.unit) == (1, "gradient", 2)
     of_step = [Key.parse(m.key) for m in result.modules if m.diverges]
     assert {key.unit for key in of_step if key.step == 1 and key.kind == "gradient"} == {2, None}
+
+
+def test_what_ranks_left_is_a_side_of_the_command(staged: Path, tmp_path: Path) -> None:
+    """As of a job on a cluster; the other side's was put together before."""
+    pieces, page = staged.with_name("a-pieces"), tmp_path / "page.html"
+    found = CliRunner().invoke(app, ["align", str(staged), str(pieces), "--html", str(page)])
+    assert found.exit_code == 0, found.output
+    text = " ".join(found.output.split())
+    assert "2 steps of 6 sequences of 64 tokens, seed 0" in text
+    assert "loss of steps 1 to 2: A 5." in text
+    assert page.read_text().count("<polyline") == 2
+    wrong = dump_steps(in_unequal_shares(), tmp_path / "b", plant=scale_unit(3, 2.0, rank=0))
+    found = CliRunner().invoke(app, ["align", str(pieces), str(wrong)])
+    assert found.exit_code == 1, found.output
+    told = "first to diverge: step-1/gradient/3.mlp.down.weight (step 1, unit 3), relative L2"
+    assert told in " ".join(found.output.split())
 
 
 def test_a_rank_whose_pieces_are_missing_is_named(staged: Path, tmp_path: Path) -> None:

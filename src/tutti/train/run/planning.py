@@ -24,6 +24,7 @@ from tutti.simulate.estimate import Estimate, estimate
 from tutti.train.run.config import JobConfig, TrainConfig
 
 RUN_FILE, PLAN_FILE = "run.json", "plan.json"
+STEPS_FILE = "steps.json"  # of a folder with the steps that ranks kept for `tutti align`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,19 +19,15 @@ from tutti.errors import InputError
 from tutti.files import read_file
 from tutti.huggingface.dtypes import BY_NAME
 from tutti.huggingface.dumps import Batch, DumpFacts, DumpWriter
-from tutti.train.run.step_tensors import FACTS, START, TOKENS, Piece, RunFacts, files_of_rank
+from tutti.train.run.planning import STEPS_FILE
+from tutti.train.run.step_tensors import START, TOKENS, Piece, RunFacts, files_of_rank
 
 _Found = tuple[Path, Piece]
 
 
-def is_step_tensors(folder: Path) -> bool:
-    """Tell whether a folder holds what ranks left of a run's steps."""
-    return (folder / FACTS).is_file()
-
-
 def write_step_dump(folder: Path, target: Path, *, side: str) -> None:
     """Write the dump of a run whose ranks left their pieces in a folder."""
-    path = folder / FACTS
+    path = folder / STEPS_FILE
     facts = build(RunFacts, read_file(path), Place(str(path)))
     pieces: dict[tuple[int, str, str], list[_Found]] = {}
     for rank in range(facts.ranks):

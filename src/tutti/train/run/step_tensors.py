@@ -20,15 +20,17 @@ from torch import Tensor
 
 from tutti.document import Count, Natural, plain
 from tutti.errors import InputError
+from tutti.huggingface.sides import versions
 from tutti.models.spec import ModelSpec
 from tutti.schedule.buckets import tied_apart
 from tutti.train.closing import StepResult
 from tutti.train.engine import Engine
 from tutti.train.layout import Block
+from tutti.train.run.planning import STEPS_FILE
 from tutti.train.state import SpanState
 from tutti.train.tied import tied_ends
 
-FACTS, TOKENS = "steps.json", "tokens.npy"
+TOKENS = "tokens.npy"
 START = 0  # the number of the "step" that the first weights are kept under
 
 
@@ -187,9 +189,10 @@ class StepTensors:
             seed=seed,
             tensors=backward_tensors(spec),
             steps=tuple(self._steps),
+            versions=versions(),
         )
         np.save(self._folder / TOKENS, tokens)
-        (self._folder / FACTS).write_text(json.dumps(plain(facts)) + "\n", encoding="utf-8")
+        (self._folder / STEPS_FILE).write_text(json.dumps(plain(facts)) + "\n", encoding="utf-8")
 
 
 def _own(state: SpanState) -> slice:

@@ -254,7 +254,7 @@ class Worker:
             if stopping:
                 self._say(f"asked to stop: saving at step {step + 1}")
                 break
-        if kept is not None and self.rank == 0:
+        if kept is not None and losses and self.rank == 0:
             last = self.progress.step * self.plan.job.global_batch
             rows = range(first * self.plan.job.global_batch, last)
             tokens = np.stack([self.data.train.row(sample).tokens for sample in rows])
