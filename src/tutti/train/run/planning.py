@@ -24,6 +24,8 @@ from tutti.search.question import Limits, make_problem
 from tutti.simulate.estimate import Estimate, estimate
 from tutti.train.run.config import JobConfig, TrainConfig
 
+STEPS_FILE = "steps.json"  # of a folder with the steps that ranks kept for `tutti align`
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
