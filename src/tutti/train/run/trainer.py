@@ -19,6 +19,7 @@ from tutti.plan.plan import Plan
 from tutti.search.effort import Report, silent
 from tutti.train.data.config import DataConfig
 from tutti.train.run.config import TrainConfig
+from tutti.train.run.here import require_chips_here
 from tutti.train.run.local import LocalRanks, RankEvent
 from tutti.train.run.planning import Job, prepare, prepared
 
@@ -128,6 +129,8 @@ def run_local(
     environment: dict[int, dict[str, str]] | None = None,
 ) -> TrainResult:
     """Run all ranks of a job on this machine and return what it came to."""
+    if not environment:  # otherwise the caller has placed the ranks
+        require_chips_here(job.plan, job.cluster, os.environ)
     ranks = LocalRanks(
         job.save(), job.plan.num_ranks, port=port, resume=resume, environment=environment or {}
     )
