@@ -1,7 +1,7 @@
 """Whether this machine can hold all ranks of a plan; asked before any is started. Needs no torch.
 
-Emulated chips and CPUs are always here. An accelerator must be: a plan for a cluster is refused on a
-laptop at once, rather than by as many processes as the cluster has chips.
+Emulated chips and CPUs are always here. An accelerator must be: a plan for a cluster is refused on
+a laptop at once, rather than by as many processes as the cluster has chips.
 """
 
 from __future__ import annotations

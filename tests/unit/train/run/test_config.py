@@ -90,7 +90,7 @@ def test_changes_reach_inside() -> None:
     ],
 )
 def test_wrong_changes_are_one_line(change: str, said: str) -> None:
-    with pytest.raises(InputError, match="tutti train|--set") as caught:
+    with pytest.raises(InputError, match=r"tutti train|--set") as caught:
         with_changes(config(steps=3), {}, [change])
     assert said in str(caught.value)
 

@@ -15,7 +15,8 @@ from tutti.plan.files import save_plan
 from tutti.train.data.config import DataConfig, SourceConfig
 from tutti.train.run.trainer import Trainer
 
-JOB = {"sequence_length": 64, "global_batch": 8, "precision": "fp32"}
+JOB = {"sequence_length": 64, "global_batch": 4, "precision": "fp32", "pools": ["fast"],
+       "tp_max": 1, "max_stages": 1, "schedules": ["1f1b"], "shard": [0]}  # fmt: skip
 
 
 def test_it_is_found_on_the_package() -> None:
@@ -41,7 +42,7 @@ def test_planning_needs_no_torch(tmp_path: Path) -> None:
 def test_options_are_the_keys_of_a_training_file() -> None:
     trainer = Trainer.from_pretrained("gpt2", cluster="laptop", steps=7, job=JOB)
     assert trainer.config.steps == 7
-    assert trainer.config.job.global_batch == 8
+    assert trainer.config.job.global_batch == 4
     with pytest.raises(InputError, match="did you mean 'steps'"):
         Trainer.from_pretrained("gpt2", step=7)
 
