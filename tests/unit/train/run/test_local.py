@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +142,7 @@ LISTENING = """
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 say("say", text="ready")
-while not asked or "stubborn" in sys.argv[1]:
+while not asked:
     time.sleep(0.02)
 say("done", steps=4)
 """
@@ -161,15 +160,26 @@ def test_asked_to_stop_they_finish(ranks: Any) -> None:
     assert sorted(done) == [0, 1]
 
 
-def test_asked_twice_they_are_ended(ranks: Any, tmp_path: Path) -> None:
-    found = ranks("say('say', text='ready')\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)\n")
-    next(found.events())
+def test_asked_twice_they_are_ended(ranks: Any) -> None:
+    found = ranks("signal.signal(15, signal.SIG_IGN)\nsay('say', text='ready')\ntime.sleep(600)\n")
+    heard_all = found.events()
+    assert [next(heard_all).kind, next(heard_all).kind] == ["say", "say"]
     found.ask_to_stop()
-    assert any(rank.process.poll() is None for rank in found._ranks)
-    begin = time.monotonic()
+    assert all(rank.process.poll() is None for rank in found._ranks)
     found.ask_to_stop()
+    with pytest.raises(TuttiError, match="ended at once, as asked"):
+        list(heard_all)
     assert all(rank.process.poll() is not None for rank in found._ranks)
-    assert time.monotonic() - begin < 60
+
+
+def test_asked_before_they_listen(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "LAST_WORDS_S", 0.2)
+    found = ranks("say('say', text='importing')\ntime.sleep(600)\n")
+    heard_all = found.events()
+    assert [next(heard_all).kind, next(heard_all).kind] == ["say", "say"]
+    found.ask_to_stop()
+    with pytest.raises(TuttiError, match="was stopped before it began"):
+        list(heard_all)
 
 
 def test_ctrl_c_of_the_terminal_does_not_reach_them(ranks: Any) -> None:

@@ -17,7 +17,7 @@ from tutti.train.seats import Seats
 
 def computed(plan: Plan, step: int) -> Counter[int]:
     """Count who computes what on the first stage of each pipeline; of a tp or cp group, once."""
-    model = plan.model.model
+    model = plan.model.spec
     assert model is not None
     seats = Seats(plan, model)
     found: Counter[int] = Counter()
@@ -42,7 +42,7 @@ def test_known_plans(name: str) -> None:
         assert_covered(PLANS[name], step)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(plan=plans(), step=st.integers(0, 10**6))
 def test_any_plan(plan: Plan, step: int) -> None:
     assert_covered(plan, step)
@@ -52,7 +52,7 @@ def test_any_plan(plan: Plan, step: int) -> None:
 def test_the_chips_of_a_group_and_the_stages_see_the_same(name: str) -> None:
     """What a later stage computes of a micro-batch is what the first one sent it."""
     plan = PLANS[name]
-    model = plan.model.model
+    model = plan.model.spec
     assert model is not None
     seats = Seats(plan, model)
     by_stage: dict[tuple[int, int, int], set[int]] = {}
