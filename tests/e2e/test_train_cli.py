@@ -86,7 +86,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_it_trains(here: Path, capsys: Capture) -> None:
-    code, out, err = tutti(capsys, "train", "train.yaml", "--set", "validation.every=2")
+    code, out, err = tutti(
+        capsys, "train", "train.yaml", "--set", "validation.every=2", "--trace", "3"
+    )
     assert code == 0, err
     assert out.splitlines()[0].startswith("4 steps, loss ")
     assert "Hugging Face folder: out/huggingface" in out
@@ -102,6 +104,10 @@ def test_it_trains(here: Path, capsys: Capture) -> None:
         parts = ("compute_s", "communication_s", "bubble_s", "copy_s", "data_s", "other_s")
         assert sum(pool[name] for name in parts) <= 1.05 * line["seconds"]
         assert pool["compute_s"] > 0
+    trace = json.loads((here / "out" / "trace-000003.json").read_text(encoding="utf-8"))
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["pid"] for event in slices} == {0, 1}
+    assert {"Forward 0", "Forward 1", "Step"} <= {event["name"] for event in slices}
     assert "step 1 · loss" in err  # no terminal: lines
     assert "validation loss" in err
 
