@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,6 +43,7 @@ data: {train: ["shipped:tales"], tokenizer: bytes, holdout: 0.05, cache: cache}
 optimizer: {learning_rate: 5e-3, schedule: constant}
 output: out
 """
+TUTTI = [sys.executable, "-m", "tutti.cli.main"]
 Capture = pytest.CaptureFixture[str]
 
 
@@ -85,37 +87,53 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_it_trains(here: Path, capsys: Capture) -> None:
-    code, out, err = tutti(
-        capsys, "train", "train.yaml", "--set", "validation.every=2", "--trace", "3"
-    )
-    assert code == 0, err
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Return the folder of a run that went to its end, and what it printed."""
+    folder = write_job(tmp_path_factory.mktemp("whole"))
+    changes = ["validation.every=2", "checkpoints.every=2"]
+    words = [word for change in changes for word in ("--set", change)]
+    done = subprocess.run(
+        [*TUTTI, "train", "train.yaml", "--trace", "3", *words],
+        cwd=folder, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout, done.stderr
+
+
+def test_it_trains_and_says_so(whole: tuple[Path, str, str]) -> None:
+    folder, out, err = whole
     assert out.splitlines()[0].startswith("4 steps, loss ")
     assert "Hugging Face folder: out/huggingface" in out
-    figures = lines(here / "out" / "metrics.jsonl")
+    assert "step 1 · loss" in err  # no terminal: lines
+    assert "validation loss" in err
+    figures = lines(folder / "out" / "metrics.jsonl")
     steps = [line for line in figures if "loss" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.1
     held_out = [line for line in figures if "validation_loss" in line]
     assert [line["step"] for line in held_out] == [2, 4]
     assert held_out[1]["validation_loss"] < held_out[0]["validation_loss"]
-    for line in steps:
+
+
+def test_every_step_is_measured(whole: tuple[Path, str, str]) -> None:
+    folder, _, _ = whole
+    for line in lines(folder / "out" / "metrics.jsonl"):
+        if "loss" not in line:
+            continue
         (pool,) = line["pools"].values()
         parts = ("compute_s", "communication_s", "bubble_s", "copy_s", "data_s", "other_s")
         assert sum(pool[name] for name in parts) <= 1.05 * line["seconds"]
         assert pool["compute_s"] > 0
-    trace = json.loads((here / "out" / "trace-000003.json").read_text(encoding="utf-8"))
+    trace = json.loads((folder / "out" / "trace-000003.json").read_text(encoding="utf-8"))
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert {event["pid"] for event in slices} == {0, 1}
     assert {"Forward 0", "Forward 1", "Step"} <= {event["name"] for event in slices}
-    assert "step 1 · loss" in err  # no terminal: lines
-    assert "validation loss" in err
 
 
-def test_the_end_is_a_folder_that_transformers_loads(here: Path, capsys: Capture) -> None:
+def test_the_end_is_a_folder_that_transformers_loads(whole: tuple[Path, str, str]) -> None:
     transformers = pytest.importorskip("transformers")
-    found = trained(capsys, "--steps", "2")
-    folder = here / found["huggingface"]
+    folder = whole[0] / "out" / "huggingface"
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     checkpoint = open_checkpoint(folder)
     ours = Model(checkpoint.spec, Operators("cpu"))
@@ -128,13 +146,22 @@ def test_the_end_is_a_folder_that_transformers_loads(here: Path, capsys: Capture
         )
 
 
-def test_resumed_is_as_if_never_stopped(here: Path, capsys: Capture) -> None:
-    whole = trained(capsys, "-o", "whole")
-    first = trained(capsys, "--steps", "2")
-    second = trained(capsys, "--resume")
-    assert first["losses"] + second["losses"] == whole["losses"]
-    steps = [line["step"] for line in lines(here / "out" / "metrics.jsonl")]
-    assert steps == [1, 2, 3, 4]
+def test_resumed_is_as_if_never_stopped(
+    whole: tuple[Path, str, str], here: Path, capsys: Capture
+) -> None:
+    """As after a crash past step 2: the last checkpoint is gone, the figures go further."""
+    shutil.copytree(whole[0] / "out", here / "out")
+    shutil.rmtree(here / "out" / "checkpoints" / "step-000004")
+    before = lines(here / "out" / "metrics.jsonl")
+    found = trained(capsys, "--resume", "--set", "validation.every=2")
+    losses = [line["loss"] for line in before if "loss" in line]
+    assert found["losses"] == losses[2:]
+    after = lines(here / "out" / "metrics.jsonl")
+
+    def curve(figures: list[dict[str, Any]]) -> list[tuple[int, float]]:
+        return [(x["step"], x.get("loss", x.get("validation_loss"))) for x in figures]
+
+    assert sorted(curve(after)) == sorted(curve(before))
 
 
 @pytest.mark.slow
@@ -145,8 +172,9 @@ def test_another_plan_goes_on_with_the_same_curve(here: Path, capsys: Capture) -
     assert first["losses"] + second["losses"] == pytest.approx(whole["losses"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_a_resume_goes_on(here: Path, capsys: Capture) -> None:
-    command = [sys.executable, "-m", "tutti.cli.main", "train", "train.yaml", "--steps", "4000"]
+    command = [*TUTTI, "train", "train.yaml", "--steps", "4000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -238,10 +266,9 @@ def test_nothing_to_resume_is_one_line(here: Path, capsys: Capture) -> None:
 )
 def test_a_rank_without_the_others(here: Path, variables: dict[str, str], said: str) -> None:
     rank = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **variables}
-    command = [sys.executable, "-m", "tutti.cli.main", "train", "train.yaml"]
     done = subprocess.run(
-        [*command, "--set", "timeout_s=3"], env={**os.environ, **rank}, cwd=here,
-        capture_output=True, text=True, timeout=200,
+        [*TUTTI, "train", "train.yaml", "--set", "timeout_s=3"],
+        env={**os.environ, **rank}, cwd=here, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode in (1, 2)
     assert done.stderr.splitlines()[-1].startswith("tutti: ")
