@@ -274,3 +274,21 @@ def test_a_rank_without_the_others(here: Path, variables: dict[str, str], said: 
     assert done.stderr.splitlines()[-1].startswith("tutti: ")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ranks_of_two_minds_say_who_differs(here: Path) -> None:
+    """As where one host has another version, file or plan."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [*TUTTI, "train", "train.yaml", "--set", "timeout_s=120", "--set", f"seed={rank}"],
+            env={**os.environ, **place, "RANK": str(rank)}, cwd=here, text=True,
+            stderr=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=250)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [1, 1]
+    assert "rank 1 has seed '1', rank 0 has '0'; start all ranks with the same files" in said[0]
+    assert "rank 0 has seed '0', rank 1 has '1'; start all ranks with the same files" in said[1]
+    assert "Traceback" not in "".join(said)
