@@ -132,6 +132,12 @@ PLANS: dict[str, Plan] = {
     .line((FOUR, [{"count": 2, "tp": 2, "sequence_parallel": True}]),
           experts={0: (ExpertGroup(chips=2, count=2),)})
     .plan(PLAIN, level(2), level(1, parameter_class=ParameterClass.EXPERT)),
+    "experts beside plain tensor parallel": Draft(**MOE)
+    .line((FOUR, [{"tp": 2, "sequences": 2}, {"pool": "slow"}]),
+          experts={0: (ExpertGroup(chips=3, experts=(4, 1, 3)),)})
+    .plan(PLAIN, level(1)),
+    "experts on one tensor-parallel replica": Draft(**MOE)
+    .line((FOUR, [{"tp": 2}]), experts={0: (ExpertGroup(chips=2),)}).plan(),
     "experts sliced with the rest": Draft(**MOE)
     .line((FOUR, [{"tp": 2}, {"pool": "slow"}])).plan(ZERO),
 }  # fmt: skip

@@ -226,10 +226,10 @@ def _model(draw: random.Random, *, sparse: bool, length: int) -> ModelSpec:
         tied=kind == "tied",
         name=f"{'sparse-' if sparse else ''}{kind}",
     )
-    return _dense_first(model) if sparse and draw.random() < 0.6 else model
+    return dense_first(model) if sparse and draw.random() < 0.6 else model
 
 
-def _dense_first(model: ModelSpec) -> ModelSpec:
+def dense_first(model: ModelSpec) -> ModelSpec:
     """Return the model with a first block that has no experts."""
     sparse = model.blocks[0]
     dense = replace(sparse, moe=None, mlp=MlpSpec(hidden=4096))

@@ -12,7 +12,7 @@ from tutti.comm import Communicator, connect
 from tutti.plan.plan import Plan
 from tutti.train.comm_links import CommLinks
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0  # of a machine with much else to do
 
 
 def joined(rank: int, port: int, job: str, size: int, timeout_s: float = TIMEOUT_S) -> Communicator:
@@ -50,5 +50,5 @@ def train_processes(
 ) -> list[Trained]:
     """Train a plan with a process for each rank."""
     assert plan.model.spec is not None
-    answers = pool.meet(train_one, plan.num_ranks, plan, optimizers, clip, timeout_s=120.0)
+    answers = pool.meet(train_one, plan.num_ranks, plan, optimizers, clip, timeout_s=280.0)
     return [put_together(plan.model.spec, ranks) for ranks in zip(*answers, strict=True)]

@@ -64,9 +64,9 @@ app.command()(train.train)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from tutti.version import code_version
 
-        typer.echo(f"tutti {version('tutti-ml')}")
+        typer.echo(f"tutti {code_version()}")
         raise typer.Exit
 
 

@@ -9,6 +9,7 @@ from tutti.collective import Operation
 from tutti.cost.holdings import Holdings
 from tutti.cost.memory import MemoryModel
 from tutti.cost.placement import placement_of
+from tutti.cost.pool_prices import UnitTimes
 from tutti.cost.profiled import ProfiledMemory
 from tutti.cost.recorded import Use
 from tutti.cost.step_context import StepContext
@@ -49,6 +50,7 @@ class ClassPricer:
         self.placement = placement_of(self.replica, shared.cluster.pool(pool).node)
         self._updated = sum(memory.optimizer_parameters(unit) for unit in memory.units)
         self._optimizer = self.prices.optimizer(self._updated)
+        self._times: dict[int, UnitTimes] = {}
 
     def price(self, entry: Instruction) -> Price:
         """Return what an instruction takes."""
@@ -68,20 +70,21 @@ class ClassPricer:
         return handler(entry)
 
     def _pass(self, unit: int, op: Op) -> float:
-        times = self.prices.unit(
-            self.holdings.workload,
-            unit,
-            self.holdings.recompute_kind(unit),
-            overlap_chunks=self.replica.tp_overlap_chunks,
-            context_kind=self.replica.context_kind,
-            placement=self.placement,
-        )
-        return {
-            Op.FORWARD: times.forward,
-            Op.RECOMPUTE: times.recompute,
-            Op.BACKWARD_INPUT: times.backward_input,
-            Op.BACKWARD_WEIGHT: times.backward_weight,
-        }[op]
+        times = self._times.get(unit)
+        if times is None:
+            times = self._times[unit] = self.prices.unit(
+                self.holdings.workload,
+                unit,
+                self.holdings.recompute_kind(unit),
+                overlap_chunks=self.replica.tp_overlap_chunks,
+                context_kind=self.replica.context_kind,
+                placement=self.placement,
+            )
+        if op is Op.FORWARD:
+            return times.forward
+        if op is Op.RECOMPUTE:
+            return times.recompute
+        return times.backward_input if op is Op.BACKWARD_INPUT else times.backward_weight
 
     def _send(self, entry: Instruction) -> Price:
         found = self.shared.boundary(self.rank_class.pipeline, entry.start, entry.what)

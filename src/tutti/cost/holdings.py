@@ -117,6 +117,8 @@ class Holdings:
         self._activations: dict[tuple[str, str], float] = {}
         self._parameters: dict[tuple[str, ParameterClass], int] = {}
         self._levels: dict[tuple[int, ParameterClass], int] = {}
+        self._unit_kinds = model.unit_kinds
+        self._recomputed: dict[int, Recompute] = {}
 
     def likeness(self, unit: int) -> object:
         """Return a key that units share of which a rank holds and computes the same."""
@@ -126,7 +128,7 @@ class Holdings:
             number for number, rule in enumerate(rules) if rule.units[0] <= unit < rule.units[1]
         )
         return (
-            self.model.unit_kind(unit),
+            self._unit_kinds[unit],
             self.recompute_kind(unit),
             tuple(covers(ranges, unit) for ranges in away),
             applied,
@@ -135,14 +137,17 @@ class Holdings:
 
     def recompute_kind(self, unit: int) -> Recompute:
         """Return none, selective or full."""
-        if covers(self.replica.recompute.full, unit):
-            return "full"
-        return "selective" if covers(self.replica.recompute.selective, unit) else "none"
+        found = self._recomputed.get(unit)
+        if found is None:
+            done = self.replica.recompute
+            found = "selective" if covers(done.selective, unit) else "none"
+            self._recomputed[unit] = found = "full" if covers(done.full, unit) else found
+        return found
 
     def activations(self, unit: int, recompute: Recompute | None = None) -> float:
         """Return the bytes that a unit keeps of one micro-batch."""
         kind = self.recompute_kind(unit) if recompute is None else recompute
-        key = (self.model.unit_kind(unit), kind)
+        key = (self._unit_kinds[unit], kind)
         if key not in self._activations:
             self._activations[key] = activation_bytes(self.model, unit, self.workload, kind)
         return self._activations[key]
@@ -152,7 +157,7 @@ class Holdings:
 
         Experts count as dense where no expert groups spread them.
         """
-        key = (self.model.unit_kind(unit), kind)
+        key = (self._unit_kinds[unit], kind)
         if key not in self._parameters:
             work, spread = self.workload, bool(self.stage.experts)
             group = kind if spread else None

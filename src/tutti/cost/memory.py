@@ -68,6 +68,7 @@ class MemoryModel:
         self.precision = holdings.plan.job.precision
         self.offload = holdings.replica.offload
         self.units = [u for a, b in holdings.stage.units for u in range(a, b)]
+        self._updated: dict[int, float] = {}
 
     # --- static --------------------------------------------------------------------------
 
@@ -225,10 +226,12 @@ class MemoryModel:
 
     def optimizer_parameters(self, unit: int) -> float:
         """Return how many parameters of a unit a rank updates."""
-        return sum(
-            self.holdings.updated(unit, kind) * self.holdings.shard(unit, kind, 1)
-            for kind in ParameterClass
-        )
+        if unit not in self._updated:
+            self._updated[unit] = sum(
+                self.holdings.updated(unit, kind) * self.holdings.shard(unit, kind, 1)
+                for kind in ParameterClass
+            )
+        return self._updated[unit]
 
     def _optimizer_shard(self, unit: int) -> float:
         return self.optimizer_parameters(unit) * self._state_bytes()

@@ -270,6 +270,7 @@ class PoolPrices:
             machine,
             self.constants,
             expert=expert,
+            expert_stride=1.0,  # groups of a Plan are consecutive chips
             spans=spans,
             measured=measured,
         )

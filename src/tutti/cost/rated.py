@@ -39,13 +39,14 @@ class RatedPrice:
     passage_s: float  # per byte: all rounds one after the other
     busiest_s: float  # per byte: what the busiest wire carries in all
     startup_s: float  # of one chunk: the latencies of its rounds
-    step_startup_s: float  # the largest of a step: what every further chunk adds at least
+    rank_startup_s: float  # of those, the ones of the rank that takes part in most rounds
+    rank_step_startup_s: float  # and of its longest step: what every further chunk adds at least
 
     def seconds(self, num_bytes: float, chunks: int) -> float:
         """Return the time for so many bytes in so many chunks."""
         first = self.passage_s * num_bytes / chunks + self.startup_s
-        pace = max(self.busiest_s * num_bytes / chunks, self.step_startup_s)
-        return first + (chunks - 1) * (pace + _HANDLING * self.startup_s)
+        pace = max(self.busiest_s * num_bytes / chunks, self.rank_step_startup_s)
+        return first + (chunks - 1) * (pace + _HANDLING * self.rank_startup_s)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -56,10 +57,11 @@ def rated_price(program: CollectiveProgram, links: GroupLinks) -> RatedPrice:
     whole = float(layout.total)
     capacities = _Capacities(links)
     carried: dict[Wire, float] = defaultdict(float)
-    passage = startup = largest = 0.0
+    passage = startup = longest = 0.0
+    mine: dict[int, float] = defaultdict(float)  # seat → latencies of its rounds
     walk: list[list[Flow]] = []
     for step in program.steps:
-        step_startup = 0.0
+        step_mine: dict[int, float] = defaultdict(float)
         for one in rounds(program, step):
             busy: dict[Wire, float] = defaultdict(float)
             flows: list[Flow] = []
@@ -77,9 +79,12 @@ def rated_price(program: CollectiveProgram, links: GroupLinks) -> RatedPrice:
                 carried[wire] += seconds
             passage += max(busy.values(), default=0.0)
             walk.append(flows)
-            step_startup += latency
-        startup += step_startup
-        largest = max(largest, step_startup)
+            startup += latency
+            for seat in {end for flow in flows for end in (flow.source, flow.target)}:
+                step_mine[seat] += latency
+        for seat, seconds in step_mine.items():
+            mine[seat] += seconds
+            longest = max(longest, seconds)
     if links.group.size <= _FEW:
         passage = makespan(walk, {wire: capacities.of(wire) for wire in carried})
     if program.operation is Operation.BARRIER:
@@ -88,7 +93,8 @@ def rated_price(program: CollectiveProgram, links: GroupLinks) -> RatedPrice:
         passage_s=passage / whole,
         busiest_s=max(carried.values(), default=0.0) / whole,
         startup_s=startup,
-        step_startup_s=largest,
+        rank_startup_s=max(mine.values(), default=0.0),
+        rank_step_startup_s=longest,
     )
 
 

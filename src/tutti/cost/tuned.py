@@ -16,6 +16,7 @@ from statistics import median
 from tutti.collective import Group, Operation
 from tutti.hardware.profile import CollectiveTime
 
+_OWN = 0.75  # of a correction; samples differ by a few percent, prices of chunks by tens
 Priced = tuple[float, str, int]  # seconds, algorithm, chunks
 
 
@@ -64,8 +65,8 @@ class Tuned:
     ) -> list[Priced]:
         """Return prices, corrected by what was measured.
 
-        A single measurement is noisy, and of many programs the luckiest would always win. So the
-        correction of a program is half its own and half its algorithm's, whose chunks are alike.
+        A single measurement is noisy, and of many programs the luckiest would always win. So a
+        part of a program's correction is its algorithm's, whose chunks are alike.
         """
         shape = group_shape(group)
         own: dict[tuple[str, int], float] = {}
@@ -83,6 +84,6 @@ class Tuned:
         corrected = []
         for seconds, algorithm, chunks in priced:
             kin = median(alike[algorithm]) if algorithm in alike else typical
-            correction = (own.get((algorithm, chunks), kin) + kin) / 2
+            correction = _OWN * own.get((algorithm, chunks), kin) + (1 - _OWN) * kin
             corrected.append((seconds * math.exp(correction), algorithm, chunks))
         return corrected

@@ -90,13 +90,16 @@ def block_seconds(
     constants: Constants,
     *,
     expert: bool = False,
+    expert_stride: Number | None = None,
     spans: Spans = ALIGNED_SPANS,
     measured: MeasuredUnit | None = None,
 ) -> UnitSeconds:
     """Return one transformer block, with its dense layer or (expert) with its experts.
 
-    Where its operators were `measured`, the formulas price only what is left: collectives, and what
-    cutting a product into chunks adds to it.
+    `expert_stride` is how far the chips of an expert group lie apart: by default one of every
+    replica, as in published runs; a Plan's groups are consecutive chips. Where its operators were
+    `measured`, the formulas price only what is left: collectives, and what cutting a product into
+    chunks adds to it.
     """
     tokens, tp = strategy.tokens, strategy.tp
     args = (shape, strategy, machine, constants)
@@ -108,7 +111,7 @@ def block_seconds(
         experts = expert_products(*args)
         gemm = gemm.plus(products.feed_forward, 1.0 - routed).plus(experts, routed)
         sent = tokens / tp * shape.topk * shape.hidden * ELEMENT_BYTES
-        stride = tp * strategy.cp
+        stride = tp * strategy.cp if expert_stride is None else expert_stride
         once = all_to_all_seconds(sent, strategy.ep, stride, machine, constants)
         exchange = routed * 2.0 * once
     else:

@@ -41,6 +41,12 @@ def cycle_of(indices: Sequence[int]) -> Cycle:
 
 
 @functools.lru_cache(maxsize=256)
+def _kind_table(cycle: Cycle, num_layers: int) -> tuple[str, ...]:
+    blocks = (f"block {index}" for index in _layer_table(cycle, num_layers))
+    return ("embedding", *blocks, "head")
+
+
+@functools.lru_cache(maxsize=256)
 def _layer_table(cycle: Cycle, num_layers: int) -> tuple[int, ...]:
     once = [index for index, count in cycle for _ in range(min(count, num_layers))]
     return tuple((once * (num_layers // len(once) + 1))[:num_layers])
@@ -81,6 +87,10 @@ class ModelSpec:
                 f"{self.embedding.dim}, the model {self.hidden}"
             )
 
+    def __hash__(self) -> int:
+        """Hash by few facts: specs are keys of many look-ups, and all facts take long to hash."""
+        return hash((self.name, self.num_layers, self.hidden, self.vocab, self.prediction_heads))
+
     # --- reading and writing ---------------------------------------------------------------
 
     @classmethod
@@ -120,12 +130,14 @@ class ModelSpec:
 
     def unit_kind(self, unit: int) -> str:
         """Return a key that equal units share: 'embedding', 'block 0', …, 'head'."""
-        if unit == 0:
-            return "embedding"
-        if unit == self.head_unit:
-            return "head"
-        self.block(unit)
-        return f"block {self.layer_blocks[unit - 1]}"
+        if not 0 <= unit <= self.head_unit:
+            raise IndexError(f"unit {unit} is none of 0 to {self.head_unit}")
+        return self.unit_kinds[unit]
+
+    @property
+    def unit_kinds(self) -> tuple[str, ...]:
+        """The kind of every unit, in order."""
+        return _kind_table(self.cycle, self.num_layers)
 
     @property
     def ties_weights(self) -> bool:

@@ -9,33 +9,24 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from tutti.errors import InputError, hint
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
-from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
+from tutti.plan.check_sharing import CHECKS_OF_SHARING, Case
 from tutti.plan.check_stage import Problem, check_stage
 from tutti.plan.chips import ChipSet
-from tutti.plan.collectives import ALGORITHMS, AUTO
 from tutti.plan.job import ScheduleKind
-from tutti.plan.plan import Pipeline, Plan, Synchronisation, chunks, covers
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    plan: Plan
-    model: ModelSpec
-    cluster: Cluster
+from tutti.plan.plan import Pipeline, Plan, chunks
 
 
 def check_plan(
     plan: Plan, model: ModelSpec | None = None, cluster: Cluster | None = None
 ) -> list[Problem]:
     """Return all problems of a plan; model and cluster default to the embedded ones."""
-    case = _Case(plan, model or embedded_model(plan), cluster or embedded_cluster(plan))
-    checks: tuple[Callable[[_Case], Iterator[Problem]], ...] = (
+    case = Case(plan, model or embedded_model(plan), cluster or embedded_cluster(plan))
+    checks: tuple[Callable[[Case], Iterator[Problem]], ...] = (
         _references,
         _batches,
         _units,
@@ -43,11 +34,7 @@ def check_plan(
         _canonical,
         _chips,
         _stages,
-        _tied,
-        _synchronisation,
-        _experts,
-        _offload,
-        _collectives,
+        *CHECKS_OF_SHARING,
     )
     return [problem for check in checks for problem in check(case)]
 
@@ -100,7 +87,7 @@ def _fingerprint(same: _Same) -> str:
     return value.fingerprint if isinstance(value, ModelSpec) else value.fingerprint()
 
 
-def _references(case: _Case) -> Iterator[Problem]:
+def _references(case: Case) -> Iterator[Problem]:
     plan = case.plan
     for what, said, found in (
         ("model", plan.model.hash, _fingerprint(_Same(case.model))),
@@ -117,7 +104,7 @@ def _references(case: _Case) -> Iterator[Problem]:
             yield Problem("reference", f"profile '{profile.name}'", message)
 
 
-def _batches(case: _Case) -> Iterator[Problem]:
+def _batches(case: Case) -> Iterator[Problem]:
     plan = case.plan
     if not plan.pipelines:
         yield Problem("empty", "plan", "has no pipeline")
@@ -147,7 +134,7 @@ def _batches(case: _Case) -> Iterator[Problem]:
 # --- units -----------------------------------------------------------------------------------
 
 
-def _units(case: _Case) -> Iterator[Problem]:
+def _units(case: Case) -> Iterator[Problem]:
     for p, pipeline in enumerate(case.plan.pipelines):
         where = f"pipeline {p}"
         empty = [
@@ -203,7 +190,7 @@ def _shape(where: str, pipeline: Pipeline, kind: ScheduleKind) -> Iterator[Probl
         )
 
 
-def _warm_up(case: _Case) -> Iterator[Problem]:
+def _warm_up(case: Case) -> Iterator[Problem]:
     kind = case.plan.job.schedule
     for p, pipeline in enumerate(case.plan.pipelines):
         given = [stage.order.warm_up for stage in pipeline.stages]
@@ -224,7 +211,7 @@ def _warm_up(case: _Case) -> Iterator[Problem]:
                 )
 
 
-def _canonical(case: _Case) -> Iterator[Problem]:
+def _canonical(case: Case) -> Iterator[Problem]:
     """Check that what could be replicas is.
 
     Levels 2 and 3 shard inside a pipeline: pipelines of one cut and count may be apart there.
@@ -243,7 +230,7 @@ def _canonical(case: _Case) -> Iterator[Problem]:
 # --- chips -----------------------------------------------------------------------------------
 
 
-def _chips(case: _Case) -> Iterator[Problem]:
+def _chips(case: Case) -> Iterator[Problem]:
     used: dict[Position, str] = {}
     for where, chips in _chip_sets(case.plan):
         unknown = _unknown_chip(chips, case.cluster)
@@ -279,141 +266,7 @@ def _unknown_chip(chips: ChipSet, cluster: Cluster) -> str | None:
     return None
 
 
-def _stages(case: _Case) -> Iterator[Problem]:
+def _stages(case: Case) -> Iterator[Problem]:
     for p, s, stage in case.plan.stages():
         where = f"pipeline {p}, stage {s}"
         yield from check_stage(where, stage, case.plan.job, case.model, case.cluster)
-
-
-# --- what holders share ----------------------------------------------------------------------
-
-
-def _tied(case: _Case) -> Iterator[Problem]:
-    owner, ends = case.plan.tied_owner, (0, case.model.head_unit)
-    if not case.model.ties_weights:
-        if owner is not None:
-            yield Problem("tied", "tied_owner", "is given, but the model ties no weights")
-        return
-    apart = any(
-        covers(stage.units, ends[0]) != covers(stage.units, ends[1])
-        for _, _, stage in case.plan.stages()
-    )
-    if owner is None and apart:
-        message = f"is missing: embedding and head share weights; say {ends[0]} or {ends[1]}"
-        yield Problem("tied", "tied_owner", message)
-    elif owner is not None and owner not in ends:
-        yield Problem("tied", "tied_owner", f"is {owner}; must be {ends[0]} or {ends[1]}")
-
-
-def _synchronisation(case: _Case) -> Iterator[Problem]:
-    rules = case.plan.synchronisation
-    for index, rule in enumerate(rules):
-        where = f"synchronisation[{index}]"
-        start, stop = rule.units
-        if not start < stop <= case.model.num_units:
-            message = f"units {start}-{stop} are not in 0-{case.model.num_units}"
-            yield Problem("synchronisation", where, message)
-            continue
-        yield from _shares(where, rule, case.plan)
-    for kind in ParameterClass:
-        spans = sorted(
-            (rule.units, index) for index, rule in enumerate(rules) if rule.parameter_class is kind
-        )
-        for ((_, stop), first), ((start, _), second) in itertools.pairwise(spans):
-            if start < stop:
-                message = f"unit {start} has a {kind} rule already in synchronisation[{first}]"
-                yield Problem("synchronisation", f"synchronisation[{second}]", message)
-
-
-def _shares(where: str, rule: Synchronisation, plan: Plan) -> Iterator[Problem]:
-    if not rule.shares:
-        return
-    if rule.shard_level == 0:
-        yield Problem("synchronisation", where, "has shares, but shard_level 0 shards nothing")
-    named = [(share.pipeline, share.stage, share.replica) for share in rule.shares]
-    holding = {
-        (p, s, r)
-        for p, s, stage in plan.stages()
-        if any(start < rule.units[1] and rule.units[0] < stop for start, stop in stage.units)
-        for r in range(len(stage.replicas))
-    }
-    for p, s, r in sorted(set(named) - holding):
-        message = (
-            f"a share names pipeline {p}, stage {s}, replica {r}, which holds none of its units"
-        )
-        yield Problem("synchronisation", where, message)
-    for p, s, r in sorted(holding - set(named)):
-        message = f"pipeline {p}, stage {s}, replica {r} holds its units but has no share"
-        yield Problem("synchronisation", where, message)
-    if len(set(named)) != len(named):
-        yield Problem("synchronisation", where, "gives one replica two shares")
-    if rule.parameter_class is ParameterClass.EXPERT:
-        yield Problem("synchronisation", where, "has shares; experts shard evenly, leave them out")
-    weight = {(s.pipeline, s.stage, s.replica): s.weight for s in rule.shares}
-    for unit in range(*rule.units):
-        sums: dict[int, int] = {}
-        for p, s, stage in plan.holders(unit):
-            scope = p if rule.shard_level >= 2 else 0
-            held = sum(weight.get((p, s, r), 0) for r in range(len(stage.replicas)))
-            sums[scope] = sums.get(scope, 0) + held
-        if not all(sums.values()):
-            yield Problem("synchronisation", where, f"all shares of unit {unit} are 0")
-            return
-
-
-def _experts(case: _Case) -> Iterator[Problem]:
-    """Experts are spread in all pipelines or in none; else their copies would drift apart."""
-    for unit in range(1, case.model.num_layers + 1):
-        if case.model.block(unit).moe is None:
-            continue
-        spread = {p: bool(stage.experts) for p, _, stage in case.plan.holders(unit)}
-        if len(set(spread.values())) > 1:
-            whole = next(p for p, groups in spread.items() if not groups)
-            message = f"unit {unit} has expert groups in other pipelines; give it some here too"
-            yield Problem("experts", f"pipeline {whole}", message)
-            return
-
-
-def _offload(case: _Case) -> Iterator[Problem]:
-    """Refuse state on the host where others, or the optimizer, would miss it on the chip."""
-    plan = case.plan
-    ends = (0, case.model.head_unit) if plan.tied_owner is not None else ()
-    for p, s, stage in plan.stages():
-        for r, replica in enumerate(stage.replicas):
-            where, offload = f"pipeline {p}, stage {s}, replica {r}", replica.offload
-            if offload.parameters and plan.job.precision.master is None:
-                label = plan.job.precision.label
-                message = f"offload.parameters needs a master copy; precision {label} has none"
-                yield Problem("offload", where, message)
-            for unit in (u for a, b in offload.parameters for u in range(a, min(b, a + 10_000))):
-                level = plan.synchronisation_of(unit).shard_level
-                if level in (1, 2):
-                    message = (
-                        f"offload.parameters of unit {unit} needs shard level 0 or 3, not {level}"
-                    )
-                    yield Problem("offload", where, message)
-                    break
-            for unit in ends:
-                if covers(offload.parameters, unit) or covers(offload.gradients, unit):
-                    message = f"unit {unit} holds tied weights, which must stay on the chip"
-                    yield Problem("offload", where, message)
-
-
-def _collectives(case: _Case) -> Iterator[Problem]:
-    pools = [pool.name for pool in case.cluster.pools]
-    for index, choice in enumerate(case.plan.collectives):
-        where = f"collectives[{index}]"
-        known = ALGORITHMS.get(choice.operation)
-        if known is None:
-            message = f"no operation '{choice.operation}'; {hint(choice.operation, ALGORITHMS)}"
-            yield Problem("collective", where, message)
-        elif choice.algorithm not in (AUTO, *known):
-            message = (
-                f"no algorithm '{choice.algorithm}' for {choice.operation}; "
-                f"{hint(choice.algorithm, (AUTO, *known))}"
-            )
-            yield Problem("collective", where, message)
-        for pool in choice.pools:
-            if pool not in pools:
-                message = f"names pool '{pool}'; {hint(pool, pools)}"
-                yield Problem("collective", where, message)

@@ -104,12 +104,17 @@ def _offload_cuts(plan: Plan) -> set[int]:
 
 
 def is_shared(holders: Sequence[Stage], kind: ParameterClass) -> bool:
-    """Tell whether several chips hold the same parameters, given the stages that hold them."""
+    """Tell whether several chips hold the same parameters, given the stages that hold them.
+
+    Tensor-parallel ranks do so where they share out tokens: with sequence parallelism all that is
+    not sliced, beside expert groups the router.
+    """
     if kind is ParameterClass.EXPERT:
         return sum(group.count for stage in holders for group in stage.experts) > 1
     replicas = [replica for stage in holders for replica in stage.replicas]
     copies = sum(replica.count * replica.cp for replica in replicas)
-    return copies > 1 or any(replica.sequence_parallel for replica in replicas)
+    routes = any(replica.tp > 1 for stage in holders if stage.experts for replica in stage.replicas)
+    return copies > 1 or routes or any(replica.sequence_parallel for replica in replicas)
 
 
 def _make_bucket(plan: Plan, start: int, stop: int, dense: Span, expert: Span) -> Bucket:

@@ -17,7 +17,7 @@ the reverse. All pipelines together take the whole batch B from chips that cost 
 
 The smallest such T is a bound. Leads are looked at cell by cell: in a cell idle is that of its
 lower end, and leads above its upper end are kept out by a price on forward seconds (any price
-gives a bound, the best is kept). The lead and the way back, Φ + Σ backward passes, must fit into T.
+gives a bound, the best is kept). Where the cheapest lead lies, cells are cut to a hundredth of it.
 It covers plans that mix everything with everything, for it looks at single units only.
 
 On top come the optimizer's step and the slowest node's delay, which grows with the nodes that take
@@ -26,6 +26,8 @@ part.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 
 import numpy as np
@@ -35,12 +37,14 @@ from tutti.search.tables import Tables
 from tutti.search.ways import Ways, ways_of
 
 FloatArray = npt.NDArray[np.float64]
-CELLS = 32  # of the lead
+CELLS = 8  # of the lead, before any is cut
 SHORTEST = 0.01  # lead that is told from none, as a share of the step
 _MOST_DELAY = math.sqrt(2.0 * math.log(1e6))  # spreads, of the slowest of a million nodes
 _ROUNDS = 2  # in which the pools' prices are made to follow what a sequence costs on each
 _HALVINGS = 5  # of the range in which the best price of a second of lead lies
-_CLOSE = 1e-4  # of the bound
+_CLOSE = 1e-4  # of the bound: how well it is worked out
+_NARROW = 0.01  # of a lead: cells that are not cut any further
+_WIDER = 1.5  # by which a cell without an end is cut
 _NEVER = 1e30  # chip-seconds, where a unit does not fit
 
 
@@ -109,38 +113,34 @@ class _Leads:
     """The cheapest way of a sequence through all units, for every lead."""
 
     def __init__(self, ways: Ways, fluid: float) -> None:
-        self._ends = np.geomspace(SHORTEST * fluid, fluid, CELLS)  # of cells; the first begins at 0
-        starts = np.concatenate(([0.0], self._ends[:-1]))
-        self._ways = _undominated(ways, starts)
-        self._idle = self._ways.idle(starts)
-        self._starts = starts
-        # As long as nobody waits, a longer lead only widens the choice.
-        self._first = max(0, int((self._idle.max(axis=(0, 1)) <= 0.0).sum()) - 1)
+        self._ways = _undominated(ways)
+        ends = np.geomspace(SHORTEST * fluid, fluid, CELLS)[:-1].tolist()
+        self._cells = list(itertools.pairwise((0.0, *ends, math.inf)))
+        self._shortest = SHORTEST * fluid
+        self._idle: dict[float, FloatArray] = {}
         # The head is no part of the lead: its passes come after everyone else's first ones.
         self._lead = self._ways.forward * (np.arange(len(ways.counts)) < len(ways.counts) - 1)
 
     def least_time(
         self, prices: FloatArray, chips: FloatArray, batch: float, start: float
     ) -> float:
-        """Return the smallest time, `start` or more, in which the chips pay for all sequences."""
-        worth = float((prices * chips).sum())
+        """Return the smallest time, `start` or more, in which the chips pay for all sequences.
 
-        def possible(seconds: float) -> bool:
-            return batch * self._cost(prices, seconds) <= worth * (1 + 1e-12)
+        A sequence's price, times the time in which it is paid, falls as the time grows. So a time
+        that is too short says by its price how long is enough, and one that is long enough says
+        how long is needed at least.
+        """
+        worth = float((prices * chips).sum()) * (1 + 1e-12)
 
-        low, high, more = start, start, 0.01
-        if possible(low):
-            return low
-        while not possible(high):
-            low, high, more = high, high * (1.0 + more), 2.0 * more
-            if high > 1e3 * start:
-                return low
+        def needed(seconds: float) -> float:
+            return seconds * batch * self._cost(prices, seconds) / worth
+
+        low, high = start, needed(start)
+        trial = high
         while high - low > _CLOSE * low:
-            middle = 0.5 * (low + high)
-            if possible(middle):
-                high = middle
-            else:
-                low = middle
+            more = needed(trial)
+            low, high = (trial, min(high, more)) if more > trial else (low, trial)
+            trial = more if low < more < high else math.sqrt(low * high)
         return low
 
     def fair_prices(self, prices: FloatArray, seconds: float) -> FloatArray:
@@ -154,22 +154,39 @@ class _Leads:
         return found
 
     def _cost(self, prices: FloatArray, seconds: float, only: int | None = None) -> float:
-        """Return the least price of a sequence over all leads, on all pools or on one."""
-        ways, cheapest = self._ways, math.inf
-        priced = _paid(ways, prices)
+        """Return the least price of a sequence over all leads, on all pools or on one.
+
+        The cheapest cell is cut in two until it is narrow. What holds for a cell holds for its
+        parts, so that prices only rise, and never above the true one.
+        """
+        priced = _paid(self._ways, prices)
         if only is not None:
-            priced[ways.pool != only] = math.inf
-        for cell in range(self._first, CELLS):
-            if self._starts[cell] >= seconds:
-                break
-            cost = priced / (seconds - np.minimum(self._idle[:, :, cell], 0.9 * seconds))
-            free = float((cost.min(axis=0) * ways.counts).sum())
-            if free >= cheapest:
-                continue
-            if cell + 1 < CELLS:
-                free = self._limited(cost, free, float(self._ends[cell]))
-            cheapest = min(cheapest, free)
-        return cheapest
+            priced[self._ways.pool != only] = math.inf
+        # A price that is no more than the cell's, whether it is the cell's own, and the cell.
+        queue = [(0.0, False, low, high) for low, high in self._cells if low < seconds]
+        while queue:
+            price, own, low, high = heapq.heappop(queue)
+            if not own:
+                price = max(price, self._cell_cost(priced, seconds, low, high))
+                heapq.heappush(queue, (price, True, low, high))
+            elif math.isinf(price) or high <= max(self._shortest, (1.0 + _NARROW) * low):
+                return price
+            else:
+                middle = _WIDER * low if math.isinf(high) else math.sqrt(max(low, 1e-9) * high)
+                for part in ((low, middle), (middle, high)):
+                    if part[0] < seconds:
+                        heapq.heappush(queue, (price, False, *part))
+        return math.inf
+
+    def _cell_cost(self, priced: FloatArray, seconds: float, low: float, high: float) -> float:
+        """Return a lower bound on the price of a sequence whose lead lies in a cell."""
+        if low not in self._idle:
+            self._idle[low] = self._ways.idle(np.array([low]))[:, :, 0]
+        cost = priced / (seconds - np.minimum(self._idle[low], 0.9 * seconds))
+        free = float((cost.min(axis=0) * self._ways.counts).sum())
+        if math.isinf(free) or math.isinf(high):
+            return free
+        return self._limited(cost, free, high)
 
     def _limited(self, cost: FloatArray, free: float, longest: float) -> float:
         """Return a lower bound on the cost of those whose lead is below `longest`.
@@ -198,19 +215,19 @@ class _Leads:
         return found
 
 
-def _undominated(ways: Ways, leads: FloatArray) -> Ways:
-    """Drop ways that another one of the pool equals or beats in all respects."""
+def _undominated(ways: Ways) -> Ways:
+    """Drop ways that another one of the pool equals or beats in all respects, whatever the lead."""
     work = np.where(np.isfinite(ways.work), ways.work, _NEVER)
-    idle = ways.idle(leads).reshape(len(work), -1)
-    columns = np.concatenate([work, ways.forward, idle], axis=1)
+    keeping = np.stack([ways.rate, ways.again, -ways.early, -ways.host, -ways.copy], axis=1)
+    columns = np.concatenate([work, ways.forward, -ways.room, keeping], axis=1)
     order = np.lexsort((ways.forward.sum(axis=1), work.sum(axis=1)))
     kept: list[int] = []
-    rows = {pool: np.zeros((0, columns.shape[1])) for pool in set(ways.pool.tolist())}
-    for index in order.tolist():
-        pool = int(ways.pool[index])
-        if not (rows[pool] <= columns[index] * (1 + 1e-12)).all(axis=1).any():
-            kept.append(index)
-            rows[pool] = np.vstack([rows[pool], columns[index]])
+    for pool in np.unique(ways.pool).tolist():
+        rows = columns[:0]
+        for index in order[ways.pool[order] == pool].tolist():
+            if not (rows <= columns[index]).all(axis=1).any():
+                kept.append(index)
+                rows = np.vstack([rows, columns[index]])
     return ways.take(np.array(kept, dtype=np.int64))
 
 

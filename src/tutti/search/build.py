@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from tutti.search.chain import Cut, Slot, best_cut
 from tutti.search.chains import Chain
 from tutti.search.draft import Draft, PipelineDraft, Placement, ReplicaDraft, StageDraft
 from tutti.search.room import copy_bandwidth, host_bytes, usable_bytes
-from tutti.search.tables import NONE, ConfigTable, FloatArray, Tables
+from tutti.search.tables import NONE, Config, ConfigTable, FloatArray, Tables
 from tutti.simulate.kernel import compiled
 
 _DIGITS = 3  # of the relative times that a plan carries for its schedule
@@ -98,25 +98,38 @@ def _parts(chains: Sequence[Chain], counts: Sequence[int], total: int) -> tuple[
     return tuple(parts) if parts else None
 
 
+Cuts = dict[tuple[object, ...], Cut | None]  # that are known, by what they depend on
+
+
 def cuts_of(
-    tables: Tables, parts: Sequence[Part], spared: Mapping[str, float] | None = None
+    tables: Tables,
+    parts: Sequence[Part],
+    spared: Mapping[str, float] | None = None,
+    known: Cuts | None = None,
 ) -> list[Cut] | None:
     """Return the best cut of every part's chain; None where one does not fit.
 
     `spared` are bytes per chip of a pool that stay free, because a first attempt took too much.
+    `known` remembers cuts from call to call, as long as nothing is spared.
     """
-    known: dict[int, Cut | None] = {}
+    known = {} if known is None else known
+    chains = {id(part.chain): part.chain for part in parts}
     found: list[Cut] = []
     for part in parts:
-        key = id(part.chain)
+        chain = part.chain
+        alike = [p for p in parts if p.chain is chain]
+        longest = max(p.micro_batches for p in alike)
+        # Levels 2 and 3 shard inside a pipeline only, level 1 among all that hold a unit.
+        inside = chain.shard >= 2
+        sharing = min(p.copies for p in alike) if inside else chain.copies
+        others = [c for c in chains.values() if c is not chain and not inside]
+        beside = _Beside(
+            chips=sum(min(_chips(c, k, c.copies) for k in c.configs) for c in others),
+            groups=sum(min(_chips(c, k, c.copies) / k.ep for k in c.configs) for c in others),
+        )
+        key = (*chain.form, longest, sharing, beside)
         if key not in known:
-            alike = [p for p in parts if p.chain is part.chain]
-            longest = max(p.micro_batches for p in alike)
-            # Levels 2 and 3 shard inside a pipeline only.
-            sharing = part.chain.copies
-            if part.chain.shard >= 2:
-                sharing = min(p.copies for p in alike)
-            slots = _slots(tables, part.chain, longest, sharing, spared or {})
+            slots = _slots(tables, chain, longest, sharing, beside, spared or {})
             known[key] = best_cut(slots, _given_cut(tables, len(slots)))
         cut = known[key]
         if cut is None:
@@ -156,8 +169,20 @@ def draft_of(
     return with_orders(draft, tables)
 
 
+class _Beside(NamedTuple):
+    """Who holds a unit in other pipelines, at least: chips, and groups of them with all experts."""
+
+    chips: int
+    groups: float
+
+
 def _slots(
-    tables: Tables, chain: Chain, micro_batches: int, sharing: int, spared: Mapping[str, float]
+    tables: Tables,
+    chain: Chain,
+    micro_batches: int,
+    sharing: int,
+    beside: _Beside,
+    spared: Mapping[str, float],
 ) -> list[Slot]:
     virtual, depth = chain.schedule.virtual, sum(chain.stages)
     problem, slots = tables.problem, []
@@ -165,7 +190,7 @@ def _slots(
     for config, stages in zip(chain.configs, chain.stages, strict=True):
         table, pool = tables.get(config), tables.pool(config.pool)
         assert table is not None, f"{config} has no measured profile"
-        replicas = sharing * (chain.sequences // config.sequences)
+        chips = _chips(chain, config, sharing)
         usable = usable_bytes(pool.chip.memory_bytes, tables.sources.overheads)
         usable -= spared.get(config.pool, 0.0)
         if problem.unlimited_memory:
@@ -176,10 +201,11 @@ def _slots(
                 Slot(
                     table=table,
                     in_flight=flight,
-                    sharers=replicas * config.cp,
-                    expert_sharers=max(1.0, replicas * config.width / config.ep),
+                    sharers=(chips + beside.chips) / config.tp,
+                    expert_sharers=max(1.0, chips / config.ep + beside.groups),
                     shard=chain.shard,
                     usable_bytes=usable / virtual,
+                    ranges=virtual,
                     micro_batches=micro_batches,
                     copy_bandwidth=copy_bandwidth(pool),
                     host_bytes=host_bytes(pool) / virtual,
@@ -189,6 +215,11 @@ def _slots(
             )
         position += stages
     return slots * virtual
+
+
+def _chips(chain: Chain, config: Config, copies: int) -> int:
+    """Return the chips of a chain's stages of one configuration, if it has so many copies."""
+    return copies * (chain.sequences // config.sequences) * config.width
 
 
 def in_flight(

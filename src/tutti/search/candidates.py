@@ -13,18 +13,19 @@ from dataclasses import dataclass, replace
 
 from tutti.hardware.cluster import Pool
 from tutti.hardware.topology import Position
-from tutti.search.build import Grouping, Part, cuts_of, groupings, split_batch
+from tutti.search.build import Cuts, Grouping, Part, cuts_of, groupings, split_batch
 from tutti.search.chain import Cut
 from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.coarse import Coarse
 from tutti.search.effort import Effort
 from tutti.search.keeping import uses_enough
 from tutti.search.objective import rates, value
-from tutti.search.pace import chain_seconds
-from tutti.search.tables import Tables
+from tutti.search.pace import chain_seconds, timed
+from tutti.search.tables import Config, Tables
 
 MORE_CHAINS = 2  # of every group of pools, where experts may be spread
 UNLIKE = 8  # candidates of one schedule and shard level that are wide unlike the best ones
+VARIED = 24  # candidates whose replicas may split their work otherwise, where experts are spread
 MOST_ALIKE = 9  # chains of one schedule and shard level, where all pools form one
 MOST_TOGETHER = 64.5  # combinations of chains of several groups, per schedule and shard level
 
@@ -131,7 +132,7 @@ class Candidates:
         chains that look unlike all of these come with them.
         """
         kinds: dict[tuple[ScheduleOption, int, int], list[Candidate]] = {}
-        budget = 2 * self.effort.budget(self.problem.cluster.num_chips)
+        budget = 2 * self.effort.budget(self.problem.num_chips)
         short = [c for c in candidates if c.instructions <= budget]
         self.skipped += len(candidates) - len(short)
         candidates = short or candidates  # what takes too long to simulate only if all do
@@ -144,7 +145,7 @@ class Candidates:
         self.skipped += len(candidates)
         chosen = []
         for (_, _, number), found in kinds.items():
-            few = max(1, self.effort.refined // number)
+            few = max(1, self.effort.refined // (1 if self.problem.model.num_experts else number))
             chosen += found[:few]
             if self.problem.model.num_experts and number == 1:
                 known = {c.widths for c in found[:few]}
@@ -155,28 +156,90 @@ class Candidates:
 
     def _refined(self, candidates: list[Candidate]) -> list[Candidate]:
         """Cut the chains exactly and play their passes; drop what does not fit."""
-        fitting: list[Candidate] = []
-        known: dict[object, list[Cut] | None] = {}
-        for candidate in candidates:
-            parts = candidate.parts
-            slowest = self._cross_seconds(candidate.chains)
-            played = 0.0
-            for chain in candidate.chains:
-                own = tuple(part for part in parts if part.chain is chain)
-                key = (id(chain), tuple((part.copies, part.micro_batches) for part in own))
-                if key not in known:
-                    known[key] = cuts_of(self.tables, own)
-                cuts = known[key]
-                if cuts is None:
-                    break
-                for part, cut in zip(own, cuts, strict=True):
-                    played = max(played, chain_seconds(self.tables, part, cut))
-            else:
-                candidate.coarse_seconds = played + slowest
-                candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
-                fitting.append(candidate)
+        known: Cuts = {}
+        found = [self._priced(candidate, known) for candidate in candidates]
+        fitting = [candidate for candidate in found if candidate is not None]
         self.rejected += len(candidates) - len(fitting)
-        return sorted(fitting, key=lambda c: (c.value, str(c.key)))
+        fitting.sort(key=lambda c: (c.value, str(c.key)))
+        if self.problem.model.num_experts:
+            best = [self._varied(candidate, known) for candidate in fitting[:VARIED]]
+            fitting[:VARIED] = best
+            fitting.sort(key=lambda c: (c.value, str(c.key)))
+        return fitting
+
+    def _varied(self, candidate: Candidate, known: Cuts) -> Candidate:
+        """Return a candidate whose replicas split their work in the best way.
+
+        The coarse model holds tensor and context parallelism of one width for a detail. Where
+        experts take most of the memory it decides what must be recomputed.
+        """
+        for place in [(c, k) for c, chain in enumerate(candidate.chains)
+                      for k in range(len(chain.configs))]:  # fmt: skip
+            for split in self._splits(candidate.chains[place[0]].configs[place[1]]):
+                other = self._with_config(candidate, *place, split)
+                priced = None if other is None else self._priced(other, known)
+                if priced is not None and priced.value < candidate.value:
+                    candidate = priced
+        return candidate
+
+    def _splits(self, config: Config) -> Iterator[Config]:
+        """Yield the other ways to share a replica's work out over its chips."""
+        pool = self.problem.cluster.pool(config.pool)
+        for tp in self.problem.tensor_degrees(pool):
+            for cp in self.problem.context_degrees():
+                if tp * cp == config.width and tp != config.tp:
+                    yield config._replace(tp=tp, cp=cp)
+
+    def _with_config(
+        self, candidate: Candidate, place: int, pool: int, config: Config
+    ) -> Candidate | None:
+        """Return a candidate with another configuration of one pool of one of its chains."""
+        if self.tables.get(config) is None:
+            return None
+        old = candidate.chains[place]
+        configs = (*old.configs[:pool], config, *old.configs[pool + 1 :])
+        new = replace(old, configs=configs)
+        chains = (*candidate.chains[:place], new, *candidate.chains[place + 1 :])
+        parts = tuple(replace(p, chain=new) if p.chain is old else p for p in candidate.parts)
+        return replace(candidate, chains=chains, parts=parts)
+
+    def _priced(self, candidate: Candidate, known: Cuts) -> Candidate | None:
+        """Return a candidate with the price of its cut chains; None where memory is too small.
+
+        What unlike pipelines take of the batch follows from their cuts: it is shared out again.
+        """
+        cuts = cuts_of(self.tables, candidate.parts, known=known)
+        if cuts is None:
+            return None
+        played = self._played(candidate.parts, cuts)
+        if len(candidate.chains) > 1:
+            again = self._shared_again(candidate, cuts, played)
+            if again is not None and max(again[1]) < max(played):
+                candidate, played = again
+        candidate.coarse_seconds = max(played) + self._cross_seconds(candidate.chains)
+        candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
+        return candidate
+
+    def _played(self, parts: Sequence[Part], cuts: Sequence[Cut]) -> list[float]:
+        """Return the seconds of each part."""
+        return [chain_seconds(self.tables, *pair) for pair in zip(parts, cuts, strict=True)]
+
+    def _shared_again(
+        self, candidate: Candidate, cuts: Sequence[Cut], played: Sequence[float]
+    ) -> tuple[Candidate, list[float]] | None:
+        """Share the batch out by what the cut chains take; None where it does not come out even."""
+        exact: dict[int, tuple[Chain, Cut]] = {}
+        for part, cut, seconds in zip(candidate.parts, cuts, played, strict=True):
+            exact.setdefault(id(part.chain), (timed(self.tables, part, cut, seconds), cut))
+        if len(exact) < len(candidate.chains):
+            return None  # one of them took nothing
+        chains = tuple(exact[id(chain)][0] for chain in candidate.chains)
+        parts = split_batch(chains, self.problem.job.global_batch)
+        if parts is None or not self._possible(parts):
+            return None
+        cut_of = {id(chain): cut for chain, cut in exact.values()}
+        found = self._played(parts, [cut_of[id(part.chain)] for part in parts])
+        return replace(candidate, chains=chains, parts=parts), found
 
     def _rates(self, names: Sequence[str]) -> dict[str, float]:
         """Return each pool's sequences per second by itself, as far as it can work alone."""
@@ -223,9 +286,11 @@ class Candidates:
         if sum(weights) <= 0:
             weights = [1.0] * len(grouping)
         lists: list[list[Chain]] = []
-        for group, weight in zip(grouping, weights, strict=True):
+        chips = [sum(self.problem.cluster.pool(n).num_chips for n in group) for group in grouping]
+        for group, weight, own in zip(grouping, weights, chips, strict=True):
             share = max(1.0, total * weight / sum(weights))
-            lists.append(self.coarse.chains(group, share, self._most_chains))
+            sharing = sum(chips) / own
+            lists.append(self.coarse.chains(group, share, self._most_chains, sharing=sharing))
         if not all(lists):
             return
         found = list(self._shared_out(lists))

@@ -34,12 +34,22 @@ class Slot:
     sharers: float = 1.0  # chips that share a dense parameter's state
     expert_sharers: float = 1.0
     shard: int = 0
-    usable_bytes: float = float("inf")  # for tensors, slack taken off
+    usable_bytes: float = float("inf")  # for tensors of this range, slack taken off
+    ranges: int = 1  # of the stage, each with its part of the memory
     micro_batches: int = 1
     copy_bandwidth: float = float("inf")  # chip ↔ host
     host_bytes: float = 0.0  # a chip's part of its host's memory
     recompute: tuple[str, ...] = ("none", "selective", "full")
     offload: tuple[str, ...] = ("optimizer", "activations")
+
+    @property
+    def transient_share(self) -> float:
+        """The part of what a unit needs while it runs that is held against each range.
+
+        Only one range runs at a time. Where nothing large comes and goes (below level 2), all of it
+        is held against each: ranges keep more of early micro-batches than of late ones.
+        """
+        return 1.0 / self.ranges if self.shard >= 2 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +129,8 @@ class _Matrix:
         per_byte = 2.0 / slot.copy_bandwidth / max(1, slot.micro_batches)
         allowed = ["selective" in slot.recompute, "full" in slot.recompute]
         allowed.append("activations" in slot.offload)
-        self.seconds = np.full((units + 1, units + 1), np.inf)
-        self.counts = np.zeros((4, units + 1, units + 1), dtype=np.int16)
-        compiled(_fill)(
+        sums, once = np.zeros((10, units + 1)), np.zeros((4, units))
+        compiled(_add_up)(
             table.seconds,
             table.forward[NONE],
             table.kept,
@@ -133,9 +142,18 @@ class _Matrix:
             slot.shard,
             slot.in_flight,
             slot.copy_bandwidth,
+            sums,
+            once,
+        )
+        once *= slot.transient_share
+        self.seconds = np.full((units + 1, units + 1), np.inf)
+        self.counts = np.zeros((4, units + 1, units + 1), dtype=np.int16)
+        compiled(_fill)(
+            sums,
+            once,
             np.array(allowed),
             per_byte if "optimizer" in slot.offload else -1.0,
-            slot.usable_bytes - BOUNDARIES * table.boundary,
+            slot.usable_bytes - BOUNDARIES * table.boundary * slot.transient_share,
             slot.host_bytes,
             self.seconds,
             self.counts,
@@ -155,92 +173,100 @@ class _Matrix:
         )
 
 
-def _fill(  # pragma: no cover - compiled
-    all_seconds: Any, all_forward: Any, kept: Any, passes: Any, parameters: Any, gradients: Any,
-    static: Any, states: Any, shard: int, flight: float, bandwidth: float, allowed: Any,
-    per_byte: float, room: float, host: float, out: Any, counts: Any,
-) -> None:  # fmt: skip
-    """For every range, the cheapest of: plain, selective, full, activations away, optimizer away.
+# Rows of sums over units, from the first one on; those of three remedies follow one another:
+# selective recomputation, full recomputation, activations on the host.
+SECONDS, FORWARD, HELD, OPTIMIZER, SAVED, ADDED = 0, 1, 2, 3, 4, 7
+SOME, ALL, AWAY = 0, 1, 2
+PASSING = 3  # row of what a unit needs while it runs, behind what the remedies need
 
-    Copies of activations hide behind the stage's forward passes, as far as these last.
-    """
+
+def _add_up(  # pragma: no cover - compiled
+    all_seconds: Any, all_forward: Any, kept: Any, passes: Any, parameters: Any, gradients: Any,
+    static: Any, states: Any, shard: int, flight: float, bandwidth: float, sums: Any, once: Any,
+) -> None:  # fmt: skip
+    """Sum up what units take, and what remedies save and add; ends have neither."""
     units = len(passes)
-    # Sums over units from the first one on; embedding and head are neither recomputed nor moved.
-    seconds, forward = np.zeros(units + 1), np.zeros(units + 1)
-    held, optimizer = np.zeros(units + 1), np.zeros(units + 1)
-    saved, added = np.zeros((3, units + 1)), np.zeros((3, units + 1))
-    again, passing = np.zeros((3, units)), np.zeros(units)
     for u in range(units):
         whole, some, least = kept[0, u], kept[1, u], kept[2, u]
         block = 1.0 if 0 < u < units - 1 else 0.0
-        passing[u] = passes[u]
+        once[SOME, u], once[ALL, u] = (whole - some) * block, (whole - least) * block
+        once[AWAY, u] = BUFFERS * whole * block
+        once[PASSING, u] = passes[u]
         if shard >= 3:
-            passing[u] += GATHERED * parameters[u]
+            once[PASSING, u] += GATHERED * parameters[u]
         if shard >= 2:
-            passing[u] += gradients[u]
-        again[0, u], again[1, u] = (whole - some) * block, (whole - least) * block
-        again[2, u] = BUFFERS * whole * block
-        seconds[u + 1] = seconds[u] + all_seconds[0, u]
-        forward[u + 1] = forward[u] + all_forward[u]
-        held[u + 1] = held[u] + (static[u] + flight * whole)
-        optimizer[u + 1] = optimizer[u] + states[u]
-        saved[0, u + 1] = saved[0, u] + flight * (whole - some) * block
-        saved[1, u + 1] = saved[1, u] + flight * (whole - least) * block
-        saved[2, u + 1] = saved[2, u] + flight * whole * block
-        added[0, u + 1] = added[0, u] + (all_seconds[1, u] - all_seconds[0, u]) * block
-        added[1, u + 1] = added[1, u] + (all_seconds[2, u] - all_seconds[0, u]) * block
-        added[2, u + 1] = added[2, u] + whole / bandwidth * block
+            once[PASSING, u] += gradients[u]
+        for row in range(len(sums)):
+            sums[row, u + 1] = sums[row, u]
+        sums[SECONDS, u + 1] += all_seconds[0, u]
+        sums[FORWARD, u + 1] += all_forward[u]
+        sums[HELD, u + 1] += static[u] + flight * whole
+        sums[OPTIMIZER, u + 1] += states[u]
+        sums[SAVED + SOME, u + 1] += flight * (whole - some) * block
+        sums[SAVED + ALL, u + 1] += flight * (whole - least) * block
+        sums[SAVED + AWAY, u + 1] += flight * whole * block
+        sums[ADDED + SOME, u + 1] += (all_seconds[1, u] - all_seconds[0, u]) * block
+        sums[ADDED + ALL, u + 1] += (all_seconds[2, u] - all_seconds[0, u]) * block
+        sums[ADDED + AWAY, u + 1] += whole / bandwidth * block
+
+
+def _fill(  # pragma: no cover - compiled
+    sums: Any, once: Any, allowed: Any, per_byte: float, room: float, host: float,
+    out: Any, counts: Any,
+) -> None:  # fmt: skip
+    """For every range, the cheapest of: plain, selective, full, activations away, optimizer away.
+
+    Copies of activations hide behind the stage's forward passes, as far as these last. Where a
+    range does not fit, no longer one does.
+    """
+    units = once.shape[1]
     for a in range(units):
         peak = 0.0
         first = max(a, 1)
         for b in range(a + 1, units + 1):
-            peak = max(peak, passing[b - 1])
-            plain = seconds[b] - seconds[a]
-            excess = held[b] - held[a] + peak - room
-            if excess <= 0.0:
-                out[a, b] = plain
-                continue
+            peak = max(peak, once[PASSING, b - 1])
+            excess = sums[HELD, b] - sums[HELD, a] + peak - room
             last = min(b, units - 1)
             best, kind, chosen = np.inf, -1, 0
-            for k in range(3):
-                if not allowed[k] or last <= first:
-                    continue
-                need = excess + again[k, first]
-                if saved[k, last] - saved[k, first] < need:
+            for k in range(3 if excess > 0.0 and last > first else 0):
+                saved, added = sums[SAVED + k], sums[ADDED + k]
+                need = excess + once[k, first]
+                if not allowed[k] or saved[last] - saved[first] < need:
                     continue
                 j = first
-                while saved[k, j] - saved[k, first] < need:
+                while saved[j] - saved[first] < need:
                     j += 1
-                cost = added[k, j] - added[k, first]
-                if k == 2:
-                    if saved[k, j] - saved[k, first] > host:
+                cost = added[j] - added[first]
+                if k == AWAY:
+                    if saved[j] - saved[first] > host:
                         continue
-                    cost = max(0.0, cost - (forward[b] - forward[a])) + added[k, first + 1]
-                    cost -= added[k, first]
+                    cost = max(0.0, cost - (sums[FORWARD, b] - sums[FORWARD, a]))
+                    cost += added[first + 1] - added[first]
                 if cost < best:
                     best, kind, chosen = cost, k, j - first
-            if kind >= 0:
-                out[a, b] = plain + best
+            if excess <= 0.0:
+                best = 0.0
+            elif kind >= 0:
                 counts[kind, a, b] = chosen
-                continue
-            if per_byte < 0.0:
-                continue
-            rest = excess
-            cost = 0.0
-            if allowed[1] and last > first and saved[1, last] > saved[1, first]:
-                rest += again[1, first] - (saved[1, last] - saved[1, first])
-                cost = added[1, last] - added[1, first]
-            if optimizer[b] - optimizer[a] < rest:
-                continue
-            j = a
-            while optimizer[j] - optimizer[a] < rest:
-                j += 1
-            if optimizer[j] - optimizer[a] > host:
-                continue
-            out[a, b] = plain + cost + (optimizer[j] - optimizer[a]) * per_byte
-            counts[3, a, b] = j - a
-            if cost > 0.0:
-                counts[1, a, b] = last - first
+            elif per_byte >= 0.0:  # everything is recomputed, and states go away
+                best, rest = 0.0, excess
+                if (
+                    allowed[ALL]
+                    and last > first
+                    and sums[SAVED + ALL, last] > sums[SAVED + ALL, first]
+                ):
+                    rest += once[ALL, first] - (sums[SAVED + ALL, last] - sums[SAVED + ALL, first])
+                    best = sums[ADDED + ALL, last] - sums[ADDED + ALL, first]
+                    counts[ALL, a, b] = last - first if best > 0.0 else 0
+                states, j = sums[OPTIMIZER], a
+                while j < b and states[j] - states[a] < rest:
+                    j += 1
+                away = states[j] - states[a]
+                counts[3, a, b] = j - a
+                best = best + away * per_byte if rest <= away <= host else np.inf
+            if best == np.inf:
+                break
+            out[a, b] = sums[SECONDS, b] - sums[SECONDS, a] + best
 
 
 def _solve(seconds: Any, index: Any) -> Any:  # pragma: no cover - compiled

@@ -52,6 +52,11 @@ class Chain:
         return (configs, self.stages, self.copies, self.schedule, self.shard)
 
     @property
+    def form(self) -> tuple[object, ...]:
+        """What its cut depends on, beside the number of micro-batches and of those who share."""
+        return (self.configs, self.stages, self.sequences, self.schedule, self.shard)
+
+    @property
     def quantum(self) -> int:
         """The fewest copies whose chips come out even for the expert groups of every stage."""
         return math.lcm(

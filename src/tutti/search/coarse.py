@@ -46,19 +46,26 @@ class Coarse:
         return self._options[key]
 
     def chains(
-        self, pools: tuple[str, ...], sequences: float, most: int, *, even: bool = False
+        self,
+        pools: tuple[str, ...],
+        sequences: float,
+        most: int,
+        *,
+        even: bool = False,
+        sharing: float = 1.0,
     ) -> list[Chain]:
         """Return the most promising chains over pools in this order, best first.
 
         `most` are taken of every schedule and shard level, for between those the coarse model is
         not to be trusted. `sequences` is what all copies together are to take of a step; with
-        `even`, only chains that can take just so many, their expert groups whole.
+        `even`, only chains that can take just so many, their expert groups whole. `sharing` says
+        by how much more chips share states at level 1, because other pipelines hold the same units.
         """
         options = [self._pool(name, chained=len(pools) > 1) for name in pools]
         if any(found is None for found in options):
             return []
         known = thinned([found for found in options if found is not None])
-        grid = Grid(self.problem, known, sequences)
+        grid = Grid(self.problem, known, sequences, sharing)
         if even:
             grid.keep_even(int(sequences))
         if not grid.size:

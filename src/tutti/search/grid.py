@@ -23,8 +23,11 @@ FILLED_SHARE = 0.7  # of the weight passes that zero bubble puts into gaps, uneq
 class Grid:
     """All combinations of the pools' configurations with all numbers of copies."""
 
-    def __init__(self, problem: Problem, options: list[Options], sequences: float) -> None:
+    def __init__(
+        self, problem: Problem, options: list[Options], sequences: float, sharing: float = 1.0
+    ) -> None:
         self.options = options
+        self.sharing = sharing  # chips that hold a unit in all pipelines, over those in this one
         self.units = problem.model.num_units
         self.layers = problem.model.num_layers
         self.total = sequences
@@ -154,7 +157,9 @@ class Grid:
         replicas = self.per_copy // self._column(k, "sequences") * self.copies
         expert = self._column(k, "expert_share")
         chips = replicas * self._column(k, "width")
-        divide = (1.0 - expert) / replicas + expert / np.maximum(1.0, chips / self._column(k, "ep"))
+        more = self.sharing if shard == 1 else 1.0
+        groups = np.maximum(1.0, more * chips / self._column(k, "ep"))
+        divide = (1.0 - expert) / (more * replicas) + expert / groups
         states = (
             self._column(k, "parameters") * (divide if shard >= 3 else 1.0)
             + self._column(k, "gradients") * (divide if shard >= 2 else 1.0)
@@ -196,7 +201,9 @@ class Grid:
             moved = self._column(k, "gradients")
             if shard >= 3:
                 moved = moved + 2.0 * self._column(k, "parameters")
-            traffic = blocks * moved * (1.0 - 1.0 / self.copies) / self._column(k, "inside")
+            sharers = self.copies * (self.per_copy // self._column(k, "sequences"))
+            shared = 1.0 - 1.0 / (sharers * self._column(k, "cp"))
+            traffic = blocks * moved * shared / self._column(k, "inside")
             slowest = np.maximum(slowest, traffic)
         return slowest
 

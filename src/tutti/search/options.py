@@ -26,6 +26,7 @@ class Options:
 
     configs: tuple[Config, ...]
     width: IntArray
+    cp: IntArray
     sequences: IntArray
     block: FloatArray  # seconds of an average block, all passes
     forward: FloatArray
@@ -83,6 +84,7 @@ class Options:
         return cls(
             configs=tuple(c for c, _ in rows),
             width=np.array([c.width for c, _ in rows], dtype=np.int64),
+            cp=np.array([c.cp for c, _ in rows], dtype=np.int64),
             sequences=np.array([c.sequences for c, _ in rows], dtype=np.int64),
             block=column(lambda t: mean(t.seconds[NONE])),
             forward=column(lambda t: mean(t.forward[NONE])),

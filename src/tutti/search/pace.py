@@ -8,6 +8,7 @@ simulated, never what is returned.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,24 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     if chain.schedule.kind is ScheduleKind.ZERO_BUBBLE:
         bare = part.micro_batches * float(passes.sum(axis=0).max())
         found -= _FILLED * (found - bare) * 0.5
-    found += part.micro_batches * _exposed_traffic(chain, passes)
+    held = max(sum(b - a for a, b in cut.ranges[s::depth]) for s in range(depth))
+    found += part.micro_batches * _exposed_traffic(chain, passes, held)
+    return (found + chain.closing) * _slowdown(tables, chain)
+
+
+def timed(tables: Tables, part: Part, cut: Cut, seconds: float) -> Chain:
+    """Return the chain with the pace of its cut, and what its passes take beside it."""
+    chain = part.chain
+    depth = sum(chain.stages)
+    pace = max(sum(cut.seconds[s::depth]) for s in range(depth)) * _slowdown(tables, chain)
+    return replace(chain, pace=pace, fill=seconds - part.micro_batches * pace)
+
+
+def _slowdown(tables: Tables, chain: Chain) -> float:
+    """Return by how much the slowest of all nodes is slower than the others."""
     nodes = max(1, sum(pool.nodes for pool in tables.problem.pools))
     jitter = max(tables.prices[config.pool].node_jitter for config in chain.configs)
-    slowest = 1.0 + jitter * math.sqrt(2.0 * math.log(nodes)) if nodes > 1 else 1.0
-    return (found + chain.closing) * slowest
+    return 1.0 + jitter * math.sqrt(2.0 * math.log(nodes)) if nodes > 1 else 1.0
 
 
 def _pass_seconds(
@@ -66,17 +80,19 @@ def _pass_seconds(
     return forward, backward, weight
 
 
-def _exposed_traffic(chain: Chain, passes: FloatArray) -> float:
+def _exposed_traffic(chain: Chain, passes: FloatArray, units: int) -> float:
     """Return what sharding's traffic of a micro-batch shows behind the passes that it runs beside.
 
     Reductions run beside weight passes, gathers beside forward and input passes; at level 3 half
-    of the bytes are gradients, a quarter each the parameters of the two other passes.
+    of the bytes are gradients, a quarter each the parameters of the two other passes. What the
+    first of a range's `units` needs is not asked for earlier, and waits for the last reduction.
     """
     forward, backward, weight = (float(p.mean()) * chain.schedule.virtual for p in passes)
     if chain.shard < 3:
         return max(0.0, chain.traffic - weight)
     gathered = 0.25 * chain.traffic
-    exposed = max(0.0, gathered - forward) + max(0.0, gathered - backward)
+    exposed = chain.schedule.virtual * chain.traffic / units
+    exposed += max(0.0, gathered - forward) + max(0.0, gathered - backward)
     return exposed + max(0.0, 0.5 * chain.traffic - weight)
 
 

@@ -17,7 +17,7 @@ from tutti.search.bound import lower_bound
 from tutti.search.candidates import Candidate, Candidates
 from tutti.search.draft import Draft
 from tutti.search.effort import Effort, Progress, Report, silent
-from tutti.search.exact import TooLargeError, search_exactly
+from tutti.search.exact import search_exactly
 from tutti.search.infeasible import explain_infeasible
 from tutti.search.keeping import plan_keeps
 from tutti.search.objective import rates, value, value_bound
@@ -29,6 +29,7 @@ from tutti.search.settle import (
     Settler,
     require_agreement,
 )
+from tutti.search.skeletons import TooLargeError
 from tutti.search.space import Problem
 from tutti.search.summary import summary_of
 from tutti.search.tables import Tables
@@ -39,6 +40,7 @@ SMALL_CHIPS, SMALL_BATCH = 8, 64  # beyond which no space is small
 MOST_WHOLE = 5  # drafts that are simulated from the first micro-batch to the last
 MOST_TRIED = 40  # candidates, while none of them fits
 WORTH_A_LOOK = 1.01  # by how much the price of a candidate may err
+WORTH_MORE = 0.998  # of the best, what is left must promise once the work is spent
 FALSE_PROMISE = 1.01  # by which more than the schedule was priced wrongly
 UNFIT = 1.05  # held against the others of a kind of which one did not fit after all
 
@@ -119,7 +121,7 @@ class Search:
 
     def run(self) -> _State:
         """Settle the most promising candidates until the work is spent."""
-        budget = self.effort.budget(self.problem.cluster.num_chips)
+        budget = self.effort.budget(self.problem.num_chips)
         try:
             left = self.source.all()
             for number in itertools.count():
@@ -151,12 +153,12 @@ class Search:
         best = self.state.best
         if best is None:
             return number >= MOST_TRIED
-        promised = self._promise(candidate) / WORTH_A_LOOK
+        promised = self._promise(candidate)
         if number >= self.effort.most_candidates or self.settler.instructions > 4 * budget:
             return True
         fitting = number - self.state.rejected  # what did not fit taught little
         spent = fitting >= self.effort.candidates or self.settler.instructions > budget
-        return promised >= best.value / (WORTH_A_LOOK if spent else 1.0)
+        return promised >= best.value * (WORTH_MORE if spent else WORTH_A_LOOK)
 
     def worth(self, settled: Settled) -> float:
         """Return what the objective counts of a settled plan."""

@@ -173,10 +173,13 @@ class Tables:
             pair = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
             return max(memory.effect(_single(op, unit))[0] for op in pair)
 
-        def kept(unit: int, kind: Recompute) -> float:
+        def kept(unit: int) -> list[float]:
             whole = holdings.activations(unit, "none")
-            share = holdings.activations(unit, kind) / whole if whole else 1.0
-            return memory.effect(_single(Op.FORWARD, unit))[0] * share
+            taken = memory.effect(_single(Op.FORWARD, unit))[0]
+            return [
+                taken * (holdings.activations(unit, kind) / whole if whole else 1.0)
+                for kind in KINDS
+            ]
 
         def state(what: What) -> FloatArray:
             rows = spread([[memory.effect(_single(Op.FETCH, u, what))[0] for u in units]])
@@ -189,7 +192,7 @@ class Tables:
             recompute=spread([[t.recompute for t in row] for row in times]),
             backward_input=spread([[t.backward_input for t in row] for row in times]),
             backward_weight=spread([[t.backward_weight for t in row] for row in times]),
-            kept=spread([[kept(unit, kind) for unit in units] for kind in KINDS]),
+            kept=spread(list(map(list, zip(*map(kept, units), strict=True)))),
             passing=spread([[passing(unit) for unit in units]])[0],
             dense=spread([[holdings.parameters(u, ParameterClass.DENSE) for u in units]])[0],
             expert=spread([[holdings.parameters(u, ParameterClass.EXPERT) for u in units]])[0],

@@ -22,7 +22,7 @@ from tutti.search.build import in_flight
 from tutti.search.chain import BOUNDARIES, GATHERED, Slot, static_bytes
 from tutti.search.room import usable_bytes
 from tutti.search.settle import Settler
-from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
+from tutti.search.tables import KINDS, NONE, Config, ConfigTable, FloatArray, Tables
 from tutti.simulate.estimate import Estimate
 
 SIMULATED = 2
@@ -207,12 +207,7 @@ def _price(tables: Tables, degrees: Degrees, stages: list[list[str]]) -> _Priced
     slowest, filled = np.zeros(pp), np.zeros(pp)
     for pool in dict.fromkeys(pool for pools in stages for pool in pools):
         config = Config(pool, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch)
-        sums = tables.sums(config)
-        # Embedding and head are never recomputed.
-        passes = sums[recompute].copy()
-        passes[:, 1:] += (sums[NONE] - sums[recompute])[:, 1:2]
-        ends = np.diff(sums[NONE][:, -2:]) - np.diff(sums[recompute][:, -2:])
-        passes[:, -1:] += ends
+        passes = _passes(tables.sums(config), recompute)
         by_range = passes[:, bounds[1]] - passes[:, bounds[0]]
         by_stage = by_range.reshape(len(passes), virtual, pp).sum(axis=1)
         here = np.array([pool in pools for pools in stages])
@@ -224,6 +219,16 @@ def _price(tables: Tables, degrees: Degrees, stages: list[list[str]]) -> _Priced
         seconds=float(rounds * slowest.max() + filled.sum() - filled.max()),
         stages=tuple(tuple(pools) for pools in stages),
     )
+
+
+def _passes(sums: FloatArray, recompute: int) -> FloatArray:
+    """Return the seconds of all units before each; embedding and head are never recomputed."""
+    passes: FloatArray = sums[recompute].copy()
+    if recompute == NONE:
+        return passes
+    passes[:, 1:] += (sums[NONE] - sums[recompute])[:, 1:2]
+    passes[:, -1:] += np.diff(sums[NONE][:, -2:]) - np.diff(sums[recompute][:, -2:])
+    return passes
 
 
 def _fits_everywhere(tables: Tables, candidate: _Priced) -> bool:

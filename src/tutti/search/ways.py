@@ -7,8 +7,13 @@ before memory is full. What is not certain costs nothing here.
 Recomputation needs no ways of its own. A chip that recomputes P seconds of its forward passes may
 run P seconds more of them before the first backward pass comes, and has P seconds more to do: it
 gains at most what it costs (`again` says how much of it, where recomputing is the shorter).
-The same holds for units that keep less than the model's main kind of block: they are charged
-without their forward passes, and the others' memory decides how long a chip can go on.
+Units that keep less than the model's main kind of block let a chip go on for longer: a second of
+their forward passes that keeps the share ρ of what a second of the main kind's keeps fills 1 − ρ
+seconds more of the lead. They are charged that much less.
+
+Where states must be shared, a chip's links may be its narrower place. Its time is no less than
+what its units compute, and no less than what its links carry, hence no less than any mean of both.
+The same mean is charged for all units of a configuration.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ class Ways:
     copy: FloatArray  # bytes per second to it
     rate: FloatArray  # bytes that a second of forward passes leaves behind, at least
     early: FloatArray  # seconds of other work that may be done before the first backward
-    again: FloatArray  # seconds to recompute a second of forward passes, 1 at most
+    again: FloatArray  # what a second of forward passes costs to recompute, 1 at most
     counts: FloatArray
 
     def take(self, rows: npt.NDArray[np.int64]) -> Ways:
@@ -78,10 +83,10 @@ def ways_of(tables: Tables) -> Ways | None:
             if tp * cp <= pool.num_chips
         ]
         tables.prepare(configs)
-        for config in configs:
-            table = tables.get(config)
-            if table is not None:
-                found += _ways(tables, table, index, main)
+        made = [_Given.of(tables, table, main) for c in configs if (table := tables.get(c))]
+        least = min((given.least for given in made if not given.shares), default=math.inf)
+        for given in made:
+            found += _ways(tables, given, index, given.charge_of_links(least))
     if not found:
         return None
     return Ways(
@@ -136,35 +141,72 @@ class _States:
     seconds: FloatArray  # that a micro-batch keeps the links busy
 
 
-def _ways(tables: Tables, table: ConfigTable, index: int, main: list[int]) -> Iterator[_Way]:
-    problem, config = tables.problem, table.config
-    pool = tables.pool(config.pool)
-    usable = math.inf
-    if not problem.unlimited_memory:
-        usable = usable_bytes(pool.chip.memory_bytes, tables.sources.overheads)
-    usable = usable * (1 + 1e-9) - 2.0 * table.boundary
-    away = "activations" in problem.space.offload
-    forward = table.forward.min(axis=0)
-    seconds, rate, early, again = _recomputed(table, problem.space.recompute, main)
-    places = list(_places(tables, table))
-    needs = table.passing + table.kept[NONE]
-    fits = [p.static + p.passing + needs <= usable for p in places]
-    shared = _must_share(places, fits, seconds, main)
-    reduced = seconds.copy()
-    others = [unit for unit in range(len(seconds) - 1) if unit not in main]
-    reduced[others] -= forward[others]
-    for states, held in zip(places, fits, strict=True):
-        work = (states.seconds if shared else reduced) * (config.width / config.sequences)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Given:
+    """A configuration with the places for its states, and whether all that fit are shared ones."""
+
+    table: ConfigTable
+    usable: float  # bytes of a chip
+    places: list[_States]
+    fits: list[npt.NDArray[np.bool_]]  # of places, by unit
+    passes: _Passes
+    shares: bool
+    least: float  # chip-seconds per sequence of the main unit that has least
+    links: float  # that its links are busy for it at least; 0 where some place needs none
+
+    @classmethod
+    def of(cls, tables: Tables, table: ConfigTable, main: list[int]) -> _Given:
+        usable = math.inf
+        if not tables.problem.unlimited_memory:
+            chip = tables.pool(table.config.pool).chip
+            usable = usable_bytes(chip.memory_bytes, tables.sources.overheads)
+        usable = usable * (1 + 1e-9) - 2.0 * table.boundary
+        passes = _Passes.of(table, tables.problem.space.recompute, main)
+        places = list(_places(tables, table))
+        needs = table.passing + table.kept[NONE]
+        fits = [p.static + p.passing + needs <= usable for p in places]
+        per_sequence = table.config.width / table.config.sequences
+        busy = (p.seconds[u] for p, h in zip(places, fits, strict=True) for u in main if h[u])
+        return cls(
+            table=table,
+            usable=usable,
+            places=places,
+            fits=fits,
+            passes=passes,
+            shares=_must_share(places, fits, passes.seconds, main),
+            least=float(passes.seconds[main].min()) * per_sequence,
+            links=float(min(busy, default=0.0)) * per_sequence,
+        )
+
+    def charge_of_links(self, least: float) -> float:
+        """Return the share of the links in what is charged; `least` is what a way costs elsewhere.
+
+        More than that for a main unit would be of no use: so much of the charge is for the passes.
+        """
+        if not self.shares or self.links <= 0.0 or self.least >= least:
+            return 0.0
+        if self.links <= least:
+            return 1.0
+        return (least - self.least) / (self.links - self.least)
+
+
+def _ways(tables: Tables, given: _Given, index: int, links: float) -> Iterator[_Way]:
+    """Yield the ways of a configuration; `links` is the share of its links in the charge."""
+    table, passes, usable = given.table, given.passes, given.usable
+    config, pool = table.config, tables.pool(table.config.pool)
+    away = "activations" in tables.problem.space.offload
+    for states, held in zip(given.places, given.fits, strict=True):
+        charged = (1.0 - links) * np.maximum(passes.charged, 0.0) + links * states.seconds
         yield _Way(
             pool=index,
-            work=np.where(held, np.maximum(work, 0.0), np.inf),
-            forward=forward,
+            work=np.where(held, charged * (config.width / config.sequences), np.inf),
+            forward=table.forward.min(axis=0),
             room=np.maximum(usable - states.static - states.forward, 0.0),
             host=host_bytes(pool) if away else 0.0,
             copy=copy_bandwidth(pool) if away else 0.0,
-            rate=rate if math.isfinite(usable) and not shared else 0.0,
-            early=early,
-            again=again,
+            rate=passes.rate if math.isfinite(usable) and links < 1.0 else 0.0,
+            early=passes.early,
+            again=(1.0 - links) * passes.again,
         )
 
 
@@ -248,23 +290,50 @@ def _fastest_link(tables: Tables, table: ConfigTable) -> float:
     return fastest * max(max(e.island, e.fabric) for e in used)
 
 
-def _recomputed(
-    table: ConfigTable, allowed: tuple[Recompute, ...], main: list[int]
-) -> tuple[FloatArray, float, float, float]:
-    """Return the seconds of each unit, and what `Ways` calls rate, early and again.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Passes:
+    """The passes of a micro-batch, by unit, and what `Ways` calls rate, early and again."""
 
-    Blocks recomputed in full are those that buy time before the first backward pass; selective
-    recomputation is taken to be free. One unit may be recomputed early, while its gradient is
-    waited for.
-    """
-    kinds = [KINDS.index(kind) for kind in allowed]
-    light = [kind for kind in kinds if kind != FULL] or kinds
-    seconds = table.seconds[kinds].min(axis=0)
-    seconds[[0, -1]] = table.seconds[NONE][[0, -1]]  # never recomputed
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rates = table.kept[light].min(axis=0)[main] / table.forward.max(axis=0)[main]
-        longer = (table.seconds[FULL] - seconds)[main] / table.forward.min(axis=0)[main]
-    early = float(table.recompute[kinds].max())
-    mixed = FULL in kinds and len(kinds) > 1
-    again = min(1.0, max(0.0, float(longer.min()))) if mixed else 1.0
-    return seconds, float(rates.min()), early, again
+    seconds: FloatArray
+    charged: FloatArray  # without what units that keep little fill of the lead
+    rate: float
+    early: float
+    again: float
+
+    @classmethod
+    def of(cls, table: ConfigTable, allowed: tuple[Recompute, ...], main: list[int]) -> _Passes:
+        """Return them with as little recomputation as may be.
+
+        Blocks recomputed in full are those that buy time before the first backward pass;
+        selective recomputation is taken to be free. One unit may be recomputed early, while its
+        gradient is waited for.
+        """
+        kinds = [KINDS.index(kind) for kind in allowed]
+        light = [kind for kind in kinds if kind != FULL] or kinds
+        seconds = table.seconds[kinds].min(axis=0)
+        seconds[[0, -1]] = table.seconds[NONE][[0, -1]]  # never recomputed
+        longest = table.forward.max(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rates = table.kept[light].min(axis=0) / longest
+            longer = (table.seconds[FULL] - seconds) / table.forward.min(axis=0)
+        mixed = FULL in kinds and len(kinds) > 1
+        again = min(1.0, max(0.0, float(longer[main].min()))) if mixed else 1.0
+        rate = float(rates[main].min())
+        charged = seconds.copy()
+        for unit in set(range(len(seconds) - 1)) - set(main):
+            share = _share(rates[unit], rate)
+            if mixed:  # no more than what it costs to win its memory back
+                share = min(share, _share(longer[unit], again))
+            charged[unit] -= longest[unit] * (1.0 - share)
+        return cls(
+            seconds=seconds,
+            charged=charged,
+            rate=rate,
+            early=float(table.recompute[kinds].max()),
+            again=again,
+        )
+
+
+def _share(part: float, whole: float) -> float:
+    """Return a quotient between 0 and 1; 0 where there is none."""
+    return min(1.0, max(0.0, part / whole)) if whole > 0.0 and math.isfinite(part) else 0.0

@@ -23,7 +23,7 @@ from tutti.hardware.chip import Dtype
 from tutti.models.spec import ModelSpec
 from tutti.nn.parallel import Group
 from tutti.plan.plan import Plan
-from tutti.train.groups import RankGroup, groups_of, pools_of
+from tutti.train.groups import RankGroup, groups_of, pools_of, require_meetings
 from tutti.train.links import Done, Handle, Use
 from tutti.train.seats import Seats
 
@@ -41,6 +41,7 @@ class CommLinks:
             )
         self.comm, self.rank = comm, comm.rank
         self._seats = Seats(plan, spec)
+        require_meetings(self._seats, self.rank)
         self._programs = PlannedPrograms(plan)
         self._made: dict[RankGroup, Communicator] = {}
         self.foreseen = groups_of(self._seats, self.rank)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tutti.errors import InputError
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
+from tutti.plan.plan import covers
 from tutti.schedule.buckets import Bucket, make_buckets, tied_apart
 from tutti.train.joining import shared_cuts
 from tutti.train.layout import TensorRule, bucket_spans
@@ -48,6 +50,25 @@ def all_groups(seats: Seats) -> tuple[RankGroup, ...]:
 def pools_of(seats: Seats, ranks: Sequence[int]) -> tuple[str, ...]:
     """Return the pools that the chips of some ranks come from."""
     return tuple(sorted({seats.map.place(rank).chip.pool for rank in ranks}))
+
+
+def require_meetings(seats: Seats, rank: int) -> None:
+    """Raise if ranks of an expert group would call its collectives different numbers of times.
+
+    Recomputing a layer of experts exchanges its tokens again, so all members do it or none.
+    """
+    seat = seats[rank]
+    blocks = range(1, seats.spec.num_layers + 1)
+    sparse = [u for u in seat.units if u in blocks and seats.spec.block(u).moe is not None]
+    for member in seat.experts.ranks:
+        for unit in sparse:
+            again = covers(seats[member].replica.recompute.full, unit)
+            if again != covers(seat.replica.recompute.full, unit):
+                raise InputError(
+                    f"plan: ranks {min(rank, member)} and {max(rank, member)} share an expert "
+                    f"group, but only one of them recomputes unit {unit} in full: the tokens it "
+                    "exchanges again would meet nobody; recompute it on all replicas or on none"
+                )
 
 
 def own_rules(seats: Seats, unit: int) -> list[TensorRule]:

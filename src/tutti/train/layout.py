@@ -75,6 +75,7 @@ class TensorRule:
     unit: int
     parameter: Parameter
     sees: Sees
+    sees_spread: Sees  # where experts are spread over ranks: these route their own tokens only
 
 
 def shard_bounds(size: int, weights: Sequence[int]) -> tuple[int, ...]:
@@ -99,7 +100,8 @@ def weight_of(seat: Seat, rule: Synchronisation) -> int:
 def adds(rule: TensorRule, seat: Seat) -> bool:
     """Tell whether a holder's gradient is a part of the sum, not a copy of a neighbour's."""
     context = cast(ParallelContext, seat)
-    if is_partial(rule.parameter, context, rule.sees) or seat.tensor.size == 1:
+    sees = rule.sees_spread if seat.expert_counts else rule.sees
+    if is_partial(rule.parameter, context, sees) or seat.tensor.size == 1:
         return True
     return rule.parameter.slice_dim is not None or seat.tensor.rank == 0
 

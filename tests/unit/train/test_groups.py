@@ -7,14 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from tests.support.any_plan import PLANS
+from tests.support.any_plan import FOUR, PLANS, Draft
 from tests.support.plans import plans
 from tutti.collective import Operation
 from tutti.comm.choice import Named
 from tutti.comm.connect import group_number
-from tutti.plan.plan import CollectiveChoice, Plan
+from tutti.errors import InputError
+from tutti.plan.plan import CollectiveChoice, ExpertGroup, Plan, Recompute
 from tutti.train.comm_links import PlannedPrograms
-from tutti.train.groups import all_groups, groups_of, pools_of
+from tutti.train.groups import all_groups, groups_of, pools_of, require_meetings
 from tutti.train.seats import Seats
 
 
@@ -57,6 +58,20 @@ def test_the_groups_of_a_plan():
         ((0, 2), "gradients"),
         ((0, 2), "parameters"),
     }
+
+
+def test_an_expert_group_that_recomputes_by_halves_is_refused():
+    again = Recompute(full=((2, 3),))
+    groups = {0: (ExpertGroup(chips=2),)}
+    draft = Draft(experts_in=(1,))
+    plan = draft.line((FOUR, [{"recompute": again}, {}]), experts=groups).plan()
+    for rank in range(2):
+        with pytest.raises(InputError, match=r"ranks 0 and 1 .* recomputes unit 2 in full"):
+            require_meetings(seats_of(plan), rank)
+    dense = Recompute(full=((1, 2),))  # exchanges nothing
+    draft = Draft(experts_in=(1,))
+    plan = draft.line((FOUR, [{"recompute": dense}, {}]), experts=groups).plan()
+    require_meetings(seats_of(plan), 0)
 
 
 def test_numbers_tell_ranks_names_and_turns_apart():

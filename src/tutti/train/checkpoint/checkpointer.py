@@ -8,7 +8,6 @@ folder is as it was before.
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import shutil
 import threading
@@ -42,6 +41,7 @@ from tutti.train.checkpoint.model_files import copy_model_files
 from tutti.train.checkpoint.random_state import random_state, restore_random_state
 from tutti.train.checkpoint.staging import Staging
 from tutti.train.checkpoint.storage import Part, prepare_format, write_metadata, write_part
+from tutti.version import code_version
 
 if TYPE_CHECKING:
     from tutti.train.engine import Engine
@@ -191,7 +191,7 @@ class Checkpointer:
                 world_size=self._together.size,
                 precision=plan.job.precision,
                 optimizer=plan.job.optimizer,
-                version=importlib.metadata.version("tutti-ml"),
+                version=code_version(),
                 torch_version=str(torch.__version__),
                 random=random_state(engine.accelerator),
                 files={},

@@ -44,4 +44,9 @@ def open_chip(chip: Chip, slot: int) -> Accelerator:
             memory_bytes=int(chip.memory_bytes),
         )
     device = device_of(chip, slot)
-    return CpuAccelerator(chip=chip.name) if device == "cpu" else open_accelerator(device)
+    if device == "cpu":
+        return CpuAccelerator(chip=chip.name)
+    accelerator = open_accelerator(device)
+    if chip.memory_bytes < accelerator.memory().total:  # a part of a device is a chip of its own
+        accelerator.limit_memory(int(chip.memory_bytes))
+    return accelerator

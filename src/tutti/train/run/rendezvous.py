@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from tutti.errors import TuttiError
 from tutti.plan.files import plan_to_document, refer_to_cluster, refer_to_model
 from tutti.train.run.planning import Job
+from tutti.version import code_version
 
 
 @functools.cache
@@ -57,7 +57,7 @@ def facts(job: Job) -> dict[str, str]:
     """Return what all ranks must agree on."""
     config = job.config
     return {
-        "tutti version": version("tutti-ml"),
+        "tutti version": code_version(),
         "torch version": torch.__version__.partition("+")[0],
         "plan": _digest(plan_to_document(job.plan)),
         "model": refer_to_model(job.spec).hash,
