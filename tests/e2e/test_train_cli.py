@@ -164,6 +164,14 @@ def test_resumed_is_as_if_never_stopped(
     assert sorted(curve(after)) == sorted(curve(before))
 
 
+def test_nothing_left_to_do(whole: tuple[Path, str, str], here: Path, capsys: Capture) -> None:
+    shutil.copytree(whole[0] / "out", here / "out")
+    code, out, err = tutti(capsys, "train", "train.yaml", "--resume")
+    assert code == 0, err
+    assert out.splitlines()[0] == "nothing was left to do"
+    assert "checkpoint: out/checkpoints/step-000004" in out
+
+
 @pytest.mark.slow
 def test_another_plan_goes_on_with_the_same_curve(here: Path, capsys: Capture) -> None:
     whole = trained(capsys, "-o", "whole")
@@ -205,6 +213,9 @@ def test_sigterm_saves_and_a_resume_goes_on(here: Path, capsys: Capture) -> None
         (["train.yaml", "--model", "gpt2"], "the plan is for model 'model', but 'gpt2' has"),
         (["train.yaml", "--set", "optimizer.lr=1"], "optimizer: unknown key 'lr'"),
         (["train.yaml", "--steps", "0"], "steps"),
+        (["train.yaml", "--data", "x.txt", "--set", "validation.every=1", "--set",
+          "data.holdout=0"], "the data hold nothing out: name data.validation, or data.holdout"),
+        (["train.yaml", "-o", "/proc/self"], "/proc/self/"),
         (["train.yaml", "-o", "train.yaml/out"], "output 'train.yaml/out': cannot be made"),
         (["train.yaml", "--model", "llama-3-70b", "--set", "plan=null", "--cluster", "laptop"],
          "does not fit"),
