@@ -1,7 +1,8 @@
 """tutti: train and serve one large model on a cluster of mixed chips.
 
-Two names are enough to plan: `tutti.Cluster.load("cluster.yaml")` and `tutti.plan(model, cluster)`.
-They are imported when first used. `tutti.plan` is also the package of the Plan; it can be called.
+Three names are enough: `tutti.Cluster.load("cluster.yaml")`, `tutti.plan(model, cluster)` and
+`tutti.Trainer.from_pretrained(folder, cluster=…).fit(data)`. They are imported when first used, and
+torch only when a rank trains. `tutti.plan` is also the package of the Plan; it can be called.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tutti.hardware.cluster import Cluster
     from tutti.search.result import SearchResult
+    from tutti.train.run.trainer import Trainer
 
-__all__ = ["Cluster", "plan"]
+__all__ = ["Cluster", "Trainer", "plan"]
 
 
 class _PlanPackage(ModuleType):
@@ -44,6 +46,10 @@ def __getattr__(name: str) -> Any:
         from tutti.hardware.cluster import Cluster
 
         return Cluster
+    if name == "Trainer":
+        from tutti.train.run.trainer import Trainer
+
+        return Trainer
     if name == "plan":
         import importlib
 

@@ -28,8 +28,10 @@ from tutti.hardware import chip, cluster, fabric, node, profile
 from tutti.hardware.library import shipped
 from tutti.launch import facts
 from tutti.models.spec import ModelSpec
+from tutti.observe.record import PoolTimes, StepRecord
 from tutti.plan import job, plan
 from tutti.train.data.config import DataConfig, PackingConfig, SourceConfig
+from tutti.train.run import config as training
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -217,6 +219,14 @@ PROFILE_KEYS = (
     profile.CollectiveTime,
 )
 DATA_KEYS = (DataConfig, SourceConfig, PackingConfig)
+TRAIN_KEYS = (
+    training.TrainConfig,
+    training.JobConfig,
+    training.OptimizerConfig,
+    training.CheckpointConfig,
+    training.ValidationConfig,
+    training.MeasureConfig,
+)
 
 
 LAUNCH_KEYS = (
@@ -245,6 +255,7 @@ def table_rows(page: Path, title: str) -> dict[str, list[str]]:
         *((REFERENCE / "profile-file.md", kind, set()) for kind in PROFILE_KEYS),
         *((DOCS / "how-to/training-data.md", kind, set()) for kind in DATA_KEYS),
         *((REFERENCE / "launch-file.md", kind, set()) for kind in LAUNCH_KEYS),
+        *((DOCS / "how-to/train.md", kind, set()) for kind in TRAIN_KEYS),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -259,6 +270,17 @@ def test_the_reference_names_every_key(page: Path, kind: type, extra: set[str]) 
         )
         assert default.startswith("required") == required, f"{kind.__name__}.{name}: {default}"
         assert meaning
+
+
+def test_every_figure_of_a_step_is_explained() -> None:
+    text = (DOCS / "how-to/train.md").read_text(encoding="utf-8")
+    section = text.partition("## Figures")[2].partition("## ")[0]
+    named = {
+        name
+        for row in re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert named == {f.name for kind in (StepRecord, PoolTimes) for f in dataclasses.fields(kind)}
 
 
 def test_the_command_line_reference_names_every_option() -> None:

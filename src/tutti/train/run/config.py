@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from tutti import files
 from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, Seconds, build, plain
 from tutti.errors import InputError
-from tutti.train.data.config import DataConfig, SourceConfig
+from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
 from tutti.train.learning_rate import LearningRate
 
 Positive = Annotated[float, Above(0)]
@@ -156,7 +156,8 @@ def _data_from(folder: Path, data: DataConfig) -> DataConfig:
     """Return the data with paths seen from a folder; there may be patterns in them."""
 
     def moved(source: SourceConfig) -> SourceConfig:
-        if not source.path or Path(source.path).is_absolute():
+        named = not source.path or source.path.startswith(SHIPPED)
+        if named or Path(source.path).is_absolute():
             return source
         return dataclasses.replace(source, path=str(folder / source.path))
 

@@ -11,8 +11,7 @@ from tutti.accelerator.find import count, kind_of_vendor
 from tutti.errors import InputError
 from tutti.hardware.chip import Chip
 from tutti.launch.identity import device_index
-
-DEVICE = "TUTTI_DEVICE"  # overrides: cuda:1, cpu, …
+from tutti.train.run.here import DEVICE
 
 
 def device_of(chip: Chip, slot: int) -> str:

@@ -23,7 +23,6 @@ from typing import IO, Any
 from tutti.errors import InputError, TuttiError
 from tutti.train.run.events import PIPE
 
-GRACE_S = 30.0  # for ranks to save and end when they are asked to
 LAST_WORDS_S = 5.0  # for other ranks to say more about a failure
 
 
@@ -130,6 +129,9 @@ class LocalRanks:
                         failures += self._silent_failure(key.data, failures)
                 if failures and deadline == float("inf"):
                     deadline = time.monotonic() + LAST_WORDS_S
+        if self._asked > 1:
+            self.end()
+            raise TuttiError("ended at once, as asked; what was not saved is lost")
         if failures:
             self.end()
             raise TuttiError(self._blame(failures))
@@ -142,6 +144,10 @@ class LocalRanks:
         code = rank.process.wait()
         if code == 0 or any(f.rank == number for f in failures):
             return []
+        if self._asked == 1 and code == -signal.SIGTERM:  # not yet ready to listen
+            return [
+                RankEvent(number, "error", {"text": "was stopped before it began", "cause": True})
+            ]
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
         return [RankEvent(number, "error", {"text": how, "cause": True})]
 
@@ -154,10 +160,7 @@ class LocalRanks:
     def ask_to_stop(self) -> None:
         """Let the ranks finish their step, save and end; asked twice, end them now."""
         self._asked += 1
-        if self._asked > 1:
-            self.end(grace_s=0.0)
-            return
-        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM if self._asked == 1 else signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
         for rank in self._ranks:

@@ -83,6 +83,11 @@ def load_cluster(name: str) -> Cluster:
 
 def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> Job:
     """Return the job under a given plan, checked."""
+    if config.validation.every and not (config.data.validation or config.data.holdout):
+        raise InputError(
+            "validation.every is given, but the data hold nothing out: name data.validation, or "
+            "data.holdout"
+        )
     spec = spec or load_model(config.model)
     cluster = plan.cluster.cluster or load_cluster(config.cluster)
     known = refer_to_model(spec)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tutti.document import Place, build
@@ -19,6 +23,7 @@ from tutti.plan.plan import Plan
 from tutti.search.effort import Report, silent
 from tutti.train.data.config import DataConfig
 from tutti.train.run.config import TrainConfig
+from tutti.train.run.here import require_chips_here
 from tutti.train.run.local import LocalRanks, RankEvent
 from tutti.train.run.planning import Job, prepare, prepared
 
@@ -128,37 +133,44 @@ def run_local(
     environment: dict[int, dict[str, str]] | None = None,
 ) -> TrainResult:
     """Run all ranks of a job on this machine and return what it came to."""
+    if not environment:  # otherwise the caller has placed the ranks
+        require_chips_here(job.plan, job.cluster, os.environ)
     ranks = LocalRanks(
         job.save(), job.plan.num_ranks, port=port, resume=resume, environment=environment or {}
     )
     summary: dict[str, Any] | None = None
-    ranks.start()
-    try:
-        for event in _until_stopped(ranks):
-            if event.kind == "done" and event.rank == 0:
-                summary = dict(event.values)
-            if listener is not None:
-                listener(event)
-    finally:
-        ranks.end()
+    with _stopping(ranks):
+        try:
+            ranks.start()
+            for event in ranks.events():
+                if event.kind == "done" and event.rank == 0:
+                    summary = dict(event.values)
+                if listener is not None:
+                    listener(event)
+        finally:
+            ranks.end()
     if summary is None:
         raise TuttiError("the run was stopped before it had begun")
     return result_of(summary, job)
 
 
-def _until_stopped(ranks: LocalRanks) -> Iterator[RankEvent]:
-    """Yield events; Ctrl-C asks the ranks to save and end, a second one ends them."""
-    events = ranks.events()
-    while True:
-        try:
-            event = next(events, None)
-        except KeyboardInterrupt:
-            ranks.ask_to_stop()
-            events = ranks.events()
-            continue
-        if event is None:
-            return
-        yield event
+@contextmanager
+def _stopping(ranks: LocalRanks) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM ask the ranks to save and end; a second one ends them at once."""
+    if threading.current_thread() is not threading.main_thread():  # others get no signals
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        ranks.ask_to_stop()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def result_of(summary: dict[str, Any], job: Job) -> TrainResult:

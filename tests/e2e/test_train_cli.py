@@ -1,0 +1,305 @@
+"""`tutti train` as a user types it: two emulated chips, a tiny model, a few steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.launching import plan_of  # noqa: E402
+from tutti.accelerator.operators import Operators  # noqa: E402
+from tutti.cli.main import run  # noqa: E402
+from tutti.document import Place  # noqa: E402
+from tutti.hardware.cluster import Cluster  # noqa: E402
+from tutti.huggingface import open_checkpoint  # noqa: E402
+from tutti.models.load import load_model  # noqa: E402
+from tutti.nn import Batch, Model, load  # noqa: E402
+from tutti.plan.chips import ChipSet  # noqa: E402
+from tutti.plan.files import save_plan  # noqa: E402
+from tutti.plan.plan import Replica  # noqa: E402
+from tutti.train.run.local import free_port  # noqa: E402
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320,
+    "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+CONFIG = """
+model: model
+plan: plan.json
+steps: 4
+data: {train: ["shipped:tales"], tokenizer: bytes, holdout: 0.05, cache: cache}
+optimizer: {learning_rate: 5e-3, schedule: constant}
+output: out
+"""
+TUTTI = [sys.executable, "-m", "tutti.cli.main"]
+Capture = pytest.CaptureFixture[str]
+
+
+def write_job(folder: Path) -> Path:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    cluster, spec = Cluster.load("laptop"), load_model(str(folder / "model"))
+    chips = [[Replica(chips=ChipSet.of("fast/0/0"))], [Replica(chips=ChipSet.of("fast/0/1"))]]
+    save_plan(plan_of(cluster, chips, spec), folder / "plan.json")
+    together = [[Replica(chips=ChipSet.of("fast/0/0-1"), count=2)]]
+    save_plan(plan_of(cluster, together, spec), folder / "other.json")
+    (folder / "train.yaml").write_text(CONFIG, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which commands are typed."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("TUTTI_DEBUG", "TUTTI_DEVICE", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return write_job(tmp_path)
+
+
+def tutti(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        run(arguments)
+    out, err = capsys.readouterr()
+    return int(stopped.value.code or 0), out, err
+
+
+def trained(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    code, out, err = tutti(capsys, "train", "train.yaml", "--json", *arguments)
+    assert code == 0, err
+    assert err == ""  # with --json nothing is shown while it runs
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Return the folder of a run that went to its end, and what it printed."""
+    folder = write_job(tmp_path_factory.mktemp("whole"))
+    changes = ["validation.every=2", "checkpoints.every=2"]
+    words = [word for change in changes for word in ("--set", change)]
+    done = subprocess.run(
+        [*TUTTI, "train", "train.yaml", "--trace", "3", *words],
+        cwd=folder, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout, done.stderr
+
+
+def test_it_trains_and_says_so(whole: tuple[Path, str, str]) -> None:
+    folder, out, err = whole
+    assert out.splitlines()[0].startswith("4 steps, loss ")
+    assert "Hugging Face folder: out/huggingface" in out
+    assert "step 1 · loss" in err  # no terminal: lines
+    assert "validation loss" in err
+    figures = lines(folder / "out" / "metrics.jsonl")
+    steps = [line for line in figures if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.1
+    held_out = [line for line in figures if "validation_loss" in line]
+    assert [line["step"] for line in held_out] == [2, 4]
+    assert held_out[1]["validation_loss"] < held_out[0]["validation_loss"]
+
+
+def test_every_step_is_measured(whole: tuple[Path, str, str]) -> None:
+    folder, _, _ = whole
+    for line in lines(folder / "out" / "metrics.jsonl"):
+        if "loss" not in line:
+            continue
+        (pool,) = line["pools"].values()
+        parts = ("compute_s", "communication_s", "bubble_s", "copy_s", "data_s", "other_s")
+        assert sum(pool[name] for name in parts) <= 1.05 * line["seconds"]
+        assert pool["compute_s"] > 0
+    trace = json.loads((folder / "out" / "trace-000003.json").read_text(encoding="utf-8"))
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["pid"] for event in slices} == {0, 1}
+    assert {"Forward 0", "Forward 1", "Step"} <= {event["name"] for event in slices}
+
+
+def test_the_end_is_a_folder_that_transformers_loads(whole: tuple[Path, str, str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = whole[0] / "out" / "huggingface"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    checkpoint = open_checkpoint(folder)
+    ours = Model(checkpoint.spec, Operators("cpu"))
+    load(ours, checkpoint)
+    tokens = torch.arange(40) % 259
+    with torch.no_grad():
+        theirs = model(tokens[None]).logits[0]
+        torch.testing.assert_close(
+            ours.logits(Batch.of(checkpoint.spec, tokens, [40])), theirs, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_resumed_is_as_if_never_stopped(
+    whole: tuple[Path, str, str], here: Path, capsys: Capture
+) -> None:
+    """As after a crash past step 2: the last checkpoint is gone, the figures go further."""
+    shutil.copytree(whole[0] / "out", here / "out")
+    shutil.rmtree(here / "out" / "checkpoints" / "step-000004")
+    before = lines(here / "out" / "metrics.jsonl")
+    found = trained(capsys, "--resume", "--set", "validation.every=2")
+    losses = [line["loss"] for line in before if "loss" in line]
+    assert found["losses"] == losses[2:]
+    after = lines(here / "out" / "metrics.jsonl")
+
+    def curve(figures: list[dict[str, Any]]) -> list[tuple[int, float]]:
+        return [(x["step"], x.get("loss", x.get("validation_loss"))) for x in figures]
+
+    assert sorted(curve(after)) == sorted(curve(before))
+
+
+def test_nothing_left_to_do(whole: tuple[Path, str, str], here: Path, capsys: Capture) -> None:
+    shutil.copytree(whole[0] / "out", here / "out")
+    code, out, err = tutti(capsys, "train", "train.yaml", "--resume")
+    assert code == 0, err
+    assert out.splitlines()[0] == "nothing was left to do"
+    assert "checkpoint: out/checkpoints/step-000004" in out
+
+
+@pytest.mark.slow
+def test_another_plan_goes_on_with_the_same_curve(here: Path, capsys: Capture) -> None:
+    whole = trained(capsys, "-o", "whole")
+    first = trained(capsys, "--steps", "2")
+    second = trained(capsys, "--resume", "--plan", "other.json")
+    assert first["losses"] + second["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_a_resume_goes_on(here: Path, capsys: Capture) -> None:
+    command = [*TUTTI, "train", "train.yaml", "--steps", "4000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step "):
+                break
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+        assert process.wait() == 0, said
+    assert "asked to stop: saving at step" in said
+    stopped = lines(here / "out" / "metrics.jsonl")[-1]["step"]
+    found = trained(capsys, "--resume", "--steps", str(stopped + 1))
+    assert len(found["losses"]) == 1
+    assert found["steps"] == stopped + 1
+
+
+# --- clumsy first tries, each one line -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian.yaml"], "trian.yaml: no such file; did you mean 'train.yaml'?"),
+        ([], "name a training file, or --model (and --data), or --plan"),
+        (["model"], "model: is a folder; name a file"),
+        (["train.yaml", "--model", "modle"], "modle"),
+        (["train.yaml", "--cluster", "labtop", "--set", "plan=null"], "did you mean 'laptop'?"),
+        (["train.yaml", "--plan", "plam.json"], "did you mean 'plan.json'?"),
+        (["train.yaml", "--model", "gpt2"], "the plan is for model 'model', but 'gpt2' has"),
+        (["train.yaml", "--set", "optimizer.lr=1"], "optimizer: unknown key 'lr'"),
+        (["train.yaml", "--steps", "0"], "steps"),
+        (["train.yaml", "--data", "x.txt", "--set", "validation.every=1", "--set",
+          "data.holdout=0"], "the data hold nothing out: name data.validation, or data.holdout"),
+        (["train.yaml", "-o", "/proc/self"], "/proc/self/"),
+        (["train.yaml", "-o", "train.yaml/out"], "output 'train.yaml/out': cannot be made"),
+        (["train.yaml", "--model", "llama-3-70b", "--set", "plan=null", "--cluster", "laptop"],
+         "does not fit"),
+    ],
+)  # fmt: skip
+def test_wrong_words(here: Path, capsys: Capture, arguments: list[str], said: str) -> None:
+    code, out, err = tutti(capsys, "train", *arguments)
+    assert code in (1, 2)
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert said in err
+    assert not (here / "out" / "logs").exists()
+
+
+def test_chips_of_a_cluster_are_refused_at_once(here: Path, capsys: Capture) -> None:
+    document = {"name": "big", "pools": [{"name": "a800", "chip": "A800", "nodes": 8}]}
+    cluster = Cluster.from_document(document, Place("big"))
+    spec = load_model("model")
+    chips = [[Replica(chips=ChipSet.of("a800/0-7/0-7"), count=64)]]
+    save_plan(plan_of(cluster, chips, spec), here / "big.json")
+    code, _, err = tutti(capsys, "train", "train.yaml", "--plan", "big.json")
+    assert code == 2
+    assert "needs 64 chips like A800, this machine has none" in err
+    assert "tutti launch" in err
+    assert not (here / "out").exists()
+
+
+def test_data_that_are_not_there_are_one_line(here: Path, capsys: Capture) -> None:
+    code, out, err = tutti(capsys, "train", "train.yaml", "--data", "corpse/*.txt", "--json")
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 1, err
+    assert "corpse/*.txt: no file matches" in err
+
+
+def test_a_port_in_use_is_one_line(here: Path, capsys: Capture) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, _, err = tutti(capsys, "train", "train.yaml", "--port", port, "--json")
+    assert code == 2
+    assert err.startswith(f"tutti: --port {port}: ")
+    assert not (here / "out" / "logs" / "rank-0.log").exists()
+
+
+def test_nothing_to_resume_is_one_line(here: Path, capsys: Capture) -> None:
+    code, _, err = tutti(capsys, "train", "train.yaml", "--resume", "--json")
+    assert code in (1, 2)
+    assert "holds no complete checkpoint to resume from" in err
+    assert len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"WORLD_SIZE": "3"}, "WORLD_SIZE is 3, but the plan has 2 ranks"),
+        ({"WORLD_SIZE": "2"}, "after 3 s these ranks have not come: 1; were all processes started"),
+    ],
+)
+def test_a_rank_without_the_others(here: Path, variables: dict[str, str], said: str) -> None:
+    rank = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **variables}
+    done = subprocess.run(
+        [*TUTTI, "train", "train.yaml", "--set", "timeout_s=3"],
+        env={**os.environ, **rank}, cwd=here, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode in (1, 2)
+    assert done.stderr.splitlines()[-1].startswith("tutti: ")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ranks_of_two_minds_say_who_differs(here: Path) -> None:
+    """As where one host has another version, file or plan."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [*TUTTI, "train", "train.yaml", "--set", "timeout_s=120", "--set", f"seed={rank}"],
+            env={**os.environ, **place, "RANK": str(rank)}, cwd=here, text=True,
+            stderr=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=250)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [1, 1]
+    assert "rank 1 has seed '1', rank 0 has '0'; start all ranks with the same files" in said[0]
+    assert "rank 0 has seed '0', rank 1 has '1'; start all ranks with the same files" in said[1]
+    assert "Traceback" not in "".join(said)

@@ -1,0 +1,102 @@
+"""The training file: what it says, what it may not say, from where its paths are meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tutti.document import Place, build
+from tutti.errors import InputError
+from tutti.train.run.config import TrainConfig, with_changes
+
+LEAST = {"model": "gpt2", "data": {"train": [{"kind": "synthetic"}]}}
+
+
+def config(**more: object) -> TrainConfig:
+    return build(TrainConfig, {**LEAST, **more}, Place("train.yaml"))
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"step": 10}, "did you mean 'steps'?"),
+        ({"optimizer": {"lr": 1e-4}}, "train.yaml: optimizer: unknown key 'lr'"),
+        ({"steps": 0}, "steps"),
+        ({"optimizer": {"schedule": "cosinus"}}, "did you mean 'cosine'?"),
+        ({"optimizer": {"learning_rate": 0}}, "learning_rate"),
+        ({"start": "scratch"}, "start"),
+        ({"measure": {"prometheus_port": 70_000}}, "prometheus_port"),
+        ({"data": {"train": []}}, "'train' is empty"),
+        ({"timeout_s": 0}, "timeout_s"),
+    ],
+)
+def test_what_a_file_may_not_say(more: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        config(**more)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_paths_are_seen_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "cluster.yaml").touch()
+    path = written(
+        tmp_path,
+        "model: my-model\ncluster: cluster.yaml\n"
+        "data: {train: [texts/*.txt, 'shipped:tales', /elsewhere/x.txt], tokenizer: bytes}\n",
+    )
+    found = TrainConfig.load(path)
+    assert found.model == str(tmp_path / "my-model")
+    assert found.cluster == str(tmp_path / "cluster.yaml")
+    assert [source.path for source in found.data.train] == [
+        str(tmp_path / "texts/*.txt"),
+        "shipped:tales",
+        "/elsewhere/x.txt",
+    ]
+    assert found.data.tokenizer == "bytes"
+    assert found.output == "out/train"  # of whoever runs it, not beside the file
+
+
+def test_names_of_the_catalogs_stay(tmp_path: Path) -> None:
+    path = written(tmp_path, "model: gpt2\ncluster: laptop\ndata: {train: [{kind: synthetic}]}\n")
+    found = TrainConfig.load(path)
+    assert (found.model, found.cluster) == ("gpt2", "laptop")
+
+
+def test_changes_reach_inside() -> None:
+    changes = ["optimizer.learning_rate=1e-4", "steps=7", "job.micro_batch=[1, 2]"]
+    found = with_changes(config(), {"output": "elsewhere"}, changes)
+    assert found.optimizer.learning_rate == 1e-4
+    assert found.steps == 7
+    assert found.job.micro_batch == (1, 2)
+    assert found.output == "elsewhere"
+    assert found.data == config().data
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("steps", "write key=value"),
+        ("steps.most=3", "'steps' has no keys inside"),
+        ("optimiser.learning_rate=1", "did you mean 'optimizer'?"),
+        ("steps=many", "steps"),
+    ],
+)
+def test_wrong_changes_are_one_line(change: str, said: str) -> None:
+    with pytest.raises(InputError, match=r"tutti train|--set") as caught:
+        with_changes(config(steps=3), {}, [change])
+    assert said in str(caught.value)
+
+
+def test_a_change_keeps_what_was_not_named() -> None:
+    before = config(steps=3, optimizer={"warmup_steps": 2}, seed=5)
+    after = with_changes(before, {"steps": 4})
+    assert after == with_changes(after, {})
+    assert (after.steps, after.optimizer.warmup_steps, after.seed) == (4, 2, 5)

@@ -1,0 +1,143 @@
+"""What a rank says when something is wrong: which module, which memory, which hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.launching import plan_of  # noqa: E402
+from tests.support.plans import small_model  # noqa: E402
+from tests.support.training import batches_of, settings  # noqa: E402
+from tutti.accelerator import open_accelerator  # noqa: E402
+from tutti.accelerator.devices.emulated import EmulatedAccelerator  # noqa: E402
+from tutti.cost.sources import Sources  # noqa: E402
+from tutti.hardware.cluster import Cluster  # noqa: E402
+from tutti.hardware.topology import Position  # noqa: E402
+from tutti.nn.initialize import initialize  # noqa: E402
+from tutti.plan.chips import ChipSet  # noqa: E402
+from tutti.plan.plan import Replica  # noqa: E402
+from tutti.simulate.estimate import estimate  # noqa: E402
+from tutti.train.alone import NoLinks  # noqa: E402
+from tutti.train.checkpoint import Alone  # noqa: E402
+from tutti.train.engine import Engine  # noqa: E402
+from tutti.train.run.safety import (  # noqa: E402
+    explain_memory,
+    find_culprit,
+    hardware_differences,
+)
+
+
+@pytest.fixture
+def worker() -> Any:
+    """Return what the functions look at of a worker; one rank, one chip."""
+    cluster, spec = Cluster.load("laptop"), small_model(4)
+    plan = plan_of(cluster, [[Replica(chips=ChipSet.of("fast/0/0"))]], spec)
+    accelerator = open_accelerator("cpu")
+    engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=1.0)
+    initialize(engine.model, seed=1)  # type: ignore[arg-type]
+    engine.take_masters()
+
+    @contextmanager
+    def feeder(samples: object, first: int, last: int) -> Iterator[Any]:
+        del samples, first, last
+        yield SimpleNamespace(step=lambda step: batches_of(engine, step))
+
+    return SimpleNamespace(
+        engine=engine, accelerator=accelerator, rank=0, position=Position("fast", 0, 0),
+        seat=engine.seat, saving=Alone(), data=SimpleNamespace(train=None), _feeder=feeder,
+        _settings=settings, predicted=estimate(plan, spec, cluster, Sources()),
+    )  # fmt: skip
+
+
+def test_weights_that_were_broken_before(worker: Any) -> None:
+    name, parameter = next(
+        (n, p) for n, p in worker.engine.model.named_parameters() if n.startswith("units.3.")
+    )
+    with torch.no_grad():
+        parameter.view(-1)[3] = float("nan")
+    found = find_culprit(worker, 6)
+    short = name.removeprefix("units.")
+    assert found.startswith("step 7: loss or gradients are not finite; ")
+    assert f"the weights of {short} were not finite before the step" in found
+
+
+def leaves(worker: Any, unit: int) -> list[tuple[str, Any]]:
+    return [
+        (name.removeprefix("units."), module)
+        for name, module in worker.engine.model.named_modules()
+        if name.startswith(f"units.{unit}.") and not any(True for _ in module.children())
+    ]
+
+
+def test_a_module_that_overflows_is_named(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything behind it is not finite either; the first one is the culprit."""
+    called: list[str] = []
+    hooks = [
+        module.register_forward_hook(lambda m, i, o, name=name: called.append(name))
+        for name, module in leaves(worker, 2)
+    ]
+    worker.engine.step(batches_of(worker.engine, 0), settings(0.0))
+    for hook in hooks:
+        hook.remove()
+    assert called, "no module of a block can be watched"
+    name, module = next((n, m) for n, m in leaves(worker, 2) if n == called[0])
+    forward = module.forward
+
+    def overflowing(*inputs: Any, **words: Any) -> Any:
+        found = forward(*inputs, **words)
+        return (
+            found * float("inf")
+            if torch.is_tensor(found)
+            else tuple(x * float("inf") if torch.is_tensor(x) else x for x in found)
+        )
+
+    monkeypatch.setattr(module, "forward", overflowing)
+    found = find_culprit(worker, 0)
+    assert f"first in forward: module {name} on rank 0 (fast/0/0)" in found
+
+
+def test_finite_numbers_have_no_culprit(worker: Any) -> None:
+    assert "no single module shows it" in find_culprit(worker, 0)
+    assert all(torch.isfinite(p).all() for p in worker.engine.model.parameters())
+
+
+def test_looking_for_it_changes_nothing_that_stays(worker: Any) -> None:
+    close = worker.engine.parameters.close
+    find_culprit(worker, 0)
+    assert worker.engine.parameters.close == close
+    assert not any(m._forward_hooks for m in worker.engine.model.modules())
+
+
+def test_memory_is_explained(worker: Any) -> None:
+    text = explain_memory(worker, torch.OutOfMemoryError("tried to allocate 20 GiB\nmore"))
+    assert text.startswith("out of memory on fast/0/0, pipeline 0 stage 0; ")
+    assert text.endswith("; tried to allocate 20 GiB")
+    for part in ("were in use", "parameters ", "optimizer ", "the plan promised "):
+        assert part in text
+    assert "\n" not in text
+
+
+def test_memory_is_explained_before_there_is_an_engine(worker: Any) -> None:
+    del worker.engine
+    text = explain_memory(worker, torch.OutOfMemoryError())
+    assert text.startswith("out of memory on fast/0/0; ")
+
+
+def test_other_hardware_than_planned() -> None:
+    chip = Cluster.load("laptop").pool("fast").chip
+
+    def opened(name: str, memory: float) -> Any:
+        return EmulatedAccelerator(chip=name, mode="dilated", factor=1.0, memory_bytes=int(memory))
+
+    assert hardware_differences(opened("CPU-fast", chip.memory_bytes), chip) == []
+    assert hardware_differences(opened("CPU-fast", 0.95 * chip.memory_bytes), chip) == []
+    (other,) = hardware_differences(opened("CPU-slow", chip.memory_bytes), chip)
+    assert other == "the plan expects CPU-fast, this is CPU-slow"
+    (less,) = hardware_differences(opened("CPU-fast", 0.5 * chip.memory_bytes), chip)
+    assert less == "the plan expects 4.0 GiB of memory, here are 2.0 GiB"
