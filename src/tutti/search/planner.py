@@ -17,7 +17,7 @@ from tutti.search.bound import lower_bound
 from tutti.search.candidates import Candidate, Candidates
 from tutti.search.draft import Draft
 from tutti.search.effort import Effort, Progress, Report, silent
-from tutti.search.exact import TooLargeError, search_exactly
+from tutti.search.exact import search_exactly
 from tutti.search.infeasible import explain_infeasible
 from tutti.search.keeping import plan_keeps
 from tutti.search.objective import rates, value, value_bound
@@ -29,6 +29,7 @@ from tutti.search.settle import (
     Settler,
     require_agreement,
 )
+from tutti.search.skeletons import TooLargeError
 from tutti.search.space import Problem
 from tutti.search.summary import summary_of
 from tutti.search.tables import Tables
