@@ -35,8 +35,9 @@ class KindTimes:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted."""
-        return self.measured_s / self.predicted_s if self.predicted_s else None
+        """Measured over predicted, on the compute lane; elsewhere they are not the same thing."""
+        comparable = self.lane is Lane.COMPUTE and self.predicted_s
+        return self.measured_s / self.predicted_s if comparable else None
 
 
 # What a rank's step is made of: the real figure, and how the simulation says the same.
