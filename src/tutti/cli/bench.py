@@ -11,6 +11,7 @@ from tutti.cli import (
     bench_blocks,
     bench_comm,
     bench_data,
+    bench_measuring,
     bench_mixed,
     bench_operators,
     bench_plan,
@@ -30,6 +31,7 @@ app.command()(bench_operators.operators)
 app.command()(bench_comm.comm)
 app.command()(bench_train.train)
 app.command()(bench_data.data)
+app.command()(bench_measuring.measuring)
 app.command()(bench_mixed.mixed)
 
 

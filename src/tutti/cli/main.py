@@ -26,6 +26,7 @@ from tutti.cli import (
     plan,
     predict,
     profile,
+    report,
     show,
     simulate,
     train,
@@ -56,6 +57,7 @@ app.add_typer(model.app, name="model")
 app.command()(plan.plan)
 app.command()(predict.predict)
 app.command()(profile.profile)
+app.command()(report.report)
 app.command()(show.show)
 app.command()(validate.validate)
 app.command()(simulate.simulate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from tutti.cli.predict import (
 )
 from tutti.errors import InputError
 
+if TYPE_CHECKING:
+    from tutti.simulate.result import SimulationResult
+
 
 def simulate(
     plan: Annotated[Path, typer.Argument(help="A plan file.")],
@@ -26,6 +29,10 @@ def simulate(
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write a trace for Perfetto or chrome://tracing.")
+    ] = None,
+    over: Annotated[
+        Path | None,
+        typer.Option(help="A real step to compare with: the trace-step-N.json of a run."),
     ] = None,
     jitter: Annotated[
         float, typer.Option(help="Relative spread of every duration; simulates 20 steps.")
@@ -55,9 +62,14 @@ def simulate(
         raise InputError(
             f"--jitter: {jitter:g} is more than 1; give a relative spread such as 0.02"
         )
-    require_apart(plan, html, trace)
+    if over is not None and (jitter or slow):
+        raise InputError("--over: compares with the plan as it is; drop --jitter and --slow")
+    require_apart(plan, html, trace, over)
     sources = load_sources(calibrations, profile, chip_profile, extrapolate=extrapolate)
     found = load_estimate(plan, sources)
+    if over is not None:
+        _compare(found.result, over, html=html, trace=trace, json=json)
+        return
     result = found.result
     factors: dict[str | int, float] = dict(_factor(text) for text in slow or ())
     if factors:
@@ -89,6 +101,28 @@ def simulate(
         f"with the slowest of all nodes {seconds_text(step)}, {count_text(speed)} tokens/s; "
         "allocator slack is not in the peaks (tutti predict)"
     )
+    for path in filter(None, (html, trace)):
+        typer.echo(f"written to {path}")
+
+
+def _compare(
+    result: SimulationResult, over: Path, *, html: Path | None, trace: Path | None, json: bool
+) -> None:
+    """Lay a real step over the simulated one."""
+    from tutti.cli.compared import kinds_document, kinds_table
+    from tutti.report.overlay import write_overlay_page
+    from tutti.simulate.measured import read_measured
+    from tutti.simulate.trace import write_trace
+
+    step = read_measured(over, result.program)
+    if html is not None:
+        write_overlay_page(html, result, step)
+    if trace is not None:
+        write_trace(trace, result)
+    if json:
+        print_json(kinds_document(result, step))
+        return
+    print_rich(kinds_table(result, step))
     for path in filter(None, (html, trace)):
         typer.echo(f"written to {path}")
 

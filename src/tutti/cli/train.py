@@ -65,14 +65,14 @@ def train(
     require_torch("train")
     from tutti.train.run.launched import started_as_rank
 
-    asked = _asked(config, plan=plan, model=model, cluster=cluster, data=data, steps=steps,
+    wanted = asked(config, plan=plan, model=model, cluster=cluster, data=data, steps=steps,
                    output=output, changes=changes or [], trace=trace)  # fmt: skip
     if started_as_rank(os.environ):
         from tutti.train.run.rank import prepare_together, resume_together, run_rank
 
-        run_rank(prepare_together(asked), resume=resume or resume_together(asked))
+        run_rank(prepare_together(wanted), resume=resume or resume_together(wanted))
         return
-    job = _prepared(asked, quiet=json)
+    job = _prepared(wanted, quiet=json)
     result = _run(job, resume=resume, port=port, quiet=json)
     if json:
         print_json(result.to_document())
@@ -80,18 +80,19 @@ def train(
         print_rich(*_summary(result))
 
 
-def _asked(
+def asked(
     config: Path | None,
     *,
     plan: Path | None,
     model: str | None,
-    cluster: str | None,
+    cluster: str | None = None,
     data: list[str] | None,
     steps: int | None,
     output: str | None,
     changes: list[str],
-    trace: int | None,
+    trace: int | None = None,
 ) -> TrainConfig:
+    """Return the job of a training file and options, which come before what the file says."""
     from tutti.document import Place, build
     from tutti.train.run.config import TrainConfig, with_changes
 

@@ -1,4 +1,4 @@
-"""`tutti validate RUNS.csv`: predictions against runs that others measured."""
+"""`tutti validate`: predictions against runs that others measured, or against a run of ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.predict import ChipProfiles
 from tutti.cli.progress import progress_bar
+from tutti.errors import InputError
 
 if TYPE_CHECKING:
     from tutti.cost.calibration.validate import Validation
@@ -17,7 +19,24 @@ _MOST_REASONS = 12
 
 
 def validate(
-    runs: Annotated[Path, typer.Argument(help="A CSV file of measured runs.")],
+    runs: Annotated[
+        Path | None, typer.Argument(help="A CSV file of measured runs; or give --run.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Instead: the output folder of a `tutti train --trace N`."),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="With --run: which traced step (default: the last).")
+    ] = None,
+    pool: Annotated[
+        str | None, typer.Option(help="With --run and -o: whose chip the profile is of.")
+    ] = None,
+    chip_profile: ChipProfiles = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="With --run: write the chip's profile, scaled by it."),
+    ] = None,
     calibrate: Annotated[
         int | None,
         typer.Option(min=1, help="Fit anew on at most so many rows per stack, score the others."),
@@ -30,6 +49,18 @@ def validate(
     json: Json = False,
 ) -> None:
     """Predict measured runs from their configuration and show how far off that is."""
+    if run is not None:
+        if runs is not None or calibrate is not None or group is not None or calibrate_on:
+            raise InputError("--run: compares one run of ours; drop the options for a CSV file")
+        from tutti.cli.validate_run import validate_run
+
+        validate_run(run, step=step, chip_profiles=chip_profile or (), pool=pool,
+                     output=output, json=json)  # fmt: skip
+        return
+    if runs is None:
+        raise InputError("name a CSV file of measured runs, or --run FOLDER")
+    if step is not None or pool is not None or output is not None or chip_profile:
+        raise InputError("--step, --pool, --chip-profile and -o go with --run")
     from tutti.cost.calibration.validate import Condition, validate
 
     conditions = [Condition.parse(text) for text in calibrate_on or ()]

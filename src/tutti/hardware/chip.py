@@ -27,6 +27,9 @@ from tutti.document import (
 )
 from tutti.errors import InputError
 
+LARGEST_OVERRUN = 0.05
+"""A run on emulated chips counts if the host fell behind them by no larger share of their time."""
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 

@@ -1,7 +1,8 @@
 """Dumps: what one side computed for one batch, module by module, as files.
 
 A dump is a folder: `dump.json` says what was run and lists the tensors in the order of execution;
-safetensors files hold them. Keys are "input/…", "forward/<module>" and "gradient/<parameter>".
+safetensors files hold them. Keys are "input/…", "forward/<module>" and "gradient/<parameter>"; of
+a training run "step-2/loss", "step-2/gradient/<parameter>" and "step-2/weight/<parameter>".
 Modules are called alike on every side: "0" is the embedding's output, "3" what block 3 hands on,
 "3.attention" and "3.mlp" what its two halves give before any norm or residual that follows, the
 last unit's "norm", then "logits" and "loss". Two dumps may come from two machines.
@@ -82,6 +83,7 @@ class DumpFacts:
     length: Count
     seed: int
     batch_sha256: str
+    steps: Natural = 0  # of training, each on `sequences`; 0: one batch, forward and backward
     versions: Mapping[str, str] = field(default_factory=dict)
 
 

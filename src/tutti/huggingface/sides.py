@@ -75,13 +75,14 @@ def write_dump(side: str, task: Task, target: Path) -> None:
         length=length,
         seed=task.batch.seed,
         batch_sha256=task.batch.sha256,
-        versions=_versions(),
+        versions=versions(),
     )
     with DumpWriter(target, facts, task.batch) as writer:
         run(task, writer)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of what computes."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tutti.report.loss_curves import loss_section
 from tutti.report.page import Page, Section
 from tutti.report.tables import Column, Html, Row, meter_html, table_html
 from tutti.report.tiles import Tile, notes_html, tiles_html
@@ -50,9 +51,13 @@ def write_alignment_page(
     batch: str,
     parts: Sequence[AlignmentPart],
     notes: Sequence[str] = (),
+    losses: Sequence[tuple[int, float, float]] = (),
 ) -> None:
-    """Write the page of two dumps."""
-    alignment_page(model=model, sides=sides, batch=batch, parts=parts, notes=notes).write(path)
+    """Write the page of two dumps; `losses` are those of training: step, A's, B's."""
+    page = alignment_page(
+        model=model, sides=sides, batch=batch, parts=parts, notes=notes, losses=losses
+    )
+    page.write(path)
 
 
 def alignment_page(
@@ -62,6 +67,7 @@ def alignment_page(
     batch: str,
     parts: Sequence[AlignmentPart],
     notes: Sequence[str] = (),
+    losses: Sequence[tuple[int, float, float]] = (),
 ) -> Page:
     """Return the page of two dumps."""
     rows = [row for part in parts for row in part.rows]
@@ -69,7 +75,11 @@ def alignment_page(
     return Page(
         title=f"{model}: {sides[0]} beside {sides[1]}",
         subtitle=batch,
-        sections=(summary, *(_section(part, _first(rows)) for part in parts if part.rows)),
+        sections=(
+            summary,
+            *([loss_section(sides, losses)] if losses else []),
+            *(_section(part, _first(rows)) for part in parts if part.rows),
+        ),
         footer="Made by tutti. This file is complete in itself; it works offline.",
     )
 
@@ -107,7 +117,7 @@ def _section(part: AlignmentPart, first: AlignmentRow | None) -> Section:
     )
     rows = [_row(row, first=row is first) for row in part.rows]
     return Section(
-        id=part.heading.split()[0].lower(),
+        id="-".join(part.heading.lower().split()),
         heading=part.heading,
         intro="In the order of execution. The bar fills as the distance nears what the number "
         "format explains.",

@@ -7,10 +7,12 @@ is visible, blending instructions that are narrower than a pixel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tutti.cost.inputs import FloatArray
 from tutti.report.binary import Pack, ticks
 from tutti.report.page import Section
 from tutti.schedule.instruction import Op
@@ -53,6 +55,18 @@ _CONTROLS = """
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GanttRow:
+    """One row (of several tracks) of the chart: what one class of ranks, or one rank, did."""
+
+    label: str
+    aside: str = ""
+    detail: str = ""  # on hover
+    rank_class: int
+    start: FloatArray  # over the instructions of the class, in list order, as is `end`
+    end: FloatArray
+
+
 def gantt_section(
     result: SimulationResult,
     labels: tuple[ClassLabel, ...],
@@ -62,42 +76,75 @@ def gantt_section(
     shown: Sequence[int] | None = None,
 ) -> Section:
     """Return the chart of all classes of ranks, or of those `shown`; arrays go into `arrays`."""
-    program = result.program
-    chosen = range(result.num_classes) if shown is None else sorted(set(shown))
-    drawn = np.full(result.num_classes, -1)
-    drawn[list(chosen)] = np.arange(len(chosen))
-    owner = np.repeat(drawn, np.diff(program.offsets))
-    row = owner * len(Track) + program.track
-    kept = np.flatnonzero(owner >= 0)
-    order = kept[np.lexsort((result.start[kept], row[kept]))]
+    chosen = list(range(result.num_classes)) if shown is None else sorted(set(shown))
+    rows = [simulated_row(result, labels[index], index) for index in chosen]
+    drawn = {index: row for row, index in enumerate(chosen)}
+    path = [
+        (drawn[index], position)
+        for index, position in map(result.program.place, result.critical_indices)
+        if index in drawn
+    ]
+    return timeline_section(
+        result.program, rows, result.step_seconds, arrays, name=name, path=path,
+        intro="One row per class of equal ranks: what each computes, sends and receives, and when.",
+    )  # fmt: skip
+
+
+def simulated_row(result: SimulationResult, label: ClassLabel, index: int) -> GanttRow:
+    """Return the simulated step of a class."""
+    start, end = result.timeline(index)
+    return GanttRow(
+        label=label.name,
+        aside=label.chip or label.pool,
+        detail=label.detail,
+        rank_class=index,
+        start=start,
+        end=end,
+    )
+
+
+def timeline_section(
+    program: Program,
+    shown: Sequence[GanttRow],
+    step: float,
+    arrays: Pack,
+    *,
+    name: str = "gantt",
+    path: Sequence[tuple[int, int]] = (),
+    intro: str = "",
+) -> Section:
+    """Return the chart of some rows; `path` are its critical instructions (row, position)."""
+    spans = [program.span(row.rank_class) for row in shown]
+    sizes = [span.stop - span.start for span in spans]
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    which = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+    start = np.concatenate([row.start for row in shown])
+    length = np.concatenate([row.end for row in shown]) - start
+    row = np.repeat(np.arange(len(shown)), sizes) * len(Track) + program.track[which]
+    order = np.lexsort((start, row))
     rows, starts = np.unique(row[order], return_index=True)
-    template, texts = _templates(program, order)
-    place = np.full(program.size, -1)
+    template, texts = _templates(program, which[order])
+    place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    path = place[np.array(result.critical_indices, dtype=int)]
-    step = result.step_seconds
+    critical = np.array([offsets[r] + position for r, position in path], dtype=np.int64)
     data = {
         "step": step,
-        "classes": [
-            [labels[i].name, labels[i].chip or labels[i].pool, labels[i].detail] for i in chosen
-        ],
+        "classes": [[row.label, row.aside, row.detail] for row in shown],
         "tracks": [track.label for track in Track],
         "rows": [[int(r) // len(Track), int(r) % len(Track), int(s)]
                  for r, s in zip(rows, starts, strict=True)],
         "kinds": [[op.value, COLORS[op]] for op in OPS],
         "templates": texts,
-        "start": arrays.add(f"{name}.start", ticks(result.start[order], step), "u4"),
-        "length": arrays.add(
-            f"{name}.length", ticks((result.end - result.start)[order], step), "u4"
-        ),
+        "start": arrays.add(f"{name}.start", ticks(start[order], step), "u4"),
+        "length": arrays.add(f"{name}.length", ticks(length[order], step), "u4"),
         "template": arrays.add(f"{name}.template", template),
-        "micro": arrays.add(f"{name}.micro", program.micro_batch[order] + 1),
-        "path": arrays.add(f"{name}.path", path[path >= 0]),
+        "micro": arrays.add(f"{name}.micro", program.micro_batch[which[order]] + 1),
+        "path": arrays.add(f"{name}.path", place[critical]),
     }  # fmt: skip
     return Section(
         id=name,
         heading="Timeline",
-        intro="One row per class of equal ranks: what each computes, sends and receives, and when.",
+        intro=intro,
         body=_CONTROLS,
         scripts=("gantt.js",),
         data={"part": "gantt", **data},

@@ -42,6 +42,7 @@ from tutti.train.ties import make_ties
 
 Batches = Callable[[int], Batch]  # micro-batch → this rank's tokens of it
 Durations = Callable[[Instruction], float | None]  # seconds that a pass is declared to take
+Watcher = Callable[[StepResult, float], None]  # a step's result; what divides the gradients
 
 
 class Engine:
@@ -115,6 +116,7 @@ class Engine:
         self._tokens: Tensor | None = None  # with a loss, of this step
         self._evaluation: Evaluation | None = None  # made when asked for
         self.signal = False  # told to all ranks at the end of the step
+        self.watcher: Watcher | None = None  # sees reduced gradients before the optimizer does
         self._handlers: Mapping[Op, Callable[[Instruction], Handle]] = {
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
@@ -296,6 +298,8 @@ class Engine:
         self._result = sums.result(self.passes.loss_scale)
         factor = gradient_factor(self._result, self.passes.loss_scale, self.clip_norm)
         self._factor = torch.tensor(factor, device=device)
+        if self.watcher is not None:
+            self.watcher(self._result, max(self._result.tokens, 1) * self.passes.loss_scale)
         return DONE
 
     def _loss_sums(self) -> dict[str, Tensor]:

@@ -110,6 +110,10 @@ class Boundaries:
 
         return Then([handle], place), whole
 
+    def sources(self, unit: int, what: What) -> tuple[int, ...]:
+        """Return the ranks that give this one its parts of what arrives at a boundary."""
+        return tuple(piece.peer for piece in self._wire(False, unit, what).pieces)
+
     def _channel(self, unit: int, what: What) -> str:
         """Name one direction of a boundary: both ends run its micro-batches in the same order."""
         return f"{self._seat.place.pipeline}.{unit}.{what}"

@@ -29,6 +29,7 @@ class Spans:
     end: FloatArray
     step_s: float
     began: float  # of `time.time`, for laying ranks over each other
+    waited: FloatArray  # how long something was kept waiting for it
 
 
 class Recorder:
@@ -106,7 +107,13 @@ class Recorder:
                 if pair is not None:
                     start[i] = pair[0].seconds_since(self._zero)
                     end[i] = pair[1].seconds_since(self._zero)
-        return Spans(start=start, end=end, step_s=self._finish, began=self._began)
+        return Spans(
+            start=start,
+            end=end,
+            step_s=self._finish,
+            began=self._began,
+            waited=np.array(self._waits),
+        )
 
     def times(self) -> RankTimes:
         """Return where the step went."""

@@ -16,9 +16,9 @@ from typing import Literal
 
 from tutti.accelerator.devices.cpu import CpuAccelerator
 from tutti.errors import InputError, hint
+from tutti.hardware.chip import LARGEST_OVERRUN
 
 SPIN_S = 2e-4  # the last part of a wait is spun, for a sleep ends late
-LARGEST_OVERRUN = 0.05
 MODES = ("declared", "dilated")
 
 

@@ -35,15 +35,22 @@ def measured_pools(
             )
     found: dict[str, MeasuredChip] = {}
     for pool in pools:
-        suitable = [p for p in profiles if _is_of(p, pool.chip)]
-        if len(suitable) > 1:
-            raise InputError(f"two profiles of {pool.chip.name}: give one of them")
-        if suitable:
-            profile, chip = suitable[0], pool.chip
-            if profile.chip != chip.name and chip.slowdown is not None:
-                profile = profile.slowed(chip.name, chip.slowdown)
-            found[pool.name] = measured_chip(profile, dtype)
+        own = profile_of(profiles, pool.chip)
+        if own is not None:
+            found[pool.name] = measured_chip(own, dtype)
     return found
+
+
+def profile_of(profiles: Sequence[Profile], chip: Chip) -> Profile | None:
+    """Return the profile that is of a chip, if any, slowed down where the chip is emulated."""
+    suitable = [profile for profile in profiles if _is_of(profile, chip)]
+    if len(suitable) > 1:
+        raise InputError(f"two profiles of {chip.name}: give one of them")
+    if not suitable:
+        return None
+    if suitable[0].chip != chip.name and chip.slowdown is not None:
+        return suitable[0].slowed(chip.name, chip.slowdown)
+    return suitable[0]
 
 
 @functools.lru_cache(maxsize=16)

@@ -98,6 +98,7 @@ class MeasureConfig:
     tensorboard: bool = False
     prometheus_port: Annotated[int, AtLeast(1), AtMost(65535)] | None = None
     trace_steps: tuple[Count, ...] = ()  # of which a Chrome trace is written
+    tensors: str = ""  # a folder for every step's gradients and weights, which `tutti align` reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tutti.models.flops import flops_per_token
+from tutti.observe.folder import METRICS
 from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
 from tutti.observe.sinks import JsonLines, Prometheus, Sink, Sinks, TensorBoard
 from tutti.observe.trace import RankTrace, write_measured_trace
@@ -27,8 +28,6 @@ from tutti.train.seats import class_of
 
 if TYPE_CHECKING:
     from tutti.train.run.worker import Worker
-
-METRICS = "metrics.jsonl"
 
 
 class Measure:

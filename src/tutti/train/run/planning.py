@@ -14,6 +14,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.profile import Profile
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
+from tutti.observe.folder import PLAN_FILE, RUN_FILE
 from tutti.plan.check import require_valid
 from tutti.plan.files import load_plan, refer_to_model, save_plan
 from tutti.plan.plan import Plan
@@ -23,7 +24,7 @@ from tutti.search.question import Limits, make_problem
 from tutti.simulate.estimate import Estimate, estimate
 from tutti.train.run.config import JobConfig, TrainConfig
 
-RUN_FILE, PLAN_FILE = "run.json", "plan.json"
+STEPS_FILE = "steps.json"  # of a folder with the steps that ranks kept for `tutti align`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,11 @@ from tutti.comm.errors import PeerLostError
 from tutti.comm.ranks import die_with_parent
 from tutti.errors import TuttiError
 from tutti.launch.identity import is_restarted, rank_of_process
+from tutti.observe.folder import PLAN_FILE
 from tutti.plan.files import plan_from_document
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.events import Events, open_events
-from tutti.train.run.planning import PLAN_FILE, Job, prepare, prepared
+from tutti.train.run.planning import Job, prepare, prepared
 from tutti.train.run.trainer import TrainResult, result_of
 
 

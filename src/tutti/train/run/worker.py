@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
@@ -45,6 +47,8 @@ from tutti.train.run.planning import Job
 from tutti.train.run.rendezvous import agree, facts, open_store
 from tutti.train.run.safety import explain_memory, find_culprit, hardware_differences
 from tutti.train.run.samples import sample_indices
+from tutti.train.run.step_tensors import StepTensors
+from tutti.train.run.tracing import Tracer
 from tutti.train.run.weights import dropout_of, model_folder, wants_pretrained
 from tutti.train.seats import Seats, class_of
 
@@ -136,7 +140,7 @@ class Worker:
             durations=self._durations(),
             stub=self.config.emulate == "stub",
         )
-        self.measure = Measure(self)
+        self.measure, self.tracer = Measure(self), Tracer(self)
 
     def _durations(self) -> Callable[[Instruction], float | None] | None:
         """Return what a chip on declared time takes: what the cost model says."""
@@ -237,6 +241,8 @@ class Worker:
         config, first = self.config, self.progress.step
         rates = config.optimizer.rates(config.steps)
         stack.enter_context(self.measure.sinks(after=first))
+        self.tracer.announce(first, config.steps)
+        kept = self._step_tensors(stack)
         feeder = stack.enter_context(self._feeder(self.data.train, first, config.steps))
         if self.rank == 0 and dropout_of(config.model) > 0:
             self._say("the model's config asks for dropout; tutti trains without")
@@ -250,9 +256,12 @@ class Worker:
             result = self.engine.step(feeder.step(step), settings)
             seconds.append(time.perf_counter() - begin)
             self._check(step, result)
+            if kept is not None:
+                kept.after_step()
             losses.append(result.loss)
             self._advance(result)
             self.measure.step(step + 1, result, seconds[-1], settings.learning_rate)
+            self.tracer.step(step + 1)
             self.checkpointer.poll()
             if config.validation.every and (step + 1) % config.validation.every == 0:
                 validation.append((step + 1, self._validate(step + 1)))
@@ -262,7 +271,20 @@ class Worker:
             if stopping:
                 self._say(f"asked to stop: saving at step {step + 1}")
                 break
+        if kept is not None and losses and self.rank == 0:
+            last = self.progress.step * self.plan.job.global_batch
+            rows = range(first * self.plan.job.global_batch, last)
+            tokens = np.stack([self.data.train.row(sample).tokens for sample in rows])
+            kept.write_facts(tokens, seed=config.seed, cluster=self.job.cluster.name)
         return self._finish(first, losses, validation, seconds)
+
+    def _step_tensors(self, stack: ExitStack) -> StepTensors | None:
+        """Open where every step's gradients and weights are kept, if that is wanted."""
+        if not self.config.measure.tensors:
+            return None
+        kept = StepTensors(self.engine, Path(self.config.measure.tensors))
+        stack.callback(kept.close)
+        return kept
 
     def _settings(self, rate: float) -> AdamSettings:
         given = self.config.optimizer

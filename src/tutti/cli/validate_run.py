@@ -1,0 +1,121 @@
+"""`tutti validate --run`: a traced run against its prediction, and a profile scaled by it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tutti.cli.compared import kinds_document, kinds_table
+from tutti.cli.output import print_json, print_rich
+from tutti.cli.predict import load_estimate, load_sources
+from tutti.cost.measured.pools import profile_of
+from tutti.cost.measured.rescale import PassFactors, rescaled
+from tutti.errors import InputError, hint
+from tutti.files import read_file
+from tutti.observe.folder import PLAN_FILE, RUN_FILE, trace_name
+from tutti.plan.check import embedded_cluster
+from tutti.plan.files import load_plan
+from tutti.schedule.instruction import Op
+from tutti.simulate.compare import KindTimes, compare_kinds
+from tutti.simulate.measured import MeasuredStep, read_measured
+
+if TYPE_CHECKING:
+    from tutti.cost.sources import Sources
+    from tutti.simulate.result import SimulationResult
+
+_FORWARD = (Op.FORWARD, Op.RECOMPUTE)
+_BACKWARD = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+_OPTIMIZER = (Op.STEP,)
+
+
+def validate_run(
+    folder: Path,
+    *,
+    step: int | None,
+    chip_profiles: Sequence[str],
+    pool: str | None,
+    output: Path | None,
+    json: bool,
+) -> None:
+    """Compare a traced step with its prediction; write the profile of a pool's chip anew."""
+    trace = _trace(folder, step)
+    names = list(chip_profiles) or _profiles_of(folder)
+    sources = load_sources(None, None, names, extrapolate=False)
+    result = load_estimate(folder / PLAN_FILE, sources).result
+    found = read_measured(trace, result.program)
+    if output is not None:
+        _write(output, folder, result, found, sources, pool)
+    if json:
+        pools = dict.fromkeys(own.pool for own in found.ranks)
+        factors = {name: _factors(compare_kinds(result, found, name)) for name in pools}
+        shown = {
+            name: {"forward": f.forward, "backward": f.backward, "optimizer": f.optimizer}
+            for name, f in factors.items()
+        }
+        print_json({**kinds_document(result, found), "factors": shown})
+        return
+    print_rich(kinds_table(result, found))
+    if output is not None:
+        typer.echo(f"written to {output}")
+
+
+def _trace(folder: Path, step: int | None) -> Path:
+    if step is not None:
+        return folder / trace_name(step)
+    found = {int(p.stem.rpartition("-")[2]): p for p in folder.glob("trace-step-*.json")}
+    if not found:
+        raise InputError(f"{folder}: has no trace; let the run write one: tutti train --trace 10")
+    return found[max(found)]
+
+
+def _profiles_of(folder: Path) -> list[str]:
+    """Return the profiles that the run's plan was made with."""
+    written = read_file(folder / RUN_FILE)
+    job = written.get("job") if isinstance(written, dict) else None
+    return list(job.get("chip_profiles", ())) if isinstance(job, dict) else []
+
+
+def _write(
+    output: Path,
+    folder: Path,
+    result: SimulationResult,
+    found: MeasuredStep,
+    sources: Sources,
+    pool: str | None,
+) -> None:
+    pools = list(dict.fromkeys(own.pool for own in found.ranks))
+    if pool is None and len(pools) > 1:
+        raise InputError(f"-o: writes one profile; name its pool with --pool ({', '.join(pools)})")
+    chosen = pool or pools[0]
+    if chosen not in pools:
+        raise InputError(f"--pool {chosen}: the run has none; {hint(chosen, pools)}")
+    chip = embedded_cluster(load_plan(folder / PLAN_FILE)).pool(chosen).chip
+    base = profile_of(sources.profiles, chip)
+    if base is None:
+        raise InputError(
+            f"-o: the run was priced without a profile of {chip.name}; measure one with "
+            "tutti profile and give it as --chip-profile"
+        )
+    factors = _factors(compare_kinds(result, found, chosen))
+    why = (
+        f"scaled by step {found.step} of a run of {result.program.schedule.plan.model.name} on "
+        f"{chosen}: forward {factors.forward:.3f}, backward {factors.backward:.3f}, "
+        f"optimizer {factors.optimizer:.3f}{', emulated' if found.emulated else ''}"
+    )
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    rescaled(base, factors, why=why, date=today).save(output)
+
+
+def _factors(kinds: Sequence[KindTimes]) -> PassFactors:
+    def ratio(ops: Sequence[Op]) -> float:
+        measured = sum(kind.measured_s for kind in kinds if kind.op in ops)
+        predicted = sum(kind.predicted_s for kind in kinds if kind.op in ops)
+        return measured / predicted if measured and predicted else 1.0
+
+    return PassFactors(
+        forward=ratio(_FORWARD), backward=ratio(_BACKWARD), optimizer=ratio(_OPTIMIZER)
+    )

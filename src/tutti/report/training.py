@@ -1,0 +1,280 @@
+"""The page of training runs: losses, speed, where each pool's step went, and a comparison.
+
+What a run is comes as plain figures; `observe.history` reads them from a run's folder.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tutti.hardware.chip import LARGEST_OVERRUN
+from tutti.report.bars import Bar, Category, bars_html
+from tutti.report.curves import Curve, curves_html
+from tutti.report.overlay import PART_CATEGORIES
+from tutti.report.page import Page, Section
+from tutti.report.tables import Column, Row, table_html
+from tutti.report.tiles import Tile, notes_html, tiles_html
+from tutti.units import bytes_text, count_text, seconds_text
+
+_COLORS = tuple(f"series-{n}" for n in range(1, 9))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFigures:
+    """A pool's mean rank in a mean step; `parts` by the names of PART_CATEGORIES."""
+
+    pool: str
+    ranks: int
+    parts: Mapping[str, float]
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """One step."""
+
+    step: int
+    loss: float
+    seconds: float
+    tokens_per_s: float
+    mfu: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """What a run's folder says of it."""
+
+    name: str
+    model: str
+    cluster: str
+    num_ranks: int
+    uniform: bool  # planned as if all chips were alike
+    emulated: bool
+    overrun: float  # the largest of all steps and pools
+    predicted_s: float | None
+    steps: Sequence[StepFigures]
+    validation: Sequence[tuple[int, float]]
+    pools: Sequence[PoolFigures]
+
+    @property
+    def steady(self) -> Sequence[StepFigures]:
+        """The steps that speak for the run's speed: all but the first, which warms up."""
+        return self.steps[1:] or self.steps
+
+    @property
+    def seconds(self) -> float:
+        """Of the median step."""
+        return statistics.median(step.seconds for step in self.steady)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the median step."""
+        return statistics.median(step.tokens_per_s for step in self.steady)
+
+    @property
+    def mfu(self) -> float:
+        """Of the median step."""
+        return statistics.median(step.mfu for step in self.steady)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the host kept up with what it emulates."""
+        return self.overrun <= LARGEST_OVERRUN
+
+
+def baseline_of(runs: Sequence[RunFigures]) -> RunFigures:
+    """Return what other runs are compared with: the only uniform one, or else the last."""
+    uniform = [run for run in runs if run.uniform]
+    return uniform[0] if len(uniform) == 1 else runs[-1]
+
+
+def write_training_page(path: Path, runs: Sequence[RunFigures]) -> None:
+    """Write the page of some runs."""
+    training_page(runs).write(path)
+
+
+def training_page(runs: Sequence[RunFigures]) -> Page:
+    """Return the page of one run, or of several beside each other."""
+    head = tiles_html(_tiles(runs[0])) if len(runs) == 1 else ""
+    sections = [Section(id="summary", heading="", body=head + notes_html(_notes(runs)))]
+    if len(runs) > 1:
+        sections.append(_comparison(runs))
+    sections += [_curves(runs), _predictions(runs)]
+    if any(run.pools for run in runs):
+        sections.append(_parts(runs))
+    models = ", ".join(dict.fromkeys(run.model for run in runs))
+    clusters = ", ".join(dict.fromkeys(run.cluster for run in runs))
+    emulated = " · emulated chips" if any(run.emulated for run in runs) else ""
+    what = "A training run" if len(runs) == 1 else f"{len(runs)} training runs"
+    return Page(
+        title=f"{models} on {clusters}",
+        subtitle=f"{what}: {', '.join(run.name for run in runs)}{emulated}",
+        sections=tuple(sections),
+        footer="Made by tutti. This file is complete in itself; it works offline.",
+    )
+
+
+def _notes(runs: Sequence[RunFigures]) -> list[str]:
+    return [
+        f"{run.name}: the host fell behind the emulated chips by {run.overrun:.1%}, more than "
+        f"{LARGEST_OVERRUN:.0%}: its times do not count"
+        for run in runs
+        if run.emulated and not run.counts
+    ]
+
+
+def _tiles(run: RunFigures) -> list[Tile]:
+    last = run.steps[-1]
+    said = "emulated" if run.emulated else f"{run.num_ranks:,} ranks"
+    found = [
+        Tile("Loss", f"{last.loss:.4f}", f"step {last.step:,}; first {run.steps[0].loss:.4f}"),
+        Tile("Throughput", f"{count_text(run.tokens_per_s)}/s", f"tokens; {said}"),
+        Tile("MFU", f"{run.mfu:.1%}", "of all chips' dense peak"),
+        Tile("Step", seconds_text(run.seconds), _predicted(run)),
+    ]
+    if run.validation:
+        step, loss = run.validation[-1]
+        found.insert(1, Tile("Validation loss", f"{loss:.4f}", f"at step {step:,}"))
+    if run.emulated:
+        limit = f"emulated; counts up to {LARGEST_OVERRUN:.0%}"
+        found.append(Tile("Overrun", f"{run.overrun:.1%}", limit, alarm=not run.counts))
+    return found
+
+
+def _predicted(run: RunFigures) -> str:
+    if run.predicted_s is None:
+        return "median, without the first"
+    error = run.predicted_s / run.seconds - 1.0
+    return f"median; predicted {seconds_text(run.predicted_s)} ({error:+.1%})"
+
+
+def _comparison(runs: Sequence[RunFigures]) -> Section:
+    base = baseline_of(runs)
+    bars = [
+        Bar(
+            label=run.name,
+            aside=" · ".join(_kind(run)),
+            parts={"tokens/s": run.tokens_per_s},
+            note=f"{count_text(run.tokens_per_s)}/s · {run.tokens_per_s / base.tokens_per_s:.2f} ×",
+            alarm=run.emulated and not run.counts,
+        )
+        for run in runs
+    ]
+    return Section(
+        id="comparison",
+        heading="Throughput",
+        intro=f"Tokens per second of the median step, and how many times those of {base.name}.",
+        body=bars_html(
+            bars,
+            [Category(name="tokens/s", color="forward")],
+            whole=max(run.tokens_per_s for run in runs),
+            text=count_text,
+            legend=False,
+        ),
+    )
+
+
+def _kind(run: RunFigures) -> list[str]:
+    return ["uniform" if run.uniform else "planned", *(["emulated"] if run.emulated else [])]
+
+
+def _curves(runs: Sequence[RunFigures]) -> Section:
+    colors = [_COLORS[i % len(_COLORS)] for i in range(len(runs))]
+    pairs = list(zip(runs, colors, strict=True))
+
+    def curve(run: RunFigures, color: str, figure: str) -> Curve:
+        points = [(float(s.step), float(getattr(s, figure))) for s in run.steps]
+        return Curve(name=run.name, color=color, points=points)
+
+    losses = [curve(run, color, "loss") for run, color in pairs]
+    losses += [
+        Curve(
+            name=f"{run.name}, validation",
+            color=color,
+            points=[(float(s), v) for s, v in run.validation],
+            dashed=True,
+        )
+        for run, color in pairs
+        if run.validation
+    ]
+    speeds = [curve(run, color, "tokens_per_s") for run, color in pairs]
+    shares = [curve(run, color, "mfu") for run, color in pairs]
+    figures = (
+        curves_html("Loss", losses, text=lambda v: f"{v:.4g}"),
+        curves_html("Tokens per second", speeds, text=_count, from_zero=True),
+        curves_html("MFU", shares, text=lambda v: f"{100 * v:.3g} %", from_zero=True),
+    )
+    return Section(
+        id="curves",
+        heading="Over the steps",
+        body=f'<div class="curves">{"".join(figures)}</div>',
+    )
+
+
+def _count(value: float) -> str:
+    return count_text(value) if value else "0"
+
+
+def _predictions(runs: Sequence[RunFigures]) -> Section:
+    columns = (
+        Column("run", kind="whole"),
+        Column("plan"),
+        Column("ranks", figures=True),
+        Column("steps", figures=True),
+        Column("step, measured", figures=True, detail="median, without the first"),
+        Column("step, predicted", figures=True),
+        Column("error", figures=True, detail="predicted ÷ measured − 1"),
+        Column("tokens/s", figures=True),
+        Column("MFU", figures=True),
+        Column("loss", figures=True),
+        Column("validation", figures=True),
+        Column("overrun", figures=True, detail="how far the host fell behind emulated chips"),
+    )
+    rows = []
+    for run in runs:
+        predicted = run.predicted_s
+        rows.append(
+            Row(
+                cells=(
+                    run.name,
+                    " · ".join(_kind(run)),
+                    f"{run.num_ranks:,}",
+                    f"{run.steps[-1].step:,}",
+                    seconds_text(run.seconds),
+                    "–" if predicted is None else seconds_text(predicted),
+                    "–" if predicted is None else f"{predicted / run.seconds - 1:+.1%}",
+                    count_text(run.tokens_per_s),
+                    f"{run.mfu:.1%}",
+                    f"{run.steps[-1].loss:.4f}",
+                    f"{run.validation[-1][1]:.4f}" if run.validation else "–",
+                    f"{run.overrun:.1%}" if run.emulated else "–",
+                )
+            )
+        )
+    return Section(id="predicted", heading="Predicted and measured", body=table_html(columns, rows))
+
+
+def _parts(runs: Sequence[RunFigures]) -> Section:
+    bars = [
+        Bar(
+            label=pool.pool if len(runs) == 1 else f"{run.name} · {pool.pool}",
+            aside=f"{pool.ranks:,} ranks" if pool.ranks > 1 else "1 rank",
+            detail=f"peak memory {bytes_text(pool.peak_bytes)}" if pool.peak_bytes else "",
+            parts=pool.parts,
+            note=seconds_text(sum(pool.parts.values())),
+        )
+        for run in runs
+        for pool in run.pools
+    ]
+    whole = max((sum(bar.parts.values()) for bar in bars), default=math.nan)
+    return Section(
+        id="pools",
+        heading="Where the step goes",
+        intro="The mean rank of each pool in a mean step: computing, and waiting for the network "
+        "itself, for other ranks (bubble), for copies and for data.",
+        body=bars_html(bars, PART_CATEGORIES, whole=whole, text=seconds_text),
+    )

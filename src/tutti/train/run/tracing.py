@@ -1,0 +1,128 @@
+"""Traces of real steps: each rank's spans, gathered after the step, written by rank 0.
+
+Only the steps that are asked for cost anything, and that after they were timed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from tutti.observe.folder import trace_name
+from tutti.schedule.instruction import Op
+from tutti.simulate.measured import MeasuredRank, MeasuredStep, settled, write_measured
+from tutti.train.engine import Engine
+from tutti.train.recorder import Spans
+from tutti.train.run.clocks import Offset, clock_offsets, kernel_name
+from tutti.train.seats import class_of
+from tutti.units import seconds_text
+
+if TYPE_CHECKING:
+    from tutti.train.run.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpans:
+    """What one rank sends to rank 0."""
+
+    rank: int
+    rank_class: int
+    pool: str
+    kernel: str
+    spans: Spans
+    parts: dict[str, float]
+    sources: dict[tuple[int, str], tuple[int, ...]]
+    emulated: bool
+
+
+class Tracer:
+    """Gathers and writes the steps that a run is to trace."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._steps = frozenset(worker.config.measure.trace_steps)
+
+    def announce(self, first: int, last: int) -> None:
+        """Say which steps of `first`…`last` will not be traced although asked for."""
+        missed = sorted(step for step in self._steps if not first < step <= last)
+        if missed and self._worker.rank == 0:
+            numbers = ", ".join(map(str, missed))
+            text = f"measure.trace_steps: this run has no step {numbers}"
+            self._worker.events.send("warning", text=f"{text}; it goes from {first + 1} to {last}")
+
+    def step(self, number: int) -> None:
+        """Write the step that is just over, if its trace is wanted; all ranks call this."""
+        if number not in self._steps:
+            return
+        worker = self._worker
+        kernels: list[str] = [""] * worker.world
+        own = rank_spans(worker.engine)
+        dist.all_gather_object(kernels, own.kernel)
+        offsets = clock_offsets(worker.rank, kernels)
+        gathered: list[RankSpans] | None = None
+        if worker.rank == 0:
+            gathered = [own] * worker.world
+        dist.gather_object(own, gathered, dst=0)
+        if gathered is None:
+            return
+        path = worker.config.folder / trace_name(number)
+        program = worker.predicted.result.program
+        found = settled(program, joined(number, gathered, offsets))
+        write_measured(path, program, found)
+        worker.events.send("say", text=f"trace of step {number}: {path}")
+
+
+def rank_spans(engine: Engine) -> RankSpans:
+    """Return the step that an engine ran last."""
+    moves = {(e.start, e.what) for e in engine.instructions if e.op is Op.RECEIVE}
+    return RankSpans(
+        rank=engine.seat.rank,
+        rank_class=class_of(engine.schedule, engine.seat),
+        pool=engine.seat.place.chip.pool,
+        kernel=kernel_name(),
+        spans=engine.recorder.spans(),
+        parts=asdict(engine.recorder.times()),
+        sources={(u, w.value): engine.boundaries.sources(u, w) for u, w in moves},
+        emulated=engine.accelerator.name == "emulated",
+    )
+
+
+def joined(step: int, ranks: list[RankSpans], offsets: dict[str, Offset]) -> MeasuredStep:
+    """Return the step of all ranks on rank 0's clock, from when the first of them began."""
+    begun = [own.spans.began - offsets[own.kernel].seconds for own in ranks]
+    first = min(begun)
+    found = []
+    for own, began in zip(ranks, begun, strict=True):
+        shift, spans = began - first, own.spans
+        found.append(
+            MeasuredRank(
+                rank=own.rank,
+                rank_class=own.rank_class,
+                pool=own.pool,
+                shift_s=shift,
+                step_s=spans.step_s,
+                start=spans.start + shift,
+                end=spans.end + shift,
+                waited=spans.waited,
+                parts=own.parts,
+                sources=own.sources,
+            )
+        )
+    return MeasuredStep(
+        step=step,
+        ranks=tuple(found),
+        clock=_clock(offsets),
+        emulated=any(own.emulated for own in ranks),
+    )
+
+
+def _clock(offsets: dict[str, Offset]) -> str:
+    if len(offsets) == 1:
+        return "all ranks share one host's clock"
+    worst = max(offset.error_s for offset in offsets.values())
+    return (
+        f"clocks of {len(offsets)} hosts, laid over each other by round trips; "
+        f"wrong by at most {seconds_text(worst)}"
+    )
