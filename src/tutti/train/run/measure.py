@@ -18,7 +18,6 @@ from tutti.models.flops import flops_per_token
 from tutti.observe.folder import METRICS
 from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
 from tutti.observe.sinks import JsonLines, Prometheus, Sink, Sinks, TensorBoard
-from tutti.observe.trace import RankTrace, write_measured_trace
 from tutti.schedule.instruction import Op, What
 from tutti.schedule.schedule import Schedule
 from tutti.simulate.estimate import Estimate
@@ -70,8 +69,6 @@ class Measure:
 
     def step(self, number: int, result: StepResult, seconds: float, rate: float) -> None:
         """Take the figures of a step."""
-        if number in self._worker.config.measure.trace_steps:
-            self._trace(number)
         if number % self._worker.config.measure.every:
             return
         times = self._engine.recorder.times()
@@ -96,24 +93,6 @@ class Measure:
         self.finish()
         assert work is not None
         self._pending = (record, everyone, work)
-
-    def _trace(self, number: int) -> None:
-        """Write when every rank ran what; all ranks take part, and wait."""
-        spans = self._engine.recorder.spans()
-        worker = self._worker
-        own = RankTrace(
-            name=f"rank {worker.rank} · {worker.position}",
-            began=spans.began,
-            instructions=tuple(self._engine.instructions),
-            start=tuple(spans.start.tolist()),
-            end=tuple(spans.end.tolist()),
-        )
-        everyone = worker.saving.gather(own)
-        if everyone is None:
-            return
-        path = worker.config.folder / f"trace-{number:06}.json"
-        write_measured_trace(path, everyone)
-        worker.events.send("say", text=f"trace of step {number}: {path}")
 
     def finish(self) -> None:
         """Write the step whose figures have arrived by now."""
