@@ -44,6 +44,7 @@ data: {train: ["shipped:tales"], tokenizer: bytes, holdout: 0.05, cache: cache}
 optimizer: {learning_rate: 5e-3, schedule: constant}
 output: out
 """
+PARTS = ("compute_s", "communication_s", "bubble_s", "copy_s", "data_s", "other_s")
 TUTTI = [sys.executable, "-m", "tutti.cli.main"]
 Capture = pytest.CaptureFixture[str]
 
@@ -127,14 +128,33 @@ def test_every_step_is_measured(whole: tuple[Path, str, str]) -> None:
         if "loss" not in line:
             continue
         (pool,) = line["pools"].values()
-        parts = ("compute_s", "communication_s", "bubble_s", "copy_s", "data_s", "other_s")
-        assert sum(pool[name] for name in parts) <= 1.05 * line["seconds"]
         assert pool["compute_s"] > 0
+        assert all(pool[name] >= 0 for name in PARTS)
     trace = json.loads((folder / "out" / "trace-step-3.json").read_text(encoding="utf-8"))
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert {event["pid"] for event in slices} == {0, 1}
-    kinds = {event["name"].split()[0] for event in slices}
-    assert {"Forward", "Step"} <= kinds
+    assert {"Forward", "BackwardInput", "Send", "Receive", "Step"} <= {e["name"] for e in slices}
+    assert any(event["ph"] == "s" for event in trace["traceEvents"])  # arrows between ranks
+    for rank in trace["otherData"]["ranks"]:  # a rank's parts add up to its own step
+        spent = sum(rank["parts"][name] for name in PARTS)
+        assert spent == pytest.approx(rank["step_s"], rel=1e-6)
+    assert "one host's clock" in trace["otherData"]["clock"]
+
+
+def test_a_run_is_shown_beside_its_prediction(
+    whole: tuple[Path, str, str], tmp_path: Path, capsys: Capture
+) -> None:
+    output = whole[0] / "out"
+    over, page = tmp_path / "over.html", tmp_path / "run.html"
+    words = ("--over", str(output / "trace-step-3.json"), "--html", str(over))
+    code, out, err = tutti(capsys, "simulate", str(output / "plan.json"), *words)
+    assert code == 0, err
+    assert "step 3, emulated" in out
+    code, out, err = tutti(capsys, "report", f"first={output}", "--html", str(page))
+    assert code == 0, err
+    assert "emulated, overrun" in out
+    assert "<svg" in page.read_text(encoding="utf-8")
+    assert "rank 1" in over.read_text(encoding="utf-8")
 
 
 def test_the_end_is_a_folder_that_transformers_loads(whole: tuple[Path, str, str]) -> None:

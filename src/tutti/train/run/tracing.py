@@ -65,12 +65,15 @@ class Tracer:
         if worker.rank == 0:
             gathered = [own] * worker.world
         dist.gather_object(own, gathered, dst=0)
-        if gathered is None:
-            return
+        if gathered is not None:
+            self._write(number, gathered, offsets)
+        dist.barrier()  # or the next step of the others would hold rank 0's writing as bubble
+
+    def _write(self, number: int, gathered: list[RankSpans], offsets: dict[str, Offset]) -> None:
+        worker = self._worker
         path = worker.config.folder / trace_name(number)
         program = worker.predicted.result.program
-        found = settled(program, joined(number, gathered, offsets))
-        write_measured(path, program, found)
+        write_measured(path, program, settled(program, joined(number, gathered, offsets)))
         worker.events.send("say", text=f"trace of step {number}: {path}")
 
 
