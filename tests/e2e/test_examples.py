@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +54,34 @@ def test_training_files_can_be_read(path: Path) -> None:
         assert load_model(config.model).num_units > 2
     for source in config.data.train:  # what is named is there
         assert source.path.startswith("shipped:") or Path(source.path).exists()
+
+
+def commands_of(path: Path) -> list[str]:
+    """Return what a training file's opening says to type: `# Plan:` and `# Run:`, in order."""
+    opening = path.read_text(encoding="utf-8").replace("\\\n#", " ").splitlines()
+    return [line.split(":", 1)[1].strip() for line in opening if re.match("# (Plan|Run):", line)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["laptop", "torchrun"])
+def test_training_files_run_as_they_say(name: str, tmp_path: Path) -> None:
+    """Only shorter, and elsewhere; the others need a model that does not ship."""
+    pytest.importorskip("torch")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    *before, last = commands_of(ROOT / "examples" / "train" / f"{name}.yaml")
+    for command in (*before, f"{last} --steps 2"):
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    figures = (tmp_path / "out" / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line) for line in figures]
+    assert [step["step"] for step in steps if "loss" in step] == [1, 2]
+    assert sum(pool["ranks"] for pool in steps[0]["pools"].values()) == 4
+    assert (tmp_path / "out" / name / "huggingface" / "config.json").is_file()

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,11 @@ def write_job(folder: Path) -> Path:
     chips = [[Replica(chips=ChipSet.of("fast/0/0"))], [Replica(chips=ChipSet.of("fast/0/1"))]]
     save_plan(plan_of(cluster, chips, spec), folder / "plan.json")
     together = [[Replica(chips=ChipSet.of("fast/0/0-1"), count=2)]]
-    save_plan(plan_of(cluster, together, spec), folder / "other.json")
+    larger = plan_of(cluster, together, spec)
+    save_plan(larger, folder / "larger.json")
+    pipeline = replace(larger.pipelines[0], micro_batches=1)
+    job = replace(larger.job, global_batch=2)
+    save_plan(replace(larger, pipelines=(pipeline,), job=job), folder / "other.json")
     (folder / "train.yaml").write_text(CONFIG, encoding="utf-8")
     return folder
 
@@ -193,10 +198,26 @@ def test_nothing_left_to_do(whole: tuple[Path, str, str], here: Path, capsys: Ca
     assert "checkpoint: out/checkpoints/step-000004" in out
 
 
+def test_a_folder_with_an_earlier_run_is_pointed_out(
+    whole: tuple[Path, str, str], here: Path, capsys: Capture
+) -> None:
+    shutil.copytree(whole[0] / "out", here / "out")
+    code, _, err = tutti(capsys, "train", "train.yaml", "--steps", "1")
+    assert code == 0, err
+    assert "out holds checkpoints of an earlier run; this one starts anew" in err
+    assert [line["step"] for line in lines(here / "out" / "metrics.jsonl")] == [1]
+    assert (here / "out" / "checkpoints" / "latest").read_text().strip() == "step-000001"
+
+
 @pytest.mark.slow
 def test_another_plan_goes_on_with_the_same_curve(here: Path, capsys: Capture) -> None:
     whole = trained(capsys, "-o", "whole")
     first = trained(capsys, "--steps", "2")
+    code, _, err = tutti(
+        capsys, "train", "train.yaml", "--resume", "--plan", "larger.json", "--json"
+    )
+    assert code == 1
+    assert "the checkpoint's run had a global batch of 2, the plan has 4; go on" in err
     second = trained(capsys, "--resume", "--plan", "other.json")
     assert first["losses"] + second["losses"] == pytest.approx(whole["losses"], rel=1e-5)
 

@@ -173,6 +173,12 @@ class Worker:
             self.progress = self.checkpointer.load(self.engine)
             self._check_data()
             return
+        if self.rank == 0 and find_latest(self.config.folder / CHECKPOINTS) is not None:
+            self.events.send(
+                "warning",
+                text=f"{self.config.folder} holds checkpoints of an earlier run; this one starts "
+                "anew, --resume would go on",
+            )
         self.progress = Progress(seed=self.config.seed)
         if wants_pretrained(self.config):
             assert folder is not None
@@ -203,6 +209,14 @@ class Worker:
         return data
 
     def _check_data(self) -> None:
+        """Refuse to go on with other samples than the run would have had."""
+        batch, step = self.plan.job.global_batch, self.progress.step
+        if self.progress.samples != step * batch:
+            before = self.progress.samples / max(step, 1)
+            raise TuttiError(
+                f"the checkpoint's run had a global batch of {before:g}, the plan has {batch}; go "
+                "on with a plan of the same batch, or begin anew in another output folder"
+            )
         saved = dict(self.progress.data)
         if saved:
             self.data.check(self.data.state(self.progress.samples).__class__(**saved))  # type: ignore[arg-type]
