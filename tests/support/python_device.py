@@ -104,6 +104,9 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
 class Stream:
     """Work happens in the order of the program, whatever the stream."""
 
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
     def wait_event(self, event: Event) -> None:
         event.synchronize()
 
