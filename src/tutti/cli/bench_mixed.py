@@ -11,7 +11,7 @@ import json as json_text
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,9 @@ import typer
 from tutti.cli.output import Json, print_json, print_rich
 from tutti.cli.progress import ProgressLine
 from tutti.cli.torch_needed import require_torch
+from tutti.document import Place, build, plain
 from tutti.errors import InputError, hint
+from tutti.hardware.cluster import Cluster
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 LAYERS = 28  # cut 21:7 and 16:8:4
 LENGTH = 64
+TOO_SMALL = 1.65e9  # bytes: a runtime and most of the model, so that it has to be cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class Instance:
     """A cluster and how the work may be shared out."""
 
     cluster: str
+    memory_bytes: float | None = None  # of each chip, where that decides what can be done
     batch: int  # sequences of a step; micro-batches have one
     limits: Mapping[str, Any]
     ideal: float  # of planned over uniform, without bubble
@@ -45,19 +49,13 @@ class Instance:
 INSTANCES: Mapping[str, Instance] = {
     "shares 3:1": Instance(cluster="emulated-3-1", batch=32, limits={"max_stages": 1}, ideal=2.0),
     "cuts 3:1": Instance(
-        cluster="emulated-3-1",
-        batch=32,
-        limits={"mixed_stages": False, "mixed_pipelines": False},
-        ideal=2.0,
+        cluster="emulated-3-1", memory_bytes=TOO_SMALL, batch=32, limits={}, ideal=2.0
     ),
     "shares 4:2:1": Instance(
         cluster="emulated-4-2-1", batch=28, limits={"max_stages": 1}, ideal=7 / 3
     ),
     "cuts 4:2:1": Instance(
-        cluster="emulated-4-2-1",
-        batch=32,
-        limits={"mixed_stages": False, "mixed_pipelines": False},
-        ideal=7 / 3,
+        cluster="emulated-4-2-1", memory_bytes=TOO_SMALL, batch=32, limits={}, ideal=7 / 3
     ),
 }
 
@@ -77,7 +75,7 @@ def mixed(
     rows = []
     with ProgressLine("running", wanted=not json) as line, tempfile.TemporaryDirectory() as scratch:
         for name in instances or INSTANCES:
-            runs = _Runs(INSTANCES[name], Path(scratch), steps)
+            runs = Runs(INSTANCES[name], Path(scratch), steps)
             rows.append(_row(name, INSTANCES[name], runs, line))
     if json:
         print_json({"rows": rows})
@@ -93,7 +91,7 @@ def _config() -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Runs:
+class Runs:
     """The jobs of one instance."""
 
     def __init__(self, instance: Instance, scratch: Path, steps: int) -> None:
@@ -102,16 +100,29 @@ class _Runs:
         self._model = scratch / "model" / "config.json"
         self._model.parent.mkdir(exist_ok=True)
         self._model.write_text(json_text.dumps(_config()), encoding="utf-8")
+        self.cluster = Cluster.load(instance.cluster)
+
+    def _cluster(self, *, alone: bool) -> str:
+        """Return the cluster's file; a pool alone gets the memory it needs (DESIGN.md §5)."""
+        memory = self._instance.memory_bytes
+        if memory is None or alone:
+            return self._instance.cluster
+        pools = tuple(
+            replace(p, node=replace(p.node, chip=replace(p.node.chip, memory_bytes=memory)))
+            for p in self.cluster.pools
+        )
+        path = self._scratch / f"{self._instance.cluster}.json"
+        path.write_text(json_text.dumps(plain(replace(self.cluster, pools=pools))), "utf-8")
+        return str(path)
 
     def job(self, batch: int, **more: Any) -> Job:
         """Return a job, planned."""
-        from tutti.document import Place, build
         from tutti.train.run.config import TrainConfig
         from tutti.train.run.planning import prepare
 
         written = {
             "model": str(self._model),
-            "cluster": self._instance.cluster,
+            "cluster": self._cluster(alone="pools" in more),
             "steps": self._steps,
             "data": {"train": [{"kind": "synthetic"}]},
             "job": {
@@ -139,18 +150,16 @@ class _Runs:
         return run_local(job, listener=hear), overrun
 
 
-def _row(name: str, instance: Instance, runs: _Runs, line: ProgressLine) -> dict[str, Any]:
-    from tutti.hardware.cluster import Cluster
-
+def _row(name: str, instance: Instance, runs: Runs, line: ProgressLine) -> dict[str, Any]:
     line.say(f"{name}, planned")
     job = runs.job(instance.batch, use_all_pools=True)
     planned, late = runs.run(job)
     line.say(f"{name}, uniform")
     uniform, late_uniform = runs.run(runs.job(instance.batch, uniform=True, use_all_pools=True))
     alone, lates = 0.0, [late, late_uniform]
-    cluster = Cluster.load(instance.cluster)
-    whole = sum(p.chip.peak_flops(job.plan.job.precision.compute) for p in cluster.pools)
-    for pool in cluster.pools:
+    pools = runs.cluster.pools
+    whole = sum(p.chip.peak_flops(job.plan.job.precision.compute) for p in pools)
+    for pool in pools:
         line.say(f"{name}, {pool.name} alone")
         share = pool.chip.peak_flops(job.plan.job.precision.compute) / whole
         one, overrun = runs.run(
