@@ -7,9 +7,11 @@ with the form of their values. Shell: `bash -n` and shellcheck.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +93,8 @@ def require_shell(text: str, folder: Path) -> None:
     path = folder / "checked.sh"
     path.write_text(text if text.startswith("#!") else f"#!/usr/bin/env bash\n{text}")
     subprocess.run(["bash", "-n", str(path)], check=True)
-    program = shutil.which("shellcheck")
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # without activation
+    program = shutil.which("shellcheck", path=beside)
     assert program, "shellcheck is missing; install the extra 'dev'"
     # SC2016: a value of the user's may hold a $ that is meant as it stands; SC1091: what a vendor's
     # tools set up is not on this machine
