@@ -75,22 +75,7 @@ class Engine:
         self.instructions = self.schedule.classes[rank_class].instructions
         self.context = EngineContext(self.seat, links)
         self.dtype = compute_dtype(plan.job.precision)
-        selective = SelectiveOperators(accelerator.operators)
-        self.model = StageModel(
-            spec,
-            self.seat.units,
-            selective,  # type: ignore[arg-type]  # the same methods
-            parallel=self.context,
-            dtype=self.dtype,
-            device=accelerator.device,
-            tied=not tied_apart(plan),
-            context_kind=self.seat.replica.context_kind,
-        )
-        self.passes: Passes | StubPasses = (
-            StubPasses(spec, self.seat, self.dtype, accelerator.device)
-            if stub
-            else Passes(self.model.by_number(), self.seat.replica, accelerator, selective)
-        )
+        self.model, self.passes = self._make_model()
         self.boundaries = Boundaries(
             self.schedule, self.seats, self.seat, links, self.context.boundary
         )
@@ -117,7 +102,28 @@ class Engine:
         self._evaluation: Evaluation | None = None  # made when asked for
         self.signal = False  # told to all ranks at the end of the step
         self.watcher: Watcher | None = None  # sees reduced gradients before the optimizer does
-        self._handlers: Mapping[Op, Callable[[Instruction], Handle]] = {
+        self._handlers = self._make_handlers()
+
+    def _make_model(self) -> tuple[StageModel, Passes | StubPasses]:
+        """Return this rank's units, and what runs them forward and backward."""
+        selective = SelectiveOperators(self.accelerator.operators)
+        model = StageModel(
+            self.spec,
+            self.seat.units,
+            selective,  # type: ignore[arg-type]  # the same methods
+            parallel=self.context,
+            dtype=self.dtype,
+            device=self.accelerator.device,
+            tied=not tied_apart(self.plan),
+            context_kind=self.seat.replica.context_kind,
+        )
+        if self.stub:
+            return model, StubPasses(self.spec, self.seat, self.dtype, self.accelerator.device)
+        units = model.by_number()
+        return model, Passes(units, self.seat.replica, self.accelerator, selective)
+
+    def _make_handlers(self) -> Mapping[Op, Callable[[Instruction], Handle]]:
+        return {
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
             Op.BACKWARD_INPUT: self._backward_input,

@@ -115,8 +115,8 @@ def _watched(worker: Worker, step: int) -> tuple[int, int, str] | None:
 
     engine.parameters.close = closing  # type: ignore[method-assign]
     try:
-        with worker._feeder(worker.data.train, step, step + 1) as feeder:
-            engine.step(feeder.step(step), worker._settings(0.0))
+        with worker.feeder(worker.data.train, step, step + 1) as feeder:
+            engine.step(feeder.step(step), worker.settings(0.0))
     finally:
         engine.parameters.close = close  # type: ignore[method-assign]
         for hook in hooks:

@@ -223,7 +223,8 @@ class Worker:
 
     # --- the loop --------------------------------------------------------------------------
 
-    def _feeder(self, samples: Samples, first: int, last: int) -> Feeder:
+    def feeder(self, samples: Samples, first: int, last: int) -> Feeder:
+        """Return what brings this rank its part of some steps."""
         seat, pipeline = self.engine.seat, self.plan.pipelines[self.engine.seat.place.pipeline]
         return Feeder(
             samples,
@@ -243,14 +244,14 @@ class Worker:
         stack.enter_context(self.measure.sinks(after=first))
         self.tracer.announce(first, config.steps)
         kept = self._step_tensors(stack)
-        feeder = stack.enter_context(self._feeder(self.data.train, first, config.steps))
+        feeder = stack.enter_context(self.feeder(self.data.train, first, config.steps))
         if self.rank == 0 and dropout_of(config.model) > 0:
             self._say("the model's config asks for dropout; tutti trains without")
         losses: list[float] = []
         validation: list[tuple[int, float]] = []
         seconds: list[float] = []
         for step in range(first, config.steps):
-            settings = self._settings(rates.at(step + 1))
+            settings = self.settings(rates.at(step + 1))
             begin = time.perf_counter()
             self.engine.signal = self._stop
             result = self.engine.step(feeder.step(step), settings)
@@ -286,7 +287,8 @@ class Worker:
         stack.callback(kept.close)
         return kept
 
-    def _settings(self, rate: float) -> AdamSettings:
+    def settings(self, rate: float) -> AdamSettings:
+        """Return the optimizer's constants at a learning rate."""
         given = self.config.optimizer
         return AdamSettings(
             learning_rate=rate,
@@ -326,7 +328,7 @@ class Worker:
         most = rows.num_steps(self.plan.job.global_batch)
         count = min(self.config.validation.steps, most)
         total, tokens = 0.0, 0
-        with self._feeder(rows, 0, count) as feeder:
+        with self.feeder(rows, 0, count) as feeder:
             for number in range(count):
                 found = self.engine.evaluate(feeder.step(number))
                 total, tokens = total + found.loss * found.tokens, tokens + found.tokens

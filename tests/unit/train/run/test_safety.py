@@ -50,8 +50,8 @@ def worker() -> Any:
 
     return SimpleNamespace(
         engine=engine, accelerator=accelerator, rank=0, position=Position("fast", 0, 0),
-        seat=engine.seat, saving=Alone(), data=SimpleNamespace(train=None), _feeder=feeder,
-        _settings=settings, predicted=estimate(plan, spec, cluster, Sources()),
+        seat=engine.seat, saving=Alone(), data=SimpleNamespace(train=None), feeder=feeder,
+        settings=settings, predicted=estimate(plan, spec, cluster, Sources()),
     )  # fmt: skip
 
 
