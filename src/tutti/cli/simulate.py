@@ -19,6 +19,8 @@ from tutti.cli.predict import (
 from tutti.errors import InputError
 
 if TYPE_CHECKING:
+    from tutti.simulate.estimate import Estimate
+    from tutti.simulate.perturb import Spread
     from tutti.simulate.result import SimulationResult
 
 
@@ -50,13 +52,8 @@ def simulate(
 ) -> None:
     """Simulate one step of a plan, instruction by instruction."""
     from tutti.files import require_apart
-    from tutti.report.simulation import write_simulation_page
-    from tutti.report.tiles import Tile
     from tutti.simulate import perturb, repeat
     from tutti.simulate.run import simulate as run
-    from tutti.simulate.table import result_table
-    from tutti.simulate.trace import write_trace
-    from tutti.units import count_text, seconds_text
 
     if jitter > 1:
         raise InputError(
@@ -77,6 +74,25 @@ def simulate(
     spread = None
     if jitter:
         spread = repeat(found.schedule, found.priced.costs, seed=seed, sigma=jitter, slow=factors)
+    _show(found, result, spread, html=html, trace=trace, json=json)
+
+
+def _show(
+    found: Estimate,
+    result: SimulationResult,
+    spread: Spread | None,
+    *,
+    html: Path | None,
+    trace: Path | None,
+    json: bool,
+) -> None:
+    """Write the files that were asked for, and print the rest."""
+    from tutti.report.simulation import write_simulation_page
+    from tutti.report.tiles import Tile
+    from tutti.simulate.table import result_table
+    from tutti.simulate.trace import write_trace
+    from tutti.units import count_text, seconds_text
+
     # Slowed chips slow the whole prediction by as much.
     slower = result.step_seconds / found.result.step_seconds
     step, speed = found.step_seconds * slower, found.tokens_per_second / slower
