@@ -20,9 +20,7 @@ import typer
 from tutti.cli.output import Json, print_json, print_rich
 from tutti.cli.progress import ProgressLine
 from tutti.cli.torch_needed import require_torch
-from tutti.document import Place, build, plain
 from tutti.errors import InputError, hint
-from tutti.hardware.cluster import Cluster
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -95,6 +93,8 @@ class Runs:
     """The jobs of one instance."""
 
     def __init__(self, instance: Instance, scratch: Path, steps: int) -> None:
+        from tutti.hardware.cluster import Cluster
+
         self._instance, self._steps = instance, steps
         self._scratch = scratch
         self._model = scratch / "model" / "config.json"
@@ -104,6 +104,8 @@ class Runs:
 
     def _cluster(self, *, alone: bool) -> str:
         """Return the cluster's file; a pool alone gets the memory it needs (DESIGN.md §5)."""
+        from tutti.document import plain
+
         memory = self._instance.memory_bytes
         if memory is None or alone:
             return self._instance.cluster
@@ -117,6 +119,7 @@ class Runs:
 
     def job(self, batch: int, **more: Any) -> Job:
         """Return a job, planned."""
+        from tutti.document import Place, build
         from tutti.train.run.config import TrainConfig
         from tutti.train.run.planning import prepare
 
