@@ -32,18 +32,18 @@ PEAK, MEMORY = 989e12, 141e9
 NAMES = ("first", "second", "third")
 
 
-def cluster_text(parts: list[int], *, rehearse: bool) -> str:
-    """Return the cluster file: one pool of one chip per part."""
+def cluster_text(parts: list[int], *, rehearse: bool, memory: float = MEMORY) -> str:
+    """Return the cluster file: one pool of one chip per part, with its part of the memory."""
     lines = ["name: one-gpu", "chips:"]
     for part in parts:
         share = part / 100
         peak = f"{(2e11 if rehearse else PEAK) * share:.4g}"
-        memory = f"{8e9 if rehearse else MEMORY * share * 0.93:.4g}"
+        own = 8e9 if rehearse and memory == MEMORY else memory * share * 0.93
         lines += [
             f"  - name: part-{part}",
             f"    vendor: {'generic' if rehearse else 'NVIDIA'}",
             f"    peak: {{bf16: {peak}, fp32: {peak}}}",
-            f"    memory_bytes: {memory}",
+            f"    memory_bytes: {own:.4g}",
             f"    memory_bandwidth: {4.8e12 * share:.4g}",
             f"    compute_units: {max(1, round(132 * share))}",
         ]
@@ -116,10 +116,13 @@ def profiles(parts: list[int], scratch: Path, args: argparse.Namespace) -> list[
 class Runs:
     """The jobs of one comparison."""
 
-    def __init__(self, scratch: Path, args: argparse.Namespace, parts: list[int]) -> None:
+    def __init__(
+        self, scratch: Path, args: argparse.Namespace, parts: list[int], memory: float = MEMORY
+    ) -> None:
         self.scratch, self.args, self.parts = scratch, args, parts
         self.cluster = scratch / "cluster.yaml"
-        self.cluster.write_text(cluster_text(parts, rehearse=args.rehearse))
+        text = cluster_text(parts, rehearse=args.rehearse, memory=memory)
+        self.cluster.write_text(text)
         self.profiles: list[str] = []
 
     def job(self, name: str, batch: int, steps: int, **more: object) -> Job:
