@@ -70,11 +70,7 @@ class MeasuredChip:
         self._rows = found
         for operator in NEEDED:
             if row_name(operator, "forward") not in found:
-                has = ", ".join(d.value for d in profile.dtypes) or "nothing"
-                raise InputError(
-                    f"profile of {profile.chip}: no '{operator}' in {dtype.value}; it measured "
-                    f"{has}; run tutti profile --dtype {dtype.value}"
-                )
+                raise InputError(_missing(profile, operator, dtype))
         self._passes: dict[tuple[str, Direction], _Pass | None] = {}
 
     # --- seconds -----------------------------------------------------------------------------
@@ -196,6 +192,15 @@ class MeasuredChip:
         )
         curve = Curve.of(_logarithms(operator, columns), seconds / found.roofline(columns))
         return replace(found, curve=curve)
+
+
+def _missing(profile: Profile, operator: str, dtype: Dtype) -> str:
+    """Say why a profile cannot price a model, and what to run."""
+    start = f"profile of {profile.chip}: no '{operator}' in {dtype.value}"
+    if dtype in profile.dtypes:
+        return f"{start}: its time was over before; run tutti profile with a longer --budget"
+    has = ", ".join(d.value for d in profile.dtypes) or "nothing"
+    return f"{start}; it measured {has}; run tutti profile --dtype {dtype.value}"
 
 
 def _feature_names(operator: str) -> tuple[str, ...]:
