@@ -83,7 +83,7 @@ def test_another_number_format_is_refused_in_one_line():
         InputError, match="no 'linear' in fp32; it measured bf16; run tutti profile"
     ):
         MeasuredChip(measured_profile(), Dtype.FP32)
-    with pytest.raises(InputError, match="no 'attention' in bf16: its time was over .* a longer --budget"):
+    with pytest.raises(InputError, match="no 'attention' in bf16: its time was over"):
         MeasuredChip(measured_profile(operators=("linear",)), Dtype.BF16)
 
 
