@@ -34,6 +34,9 @@ def train(
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Where each millisecond of our step goes.")
     ] = False,
+    target: Annotated[
+        float, typer.Option(help="With --breakdown: what this MFU would need.", min=0.01, max=1.0)
+    ] = 0.68,
     json: Json = False,
 ) -> None:
     """Time whole steps (forward, backward, AdamW) of one chip: seconds, MFU, peak memory."""
@@ -54,6 +57,11 @@ def train(
     print_rich(_table(rows, asked.title))
     if breakdown:
         print_rich(_where(rows[0]))
+        print_rich(_parts(rows[0]))
+        if rows[0]["mfu"] is not None:
+            from tutti.cli.train_where import Part, needed
+
+            typer.echo(needed([Part(**part) for part in rows[0]["parts"]], rows[0]["mfu"], target))
 
 
 def _table(rows: list[dict[str, Any]], title: str) -> Table:
@@ -87,4 +95,19 @@ def _where(row: dict[str, Any]) -> Table:
         table.add_column(name, justify="left" if name == "what" else "right")
     for name, seconds in row["breakdown"].items():
         table.add_row(name, f"{seconds * 1e3:.2f}", f"{seconds / row['step_s']:.1%}")
+    return table
+
+
+def _parts(row: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="what the chip does meanwhile")
+    for name in ("what", "ms", "share", "least ms"):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    whole = sum(part["seconds"] for part in row["parts"])
+    for part in row["parts"]:
+        least = f"{part['least_s'] * 1e3:.2f}" if part["least_s"] else "–"
+        table.add_row(
+            part["name"], f"{part['seconds'] * 1e3:.2f}", f"{part['seconds'] / whole:.1%}", least
+        )
     return table

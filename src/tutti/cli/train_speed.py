@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tutti.accelerator import Accelerator, open_accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.cli.train_where import best_rates, kernel_seconds, parts
 from tutti.hardware.chip import Dtype
 from tutti.hardware.library import shipped
 from tutti.models.flops import flops_per_token
@@ -95,6 +96,18 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
         step(0)
         accelerator.synchronize()
         row["breakdown"] = _where(engine)
+        precision = PRECISIONS[asked.precision]
+        row["parts"] = [
+            dataclasses.asdict(part)
+            for part in parts(
+                kernel_seconds(lambda: step(0), accelerator),
+                spec,
+                precision,
+                tokens=asked.micro_batch * asked.sequence_length,
+                sequence_length=asked.sequence_length,
+                rates=best_rates(accelerator, TORCH_DTYPES[precision.compute]),
+            )
+        ]
     return row
 
 
