@@ -142,7 +142,7 @@ def _together(problem: Problem, schedule: ScheduleKind) -> Iterator[tuple[Pipeli
     for one in every:
         if _takes_all(problem, (one,)):
             yield (one,)
-    if not problem.space.several_pipelines:
+    if problem.space.max_pipelines == 1:
         return
     for first, second in itertools.product(every, repeat=2):
         pair = (first, second)

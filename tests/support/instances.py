@@ -162,7 +162,7 @@ def varied(drafts: list[Draft]) -> set[str]:
 
 def _is_good(problem: Problem, opened: tuple[str, ...]) -> bool:
     """Whether the space is small, and all that is open takes two values at least."""
-    most = _MOST_PIPELINES[problem.space.several_pipelines]
+    most = _MOST_PIPELINES[problem.space.max_pipelines != 1]
     for schedule in problem.space.schedules:
         if sum(1 for _ in itertools.islice(pipelines(problem, schedule), most + 1)) > most:
             return False
@@ -257,7 +257,7 @@ def _space(draw: random.Random, opened: set[str]) -> Space:
         uneven_shares="shares" in opened,
         mixed_stages=bool(opened & {"mixed_stages", "shares"}),
         mixed_pipelines="order" in opened,
-        several_pipelines="pipelines" in opened,
+        max_pipelines=2 if "pipelines" in opened else 1,
         idle="idle" in opened,
     )
 

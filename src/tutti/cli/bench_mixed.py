@@ -50,7 +50,7 @@ INSTANCES: Mapping[str, Instance] = {
         cluster="emulated-3-1", memory_bytes=TOO_SMALL, batch=32, limits={}, ideal=2.0
     ),
     "shares 4:2:1": Instance(
-        cluster="emulated-4-2-1", batch=28, limits={"max_stages": 1}, ideal=7 / 3
+        cluster="emulated-4-2-1", batch=42, limits={"max_stages": 1}, ideal=7 / 3
     ),
     "cuts 4:2:1": Instance(
         cluster="emulated-4-2-1", memory_bytes=TOO_SMALL, batch=32, limits={}, ideal=7 / 3

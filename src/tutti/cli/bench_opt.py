@@ -80,7 +80,7 @@ def opt_problem(size: int, profiles: LayerProfiles) -> Problem:
             shard=(0,),
             recompute=("none",),
             offload=(),
-            several_pipelines=False,
+            max_pipelines=1,
         ),
     )
 

@@ -326,21 +326,24 @@ def _rounded(value: float) -> float:
 Grouping = tuple[tuple[str, ...], ...]
 
 
-def groupings(orders: Sequence[tuple[str, ...]], *, mixed: bool, several: bool) -> list[Grouping]:
+def groupings(
+    orders: Sequence[tuple[str, ...]], *, mixed: bool, most: int | None = None
+) -> list[Grouping]:
     """Return the ways to arrange pools into chains: which pools together, and in which order.
 
-    `orders` are the orders worth a look along a chain, each of all pools.
+    `orders` are the orders worth a look along a chain, each of all pools; `most` is how many chains
+    there may be.
     """
     names = orders[0]
     if len(names) == 1:
         return [(names,)]
     found: list[Grouping] = []
-    if several:
+    if most is None or most >= len(names):
         found.append(tuple((name,) for name in names))
     if not mixed:
         return found or [((name,),) for name in names]
     found += [(order,) for order in orders]
-    if len(names) == 3 and several:
+    if len(names) == 3 and most != 1:
         for alone in names:
             pairs = dict.fromkeys(tuple(n for n in order if n != alone) for order in orders)
             found += [(pair, (alone,)) for pair in pairs]

@@ -122,7 +122,7 @@ class Candidates:
         orders = dict.fromkeys((used, roomy, roomy[::-1], used[::-1]))
         if len(used) > 2:
             orders = dict.fromkeys((used, roomy, roomy[::-1]))
-        return groupings(list(orders), mixed=space.mixed_pipelines, several=space.several_pipelines)
+        return groupings(list(orders), mixed=space.mixed_pipelines, most=space.max_pipelines)
 
     def _promising(self, candidates: list[Candidate]) -> list[Candidate]:
         """Return the best few of every schedule, shard level and number of unlike pipelines.

@@ -51,7 +51,7 @@ def _keeps(space: Space, pipelines: Sequence[Sequence[Stage]]) -> bool:
         return False
     if not space.uneven_shares and any(len({shares for _, shares in s}) > 1 for s in stages):
         return False
-    if not space.several_pipelines and len(pipelines) > 1:
+    if space.max_pipelines is not None and len(pipelines) > space.max_pipelines:
         return False
     return space.mixed_pipelines or all(
         len({tuple(sorted({pool for pool, _ in stage})) for stage in pipeline}) == 1

@@ -119,6 +119,12 @@ class Search:
         self.state.take(_Found(found.draft, found.step_seconds, found.step_seconds, "exact"))
         return self.state
 
+    @property
+    def may_have_more(self) -> bool:
+        """Whether the space has plans that the exact search leaves out: of three pipelines."""
+        most = self.problem.space.max_pipelines
+        return len(self.problem.pools) > 2 and (most is None or most > 2)
+
     def run(self) -> _State:
         """Settle the most promising candidates until the work is spent."""
         budget = self.effort.budget(self.problem.num_chips)
@@ -228,7 +234,9 @@ def plan(
         bound = lower_bound(tables)
     report(Progress(doing="pricing", lower_bound_seconds=bound))
     search = Search(tables, effort, report, bound)
-    state = search.run_exactly() or search.run()
+    state = search.run_exactly()
+    if state is None or search.may_have_more:
+        state = search.run()
     if state.best is None:
         raise explain_infeasible(tables, _first_fit)
     best, runner_up = _settled(search, state)

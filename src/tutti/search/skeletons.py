@@ -70,7 +70,7 @@ def cuts(problem: Problem, num_stages: int, virtual: int) -> Iterator[tuple[Unit
 
 
 def skeletons(problem: Problem, tables: Tables, most: float = math.inf) -> Iterator[Skeleton]:
-    """Yield every skeleton of the space; give up where one micro-batch has too many pipelines."""
+    """Yield every skeleton of one or two pipelines; give up where a micro-batch has too many."""
     pools = [pool.name for pool in problem.pools]
     chips = tuple(pool.num_chips for pool in problem.pools)
     batch, space = problem.job.global_batch, problem.space
@@ -83,7 +83,7 @@ def skeletons(problem: Problem, tables: Tables, most: float = math.inf) -> Itera
             for stages, used in found:
                 if space.idle or used == chips:
                     yield from _scheduled(problem, ((stages, batch // size),))
-    if not space.several_pipelines:
+    if space.max_pipelines == 1:
         return
     for first, second in itertools.product(sorted(one), repeat=2):  # the first gets its chips first
         for counts in _splits(batch, first, second):

@@ -46,7 +46,7 @@ class Space:
     uneven_shares: bool = True  # replicas of one stage that take unequally many sequences
     mixed_stages: bool = True  # replicas of unlike chips in one stage
     mixed_pipelines: bool = True  # unlike chips along one pipeline
-    several_pipelines: bool = True
+    max_pipelines: int | None = None  # that differ in chips, cuts or micro-batches
     idle: bool = True  # chips may be left out
 
 

@@ -9,7 +9,7 @@ import pytest
 from tutti.cli.bench_mixed import INSTANCES, LAYERS, Runs
 
 
-@pytest.mark.parametrize("name", ["shares 3:1", "cuts 3:1"])
+@pytest.mark.parametrize("name", ["shares 3:1", "shares 4:2:1", "cuts 3:1"])
 def test_the_planner_shares_or_cuts_unevenly(name: str, tmp_path: Path) -> None:
     instance = INSTANCES[name]
     runs = Runs(instance, tmp_path, steps=2)
@@ -21,7 +21,7 @@ def test_the_planner_shares_or_cuts_unevenly(name: str, tmp_path: Path) -> None:
     if name.startswith("shares"):
         assert all(len(p.stages) == 1 for p in pipelines)
         shares = sorted(p.sequences for p in pipelines)
-        assert shares == [8, 24]
+        assert shares == ([8, 24] if name == "shares 3:1" else [6, 12, 24])
     else:
         (pipeline,) = pipelines
         units = sorted(stage.num_units for stage in pipeline.stages)

@@ -63,7 +63,7 @@ def _problem(
         "offload": (),
         "max_stages": 2,
         "uneven_units": False,
-        "several_pipelines": False,
+        "max_pipelines": 1,
     } | space
     job = Job(sequence_length=1024, global_batch=16)
     return Problem(model=model, cluster=cluster, job=job, space=Space(**options))  # type: ignore[arg-type]

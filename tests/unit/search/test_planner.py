@@ -188,9 +188,7 @@ def test_replicas_of_a_stage_share_alike_where_they_must():
 
 
 def test_one_pipeline_where_there_may_be_one_only():
-    asked = problem(
-        space=Space(several_pipelines=False), job=Job(sequence_length=2048, global_batch=60)
-    )
+    asked = problem(space=Space(max_pipelines=1), job=Job(sequence_length=2048, global_batch=60))
     assert len(plan(asked).best.plan.pipelines) == 1
 
 
