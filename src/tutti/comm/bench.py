@@ -33,6 +33,9 @@ _SHORT_SWAPS, _LONG_SWAPS = 40, 6
 _CLEAR, _LARGEST_SWAP = 8, 64 << 20
 _IN_PROGRAM = 0.5  # of a swap: the rest is handing it to the executor and back
 _FAR = 2.5  # times the best price beyond which a program is not measured
+# Times the fastest, in the first round, beyond which a program is not measured again; where even
+# the fastest is short, the first round tells little, for it opens connections.
+_HOPELESS, _LONG_S = 1.75, 0.2
 _NO_LOSS = Efficiency(island=1.0, fabric=1.0, startup_s=0.0, hop_s=0.0)
 
 
@@ -181,16 +184,20 @@ def _cell(
     ours, gloo = _ours(comm, operation, buffers), _gloo(comm, operation, buffers)
     beside = options.gloo and _works(gloo)
     contestants: list[Named | None] = [*programs, *([None] if beside else [])]
+
+    def once(named: Named | None) -> float:
+        if named is not None:
+            comm.chooser.obey(operation, named)
+        return _timed(comm, gloo if named is None else ours, options.device)
+
+    first = _slowest(comm, [[once(named)] for named in contestants])  # warms up
+    hopeless = _hopeless(contestants, [times[0] for times in first])
     samples: list[list[float]] = [[] for _ in contestants]
-    for repeat in range(options.repeats + 1):
+    for _ in range(options.repeats):
         for number, named in enumerate(contestants):
-            if named is not None:
-                comm.chooser.obey(operation, named)
-            seconds = _timed(comm, gloo if named is None else ours, options.device)
-            if repeat:  # the first warms up
-                samples[number].append(seconds)
+            samples[number].append(first[number][0] if number in hopeless else once(named))
     comm.chooser.obey(operation, None)
-    slowest = comm.all_reduce(torch.tensor(samples, dtype=torch.float64), "max").wait()
+    slowest = _slowest(comm, samples)
     whole = float(section_bytes(operation, num_bytes, comm.size))
     bound = lower_bound_seconds(Operation(operation), whole, nominal)
     rows = []
@@ -204,13 +211,35 @@ def _cell(
                 algorithm="gloo" if named is None else named.algorithm,
                 chunks=1 if named is None else named.chunks,
                 chosen=number == 0,
-                seconds=statistics.median(slowest[number].tolist()),
+                seconds=statistics.median(slowest[number]),
                 predicted_s=price,
                 bound_s=bound,
                 ranks=comm.size,
             )
         )
     return rows
+
+
+def _slowest(comm: Communicator, samples: list[list[float]]) -> list[list[float]]:
+    """Return, of every sample, the time of the slowest rank."""
+    whole = torch.tensor(samples, dtype=torch.float64)
+    found: list[list[float]] = comm.all_reduce(whole, "max").wait().tolist()
+    return found
+
+
+def _hopeless(contestants: Sequence[Named | None], first: Sequence[float]) -> set[int]:
+    """Return which programs are so slow that more samples would tell nothing.
+
+    Not the one that would be chosen, which comes first, and not gloo.
+    """
+    best = min(t for named, t in zip(contestants, first, strict=True) if named is not None)
+    if best < _LONG_S:
+        return set()
+    return {
+        number
+        for number, (named, seconds) in enumerate(zip(contestants, first, strict=True))
+        if number and named is not None and seconds > _HOPELESS * best
+    }
 
 
 def _timed(comm: Communicator, call: Callable[[], object], device: str) -> float:
