@@ -45,7 +45,7 @@ quickstart: $(VENV)/.train
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/quickstart.sh
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow" --durations=15
 
 test-slow: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --timeout 3600
