@@ -17,20 +17,44 @@ Fit = Callable[[Problem], Settled | None]
 def explain_infeasible(tables: Tables, first_fit: Fit) -> InputError:
     """Return the error that names the tightest constraint and the smallest remedy."""
     problem = tables.problem
-    free = first_fit(replace(problem, unlimited_memory=True))
-    if free is None:
-        return InputError(_nothing_divides(problem))
-    tightest = free.estimate.tightest
+    tightest = _too_much_state(problem)
+    if not tightest:
+        free = first_fit(replace(problem, unlimited_memory=True))
+        if free is None:
+            return InputError(_nothing_divides(problem))
+        most = free.estimate.tightest
+        tightest = (
+            f"even the best strategy without a memory limit needs {bytes_text(most.total)} of the "
+            f"{bytes_text(most.limit)} of a chip of '{most.pool}' ({most.name})"
+        )
     remedy = next(
         (words for words, changed in _remedies(problem) if first_fit(changed) is not None),
         "neither fewer constraints nor a shorter sequence nor more nodes (as far as they were "
         "tried) would do; choose a smaller model or chips with more memory",
     )
     return InputError(
-        f"{problem.model.name} does not fit on '{problem.cluster.name}': even the best strategy "
-        f"without a memory limit needs {bytes_text(tightest.total)} of the "
-        f"{bytes_text(tightest.limit)} of a chip of '{tightest.pool}' ({tightest.name}); "
+        f"{problem.model.name} does not fit on '{problem.cluster.name}': {tightest}; "
         f"smallest change that fits: {remedy}"
+    )
+
+
+def _too_much_state(problem: Problem) -> str:
+    """Say so where parameters and what trains them exceed all memory, however they are shared."""
+    precision = problem.job.precision
+    held = [precision.parameters, precision.gradients, precision.moments, precision.moments]
+    if precision.master is not None:
+        held.append(precision.master)
+    states = problem.model.num_parameters * sum(dtype.num_bytes for dtype in held)
+    chips = sum(pool.num_chips * pool.chip.memory_bytes for pool in problem.pools)
+    hosts = 0.0
+    if problem.space.offload:
+        hosts = sum(pool.nodes * pool.node.host.memory_bytes for pool in problem.pools)
+    if states <= chips + hosts:
+        return ""
+    beside = f" and {bytes_text(hosts)} on their hosts" if hosts else ""
+    return (
+        f"its parameters, gradients and optimizer states are {bytes_text(states)}, the "
+        f"{problem.num_chips} chips have {bytes_text(chips)}{beside}"
     )
 
 

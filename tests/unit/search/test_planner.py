@@ -227,6 +227,8 @@ def test_what_does_not_fit_is_an_answer():
     with pytest.raises(InputError, match="does not fit") as error:
         plan(asked)
     assert "smallest change that fits" in str(error.value)
+    # 175 billion parameters of 18 bytes: the numbers that say why
+    assert "optimizer states are 2.9 TiB, the 4 chips have 14.0 GiB" in str(error.value)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
