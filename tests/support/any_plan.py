@@ -101,12 +101,12 @@ PLANS: dict[str, Plan] = {
     .line((((0, 2),), [{"tp": 2, "sequence_parallel": True, "sequences": 2}]),
           (((2, 4),), [{"tp": 2, "sequences": 2}]))
     .plan(ZERO),
-    "tensor parallel in two pieces, odd tokens": Draft(length=15)
+    "tensor parallel in two pieces, odd tokens": Draft(length=14)
     .line((((0, 2),), [{"tp": 2, "sequence_parallel": True, "tp_overlap_chunks": 2,
                         "recompute": Recompute(full=((1, 2),))}]),
           (((2, 4),), [{"tp": 2, "tp_overlap_chunks": 2}]))
     .plan(ZERO),
-    "tensor parallel in four pieces": Draft(length=15, **MOE)
+    "tensor parallel in four pieces": Draft(length=12, **MOE)
     .line((FOUR, [{"tp": 4, "sequence_parallel": True, "tp_overlap_chunks": 4, "sequences": 2,
                    "offload": OFF}]))
     .plan(),
