@@ -6,6 +6,11 @@ product beside them does not last:
 
     exposed = q + (c − 1) · max(0, q − g),   q = α + bytes/c ÷ β,   g = the product of T/c rows
 
+With sequence parallelism a rank keeps its own tokens of a column product's input and gathers all
+once more in backward, for the weight's gradient, ahead of the pieces that are reduced:
+
+    exposed = q + max(0, (c − 1) · (q − g), Q + (c − 1) · q − c · g),   Q = α + bytes ÷ β
+
 Every piece pays the latency α, and c products of T/c rows take longer than one of T (fewer tiles,
 one kernel gap each): chunks pay on large shapes and cost on small ones.
 """
@@ -93,6 +98,7 @@ def in_chunks(
     step = _once(unit_bytes / count, strategy, machine, constants, span)
     step = np.where(paired, 0.5, 1.0) * step
     once = _once(unit_bytes, strategy, machine, constants, span)
+    again = 0.5 * once  # a column product's input, for the weight's gradient
     gemm, exposed = list(whole), [routed * once, routed * once]
     for index, (one, other) in enumerate(zip(piece, full, strict=True)):
         weight = 1.0 if index < 2 else 1.0 - routed
@@ -100,8 +106,11 @@ def in_chunks(
             reduces = (index % 2 == 1) == (direction == 0)
             split = np.where(paired | reduces, weight, 0.0)
             gemm[direction] = gemm[direction] + split * (count * one[direction] - other[direction])
-            late = step + (count - 1.0) * np.maximum(0.0, step - one[direction])
-            exposed[direction] = exposed[direction] + split * late
+            late = (count - 1.0) * np.maximum(0.0, step - one[direction])
+            if direction == 1 and reduces:
+                both = again + (count - 1.0) * step - count * one[direction]
+                late = np.maximum(late, np.where(paired, both, 0.0))
+            exposed[direction] = exposed[direction] + split * (step + late)
     cut = (count > 1) & (strategy.tp > 1)
     return (
         Passes(*(np.where(cut, a, b) for a, b in zip(gemm, whole, strict=True))),

@@ -163,7 +163,8 @@ def test_what_chunks_expose_is_the_first_piece_and_what_products_do_not_hide() -
     assert slow.parts["tensor parallel"] == pytest.approx(8 * piece)
     fast = Constants(gemm_efficiency=1e9, hbm_efficiency=1e9, kernel_gap_s=0.0, gemm_fill_s=0.0)
     quick = block_seconds(shape, strategy, MACHINE, fast)
-    assert quick.parts["tensor parallel"] == pytest.approx(8 * 4 * piece, rel=1e-4)
+    again = 2 * (latency + moved)  # two inputs are gathered once more for the weights' gradients
+    assert quick.parts["tensor parallel"] == pytest.approx(8 * 4 * piece + again, rel=1e-4)
 
 
 def test_the_chunks_of_one_chip_change_nothing() -> None:
