@@ -1,9 +1,9 @@
 """`tutti bench overlap`: a block's forward and backward over rate-limited wires, products timed.
 
 Three runs of the same pieces take turns: beside each other, one after the other (which gives the
-seconds of every collective), and without any message (which gives compute). A sample is the time of
-the slowest rank (of a collective, that of the rank that came last: the others waited for it too), a
-figure the median of samples.
+share of every collective), and without any message (which gives compute). What the second takes
+longer than the third is communication. A sample is the time of the slowest rank, a figure the
+median of samples.
 """
 
 from __future__ import annotations
@@ -215,8 +215,9 @@ def _row(comm: Communicator, question: Question, chunks: int, pricing: Pricing) 
                 found.append(seconds)
                 notes += [list(clocked.seconds)] if run is runs[1] else []
     step_s, in_turn_s, compute_s = (statistics.median(found) for found in samples)
-    last = comm.all_reduce(torch.tensor(notes, dtype=torch.float64), "min").wait()
-    each = last.median(0).values.tolist()
+    communication_s = max(0.0, in_turn_s - compute_s)
+    noted = comm.all_reduce(torch.tensor(notes, dtype=torch.float64)).wait().median(0).values
+    each = (noted * (communication_s / float(noted.sum()))).tolist()
     price = pricing.in_pieces(chunks)
     return Row(
         ranks=question.ranks,
@@ -224,7 +225,7 @@ def _row(comm: Communicator, question: Question, chunks: int, pricing: Pricing) 
         step_s=step_s,
         in_turn_s=in_turn_s,
         compute_s=compute_s,
-        communication_s=sum(each),
+        communication_s=communication_s,
         could_hide_s=min(compute_s, could_hide(each, price, chunks)),
         priced_exposed_s=price.exposed_s,
         overrun=operators.overrun.share,
