@@ -23,10 +23,16 @@ class Mlp(Holder):
 
     def forward(self, x: Tensor, num_tokens: int, later: WeightGradients | None = None) -> Tensor:
         """Return the layer's output, of this rank's tokens."""
+        return self.narrowed(self.widened(x, num_tokens, later), later)
+
+    def widened(self, x: Tensor, num_tokens: int, later: WeightGradients | None) -> Tensor:
+        """Return what comes before the last product: the first half of the layer."""
         x = self.up(x, num_tokens, later)
         if self.gated:
-            x = self.operators.gated_activation(x, kind=self.activation)
-        else:
-            x = self.operators.activation(x, kind=self.activation)
+            return self.operators.gated_activation(x, kind=self.activation)
+        return self.operators.activation(x, kind=self.activation)
+
+    def narrowed(self, x: Tensor, later: WeightGradients | None) -> Tensor:
+        """Return the layer's output: its second half."""
         y: Tensor = self.down(x, later)
         return y

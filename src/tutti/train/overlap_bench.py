@@ -2,14 +2,13 @@
 
 Three runs of the same pieces take turns: beside each other, one after the other (which gives the
 share of every collective), and without any message (which gives compute). What the second takes
-longer than the third is communication. A sample is the time of the slowest rank, a figure the
-median of samples.
+longer than the third is communication. A sample is the time of the slowest rank, a figure the least
+of samples: what else the machine does can only add to a timer.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -214,7 +213,7 @@ def _row(comm: Communicator, question: Question, chunks: int, pricing: Pricing) 
             if repeat:  # the first warms up
                 found.append(seconds)
                 notes += [list(clocked.seconds)] if run is runs[1] else []
-    step_s, in_turn_s, compute_s = (statistics.median(found) for found in samples)
+    step_s, in_turn_s, compute_s = (min(found) for found in samples)
     communication_s = max(0.0, in_turn_s - compute_s)
     noted = comm.all_reduce(torch.tensor(notes, dtype=torch.float64)).wait().median(0).values
     each = (noted * (communication_s / float(noted.sum()))).tolist()

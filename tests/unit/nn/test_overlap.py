@@ -151,6 +151,85 @@ def test_what_a_block_starts() -> None:
     assert notes.started == ["all_reduce"] * (2 * (2 * 2 + 2 * 2))
 
 
+# --- experts ---------------------------------------------------------------------------------
+
+
+class Diary:
+    """Operators and groups that write down what was called, in order."""
+
+    def __init__(self, inner: Any, lines: list[str]) -> None:
+        self._inner, self._lines = inner, lines
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found) or name == "wait":
+            return found
+
+        def called(*args: Any, **words: Any) -> Any:
+            result = found(*args, **words)
+            if name == "start_all_to_all":
+                self._lines.append("sets out")
+                return _Line(result, self._lines)
+            if name == "gated_activation":
+                rows = args[0].shape[0]
+                self._lines.append("shared" if rows == sum(LENGTHS) else "experts")
+            return result
+
+        return called
+
+
+class _Line:
+    def __init__(self, pending: Any, lines: list[str]) -> None:
+        self._pending, self._lines = pending, lines
+
+    def wait(self) -> Any:
+        self._lines.append("is there")
+        return self._pending.wait()
+
+
+def experts_run(links: ThreadLinks, kind: str, *, in_turn: bool) -> tuple[float, Any, list[str]]:
+    """A rank of four that share out the experts of one micro-batch each."""
+    spec, lines = spec_of(kind), []
+    group: Any = Diary(links.group(range(4)), lines)
+    counts = shares(spec.num_experts, 4)
+    parallel = Ranks(experts=InTurn(group) if in_turn else group, expert_counts=counts)
+    model = make(spec, parallel=parallel, dtype=torch.float32)
+    for block in model.blocks:
+        if block.moe is not None:
+            block.moe.operators = Diary(block.moe.operators, lines)
+            block.moe.shared.operators = block.moe.experts.operators = block.moe.operators
+            note_gradients(block.moe.shared, lines)
+    queue = WeightGradients()
+    out = model(None, batch_of(spec, LENGTHS), queue)
+    total_loss(out).backward()
+    queue.run()
+    found = {x.name: x.gradient for x in model.logical_tensors() if x.piece.parameter.trainable}
+    return float(out.loss.detach()), found, lines
+
+
+def note_gradients(shared: Any, lines: list[str]) -> None:
+    """Write down when backward comes to the products of both halves of a layer."""
+
+    def note(_: Any) -> None:
+        lines.append("shared back")
+
+    for product in (shared.up, shared.down):
+        product.register_forward_hook(lambda _, __, y: y.register_hook(note) and None)
+
+
+@pytest.mark.parametrize("kind", ["experts", "latent"])
+def test_shared_experts_run_while_rows_travel(kind: str) -> None:
+    beside = World(4).run(lambda links: experts_run(links, kind, in_turn=False))
+    in_turn = World(4).run(lambda links: experts_run(links, kind, in_turn=True))
+    assert_equal(beside, in_turn)
+    layers = 2 if kind == "experts" else 1
+    forward = ["sets out", "shared", "is there", "sets out", "is there"]
+    backward = ["sets out", "shared back", "is there"] * 2
+    for _, _, lines in beside:
+        found = [line for line in lines if line != "experts"]
+        assert found == forward * layers + backward * layers
+
+
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9))
 def test_a_cut_loses_nothing(tokens: int, ways: int, chunks: int) -> None:
     cut = Cut(shares(tokens, ways), chunks)
