@@ -8,10 +8,9 @@ of samples: what else the machine does can only add to a timer.
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +30,10 @@ from tutti.models.spec import ModelSpec
 from tutti.nn import Batch, Model, Ranks, initialize
 from tutti.nn.parallel import Group, InTurn, shares
 from tutti.train.comm_links import CommGroup
-from tutti.train.overlap_price import Price, Pricing
+from tutti.train.overlap_price import Pricing, Subject, could_hide
 from tutti.train.timed import Clocked, Silent, TimedOperators
 
-_DOCUMENT = 64  # tokens: attention itself is real, and must stay small
+_DOCUMENT = 64  # tokens
 _TIMEOUT_S = 120.0
 _BLOCK = 1  # the unit that is run
 
@@ -44,10 +43,11 @@ class Question:
     """What to measure."""
 
     ranks: int
+    subject: Subject = "products"
     chunks: tuple[int, ...] = (1, 2, 4, 8)
     tokens: int = 1024
     hidden: int = 1024
-    balance: float = 1.3  # seconds of products per second of collectives
+    balance: float = 1.3  # seconds of products per second of the collectives beside them
     rate: float = 100.0  # Mbit/s of every wire
     repeats: int = 3
 
@@ -58,13 +58,19 @@ class Question:
 
     def spec(self) -> ModelSpec:
         """Return a model of one block."""
-        config = {
+        config: dict[str, Any] = {
             "model_type": "llama", "vocab_size": 64, "hidden_size": self.hidden,
             "intermediate_size": self.hidden * 11 // 4, "num_hidden_layers": 1,
             "num_attention_heads": self.hidden // 64, "num_key_value_heads": self.hidden // 64,
             "max_position_embeddings": _DOCUMENT, "rms_norm_eps": 1e-5,
             "tie_word_embeddings": False,
         }  # fmt: skip
+        if self.subject == "experts":
+            config |= {
+                "model_type": "qwen2_moe", "num_experts": 2 * self.ranks, "num_experts_per_tok": 2,
+                "moe_intermediate_size": self.hidden // 4, "router_aux_loss_coef": 0.0,
+                "shared_expert_intermediate_size": self.hidden,
+            }  # fmt: skip
         return ModelSpec.from_config(config, "overlap")
 
 
@@ -73,11 +79,12 @@ class Row:
     """One number of chunks; seconds of a forward and a backward pass, weights included."""
 
     ranks: int
+    subject: Subject
     chunks: int
     step_s: float  # pieces beside each other
     in_turn_s: float  # the same pieces one after the other
     compute_s: float
-    communication_s: float  # of all collectives, one after the other
+    communication_s: float
     could_hide_s: float
     priced_exposed_s: float
     overrun: float  # lateness of the host, as a part of the declared time
@@ -137,11 +144,11 @@ def _bed_rank(
         (link,) = profile_links(comm)
         comm.chooser.use(measured_links(comm.chooser.links, (link,)))
         pricing = Pricing.of(
-            Shape.of(question.spec(), 0), ranks=question.ranks, tokens=question.tokens, link=link,
-            balance=question.balance,
+            question.subject, Shape.of(question.spec(), 0), ranks=question.ranks,
+            tokens=question.tokens, link=link, balance=question.balance,
         )  # fmt: skip
         rows = tuple(_row(comm, question, chunks, pricing) for chunks in question.chunks)
-        same = all(same_bits(comm, chunks) for chunks in question.chunks)
+        same = all(same_bits(comm, question.subject, chunks) for chunks in question.chunks)
         return rows, link.latency_s, link.bandwidth, same
     finally:
         comm.close()
@@ -151,21 +158,25 @@ def _bed_rank(
 
 
 class BlockRun:
-    """A block of a tensor-parallel rank with its tokens, forward and backward."""
+    """A block on one rank with its tokens, forward and backward."""
 
-    def __init__(
-        self, spec: ModelSpec, group: Group, chunks: int, tokens: int, operators: Any
-    ) -> None:
-        parallel = Ranks(tensor=group, sequence_parallel=True, overlap_chunks=chunks)
+    def __init__(self, question: Question, group: Group, chunks: int, operators: Any) -> None:
+        spec, tokens = question.spec(), question.tokens
+        own = tokens
+        if question.subject == "products":
+            parallel = Ranks(tensor=group, sequence_parallel=True, overlap_chunks=chunks)
+            own = shares(tokens, group.size)[group.rank]
+        else:
+            counts = shares(spec.num_experts, group.size)
+            parallel = Ranks(experts=group, expert_counts=counts)
         self.model = Model(spec, operators, parallel=parallel, units=[_BLOCK], dtype=torch.bfloat16)
         initialize(self.model, seed=1, deviation=0.05)
         generator = torch.Generator().manual_seed(group.rank)
-        size = (shares(tokens, group.size)[group.rank], spec.hidden)
         self._x, self._gradient = (
-            torch.randn(size, generator=generator).to(torch.bfloat16) for _ in range(2)
+            torch.randn((own, spec.hidden), generator=generator).to(torch.bfloat16)
+            for _ in range(2)
         )
-        lengths = [_DOCUMENT] * (tokens // _DOCUMENT) + [tokens % _DOCUMENT or _DOCUMENT]
-        lengths = lengths if tokens % _DOCUMENT else lengths[:-1]
+        lengths = [min(_DOCUMENT, tokens - at) for at in range(0, tokens, _DOCUMENT)]
         self._batch = Batch.of(spec, torch.zeros(tokens, dtype=torch.long), lengths)
 
     def __call__(self) -> tuple[Tensor, Tensor]:
@@ -185,12 +196,14 @@ class BlockRun:
         return found
 
 
-def same_bits(comm: Communicator, chunks: int, tokens: int = 90, hidden: int = 256) -> bool:
+def same_bits(
+    comm: Communicator, subject: Subject, chunks: int, *, tokens: int = 90, hidden: int = 256
+) -> bool:
     """Tell whether real products beside their collectives give the bits of those in turn."""
-    group, spec = CommGroup(comm), Question(ranks=comm.size, hidden=hidden).spec()
-    found = []
+    asked = Question(ranks=comm.size, subject=subject, tokens=tokens, hidden=hidden)
+    group, found = CommGroup(comm), []
     for own in (group, InTurn(group)):
-        run = BlockRun(spec, own, chunks, tokens, Operators("cpu"))
+        run = BlockRun(asked, own, chunks, Operators("cpu"))
         found.append([*run(), *run.gradients()])
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
@@ -199,10 +212,10 @@ def same_bits(comm: Communicator, chunks: int, tokens: int = 90, hidden: int = 2
 
 
 def _row(comm: Communicator, question: Question, chunks: int, pricing: Pricing) -> Row:
-    spec, real = question.spec(), CommGroup(comm)
+    real = CommGroup(comm)
     clocked, operators = Clocked(real), TimedOperators(Operators("cpu"), pricing.product_seconds)
     groups: tuple[Group, ...] = (real, clocked, Silent(real))
-    runs = [BlockRun(spec, group, chunks, question.tokens, operators) for group in groups]
+    runs = [BlockRun(question, group, chunks, operators) for group in groups]
     samples: list[list[float]] = [[], [], []]
     notes: list[list[float]] = []
     for repeat in range(question.repeats + 1):
@@ -217,16 +230,16 @@ def _row(comm: Communicator, question: Question, chunks: int, pricing: Pricing) 
     communication_s = max(0.0, in_turn_s - compute_s)
     noted = comm.all_reduce(torch.tensor(notes, dtype=torch.float64)).wait().median(0).values
     each = (noted * (communication_s / float(noted.sum()))).tolist()
-    price = pricing.in_pieces(chunks)
     return Row(
         ranks=question.ranks,
+        subject=question.subject,
         chunks=chunks,
         step_s=step_s,
         in_turn_s=in_turn_s,
         compute_s=compute_s,
         communication_s=communication_s,
-        could_hide_s=min(compute_s, could_hide(each, price, chunks)),
-        priced_exposed_s=price.exposed_s,
+        could_hide_s=min(compute_s, could_hide(each, pricing.pairs(chunks))),
+        priced_exposed_s=pricing.exposed_s(chunks),
         overrun=operators.overrun.share,
     )
 
@@ -238,25 +251,3 @@ def _timed(comm: Communicator, call: Callable[[], object]) -> float:
     call()
     mine = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
     return float(comm.all_reduce(mine, "max").wait())
-
-
-def could_hide(collectives: Sequence[float], price: Price, chunks: int) -> float:
-    """Return the seconds that infinitely fine pieces could hide.
-
-    A collective can run beside the product that it stands next to and no other, for the one needs
-    what the other makes: of each pair the shorter. Only the input of a column product that is
-    gathered once more in backward (where it is cut at all) can run beside anything, until the
-    weight's gradient asks for it.
-    """
-    again = 1 if chunks > 1 else 0
-    # forward, then backward from the end; what is gathered again comes before what is reduced
-    counts = [chunks] * 4 + [chunks, again, chunks] * 2
-    backward = list(reversed(price.backward_s))
-    beside = [*price.forward_s, backward[0], math.inf, *backward[1:3], math.inf, backward[3]]
-    if sum(counts) != len(collectives):
-        raise RuntimeError(f"a block ran {len(collectives)} collectives, not {sum(counts)}")
-    total, first = 0.0, 0
-    for count, product in zip(counts, beside, strict=True):
-        total += min(sum(collectives[first : first + count]), product)
-        first += count
-    return total

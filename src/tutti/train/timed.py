@@ -18,13 +18,14 @@ from torch import Tensor
 from tutti.accelerator.devices.emulated import Overrun, wait_until
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
+from tutti.accelerator.reference.experts import Routing
 from tutti.nn.parallel import Group, Pending, Ready, Single
 
 Seconds = Callable[[int, int, int], float]  # of a product (m × k)·(k × n)
 
 
 class TimedOperators:
-    """Operators whose products wait; what else a block of experts or a dense one has, passes on."""
+    """Operators whose products wait; what else a block has passes its input on."""
 
     def __init__(self, operators: Operators, seconds: Seconds) -> None:
         self._operators, self._seconds = operators, seconds
@@ -85,6 +86,14 @@ class TimedOperators:
         """Return the queries."""
         return q.contiguous()
 
+    def route(self, logits: Tensor, router: Any, experts_per_token: int, *_args: Any) -> Routing:
+        """Send as many tokens to each expert, or nearly."""
+        del router
+        tokens, experts = logits.shape
+        chosen = torch.arange(tokens * experts_per_token, device=logits.device) % experts
+        weights = logits[:, :experts_per_token] + 1.0 / experts_per_token
+        return Routing(weights, chosen.view(tokens, experts_per_token), logits)
+
     def product(self, x: Tensor, columns: int) -> Tensor:
         """Return zeros after the time of a product with so many columns."""
         start = time.perf_counter()
@@ -131,9 +140,10 @@ class Silent(Single):
         return x.new_zeros((rows[self.rank], *x.shape[1:]))
 
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        """Return zeros."""
-        del send
-        return x.new_zeros((sum(receive), *x.shape[1:]))
+        """Return from each rank what this one would give itself: counts of rows make sense then."""
+        del receive
+        own = sum(send[: self.rank])
+        return x[own : own + send[self.rank]].repeat(self.size, *[1] * (x.dim() - 1))
 
     def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> Pending:
         """Return zeros."""
@@ -145,7 +155,8 @@ class Silent(Single):
 
     def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Return zeros."""
-        return Ready(self.all_to_all(x, send, receive))
+        del send
+        return Ready(x.new_zeros((sum(receive), *x.shape[1:])))
 
 
 class Clocked:
