@@ -29,7 +29,9 @@ def overlap(
     chunks: Annotated[
         str, typer.Option(help="Pieces of each product; experts have one.")
     ] = "1,2,4,8",
-    tokens: Annotated[int, typer.Option(help="Of a micro-batch.", min=1)] = 1024,
+    tokens: Annotated[
+        int | None, typer.Option(help="Of a micro-batch: 1024, or 512 where experts share them.")
+    ] = None,
     hidden: Annotated[int, typer.Option(help="Width of the block.", min=64)] = 1024,
     rate: Annotated[float, typer.Option(help="Mbit/s of every wire.", min=1.0)] = 100.0,
     balance: Annotated[
@@ -56,9 +58,15 @@ def overlap(
         for count in numbers(ranks, "--ranks", smallest=2):
             line.say(f"{count} ranks")
             asked = Question(
-                ranks=count, subject="experts" if op == "experts" else "products", chunks=pieces,
-                tokens=tokens, hidden=hidden, rate=rate, balance=balance, repeats=repeats,
-            )  # fmt: skip
+                ranks=count,
+                subject="experts" if op == "experts" else "products",
+                chunks=pieces,
+                tokens=tokens or (1024 if op == "products" else 512),
+                hidden=hidden,
+                rate=rate,
+                balance=balance,
+                repeats=repeats,
+            )
             outcomes.append(overlap_on_bed(asked))
     if json:
         print_json({"definition": DEFINITION, "runs": [_plain(outcome) for outcome in outcomes]})
