@@ -101,6 +101,15 @@ PLANS: dict[str, Plan] = {
     .line((((0, 2),), [{"tp": 2, "sequence_parallel": True, "sequences": 2}]),
           (((2, 4),), [{"tp": 2, "sequences": 2}]))
     .plan(ZERO),
+    "tensor parallel in two pieces, odd tokens": Draft(length=14)
+    .line((((0, 2),), [{"tp": 2, "sequence_parallel": True, "tp_overlap_chunks": 2,
+                        "recompute": Recompute(full=((1, 2),))}]),
+          (((2, 4),), [{"tp": 2, "tp_overlap_chunks": 2}]))
+    .plan(ZERO),
+    "tensor parallel in four pieces": Draft(length=12, **MOE)
+    .line((FOUR, [{"tp": 4, "sequence_parallel": True, "tp_overlap_chunks": 4, "sequences": 2,
+                   "offload": OFF}]))
+    .plan(),
     "context parallel, zero bubble": Draft()
     .line((((0, 2),), [{"cp": 2, "sequences": 1}]), (((2, 4),), [ONE]), micro_batches=3)
     .plan(ZERO, level(2)),

@@ -18,6 +18,7 @@ from tutti.train.groups import require_meetings
 from tutti.train.seats import Seats
 
 PARALLEL = {"tensor", "sequence", "context", "pipeline", "data", "experts", "several pipelines"}
+OVERLAP = {"tensor in pieces", "sequence in pieces"}
 SCHEDULES = {f"schedule {kind}" for kind in ScheduleKind}
 SHARES = {"equal shares", "unequal shares", "ragged shards", "unequal experts"}
 RECOMPUTE = {"recompute none", "recompute selective", "recompute full", "recompute hybrid"}
@@ -27,7 +28,7 @@ MODELS = {"dense model", "experts model", "tied apart", "tied together"}
 CONTEXT_KINDS = {f"context {kind}" for kind in ContextKind}
 UNLIKE = {"unlike chips", "unlike widths", "unlike cuts"}
 EVERYTHING = frozenset().union(
-    PARALLEL, SCHEDULES, SHARES, RECOMPUTE, OFFLOAD, LEVELS, MODELS, CONTEXT_KINDS, UNLIKE
+    PARALLEL, OVERLAP, SCHEDULES, SHARES, RECOMPUTE, OFFLOAD, LEVELS, MODELS, CONTEXT_KINDS, UNLIKE
 )
 
 
@@ -88,6 +89,8 @@ def _replica_features(replica: Replica) -> Iterator[str]:
         yield "tensor"
     if replica.sequence_parallel and replica.tp > 1:
         yield "sequence"
+    if replica.tp_overlap_chunks > 1:
+        yield "sequence in pieces" if replica.sequence_parallel else "tensor in pieces"
     if replica.cp > 1:
         yield "context"
         yield f"context {replica.context_kind}"

@@ -14,6 +14,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from tutti.nn.parallel import Pending, Ready
+
 
 class World:
     """All processes as one group."""
@@ -42,6 +44,18 @@ class World:
         out = x.new_empty(sum(receive), *x.shape[1:])
         dist.all_to_all_single(out, x, list(receive), list(send))
         return out
+
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        return Ready(self.all_reduce(x))
+
+    def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        return Ready(self.all_gather(x, rows))
+
+    def start_reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        return Ready(self.reduce_scatter(x, rows))
+
+    def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        return Ready(self.all_to_all(x, send, receive))
 
 
 def run_processes(function: Callable[[int], Any], count: int, folder: Path) -> list[Any]:

@@ -176,7 +176,7 @@ def replicas(
                 cp=cp,
                 context_kind=draw(st.sampled_from(ContextKind)),
                 sequence_parallel=tp > 1 and draw(st.booleans()),
-                tp_overlap_chunks=draw(st.sampled_from([1, 4])) if tp > 1 else 1,
+                tp_overlap_chunks=draw(st.sampled_from([1, 2, 3, 4])) if tp > 1 else 1,
                 sequences=sequences,
                 recompute=draw(recomputes(units)),
                 offload=draw(offloads(units)),

@@ -136,32 +136,61 @@ class ThreadLinks:
         return ThreadGroup(self, tuple(ranks))
 
 
+class _Result:
+    def __init__(self, finish: Callable[[], Tensor]) -> None:
+        self._finish = finish
+
+    def wait(self) -> Tensor:
+        return self._finish()
+
+
 class ThreadGroup:
-    """The blocking collectives of some ranks."""
+    """The collectives of some ranks; what is started is not done before it is waited for."""
 
     def __init__(self, links: ThreadLinks, ranks: tuple[int, ...]) -> None:
         self._links, self._ranks = links, ranks
         self.size, self.rank = len(ranks), ranks.index(links.rank)
 
-    def _all(self, own: Any) -> list[Any]:
-        return self._links._meet(self._ranks, own)()
+    def _meet(self, own: Any) -> Callable[[], list[Any]]:
+        return self._links._meet(self._ranks, own)
 
     def all_reduce(self, x: Tensor, *, maximum: bool = False) -> Tensor:
-        everything = self._all(x.clone())
-        return torch.stack(everything).amax(0) if maximum else _sum(everything)
+        if maximum:
+            return torch.stack(self._meet(x.clone())()).amax(0)
+        return self.start_all_reduce(x).wait()
 
     def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
-        assert x.shape[0] == rows[self.rank]
-        return torch.cat(self._all(x.clone()))
+        return self.start_all_gather(x, rows).wait()
 
     def reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Tensor:
-        return _sum(self._all(x.clone())).split(list(rows))[self.rank].clone()
+        return self.start_reduce_scatter(x, rows).wait()
 
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        parts = self._all(x.clone().split(list(send)))
-        found = [part[self.rank] for part in parts]
-        assert [len(part) for part in found] == list(receive)
-        return torch.cat(found)
+        return self.start_all_to_all(x, send, receive).wait()
+
+    def start_all_reduce(self, x: Tensor) -> _Result:
+        everything = self._meet(x.clone())
+        return _Result(lambda: _sum(everything()))
+
+    def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> _Result:
+        assert x.shape[0] == rows[self.rank]
+        everything = self._meet(x.clone())
+        return _Result(lambda: torch.cat(everything()))
+
+    def start_reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> _Result:
+        assert x.shape[0] == sum(rows)
+        everything = self._meet(x.clone())
+        return _Result(lambda: _sum(everything()).split(list(rows))[self.rank].clone())
+
+    def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> _Result:
+        everything = self._meet(x.clone().split(list(send)))
+
+        def finish() -> Tensor:
+            found = [part[self.rank] for part in everything()]
+            assert [len(part) for part in found] == list(receive)
+            return torch.cat(found)
+
+        return _Result(finish)
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:

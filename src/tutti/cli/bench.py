@@ -14,6 +14,7 @@ from tutti.cli import (
     bench_measuring,
     bench_mixed,
     bench_operators,
+    bench_overlap,
     bench_plan,
     bench_train,
 )
@@ -33,6 +34,7 @@ app.command()(bench_train.train)
 app.command()(bench_data.data)
 app.command()(bench_measuring.measuring)
 app.command()(bench_mixed.mixed)
+app.command()(bench_overlap.overlap)
 
 
 @app.callback()

@@ -165,6 +165,9 @@ class Strategy(Arrays):
     compiled: FloatArray = field(default_factory=_zero)
     async_tp: FloatArray = field(default_factory=_zero)
     overlap_chunks: FloatArray = field(default_factory=_one)  # pieces of a tensor-parallel product
+    shared_beside: FloatArray = field(
+        default_factory=_zero
+    )  # shared experts are computed while the rows of the others travel
     context_gather: FloatArray = field(default_factory=_zero)  # keys and values at once, no ring
 
     @property

@@ -1,10 +1,15 @@
-"""What of a block's own collectives is exposed: tensor parallel (whole or in chunks), context.
+"""What of a block's own collectives is exposed: tensor (whole or in chunks), context, expert.
 
 In c chunks a collective runs piece by piece beside the pieces of its product. Nothing hides the
 first piece (of a gather) or the last (of a reduction), and of the others only what the piece of
 product beside them does not last:
 
     exposed = q + (c − 1) · max(0, q − g),   q = α + bytes/c ÷ β,   g = the product of T/c rows
+
+With sequence parallelism a rank keeps its own tokens of a column product's input and gathers all
+once more in backward, for the weight's gradient, ahead of the pieces that are reduced:
+
+    exposed = q + max(0, (c − 1) · (q − g), Q + (c − 1) · q − c · g),   Q = α + bytes ÷ β
 
 Every piece pays the latency α, and c products of T/c rows take longer than one of T (fewer tiles,
 one kernel gap each): chunks pay on large shapes and cost on small ones.
@@ -22,7 +27,7 @@ from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
 from tutti.cost.constants import Constants
 from tutti.cost.network import Span, all_reduce_seconds, ring_pass_seconds
 from tutti.cost.operators import ELEMENT_BYTES, Passes
-from tutti.cost.products import Products
+from tutti.cost.products import Products, shared_products
 
 # Half of the attention hides the ring: the mask leaves steps unequal, and the kernels start late.
 _RING_HIDDEN = 0.5
@@ -93,6 +98,7 @@ def in_chunks(
     step = _once(unit_bytes / count, strategy, machine, constants, span)
     step = np.where(paired, 0.5, 1.0) * step
     once = _once(unit_bytes, strategy, machine, constants, span)
+    again = 0.5 * once  # a column product's input, for the weight's gradient
     gemm, exposed = list(whole), [routed * once, routed * once]
     for index, (one, other) in enumerate(zip(piece, full, strict=True)):
         weight = 1.0 if index < 2 else 1.0 - routed
@@ -100,13 +106,37 @@ def in_chunks(
             reduces = (index % 2 == 1) == (direction == 0)
             split = np.where(paired | reduces, weight, 0.0)
             gemm[direction] = gemm[direction] + split * (count * one[direction] - other[direction])
-            late = step + (count - 1.0) * np.maximum(0.0, step - one[direction])
-            exposed[direction] = exposed[direction] + split * late
+            late = (count - 1.0) * np.maximum(0.0, step - one[direction])
+            if direction == 1 and reduces:
+                both = again + (count - 1.0) * step - count * one[direction]
+                late = np.maximum(late, np.where(paired, both, 0.0))
+            exposed[direction] = exposed[direction] + split * (step + late)
     cut = (count > 1) & (strategy.tp > 1)
     return (
         Passes(*(np.where(cut, a, b) for a, b in zip(gemm, whole, strict=True))),
         Exposed(*(np.where(cut, a, b) for a, b in zip(exposed, uncut, strict=True))),
     )
+
+
+def expert_parallel(
+    once: FloatArray,
+    shape: Shape,
+    strategy: Strategy,
+    machine: Machine,
+    constants: Constants,
+) -> Exposed:
+    """Return what is exposed of the way to the experts and of the way back, `once` each.
+
+    The first half of the shared experts is computed beside the one, the second beside the other;
+    their gradients beside those of the ways, in turn.
+    """
+    halves = shared_products(shape, strategy, machine, constants)
+    beside = (strategy.shared_beside > 0) & (shape.shared_ffn > 0)
+    found = []
+    for direction in (0, 1):
+        late = sum(np.maximum(0.0, once - half[direction]) for half in halves)
+        found.append(np.where(beside, late, 2.0 * once))
+    return Exposed(*found)
 
 
 def context_bytes(shape: Shape, strategy: Strategy) -> FloatArray:

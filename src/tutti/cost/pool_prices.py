@@ -247,6 +247,7 @@ class PoolPrices:
             flash=float(first.fused_attention),
             fp8=_NARROW.get(self._compute, 0.0),
             overlap_chunks=inside.overlap_chunks,
+            shared_beside=1.0,
             context_gather=float(inside.context_kind is ContextKind.ALL_GATHER),
         )
         model, node, machine = self._model, self._pool.node, self._machine

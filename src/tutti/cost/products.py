@@ -98,10 +98,21 @@ def expert_products(
     routed = routed.plus(
         linear_seconds(rows / local, hidden, width, *args, batch=local, rate=ratio)
     )
-    shared_width = np.maximum(shape.shared_ffn, _SMALLEST)
-    shared = linear_seconds(tokens, shared_width * (1.0 + shape.gated) / tp, hidden, *args)
-    shared = shared.plus(linear_seconds(tokens, hidden, shared_width / tp, *args))
+    first, second = shared_products(shape, *args)
+    shared = first.plus(second)
     moved = rows * ELEMENT_BYTES * (6.0 * hidden + 3.0 * shape.expert_ffn)
     permute = memory_bound_seconds(moved, machine, constants, kernels=8.0)
     both = routed.plus(shared, flag(shape.shared_ffn > 0))
     return Passes(both.forward + permute, both.backward_input + 1.5 * permute, both.backward_weight)
+
+
+def shared_products(
+    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
+) -> tuple[Passes, Passes]:
+    """Return the products into and out of the experts that all tokens use, if there are any."""
+    tokens, tp, width = strategy.tokens, strategy.tp, np.maximum(shape.shared_ffn, _SMALLEST)
+    args = (strategy, machine, constants)
+    return (
+        linear_seconds(tokens, width * (1.0 + shape.gated) / tp, shape.hidden, *args),
+        linear_seconds(tokens, shape.hidden, width / tp, *args),
+    )

@@ -48,6 +48,7 @@ _UNIT_COLUMNS = (
     "compiled",
     "async_tp",
     "overlap_chunks",
+    "shared_beside",
     "context_gather",
 )
 _GROUP_COLUMNS = (

@@ -18,6 +18,7 @@ from tutti.cost.exposed import (
     Exposed,
     Spans,
     context_parallel,
+    expert_parallel,
     in_chunks,
     tensor_parallel,
 )
@@ -106,14 +107,14 @@ def block_seconds(
     routed = flag((shape.experts > 0) & expert)
     products = Products.of(*args)
     gemm = products.attention
-    exchange: FloatArray = np.zeros(())
+    exchange = Exposed(np.zeros(()), np.zeros(()))
     if expert:
         experts = expert_products(*args)
         gemm = gemm.plus(products.feed_forward, 1.0 - routed).plus(experts, routed)
         sent = tokens / tp * shape.topk * shape.hidden * ELEMENT_BYTES
         stride = tp * strategy.cp if expert_stride is None else expert_stride
         once = all_to_all_seconds(sent, strategy.ep, stride, machine, constants)
-        exchange = routed * 2.0 * once
+        exchange = expert_parallel(routed * once, *args)
     else:
         gemm = gemm.plus(products.feed_forward)
     attention = attention_seconds(*args)
@@ -150,13 +151,13 @@ class _Device:
     elementwise: tuple[FloatArray, FloatArray]
     tensor: Exposed  # collectives of one pass
     context: FloatArray
-    exchange: FloatArray
+    exchange: Exposed  # of the rows that experts get and give back
 
     def launched(self, strategy: Strategy, host: FloatArray) -> UnitSeconds:
         """Return the block under the launch floor: `host` seconds to issue a forward pass."""
         gemm, attention, elementwise = self.gemm, self.attention, self.elementwise
-        network = self.tensor.forward + self.exchange + self.context
-        returning = self.tensor.backward + self.exchange + self.context
+        network = self.tensor.forward + self.exchange.forward + self.context
+        returning = self.tensor.backward + self.exchange.backward + self.context
         forward_gpu = gemm.forward + attention[0] + elementwise[0] + network
         backward_gpu = gemm.backward + attention[1] + elementwise[1] + returning + self.context
         again = (
@@ -178,7 +179,7 @@ class _Device:
             "elementwise": elementwise[0] + elementwise[1],
             "tensor parallel": self.tensor.forward + self.tensor.backward,
             "context parallel": 3.0 * self.context,
-            "expert parallel": 2.0 * self.exchange,
+            "expert parallel": self.exchange.forward + self.exchange.backward,
             "recompute": again,
         }
         parts["launch"] = total - (forward_gpu + backward_gpu + again)

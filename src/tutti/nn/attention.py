@@ -13,8 +13,8 @@ from tutti.accelerator.gradients import WeightGradients
 from tutti.models import AttentionSpec, ModelSpec
 from tutti.nn.alibi import alibi_specs
 from tutti.nn.batch import Batch
-from tutti.nn.collectives import enter, gather
-from tutti.nn.linear import Linear, RowLinear
+from tutti.nn.collectives import gather
+from tutti.nn.linear import ColumnLinear, RowLinear
 from tutti.nn.norm import HeadNorm
 from tutti.nn.ring import fits_ring, ring_attention
 from tutti.nn.rotary import rotary_specs
@@ -97,9 +97,9 @@ class Attention(Holder):
 
     def __init__(self, make: Maker, model: ModelSpec, spec: AttentionSpec, unit: int) -> None:
         super().__init__()
-        self.operators, self.parallel, self.spec = make.operators, make.parallel, spec
+        self.operators, self.spec = make.operators, spec
         names = ("attention.query", "attention.key", "attention.value")
-        self.qkv = Linear(make, *names, sees="all")
+        self.qkv = ColumnLinear(make, *names)
         self.heads, self.kv_heads = (width // spec.head_dim for width in self.qkv.widths[:2])
         self.query_norm = self.key_norm = None
         if spec.qk_norm is not None:
@@ -111,8 +111,7 @@ class Attention(Holder):
 
     def forward(self, x: Tensor, batch: Batch, later: WeightGradients | None = None) -> Tensor:
         """Return the attention's output, of this rank's tokens."""
-        x = enter(x, self.parallel, batch.num_tokens)
-        heads = self.qkv(x, later).unflatten(-1, (-1, self.spec.head_dim))
+        heads = self.qkv(x, batch.num_tokens, later).unflatten(-1, (-1, self.spec.head_dim))
         both, v_tgd = heads.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
         norm = self.spec.qk_norm
         if norm is not None and not norm.after_rotary:

@@ -10,7 +10,8 @@
 | `gather`    | all-gather                   | reduce-scatter                 |
 | `exchange`  | all-to-all                   | all-to-all the other way       |
 
-`enter` and `leave` stand around a sliced layer; the first form is that of sequence parallelism.
+`enter` and `leave` stand around a sliced layer; the first form is that of sequence parallelism. A
+`Journey` is an exchange in two parts, with something else between them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.parallel import Group, ParallelContext, shares
+from tutti.nn.parallel import Group, ParallelContext, Pending, shares
 
 Step = Callable[[Tensor], Tensor]
 
@@ -124,6 +125,69 @@ def exchange(x: Tensor, group: Group, send: Sequence[int], receive: Sequence[int
         lambda rows: group.all_to_all(rows.contiguous(), send, receive),
         lambda rows: group.all_to_all(rows, receive, send),
     )
+
+
+class Journey:
+    """An all-to-all under way: rows leave with `depart` and are there after `arrive`.
+
+    Autograd runs the newest nodes first. So in backward what was computed in between comes after
+    the gradients set out from `arrive` and before `depart` waits for them.
+    """
+
+    def __init__(self, group: Group, send: Sequence[int], receive: Sequence[int]) -> None:
+        self._group, self._send, self._receive = group, send, receive
+        self._left: Tensor | None = None
+        self._pending: Pending | None = None
+
+    def depart(self, x: Tensor) -> Journey:
+        """Give each rank its rows."""
+        self._left = x if self._group.size == 1 else _Depart.apply(x, self)
+        return self
+
+    def arrive(self) -> Tensor:
+        """Return the rows that the ranks gave to this one."""
+        assert self._left is not None, "nobody has left"
+        left, self._left = self._left, None
+        if self._group.size == 1:
+            return left
+        y: Tensor = _Arrive.apply(left, self)
+        return y
+
+    def start(self, x: Tensor, *, back: bool) -> None:
+        """Send rows there, or their gradients back."""
+        ways = (self._receive, self._send) if back else (self._send, self._receive)
+        self._pending = self._group.start_all_to_all(x.contiguous(), *ways)
+
+    def wait(self) -> Tensor:
+        """Return what was sent last."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        return pending.wait()
+
+
+class _Depart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, journey: Journey) -> Tensor:
+        ctx.journey = journey
+        journey.start(x, back=False)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        del gradients  # they are still under way
+        return ctx.journey.wait(), None
+
+
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, journey: Journey) -> Tensor:
+        ctx.journey, ctx.shape = journey, x.shape
+        return journey.wait()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.journey.start(gradients[0], back=True)
+        return gradients[0].new_zeros(()).expand(ctx.shape), None  # `_Depart` has the real ones
 
 
 def gather_columns(x: Tensor, group: Group, columns: Sequence[int]) -> Tensor:

@@ -2,7 +2,8 @@
 
 Two ways to spread it. Without expert groups every tensor-parallel rank has a slice of every expert
 and sees all tokens. With them a rank has whole experts; each rank routes its own share of tokens
-and sends rows to the ranks that hold their experts, which send the results back.
+and sends rows to the ranks that hold their experts, which send the results back. Shared experts are
+computed meanwhile: their first half while rows are on their way, their second while results are.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.reference.experts import Routing
 from tutti.models import MoeSpec
 from tutti.nn.balance import balance_loss
 from tutti.nn.batch import Batch
-from tutti.nn.collectives import enter, exchange, leave, own_share, rejoin
+from tutti.nn.collectives import Journey, enter, leave, own_share, rejoin
 from tutti.nn.linear import Linear
 from tutti.nn.mlp import Mlp
 from tutti.nn.parallel import ParallelContext, own_experts, shares
@@ -102,16 +104,17 @@ class Experts(Holder):
         if self.spec.router.balance_loss and torch.is_grad_enabled():
             loss = balance_loss(routing, self.spec, batch, self.parallel, spread=spread)
         if spread:
-            y = self._spread(own, routing.weights, routing.experts, later)
-            y = rejoin(y, self.parallel, batch.num_tokens)
-        else:
-            y = self._sliced(x, routing.weights, routing.experts, batch.num_tokens, later)
+            return self._spread(x, own, routing, batch.num_tokens, later), loss
+        y = self._sliced(x, routing.weights, routing.experts, batch.num_tokens, later)
         if self.shared is not None:
-            shared = self.shared(x, batch.num_tokens, later)
-            if self.shared_gate is not None:
-                shared = torch.sigmoid(self.shared_gate(x, later)) * shared
-            y = y + shared
+            y = y + self._weighed(self.shared(x, batch.num_tokens, later), x, later)
         return y, loss
+
+    def _weighed(self, shared: Tensor, x: Tensor, later: WeightGradients | None) -> Tensor:
+        """Return the shared experts' output, times its gate's where it has one."""
+        if self.shared_gate is None:
+            return shared
+        return torch.sigmoid(self.shared_gate(x, later)) * shared
 
     def _sliced(
         self,
@@ -132,20 +135,32 @@ class Experts(Holder):
         return leave(self.operators.unpermute(y, moved.order, weights_tk), self.parallel)
 
     def _spread(
-        self, x: Tensor, weights_tk: Tensor, experts_tk: Tensor, later: WeightGradients | None
+        self,
+        x: Tensor,
+        own: Tensor,
+        routing: Routing,
+        num_tokens: int,
+        later: WeightGradients | None,
     ) -> Tensor:
         """Every rank: some experts whole, its own tokens; rows travel there and back."""
-        moved = self.operators.permute(x, experts_tk, self.spec.experts)
+        moved = self.operators.permute(own, routing.experts, self.spec.experts)
         route = _Route.of(moved.counts, self.parallel, self.own)
-        group = self.parallel.experts
-        rows = exchange(moved.rows, group, route.send, route.receive)
+        group, shared = self.parallel.experts, None
+        there = Journey(group, route.send, route.receive).depart(moved.rows)
+        if self.shared is not None:
+            shared = self.shared.widened(x, num_tokens, later)
+        rows = there.arrive()
         # they come in order of rank, each rank's in order of expert
         sorted_ = self.operators.permute(rows, route.experts_n.unsqueeze(1), len(self.own))
         y = self.experts(sorted_.rows, sorted_.counts, later)
         ones = torch.ones(rows.shape[0], 1, dtype=y.dtype, device=y.device)
         y = self.operators.unpermute(y, sorted_.order, ones)
-        y = exchange(y, group, route.receive, route.send)
-        return self.operators.unpermute(y, moved.order, weights_tk)
+        back = Journey(group, route.receive, route.send).depart(y)
+        if self.shared is not None and shared is not None:
+            shared = self._weighed(self.shared.narrowed(shared, later), x, later)
+        y = self.operators.unpermute(back.arrive(), moved.order, routing.weights)
+        y = rejoin(y, self.parallel, num_tokens)
+        return y if shared is None else y + shared
 
 
 class _Route(NamedTuple):

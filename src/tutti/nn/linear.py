@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
-from tutti.nn.collectives import leave
+from tutti.nn.collectives import enter, leave
+from tutti.nn.overlap import Beside, column_product, row_product
 from tutti.nn.storage import Holder, Maker, Sees
 
 
@@ -27,6 +28,23 @@ class Linear(Holder):
         return self.operators.linear(x, self.weight, self.bias, later=later)
 
 
+class ColumnLinear(Linear):
+    """A layer whose outputs are sliced: it sees all tokens, of which a rank may have its own."""
+
+    def __init__(self, make: Maker, *names: str) -> None:
+        super().__init__(make, *names, sees="all")
+        self.parallel = make.parallel
+
+    def forward(  # type: ignore[override]  # the ranks' own tokens do not tell how many there are
+        self, x: Tensor, num_tokens: int, later: WeightGradients | None = None
+    ) -> Tensor:
+        """Return the outputs of all tokens."""
+        if self.parallel.tensor.size == 1 or self.parallel.overlap_chunks == 1:
+            return super().forward(enter(x, self.parallel, num_tokens), later)
+        beside = Beside.of(self.parallel, self.operators, num_tokens, later)
+        return column_product(x, self.weight, self.bias, beside)
+
+
 class RowLinear(Linear):
     """A layer whose inputs are sliced: the ranks' products are summed, the bias added once."""
 
@@ -38,5 +56,9 @@ class RowLinear(Linear):
         """Return the whole output, of this rank's tokens."""
         if self.parallel.tensor.size == 1:
             return super().forward(x, later)
-        y = leave(self.operators.linear(x, self.weight, later=later), self.parallel)
+        if self.parallel.overlap_chunks > 1:
+            beside = Beside.of(self.parallel, self.operators, x.shape[0], later)
+            y = row_product(x, self.weight, beside)
+        else:
+            y = leave(self.operators.linear(x, self.weight, later=later), self.parallel)
         return y if self.bias is None else y + self.bias

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
 from tutti.models import Activation
-from tutti.nn.collectives import enter
-from tutti.nn.linear import Linear, RowLinear
+from tutti.nn.linear import ColumnLinear, RowLinear
 from tutti.nn.storage import Holder, Maker
 
 
@@ -16,18 +15,24 @@ class Mlp(Holder):
 
     def __init__(self, make: Maker, name: str, activation: Activation, *, gated: bool) -> None:
         super().__init__()
-        self.operators, self.parallel = make.operators, make.parallel
+        self.operators = make.operators
         self.activation, self.gated = activation, gated
         names = (f"{name}.gate", f"{name}.up") if gated else (f"{name}.up",)
-        self.up = Linear(make, *names, sees="all")
+        self.up = ColumnLinear(make, *names)
         self.down = RowLinear(make, f"{name}.down")
 
     def forward(self, x: Tensor, num_tokens: int, later: WeightGradients | None = None) -> Tensor:
         """Return the layer's output, of this rank's tokens."""
-        x = self.up(enter(x, self.parallel, num_tokens), later)
+        return self.narrowed(self.widened(x, num_tokens, later), later)
+
+    def widened(self, x: Tensor, num_tokens: int, later: WeightGradients | None) -> Tensor:
+        """Return what comes before the last product: the first half of the layer."""
+        x = self.up(x, num_tokens, later)
         if self.gated:
-            x = self.operators.gated_activation(x, kind=self.activation)
-        else:
-            x = self.operators.activation(x, kind=self.activation)
+            return self.operators.gated_activation(x, kind=self.activation)
+        return self.operators.activation(x, kind=self.activation)
+
+    def narrowed(self, x: Tensor, later: WeightGradients | None) -> Tensor:
+        """Return the layer's output: its second half."""
         y: Tensor = self.down(x, later)
         return y

@@ -1,8 +1,9 @@
 """How a rank stands among others: the groups that a model's collectives run in.
 
 `nn` creates no process groups. Whoever does (the engine, through `comm`) gives a `ParallelContext`
-made of `Group`s, each with four collectives on tensors; what they mean for gradients is
-`collectives`' business. `Ranks` puts a context together, `ALONE` is a rank with no others.
+made of `Group`s, each with four collectives on tensors, waited for at once or started and waited
+for later; what they mean for gradients is `collectives`' business, what runs beside them
+`overlap`'s. `Ranks` puts a context together, `ALONE` is a rank with no others.
 """
 
 from __future__ import annotations
@@ -16,8 +17,19 @@ from torch import Tensor
 from tutti.errors import InputError
 
 
+class Pending(Protocol):
+    """The result of a collective under way."""
+
+    def wait(self) -> Tensor:
+        """Return it when it is there."""
+
+
 class Group(Protocol):
-    """Ranks that work on one thing together; `rows` are those of each rank, in order of rank."""
+    """Ranks that work on one thing together; `rows` are those of each rank, in order of rank.
+
+    Nobody touches what was given to a started collective until it was waited for. All ranks start
+    those of a group in the same order, and wait for them in any.
+    """
 
     @property
     def size(self) -> int:
@@ -39,6 +51,18 @@ class Group(Protocol):
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         """Give `send[i]` rows to rank i; return the `receive[i]` rows that each rank gave."""
 
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        """Start a sum over the ranks; x is spent."""
+
+    def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        """Start gathering the rows of all ranks."""
+
+    def start_reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        """Start summing over the ranks, for this rank's rows of it; x is spent."""
+
+    def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """Start giving `send[i]` rows to rank i, and taking `receive[i]` from it."""
+
 
 class ParallelContext(Protocol):
     """The groups of one rank of one replica of a stage."""
@@ -52,6 +76,10 @@ class ParallelContext(Protocol):
         """Whether they also share out the tokens between sliced layers."""
 
     @property
+    def overlap_chunks(self) -> int:
+        """Into how many pieces their products are cut, to run beside the collectives."""
+
+    @property
     def context(self) -> Group:
         """Ranks that share out each sequence."""
 
@@ -62,6 +90,17 @@ class ParallelContext(Protocol):
     @property
     def expert_counts(self) -> tuple[int, ...]:
         """How many experts each rank of the group holds; empty: all, sliced by tensor ranks."""
+
+
+class Ready:
+    """A result that is there."""
+
+    def __init__(self, result: Tensor) -> None:
+        self._result = result
+
+    def wait(self) -> Tensor:
+        """Return it."""
+        return self._result
 
 
 class Single:
@@ -90,6 +129,55 @@ class Single:
         del send, receive
         return x
 
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        """Return x."""
+        return Ready(x)
+
+    def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        """Return x."""
+        del rows
+        return Ready(x)
+
+    def start_reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        """Return x."""
+        del rows
+        return Ready(x)
+
+    def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """Return x."""
+        del send, receive
+        return Ready(x)
+
+
+class InTurn:
+    """A group whose started collectives are waited for at once: nothing runs beside them.
+
+    The same collectives of the same pieces, one after the other: what overlap must equal to the
+    bit, and what it is measured against.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.size, self.rank = group.size, group.rank
+        self.all_reduce, self.all_gather = group.all_reduce, group.all_gather
+        self.reduce_scatter, self.all_to_all = group.reduce_scatter, group.all_to_all
+
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        """Return the sum over the ranks."""
+        return Ready(self._group.start_all_reduce(x).wait())
+
+    def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        """Return the rows of all ranks."""
+        return Ready(self._group.start_all_gather(x, rows).wait())
+
+    def start_reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        """Return this rank's rows of the sum."""
+        return Ready(self._group.start_reduce_scatter(x, rows).wait())
+
+    def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """Return the rows that each rank gave."""
+        return Ready(self._group.start_all_to_all(x, send, receive).wait())
+
 
 SINGLE: Group = Single()
 
@@ -100,6 +188,7 @@ class Ranks:
 
     tensor: Group = SINGLE
     sequence_parallel: bool = False
+    overlap_chunks: int = 1
     context: Group = SINGLE
     experts: Group = SINGLE
     expert_counts: tuple[int, ...] = ()

@@ -16,12 +16,13 @@ from torch import Tensor
 from tutti.collective import Operation
 from tutti.comm import Communicator
 from tutti.comm.choice import Named, Rule
+from tutti.comm.work import Work
 from tutti.cost.recorded import Recorded
 from tutti.cost.recorded import Use as RecordedUse
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.models.spec import ModelSpec
-from tutti.nn.parallel import Group
+from tutti.nn.parallel import Group, Pending
 from tutti.plan.plan import Plan
 from tutti.train.groups import RankGroup, groups_of, pools_of, require_meetings
 from tutti.train.links import Done, Handle, Use
@@ -87,7 +88,7 @@ class CommLinks:
         return self._communicator(ranks, "parameters").all_gather(x, out, counts)
 
     def group(self, ranks: Sequence[int], *, use: Use = "block") -> Group:
-        """Return blocking collectives, as a model uses them inside a block."""
+        """Return collectives as a model uses them inside a block."""
         pools = pools_of(self._seats, ranks)
         told = self._programs.tells("experts", Operation.ALL_TO_ALL, pools)
         return CommGroup(self._communicator(ranks, use), tells_counts=told)
@@ -107,7 +108,7 @@ class CommLinks:
 
 
 class CommGroup:
-    """The blocking collectives of one group, by rows."""
+    """The collectives of one group, by rows."""
 
     def __init__(self, comm: Communicator, *, tells_counts: bool = False) -> None:
         self._comm, self._tells_counts = comm, tells_counts
@@ -121,18 +122,37 @@ class CommGroup:
 
     def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
         """Return the rows of all ranks."""
-        out = x.new_empty((sum(rows), *x.shape[1:]))
-        self._comm.all_gather(x, out, _elements(rows, x)).wait()
-        return out
+        return self.start_all_gather(x, rows).wait()
 
     def reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Tensor:
         """Return this rank's rows of the sum over the ranks."""
-        out = x.new_empty((rows[self.rank], *x.shape[1:]))
-        self._comm.reduce_scatter(x, out, _elements(rows, x)).wait()
-        return out
+        return self._reduce_scatter(x, rows, overwrite=False).wait()
 
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        """Give `send[i]` rows to rank i; return the `receive[i]` rows that each rank gave.
+        """Give `send[i]` rows to rank i; return the `receive[i]` rows that each rank gave."""
+        return self.start_all_to_all(x, send, receive).wait()
+
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        """Start a sum over the ranks; x is spent."""
+        x = x.contiguous()
+        return _Flight(self._comm.all_reduce(x), x)
+
+    def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        """Start gathering the rows of all ranks."""
+        out = x.new_empty((sum(rows), *x.shape[1:]))
+        return _Flight(self._comm.all_gather(x, out, _elements(rows, x)), out)
+
+    def start_reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        """Start summing over the ranks, for this rank's rows of it; x is spent."""
+        return self._reduce_scatter(x, rows, overwrite=True)
+
+    def _reduce_scatter(self, x: Tensor, rows: Sequence[int], *, overwrite: bool) -> Pending:
+        out = x.new_empty((rows[self.rank], *x.shape[1:]))
+        work = self._comm.reduce_scatter(x, out, _elements(rows, x), overwrite=overwrite)
+        return _Flight(work, out)
+
+    def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """Start giving `send[i]` rows to rank i, and taking `receive[i]` from it.
 
         Where the plan names a program, every rank has to know all counts: they are told first.
         """
@@ -141,12 +161,22 @@ class CommGroup:
         if self._tells_counts:
             told = self._comm.all_gather(torch.tensor(sent)).wait()
             counts = told.view(self.size, self.size).tolist()
-            self._comm.all_to_all(x, out, counts=counts).wait()
-        else:
-            self._comm.all_to_all(
-                x, out, send_counts=sent, receive_counts=_elements(receive, x)
-            ).wait()
-        return out
+            return _Flight(self._comm.all_to_all(x, out, counts=counts), out)
+        received = _elements(receive, x)
+        work = self._comm.all_to_all(x, out, send_counts=sent, receive_counts=received)
+        return _Flight(work, out)
+
+
+class _Flight:
+    """A tensor that is being filled."""
+
+    def __init__(self, work: Work, tensor: Tensor) -> None:
+        self._work, self._tensor = work, tensor
+
+    def wait(self) -> Tensor:
+        """Return it when it is there; raise if it failed, naming rank, peer and step."""
+        self._work.wait()
+        return self._tensor
 
 
 class PlannedPrograms:

@@ -16,6 +16,7 @@ class EngineContext:
         self.experts = _group(seat.experts, links)
         self.boundary = _group(seat.tensor, links, "boundary")  # joins what arrives in slices
         self.sequence_parallel = seat.sequence_parallel
+        self.overlap_chunks = seat.replica.tp_overlap_chunks
         self.expert_counts = seat.expert_counts
 
 

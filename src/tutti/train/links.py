@@ -53,7 +53,7 @@ class Links(Protocol):
         """Fill `out` with the `counts[i]` elements (of parameters) of each rank."""
 
     def group(self, ranks: Sequence[int], *, use: Use = "block") -> Group:
-        """Return blocking collectives, as a model uses them inside a block."""
+        """Return collectives as a model uses them inside a block."""
 
 
 class Done:

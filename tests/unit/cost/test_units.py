@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -163,7 +165,8 @@ def test_what_chunks_expose_is_the_first_piece_and_what_products_do_not_hide() -
     assert slow.parts["tensor parallel"] == pytest.approx(8 * piece)
     fast = Constants(gemm_efficiency=1e9, hbm_efficiency=1e9, kernel_gap_s=0.0, gemm_fill_s=0.0)
     quick = block_seconds(shape, strategy, MACHINE, fast)
-    assert quick.parts["tensor parallel"] == pytest.approx(8 * 4 * piece, rel=1e-4)
+    again = 2 * (latency + moved)  # two inputs are gathered once more for the weights' gradients
+    assert quick.parts["tensor parallel"] == pytest.approx(8 * 4 * piece + again, rel=1e-4)
 
 
 def test_the_chunks_of_one_chip_change_nothing() -> None:
@@ -171,6 +174,20 @@ def test_the_chunks_of_one_chip_change_nothing() -> None:
     strategy = Strategy.filled(sequence_length=4096, overlap_chunks=np.array([1.0, 4.0]))
     found = block_seconds(shape, strategy, MACHINE, Constants()).total
     assert found[0] == found[1]
+
+
+def test_shared_experts_hide_the_ways_to_the_others() -> None:
+    shape = Shape.of(load_model("deepseek-v3"), 1)
+    strategy = Strategy.filled(sequence_length=4096, ep=64, shared_beside=np.array([0.0, 1.0]))
+    found = block_seconds(shape, strategy, MACHINE, Constants(), expert=True)
+    check_sum(found)
+    exposed, hidden = found.parts["expert parallel"]
+    assert 0 < hidden < exposed
+    slow = block_seconds(shape, strategy, MACHINE, Constants(gemm_efficiency=1e-4), expert=True)
+    assert slow.parts["expert parallel"][1] == 0
+    none = replace(shape, shared_ffn=np.zeros(()))
+    same = block_seconds(none, strategy, MACHINE, Constants(), expert=True).parts["expert parallel"]
+    assert same[0] == same[1] == exposed
 
 
 def test_a_ring_hides_behind_long_attention_and_a_gather_has_one_latency() -> None:
