@@ -25,6 +25,7 @@ from tutti.train.closing import StepResult, counted_tokens, gradient_factor, joi
 from tutti.train.context import EngineContext
 from tutti.train.evaluation import Evaluation, EvaluationResult
 from tutti.train.exchange import Boundaries
+from tutti.train.graphs import CaptureSettings, Graphs
 from tutti.train.layout import TensorRule
 from tutti.train.links import DONE, Done, Handle, Links
 from tutti.train.model import StageModel
@@ -59,12 +60,13 @@ class Engine:
         clip_norm: float | None = None,
         durations: Durations | None = None,
         stub: bool = False,
+        capture: CaptureSettings | None = None,
     ) -> None:
         """Make a rank's model and state; its weights are to be loaded or initialized.
 
         `durations` are what an emulated chip on declared time takes for each instruction of the
         compute lane. With `stub` these compute nothing, so that only their time and the messages
-        between them are real.
+        between them are real. `capture` says whether blocks may run as graphs.
         """
         self.plan, self.spec, self.accelerator, self.links = plan, spec, accelerator, links
         self.clip_norm, self.durations, self.stub = clip_norm, durations, stub
@@ -75,7 +77,7 @@ class Engine:
         self.instructions = self.schedule.classes[rank_class].instructions
         self.context = EngineContext(self.seat, links)
         self.dtype = compute_dtype(plan.job.precision)
-        self.model, self.passes = self._make_model()
+        self.model, selective = self._make_model()
         self.boundaries = Boundaries(
             self.schedule, self.seats, self.seat, links, self.context.boundary
         )
@@ -89,6 +91,7 @@ class Engine:
         self.parameters = Synchronised(
             self.seats, self.seat, buckets, rules, self.tensors, plan.job, links, accelerator
         )
+        self.passes = self._make_passes(selective, capture or CaptureSettings())
         self.moves = HostMoves(accelerator, self.parameters)
         if spec.ties_weights and {0, spec.head_unit} <= set(self.seat.units):
             for exchange in self.parameters.of_units([0]):
@@ -104,8 +107,8 @@ class Engine:
         self.watcher: Watcher | None = None  # sees reduced gradients before the optimizer does
         self._handlers = self._make_handlers()
 
-    def _make_model(self) -> tuple[StageModel, Passes | StubPasses]:
-        """Return this rank's units, and what runs them forward and backward."""
+    def _make_model(self) -> tuple[StageModel, SelectiveOperators]:
+        """Return this rank's units, and the operators that they use."""
         selective = SelectiveOperators(self.accelerator.operators)
         model = StageModel(
             self.spec,
@@ -117,10 +120,25 @@ class Engine:
             tied=not tied_apart(self.plan),
             context_kind=self.seat.replica.context_kind,
         )
+        return model, selective
+
+    def _make_passes(
+        self, selective: SelectiveOperators, capture: CaptureSettings
+    ) -> Passes | StubPasses:
+        """Return what runs the units forward and backward."""
         if self.stub:
-            return model, StubPasses(self.spec, self.seat, self.dtype, self.accelerator.device)
-        units = model.by_number()
-        return model, Passes(units, self.seat.replica, self.accelerator, selective)
+            return StubPasses(self.spec, self.seat, self.dtype, self.accelerator.device)
+        units = self.model.by_number()
+        graphs = Graphs(
+            units,
+            self.seat,
+            self.parameters,
+            self.instructions,
+            self.accelerator,
+            capture,
+            token_bytes=self.spec.hidden * self.dtype.itemsize,
+        )
+        return Passes(units, self.seat.replica, self.accelerator, selective, graphs)
 
     def _make_handlers(self) -> Mapping[Op, Callable[[Instruction], Handle]]:
         return {
@@ -147,6 +165,11 @@ class Engine:
             if (unit, rule.parameter.name) in self.tensors
         ]
 
+    @property
+    def graphs(self) -> Graphs | None:
+        """The blocks that run as graphs; None where passes compute nothing."""
+        return self.passes.graphs if isinstance(self.passes, Passes) else None
+
     def take_masters(self) -> None:
         """Let the optimizer begin at the parameters as they are now: loaded or initialized."""
         for state in self.parameters.all_states():
@@ -167,6 +190,8 @@ class Engine:
 
     def step(self, batches: Batches, settings: AdamSettings) -> StepResult:
         """Run the instruction list once."""
+        if self.graphs is not None:
+            self.graphs.begin_step()
         self.begin(batches)
         self._settings = settings
         self.recorder.begin_step()
@@ -244,8 +269,8 @@ class Engine:
         return DONE
 
     def _backward_weight(self, entry: Instruction) -> Handle:
-        self.passes.backward_weight(entry.start, entry.stop, entry.micro_batch)
-        self.parameters.collect(entry.start, entry.stop)
+        lent = self.passes.backward_weight(entry.start, entry.stop, entry.micro_batch)
+        self.parameters.collect(entry.start, entry.stop, lent)
         return DONE
 
     # --- messages --------------------------------------------------------------------------

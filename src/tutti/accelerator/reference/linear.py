@@ -37,9 +37,15 @@ class _LaterLinear(torch.autograd.Function):
         (gradient,) = gradients
         (x,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
         rows, columns = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
-        ctx.later.defer(weight, lambda: rows.t() @ columns)
+        ctx.later.defer(
+            weight,
+            lambda: rows.t() @ columns,
+            lambda target: torch.mm(rows.t(), columns, out=target),
+        )
         if bias is not None:
-            ctx.later.defer(bias, lambda: rows.sum(0))
+            ctx.later.defer(
+                bias, lambda: rows.sum(0), lambda target: torch.sum(rows, 0, out=target)
+            )
         return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None
 
 
