@@ -159,6 +159,7 @@ class BlockGraphs:
         assert self._gradient is not None
         self._later.take()  # of a capture that failed
         trained = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
+        found: list[Tensor | None]
         self._back, *found = torch.autograd.grad(
             [self._y],
             [self._leaf, *trained.values()],

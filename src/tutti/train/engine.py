@@ -2,7 +2,8 @@
 
 The list comes from the Plan and is the one that the simulator prices. Compute runs in the list's
 order; what goes over the network or to the host is started in order and waited for by what depends
-on it. Nothing with a cost happens outside an instruction.
+on it. Nothing with a cost happens outside an instruction, and on a chip the host only issues: what
+the step came to is read when all of it, the optimizer included, is on its way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from tutti.plan.plan import Plan
 from tutti.schedule.buckets import make_buckets, tied_apart
 from tutti.schedule.instruction import Instruction, Lane, Op, What
 from tutti.schedule.schedule import Schedule, build_schedule
-from tutti.train.closing import StepResult, counted_tokens, gradient_factor, joined
+from tutti.train.closing import (
+    LateSums,
+    StepResult,
+    counted_tokens,
+    gradient_factor,
+    joined,
+)
 from tutti.train.context import EngineContext
 from tutti.train.evaluation import Evaluation, EvaluationResult
 from tutti.train.exchange import Boundaries
@@ -102,6 +109,8 @@ class Engine:
         self.step_number = 0  # updates so far; a skipped step is none
         self._batches: dict[int, Batch] = {}
         self._tokens: Tensor | None = None  # with a loss, of this step
+        self._sums = LateSums(accelerator)
+        self._known: StepResult | None = None  # of this step, once it was read
         self._evaluation: Evaluation | None = None  # made when asked for
         self.signal = False  # told to all ranks at the end of the step
         self.watcher: Watcher | None = None  # sees reduced gradients before the optimizer does
@@ -195,6 +204,16 @@ class Engine:
         self.begin(batches)
         self._settings = settings
         self.recorder.begin_step()
+        self.issue()
+        result = self._result
+        self.recorder.end_step()
+        self.parameters.end_step()
+        self.scaling.end_step(skipped=result.skipped)
+        self.step_number += not result.skipped
+        return result
+
+    def issue(self) -> None:
+        """Start every instruction of a step that has begun; no number is read on the way."""
         handles: list[Handle] = []
         for index, entry in enumerate(self.instructions):
             for earlier in entry.after:
@@ -204,11 +223,13 @@ class Engine:
             self.recorder.issued(index)
         for index in range(len(handles)):
             self._wait(handles, index)
-        self.recorder.end_step()
-        self.parameters.end_step()
-        self.scaling.end_step(skipped=self._result.skipped)
-        self.step_number += not self._result.skipped
-        return self._result
+
+    @property
+    def _result(self) -> StepResult:
+        """What the step came to; asking for it waits for the chip to know."""
+        if self._known is None:
+            self._known = self._sums.read().result(self.passes.loss_scale)
+        return self._known
 
     def _wait(self, handles: list[Handle], index: int) -> None:
         """Wait for an instruction, once."""
@@ -231,7 +252,7 @@ class Engine:
     def begin(self, batches: Batches) -> None:
         """Begin a step, or the forward half of one, with its tokens."""
         self.passes.begin_step(self.scaling.factor)
-        self._next_batch, self._tokens = batches, None
+        self._next_batch, self._tokens, self._known = batches, None, None
 
     def evaluate(self, batches: Batches) -> EvaluationResult:
         """Return the loss of a step's worth of tokens, without training on them."""
@@ -243,7 +264,8 @@ class Engine:
             self._evaluation.run()
         zero = torch.zeros((), device=self.accelerator.device)
         parts = {"square": zero, "signals": zero, **self._loss_sums()}
-        return EvaluationResult.of(joined(self.links, self.seats.num_ranks, parts))
+        self._sums.send(joined(self.links, self.seats.num_ranks, parts))
+        return EvaluationResult.of(self._sums.read())
 
     # --- passes ----------------------------------------------------------------------------
 
@@ -323,12 +345,11 @@ class Engine:
         square = squared_norm(
             self.parameters.all_states(), self.seat.place.pipeline, self.accelerator
         )
-        signals = torch.tensor(float(self.signal), device=device)
+        signals = torch.full((), float(self.signal), device=device)
         parts = {"square": square, "signals": signals, **self._loss_sums()}
-        sums = joined(self.links, self.seats.num_ranks, parts)
-        self._result = sums.result(self.passes.loss_scale)
-        factor = gradient_factor(self._result, self.passes.loss_scale, self.clip_norm)
-        self._factor = torch.tensor(factor, device=device)
+        scalars = joined(self.links, self.seats.num_ranks, parts)
+        self._sums.send(scalars)
+        self._factor = gradient_factor(scalars, self.passes.loss_scale, self.clip_norm)
         if self.watcher is not None:
             self.watcher(self._result, max(self._result.tokens, 1) * self.passes.loss_scale)
         return DONE
@@ -350,7 +371,7 @@ class Engine:
             for state in exchange.states:
                 if not state.has_gradients:
                     continue  # updated with an earlier bucket that it travels with
-                if self._result.skipped or self.stub:
+                if self.stub:
                     state.forget_gradients()
                     continue
                 state.step(

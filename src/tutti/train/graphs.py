@@ -87,14 +87,11 @@ class Graphs:
             if isinstance(module, Block) and reasons[u] is None
         }  # fmt: skip
         self._refused = {u: reason for u, reason in reasons.items() if reason}
-        chunks = [tuple(span) for span in seat.stage.units]
+        chunks = seat.stage.units
         self._chunk_of: dict[int, Units] = {u: c for c in chunks for u in range(*c)}
         self._slot_of = all_slots(instructions, chunks)
-        last = {}
-        for entry in instructions:
-            if entry.op is Op.BACKWARD_WEIGHT:
-                last[entry.micro_batch] = entry
-        self.several = len(last) > 1  # micro-batches, which share the gradients' memory
+        weighed = {e.micro_batch for e in instructions if e.op is Op.BACKWARD_WEIGHT}
+        self.several = len(weighed) > 1  # micro-batches, which share the gradients' memory
         self._wanted = settings.mode != "off" and bool(self._blocks or self._refused)
         self._active = self._suspended = self._failed = False
         self._steps = 0
@@ -102,7 +99,7 @@ class Graphs:
         self._shape: tuple[object, ...] | None = None
         self._tokens = 0
         self._told: set[str] = set()
-        self._held_before = 0
+        self._held_before, self._said_memory = 0, False
         self._forget()
         self._announce()
 
@@ -194,21 +191,20 @@ class Graphs:
             self._say(f"capture: parameters of unit {moved[0]} moved; graphs are made anew")
             self._forget()
             self._weights_pool = self._accelerator.graph_pool()
-        elif self._made:
-            held = max(0, self._accelerator.memory().allocated - self._held_before)
-            slots = len({slot for slot in self._slots})
-            self._say_once_held(held, slots)
+        elif self._made and not self._said_memory:
+            self._say_memory()
 
-    def _say_once_held(self, held: int, slots: int) -> None:
-        if "held" in self._told:
-            return
-        self._told.add("held")
-        text = f"capture: graphs of {slots} slots hold {bytes_text(held)}"
-        extra, room = self.extra_bytes, self._settings.room_bytes
-        text += f", {bytes_text(extra)} of it beyond what the plan promises"
+    def _say_memory(self) -> None:
+        self._said_memory = True
+        held = max(0, self._accelerator.memory().allocated - self._held_before)
+        text = (
+            f"capture: graphs in {len(self._slots)} slots hold {bytes_text(held)}, "
+            f"{bytes_text(self.extra_bytes)} of it beyond what the plan promises"
+        )
+        room = self._settings.room_bytes
         if room is not None:
-            text += f", which leaves {bytes_text(max(0, room))}"
-        self._settings.say(text)
+            text += f", which leaves {bytes_text(max(0, room))} free"
+        self._say(text)
 
     def _addresses_of(self, unit: int) -> tuple[int, ...]:
         return tuple(parameter.data_ptr() for parameter in self._blocks[unit].parameters())
@@ -226,7 +222,7 @@ class Graphs:
             for parameter in block.parameters()
             if parameter.requires_grad
         )
-        slots = {chunk: 0 for chunk in self._chunk_of.values()}
+        slots = dict.fromkeys(self._chunk_of.values(), 0)
         for (chunk, _), slot in self._slot_of.items():
             slots[chunk] = max(slots[chunk], slot + 1)
         streams = sum(slots[self._chunk_of[unit]] for unit in self._blocks)

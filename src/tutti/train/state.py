@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator, Event
 from tutti.accelerator.operators import Operators
-from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.accelerator.reference.optimizer import AdamSettings, put
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.nn.storage import Logical
@@ -438,4 +438,4 @@ def _sgd(
         wide = torch.promote_types(weight.dtype, torch.float32)
         moved = weight.to(wide) * (1.0 - settings.learning_rate * settings.weight_decay)
         moved -= settings.learning_rate * factor * gradient.to(wide)
-        weight.copy_(moved)
+        put(weight, moved, ~factor.isnan())
