@@ -55,6 +55,9 @@ class PythonTensor(torch.Tensor):
         graphs.refuse_crossing("tolist")
         return self.raw.tolist()
 
+    def data_ptr(self) -> int:  # torch has no storage of it
+        return self.raw.data_ptr()
+
     def __repr__(self, **_options: Any) -> str:
         return f"{NAME}({self.raw})"
 
@@ -235,6 +238,9 @@ class PythonDeviceModule:
 
     def memory_allocated(self, index: int) -> int:
         return self.allocated
+
+    def memory_reserved(self, index: int) -> int:
+        return self.allocated + sum(b.size for pool in graphs.pools for b in pool.free)
 
     def max_memory_allocated(self, index: int) -> int:
         return self.peak

@@ -36,41 +36,67 @@ class FreedMemoryError(RuntimeError):
 class Block:
     """A piece of a pool."""
 
-    memory: np.ndarray[Any, Any]
-    is_new: bool = True  # since the capture that asked for it began
+    arena: np.ndarray[Any, Any]
+    start: int
+    size: int
+    is_new: bool = False  # nobody had this memory before
+
+    @property
+    def memory(self) -> np.ndarray[Any, Any]:
+        return self.arena[self.start : self.start + self.size]
 
     def tensor(self, like: torch.Tensor, offset: int = 0) -> torch.Tensor:
         """A tensor in this memory; it does not keep the memory from being used anew."""
         base = torch.from_numpy(self.memory).view(like.dtype)
         return base.as_strided(like.shape, like.stride(), offset)
 
+    def common(self, other: Block) -> np.ndarray[Any, Any]:
+        """What two pieces share."""
+        if self.arena is not other.arena:
+            return self.arena[:0]
+        low = max(self.start, other.start)
+        return self.arena[low : max(low, min(self.start + self.size, other.start + other.size))]
+
 
 class Pool:
-    """Memory that graphs share."""
+    """Memory that graphs share: blocks are cut to size, and joined again when both are free."""
 
     def __init__(self) -> None:
         self.free: list[Block] = []
         self.blocks: dict[int, Block] = {}  # by address
 
     def take(self, size: int) -> Block:
-        """The smallest free block that is large enough, else a new one."""
-        fitting = [b for b in self.free if len(b.memory) >= size]
-        if fitting:
-            block = min(fitting, key=lambda b: len(b.memory))
-            self.free.remove(block)
-            block.is_new = False
-            return block
+        """The front of the smallest free block that is large enough, else a new one."""
         size = -(-max(size, 1) // ALIGNED) * ALIGNED
-        wide = np.empty(size + ALIGNED, np.uint8)
-        start = -wide.ctypes.data % ALIGNED
-        block = Block(wide[start : start + size])
+        fitting = [b for b in self.free if b.size >= size]
+        if fitting:
+            whole = min(fitting, key=lambda b: b.size)
+            self.free.remove(whole)
+            if whole.size > size:
+                self.free.append(Block(whole.arena, whole.start + size, whole.size - size))
+            block = Block(whole.arena, whole.start, size)
+        else:
+            wide = np.empty(size + ALIGNED, np.uint8)
+            start = -wide.ctypes.data % ALIGNED
+            block = Block(wide[start : start + size], 0, size, is_new=True)
         self.blocks[block.memory.ctypes.data] = block
         return block
+
+    def give_back(self, block: Block) -> None:
+        """Free a block, joined with free neighbours."""
+        for other in [b for b in self.free if b.arena is block.arena]:
+            if other.start + other.size == block.start:
+                self.free.remove(other)
+                block = Block(block.arena, other.start, other.size + block.size)
+            elif block.start + block.size == other.start:
+                self.free.remove(other)
+                block = Block(block.arena, block.start, block.size + other.size)
+        self.free.append(block)
 
     def owned(self, block: Block, like: torch.Tensor) -> torch.Tensor:
         """A tensor whose end gives the block back."""
         made = block.tensor(like)
-        weakref.finalize(made.untyped_storage(), self.free.append, block).atexit = False
+        weakref.finalize(made.untyped_storage(), self.give_back, block).atexit = False
         return made
 
 
@@ -116,7 +142,9 @@ class Graph:
     pool: Pool = field(default_factory=Pool)
     entries: list[Entry] = field(default_factory=list)
     allocated: list[Block] = field(default_factory=list)
-    saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    saved: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    new: list[Any] = field(default_factory=list)
+    temporary: list[Any] = field(default_factory=list)
     ready: bool = False
 
     def run(self, op: Any, args: Any, kwargs: Any) -> Any:
@@ -146,9 +174,8 @@ class Graph:
     def _allocate(self, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         like = value if _is_dense(value) else value.contiguous()
         block = self.pool.take(value.numel() * value.element_size())
-        whole = torch.from_numpy(block.memory)
         if not block.is_new:
-            self._save(whole)
+            self._save(torch.from_numpy(block.memory))
         self.allocated.append(block)
         owned = self.pool.owned(block, like)
         owned.copy_(value)
@@ -158,21 +185,18 @@ class Graph:
         """Keep what memory holds, to be there again when the capture ends."""
         block = block_of(raw)
         whole = raw if block is None else torch.from_numpy(block.memory)
-        key = whole.data_ptr() if block is not None else (whole.data_ptr() ^ hash(raw.shape))
-        self.saved.setdefault(key, (whole, whole.clone()))
+        self.saved.append((whole, whole.clone()))
 
     def end(self) -> None:
         """A capture has computed nothing."""
         for block in self.allocated:
             if block.is_new:
                 block.memory.fill(POISON)
-        for whole, before in reversed(self.saved.values()):
+        for whole, before in reversed(self.saved):
             whole.copy_(before)
         self.saved.clear()
-        self.new = [b for b in self.allocated if b.is_new]
-        self.temporary = [b for b in self.allocated if b in self.pool.free]
-        for block in self.allocated:
-            block.is_new = False
+        self.new = [b.memory for b in self.allocated if b.is_new]
+        self.temporary = [b.common(f) for b in self.allocated for f in self.pool.free]
         self.ready = True
 
     def replay(self) -> None:
@@ -180,16 +204,16 @@ class Graph:
             raise CaptureError("a graph whose capture failed is replayed")
         if capturing is not None:
             raise CaptureError("a replay inside of a capture")
-        for block in self.new:
-            block.memory.fill(POISON)
+        for memory in self.new:
+            memory.fill(POISON)
         for entry in self.entries:
             args, kwargs = tree_map(_tensor, (entry.args, entry.kwargs))
             results = [r for r in tree_leaves(entry.op(*args, **kwargs)) if _is_tensor(r)]
             for place, result in zip(entry.outputs, results, strict=True):
                 if place is not None:
                     place.copy_(result)
-        for block in self.temporary:
-            block.memory.fill(POISON)
+        for memory in self.temporary:
+            memory.fill(POISON)
 
 
 capturing: Graph | None = None

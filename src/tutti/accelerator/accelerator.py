@@ -73,6 +73,10 @@ class Accelerator(ABC):
     def memory(self) -> MemoryUse:
         """Return how many bytes are in use."""
 
+    def taken_bytes(self) -> int:
+        """Return what the process keeps of the device: in use, cached, and in pools of graphs."""
+        return self.memory().allocated
+
     @abstractmethod
     def limit_memory(self, num_bytes: int | None) -> None:
         """Let allocations beyond `num_bytes` raise torch.OutOfMemoryError; None lifts the limit."""

@@ -101,10 +101,13 @@ class BlockGraphs:
         self._back: Tensor | None = None
         self._replays: dict[str, Callable[[], Any]] = {}
 
-    def _run(self, work: Callable[[], None], pool: object) -> bool:
+    def _run(
+        self, work: Callable[[], None], pool: object, prepare: Callable[[], None] | None = None
+    ) -> bool:
         """Replay work, captured if it is new; tell whether it was new.
 
-        Work keeps what it makes in this object: a replay that held it would hold activations.
+        Work keeps what it makes in this object: a replay that held it would hold activations. If it
+        cannot be captured, it is done as it is, after what a failed capture may have spent.
         """
         name = work.__name__
         if name in self._replays:
@@ -112,6 +115,8 @@ class BlockGraphs:
             return False
         replay = self._capture(work, pool)
         if replay is None:
+            if prepare is not None:
+                prepare()
             work()
         else:
             self._replays[name] = replay
@@ -145,7 +150,7 @@ class BlockGraphs:
             self._gradient = Input(gradient, self._slot)
         else:
             self._gradient.take(gradient)
-        if self._run(self._go_down, self._slot.pool):
+        if self._run(self._go_down, self._slot.pool, prepare=self._go_up):
             assert self._back is not None
             self._slot.keep(self._back)
             self._y = None  # activations are gone from here; what the weight pass reads is held
@@ -165,7 +170,6 @@ class BlockGraphs:
             [self._leaf, *trained.values()],
             [self._gradient.tensor],
             allow_unused=True,
-            retain_graph=True,  # until it is sure that the capture went well
         )
         self._small = {n: g for n, g in zip(trained, found, strict=True) if g is not None}
 

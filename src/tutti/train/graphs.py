@@ -99,7 +99,8 @@ class Graphs:
         self._shape: tuple[object, ...] | None = None
         self._tokens = 0
         self._told: set[str] = set()
-        self._held_before, self._said_memory = 0, False
+        self._taken_before, self._said_memory = 0, False
+        self.held_bytes = 0  # by graphs, known after their first step
         self._forget()
         self._announce()
 
@@ -150,7 +151,7 @@ class Graphs:
         elif self._active:
             self._check()
         elif self._settings.mode == "on":
-            if self._steps == 2:
+            if self._shape is not None:
                 self._activate("")
         elif self._steps == 2:
             self.clock = LaunchClock(self._accelerator)
@@ -162,7 +163,7 @@ class Graphs:
     def _decide(self, times: BlockTimes | None) -> None:
         """Choose by the times of the step before, and say why."""
         self._wanted = False
-        if times is None:
+        if times is None or self._shape is None:
             return  # no batch that could be captured; that was said
         why = (
             f"the host needs {seconds_text(times.host_s)} to issue a block, the chip "
@@ -181,7 +182,8 @@ class Graphs:
     def _activate(self, why: str) -> None:
         self._active = True
         self._weights_pool = self._accelerator.graph_pool()
-        self._held_before = self._accelerator.memory().allocated
+        self._accelerator.empty_cache()
+        self._taken_before = self._accelerator.taken_bytes()
         self._say(f"capture: {len(self._blocks)} blocks run as graphs{why}")
 
     def _check(self) -> None:
@@ -196,10 +198,11 @@ class Graphs:
 
     def _say_memory(self) -> None:
         self._said_memory = True
-        held = max(0, self._accelerator.memory().allocated - self._held_before)
+        self._accelerator.empty_cache()  # what is left is in use, or the graphs'
+        self.held_bytes = max(0, self._accelerator.taken_bytes() - self._taken_before)
         text = (
-            f"capture: graphs in {len(self._slots)} slots hold {bytes_text(held)}, "
-            f"{bytes_text(self.extra_bytes)} of it beyond what the plan promises"
+            f"capture: graphs in {len(self._slots)} slots hold {bytes_text(self.held_bytes)}, at "
+            f"most {bytes_text(self.extra_bytes)} of it beyond what the plan promises"
         )
         room = self._settings.room_bytes
         if room is not None:
@@ -211,22 +214,25 @@ class Graphs:
 
     @property
     def extra_bytes(self) -> int:
-        """What graphs hold beyond a step that runs as it is.
+        """What graphs hold at most beyond a step that runs as it is.
 
-        Gradients of the captured blocks in the dtype that is computed with, which otherwise come
-        and go with each pass; and the streams between blocks, which stay while others run.
+        That is the gradients of the captured blocks in the dtype that is computed with, which
+        otherwise come and go with each pass; and, per slot, what stays where it would have made
+        room for something else: the streams between blocks, and the gradients of their products,
+        which weight passes read. Each slot also has room for what one block has at work.
         """
-        gradients = sum(
-            parameter.numel() * parameter.element_size()
-            for block in self._blocks.values()
-            for parameter in block.parameters()
-            if parameter.requires_grad
-        )
-        slots = dict.fromkeys(self._chunk_of.values(), 0)
-        for (chunk, _), slot in self._slot_of.items():
-            slots[chunk] = max(slots[chunk], slot + 1)
-        streams = sum(slots[self._chunk_of[unit]] for unit in self._blocks)
-        return gradients + 2 * streams * self._tokens * self._token_bytes
+        weights = 0
+        streams: dict[Units, list[int]] = {}  # bytes per token of each block
+        for unit, block in self._blocks.items():
+            trained = [p for p in block.parameters() if p.requires_grad]
+            weights += sum(p.numel() * p.element_size() for p in trained)
+            products = sum(p.shape[0] * p.element_size() for p in trained if p.dim() == 2)
+            streams.setdefault(self._chunk_of[unit], []).append(products + 2 * self._token_bytes)
+        per_token = 0
+        for chunk, each in streams.items():
+            slots = 1 + max(slot for (own, _), slot in self._slot_of.items() if own == chunk)
+            per_token += slots * (sum(each) + max(each))
+        return weights + per_token * self._tokens
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:

@@ -104,6 +104,12 @@ class ModuleAccelerator(Accelerator):
             peak=int(self.module.max_memory_allocated(self.device.index)),
         )
 
+    def taken_bytes(self) -> int:
+        """Return what the module's allocator has of the device."""
+        if not hasattr(self.module, "memory_reserved"):
+            return self.memory().allocated
+        return int(self.module.memory_reserved(self.device.index))
+
     def limit_memory(self, num_bytes: int | None) -> None:
         """Let allocations beyond `num_bytes` fail."""
         fraction = 1.0 if num_bytes is None else min(1.0, num_bytes / self._device_bytes)
