@@ -19,6 +19,8 @@ from torch import distributed
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.support import python_graphs as graphs
+
 NAME = os.environ.get("PYTHON_DEVICE", "slate")
 HERE = torch.device("cpu")
 MEMORY_BYTES = 8 << 30
@@ -50,7 +52,11 @@ class PythonTensor(torch.Tensor):
         return run(func, *args, **(kwargs or {}))
 
     def tolist(self) -> Any:  # torch refuses it for subclasses
+        graphs.refuse_crossing("tolist")
         return self.raw.tolist()
+
+    def data_ptr(self) -> int:  # torch has no storage of it
+        return self.raw.data_ptr()
 
     def __repr__(self, **_options: Any) -> str:
         return f"{NAME}({self.raw})"
@@ -73,12 +79,17 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
     home = kwargs.get("device")
     host_args, host_kwargs = tree_map(inner, (args, kwargs))
+    graphs.refuse_host_reads(op)
     if op is aten._to_copy.default:
-        result = op(*host_args, **host_kwargs)
         stays = bool(known) if home is None else torch.device(home).type == NAME
+        if stays != bool(known):
+            graphs.refuse_crossing(f"copy between host and {NAME}")
+        result = noted(op, host_args, host_kwargs)
         return PythonTensor(result) if stays else result
     if op is aten.copy_.default:
-        op(*host_args, **host_kwargs)
+        if len(known) < len({id(t) for t in args[:2]}):
+            graphs.refuse_crossing(f"copy between host and {NAME}")
+        noted(op, host_args, host_kwargs)
         return args[0]
     for leaf in tree_leaves((args, kwargs)):
         mixed = isinstance(leaf, torch.Tensor) and not isinstance(leaf, PythonTensor)
@@ -91,13 +102,22 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         # an operator in place gives back the tensor that it got
         return known[id(value)] if id(value) in known else PythonTensor(value)
 
-    return tree_map(outer, op(*host_args, **host_kwargs))
+    return tree_map(outer, noted(op, host_args, host_kwargs))
+
+
+def noted(op: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator on the host's numbers; a graph that is being captured notes it."""
+    if graphs.capturing is not None:
+        return graphs.capturing.run(op, args, kwargs)
+    return op(*args, **kwargs)
 
 
 def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> Any:
     """Copy to or from the device where torch does so beneath its own dispatcher."""
     raw = [t.raw if isinstance(t, PythonTensor) else t for t in (target, source)]
-    raw[0].copy_(raw[1])
+    if not (isinstance(target, PythonTensor) and isinstance(source, PythonTensor)):
+        graphs.refuse_crossing(f"copy between host and {NAME}")
+    noted(torch.ops.aten.copy_.default, tuple(raw), {})
     return target
 
 
@@ -135,7 +155,7 @@ class Event:
 class PythonDeviceModule:
     """What `torch.slate` holds, as a vendor's module does."""
 
-    Stream, Event = Stream, Event
+    Stream, Event, Graph = Stream, Event, graphs.Graph
 
     def __init__(self) -> None:
         self.allocated = self.peak = 0
@@ -162,7 +182,7 @@ class PythonDeviceModule:
         assert index == 0
 
     def synchronize(self, index: int | None = None) -> None:
-        pass
+        graphs.refuse_crossing("synchronize")
 
     def current_stream(self) -> Stream:
         return self._current
@@ -170,8 +190,28 @@ class PythonDeviceModule:
     @contextlib.contextmanager
     def stream(self, stream: Stream) -> Any:
         before, self._current = self._current, stream
-        yield
-        self._current = before
+        try:
+            yield
+        finally:
+            self._current = before
+
+    # --- graphs ---
+
+    def graph_pool_handle(self) -> graphs.Pool:
+        return graphs.Pool()
+
+    @contextlib.contextmanager
+    def graph(
+        self, graph: graphs.Graph, pool: graphs.Pool | None = None, stream: Stream | None = None
+    ) -> Any:
+        graphs.begin(graph, pool)
+        try:
+            with self.stream(stream or self._current):
+                yield
+        except BaseException:
+            graphs.finish(failed=True)
+            raise
+        graphs.finish(failed=False)
 
     # --- memory ---
 
@@ -198,6 +238,9 @@ class PythonDeviceModule:
 
     def memory_allocated(self, index: int) -> int:
         return self.allocated
+
+    def memory_reserved(self, index: int) -> int:
+        return self.allocated + sum(b.size for pool in graphs.pools for b in pool.free)
 
     def max_memory_allocated(self, index: int) -> int:
         return self.peak

@@ -73,6 +73,10 @@ class Accelerator(ABC):
     def memory(self) -> MemoryUse:
         """Return how many bytes are in use."""
 
+    def taken_bytes(self) -> int:
+        """Return what the process keeps of the device: in use, cached, and in pools of graphs."""
+        return self.memory().allocated
+
     @abstractmethod
     def limit_memory(self, num_bytes: int | None) -> None:
         """Let allocations beyond `num_bytes` raise torch.OutOfMemoryError; None lifts the limit."""
@@ -136,9 +140,24 @@ class Accelerator(ABC):
 
     # --- graphs ----------------------------------------------------------------------------
 
-    def capture(self, function: Callable[[], Any]) -> Callable[[], Any] | None:
-        """Return a replay of `function`'s work as one graph; None where the chip has no graphs."""
-        del function
+    def graph_pool(self) -> object | None:
+        """Return memory for graphs to share; None where the chip has no graphs.
+
+        What is let go during one capture may be used by the next, so graphs of one pool are
+        replayed in the order in which they were captured.
+        """
+        return None
+
+    def capture(
+        self, function: Callable[[], Any], *, pool: object | None = None, warm_ups: int = 3
+    ) -> Callable[[], Any] | None:
+        """Return a replay of `function`'s work as one graph; None where the chip has no graphs.
+
+        The function runs `warm_ups` times before, so that nothing is made for the first time inside
+        of the graph. Capturing computes nothing: what the function returned has its numbers after a
+        replay, at the same addresses each time.
+        """
+        del function, pool, warm_ups
         return None
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -315,7 +315,7 @@ class Operators:
         gradient_factor: Tensor | None = None,
         copies: Sequence[Tensor] | None = None,
     ) -> None:
-        """Move the weights by one step, in place."""
+        """Move the weights by one step, in place; not at all if the factor is not a number."""
         self._run(
             "adamw",
             weights,

@@ -9,12 +9,14 @@ elsewhere: every query sees all of its run's, and there may be fewer keys than q
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from tutti.accelerator.moving import moved
 from tutti.errors import InputError
 
 
@@ -79,11 +81,14 @@ class Segments:
             torch.arange(keys - queries, keys)
             for queries, keys in zip(self.queries, self.keys, strict=True)
         ]
-        return torch.cat(runs).to(device)
+        return moved(torch.cat(runs), device)
 
     def boundaries(self, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the cumulative lengths of queries and of keys, with a leading zero."""
-        return tuple(
-            torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
-            for lengths in (self.queries, self.keys)
-        )  # type: ignore[return-value]
+        return _boundaries(self.queries, device), _boundaries(self.keys, device)
+
+
+@functools.lru_cache(maxsize=16)  # every layer of a batch asks for the same
+def _boundaries(lengths: tuple[int, ...], device: torch.device | str) -> torch.Tensor:
+    ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    return moved(ends, device)

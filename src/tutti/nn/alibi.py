@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from tutti.accelerator.moving import moved
 from tutti.models import AlibiSpec, ModelSpec
 
 
@@ -39,7 +40,7 @@ def slopes(heads: int) -> Tensor:
 
 def key_bias(spec: AlibiSpec, heads: int, scale: float, positions_s: Tensor) -> Tensor:
     """Return (H, S): what is added to the scaled scores of a key at its position."""
-    slopes_h1 = slopes(heads).to(positions_s.device).unsqueeze(1)
+    slopes_h1 = moved(slopes(heads), positions_s.device).unsqueeze(1)
     if spec.bfloat16:  # slopes and products are rounded
         bias_hs = (slopes_h1.bfloat16() * positions_s).float()
     else:

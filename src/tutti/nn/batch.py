@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tutti.accelerator.moving import moved
 from tutti.accelerator.segments import Segments
 from tutti.errors import InputError
 from tutti.models import ModelSpec
@@ -65,18 +66,23 @@ class Batch:
         targets_t: Tensor | None = None,
         weights_t: Tensor | None = None,
         row_length: int | None = None,
+        like: Batch | None = None,
     ) -> Batch:
         """Return a batch of whole sequences, one after the other.
 
         With `row_length` they are documents packed into rows of that many tokens: they are to fill
-        each row exactly. A row is padded with a document without targets.
+        each row exactly. A row is padded with a document without targets. What does not depend on
+        the tokens is taken from `like`, an earlier batch, where its sequences were as long.
         """
         if sum(lengths) != tokens_t.shape[0]:
             raise InputError(
                 f"batch: sequences of {sum(lengths)} tokens in all, {tokens_t.shape[0]} given"
             )
-        segments = Segments.of_lengths(tuple(lengths))
-        batch = _assembled(spec, tokens_t, segments, range(len(lengths)), tuple(lengths))
+        if like is not None and like.segments == Segments.of_lengths(tuple(lengths)):
+            batch = replace(like, tokens_t=tokens_t, next_tokens_nt=None, next_targets_nt=None)
+        else:
+            segments = Segments.of_lengths(tuple(lengths))
+            batch = _assembled(spec, tokens_t, segments, range(len(lengths)), tuple(lengths))
         rows = rows_of(lengths, row_length)
         batch = replace(batch, targets_t=targets_t, weights_t=weights_t, rows=rows)
         if not spec.prediction_heads or targets_t is None:
@@ -110,7 +116,7 @@ class Batch:
             raise InputError(f"batch: too few tokens for context parallelism over {ways} ranks")
         device = self.tokens_t.device
         rows = [torch.cat([torch.arange(p.first, p.last) for p in part]) for part in pieces]
-        own = rows[rank].to(device)
+        own = moved(rows[rank], device)
         segments = Segments(
             tuple(piece.size for piece in pieces[rank]),
             tuple(piece.last - piece.start for piece in pieces[rank]),
@@ -126,7 +132,7 @@ class Batch:
             next_tokens_nt=None if self.next_tokens_nt is None else self.next_tokens_nt[:, own],
             next_targets_nt=None if self.next_targets_nt is None else self.next_targets_nt[:, own],
             key_rows=tuple(len(part) for part in rows),
-            key_order=torch.argsort(torch.cat(rows)).to(device),
+            key_order=moved(torch.argsort(torch.cat(rows)), device),
             ring=ring_steps(pieces, rank, device),
         )
 
@@ -145,7 +151,7 @@ def _assembled(
     device = tokens_t.device
     positions_t = segments.positions(device)
     counts = torch.tensor(segments.queries)
-    sequence_t = torch.repeat_interleave(torch.tensor(list(sequences)), counts).to(device)
+    sequence_t = moved(torch.repeat_interleave(torch.tensor(list(sequences)), counts), device)
     keys_s = _key_positions(segments, device) if alibi_specs(spec) else positions_t
     return Batch(
         tokens_t=tokens_t,
@@ -171,7 +177,7 @@ def _key_positions(segments: Segments, device: torch.device) -> Tensor:
     positions_s = torch.zeros(max(ends), dtype=torch.long)
     for start, keys in zip(segments.key_starts, segments.keys, strict=True):
         positions_s[start : start + keys] = torch.arange(keys)
-    return positions_s.to(device)
+    return moved(positions_s, device)
 
 
 def _shifted(x: Tensor, lengths: Sequence[int], steps: int, fill: int) -> Tensor:

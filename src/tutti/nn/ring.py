@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tutti.accelerator.moving import moved
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.segments import Segments
 from tutti.models import AttentionSpec
@@ -71,7 +72,7 @@ def _step(
         return RingStep(None, None)
     queries, keys, starts = zip(*runs, strict=True)
     everyone = len(runs) == len(own_pieces)
-    chosen = None if everyone else torch.cat(seeing).to(device)
+    chosen = None if everyone else moved(torch.cat(seeing), device)
     return RingStep(Segments(queries, keys, starts, across=not own), chosen)
 
 

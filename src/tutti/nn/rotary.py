@@ -7,12 +7,14 @@ own, so that packing changes nothing.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from tutti.accelerator.moving import moved
 from tutti.models import ModelSpec, RotaryScaling, RotarySpec
 
 Table = tuple[Tensor, Tensor]  # cos and sin, (T, dim/2), float32
@@ -29,15 +31,19 @@ def table(
 ) -> Table:
     """Return cos and sin of every token: at `positions` of sequences with these lengths."""
     distinct = sorted({_relevant(spec, length) for length in lengths})
-    each = torch.stack([frequencies(spec, length) for length in distinct])
-    if len(distinct) == 1:
-        turns = each.to(positions.device)
-    else:
+    turns = _turns(spec, tuple(distinct), positions.device)
+    if len(distinct) > 1:
         row = torch.tensor([distinct.index(_relevant(spec, length)) for length in lengths])
-        turns = each.to(positions.device)[row.to(positions.device)[sequence_of]]
+        turns = turns[moved(row, positions.device)[sequence_of]]
     angles = positions.unsqueeze(1).float() * turns
     factor = spec.scaling.attention_factor if spec.scaling else 1.0
     return angles.cos() * factor, angles.sin() * factor
+
+
+@functools.lru_cache(maxsize=16)
+def _turns(spec: RotarySpec, lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the frequencies for each length, on a device."""
+    return moved(torch.stack([frequencies(spec, length) for length in lengths]), device)
 
 
 def _relevant(spec: RotarySpec, length: int) -> int:

@@ -2,7 +2,8 @@
 
 This is the one reduction that crosses all ranks (the ClipNorm instruction). Everybody then knows
 the same numbers: the divisor of the gradients, whether they are clipped, and whether they are not
-finite, so that nobody updates.
+finite, so that nobody updates. The chip knows them in time for the optimizer; the host reads them
+once, when it has nothing left to issue.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from tutti.accelerator.accelerator import Accelerator, Event
 from tutti.nn.batch import Batch
 from tutti.train.links import Links
 
@@ -66,17 +68,43 @@ def counted_tokens(batch: Batch) -> Tensor:
     return counted.sum()  # stays on the chip: nobody waits for it
 
 
-def joined(links: Links, num_ranks: int, parts: Mapping[str, Tensor]) -> Sums:
-    """Return the sums over all ranks of the parts, which are named as `Sums` names them."""
+def joined(links: Links, num_ranks: int, parts: Mapping[str, Tensor]) -> Tensor:
+    """Return the sums over all ranks of the parts, in the order of `Sums`, where the parts are."""
     scalars = torch.stack([parts[name].double() for name in _NAMES])
     if num_ranks > 1:
         links.all_reduce(tuple(range(num_ranks)), scalars, use="scalars").wait()
-    return Sums(**dict(zip(_NAMES, scalars.tolist(), strict=True)))
+    return scalars
 
 
-def gradient_factor(result: StepResult, loss_factor: float, clip_norm: float | None) -> float:
-    """Return what gradients are multiplied by on their way into the optimizer."""
-    scale = 1.0 / (max(result.tokens, 1) * loss_factor)
-    if clip_norm is None or not result.gradient_norm > clip_norm:
-        return scale
-    return scale * clip_norm / result.gradient_norm
+class LateSums:
+    """Sums on their way to the host, which asks for them as late as it can."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._host = accelerator.pinned((len(_NAMES),), torch.float64)
+        self._copied: Event | None = None
+
+    def send(self, scalars: Tensor) -> None:
+        """Begin to copy what `joined` returned."""
+        self._host.copy_(scalars, non_blocking=self._host.is_pinned())
+        self._copied = self._accelerator.event()
+        self._copied.record()
+
+    def read(self) -> Sums:
+        """Wait for the copy."""
+        assert self._copied is not None, "nothing was sent"
+        self._copied.synchronize()
+        return Sums(**dict(zip(_NAMES, self._host.tolist(), strict=True)))
+
+
+def gradient_factor(scalars: Tensor, loss_factor: float, clip_norm: float | None) -> Tensor:
+    """Return what gradients are multiplied by on their way into the optimizer, on their device.
+
+    It is not a number where the gradients' norm is not finite: then nothing is to be updated.
+    """
+    square, tokens = scalars[_NAMES.index("square")], scalars[_NAMES.index("tokens")]
+    divisor = tokens.clamp_min(1.0) * loss_factor
+    factor, norm = 1.0 / divisor, square.sqrt() / divisor
+    if clip_norm is not None:
+        factor = torch.where(norm > clip_norm, factor * clip_norm / norm, factor)
+    return torch.where(norm.isfinite(), factor, math.nan).float()

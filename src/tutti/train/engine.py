@@ -2,7 +2,8 @@
 
 The list comes from the Plan and is the one that the simulator prices. Compute runs in the list's
 order; what goes over the network or to the host is started in order and waited for by what depends
-on it. Nothing with a cost happens outside an instruction.
+on it. Nothing with a cost happens outside an instruction, and on a chip the host only issues: what
+the step came to is read when all of it, the optimizer included, is on its way.
 """
 
 from __future__ import annotations
@@ -21,10 +22,17 @@ from tutti.plan.plan import Plan
 from tutti.schedule.buckets import make_buckets, tied_apart
 from tutti.schedule.instruction import Instruction, Lane, Op, What
 from tutti.schedule.schedule import Schedule, build_schedule
-from tutti.train.closing import StepResult, counted_tokens, gradient_factor, joined
+from tutti.train.closing import (
+    LateSums,
+    StepResult,
+    counted_tokens,
+    gradient_factor,
+    joined,
+)
 from tutti.train.context import EngineContext
 from tutti.train.evaluation import Evaluation, EvaluationResult
 from tutti.train.exchange import Boundaries
+from tutti.train.graphs import CaptureSettings, Graphs
 from tutti.train.layout import TensorRule
 from tutti.train.links import DONE, Done, Handle, Links
 from tutti.train.model import StageModel
@@ -59,12 +67,13 @@ class Engine:
         clip_norm: float | None = None,
         durations: Durations | None = None,
         stub: bool = False,
+        capture: CaptureSettings | None = None,
     ) -> None:
         """Make a rank's model and state; its weights are to be loaded or initialized.
 
         `durations` are what an emulated chip on declared time takes for each instruction of the
         compute lane. With `stub` these compute nothing, so that only their time and the messages
-        between them are real.
+        between them are real. `capture` says whether blocks may run as graphs.
         """
         self.plan, self.spec, self.accelerator, self.links = plan, spec, accelerator, links
         self.clip_norm, self.durations, self.stub = clip_norm, durations, stub
@@ -75,7 +84,7 @@ class Engine:
         self.instructions = self.schedule.classes[rank_class].instructions
         self.context = EngineContext(self.seat, links)
         self.dtype = compute_dtype(plan.job.precision)
-        self.model, self.passes = self._make_model()
+        self.model, selective = self._make_model()
         self.boundaries = Boundaries(
             self.schedule, self.seats, self.seat, links, self.context.boundary
         )
@@ -89,6 +98,7 @@ class Engine:
         self.parameters = Synchronised(
             self.seats, self.seat, buckets, rules, self.tensors, plan.job, links, accelerator
         )
+        self.passes = self._make_passes(selective, capture or CaptureSettings())
         self.moves = HostMoves(accelerator, self.parameters)
         if spec.ties_weights and {0, spec.head_unit} <= set(self.seat.units):
             for exchange in self.parameters.of_units([0]):
@@ -99,13 +109,15 @@ class Engine:
         self.step_number = 0  # updates so far; a skipped step is none
         self._batches: dict[int, Batch] = {}
         self._tokens: Tensor | None = None  # with a loss, of this step
+        self._sums = LateSums(accelerator)
+        self._known: StepResult | None = None  # of this step, once it was read
         self._evaluation: Evaluation | None = None  # made when asked for
         self.signal = False  # told to all ranks at the end of the step
         self.watcher: Watcher | None = None  # sees reduced gradients before the optimizer does
         self._handlers = self._make_handlers()
 
-    def _make_model(self) -> tuple[StageModel, Passes | StubPasses]:
-        """Return this rank's units, and what runs them forward and backward."""
+    def _make_model(self) -> tuple[StageModel, SelectiveOperators]:
+        """Return this rank's units, and the operators that they use."""
         selective = SelectiveOperators(self.accelerator.operators)
         model = StageModel(
             self.spec,
@@ -117,10 +129,25 @@ class Engine:
             tied=not tied_apart(self.plan),
             context_kind=self.seat.replica.context_kind,
         )
+        return model, selective
+
+    def _make_passes(
+        self, selective: SelectiveOperators, capture: CaptureSettings
+    ) -> Passes | StubPasses:
+        """Return what runs the units forward and backward."""
         if self.stub:
-            return model, StubPasses(self.spec, self.seat, self.dtype, self.accelerator.device)
-        units = model.by_number()
-        return model, Passes(units, self.seat.replica, self.accelerator, selective)
+            return StubPasses(self.spec, self.seat, self.dtype, self.accelerator.device)
+        units = self.model.by_number()
+        graphs = Graphs(
+            units,
+            self.seat,
+            self.parameters,
+            self.instructions,
+            self.accelerator,
+            capture,
+            token_bytes=self.spec.hidden * self.dtype.itemsize,
+        )
+        return Passes(units, self.seat.replica, self.accelerator, selective, graphs)
 
     def _make_handlers(self) -> Mapping[Op, Callable[[Instruction], Handle]]:
         return {
@@ -147,6 +174,11 @@ class Engine:
             if (unit, rule.parameter.name) in self.tensors
         ]
 
+    @property
+    def graphs(self) -> Graphs | None:
+        """The blocks that run as graphs; None where passes compute nothing."""
+        return self.passes.graphs if isinstance(self.passes, Passes) else None
+
     def take_masters(self) -> None:
         """Let the optimizer begin at the parameters as they are now: loaded or initialized."""
         for state in self.parameters.all_states():
@@ -167,9 +199,21 @@ class Engine:
 
     def step(self, batches: Batches, settings: AdamSettings) -> StepResult:
         """Run the instruction list once."""
+        if self.graphs is not None:
+            self.graphs.begin_step()
         self.begin(batches)
         self._settings = settings
         self.recorder.begin_step()
+        self.issue()
+        result = self._result
+        self.recorder.end_step()
+        self.parameters.end_step()
+        self.scaling.end_step(skipped=result.skipped)
+        self.step_number += not result.skipped
+        return result
+
+    def issue(self) -> None:
+        """Start every instruction of a step that has begun; no number is read on the way."""
         handles: list[Handle] = []
         for index, entry in enumerate(self.instructions):
             for earlier in entry.after:
@@ -179,11 +223,13 @@ class Engine:
             self.recorder.issued(index)
         for index in range(len(handles)):
             self._wait(handles, index)
-        self.recorder.end_step()
-        self.parameters.end_step()
-        self.scaling.end_step(skipped=self._result.skipped)
-        self.step_number += not self._result.skipped
-        return self._result
+
+    @property
+    def _result(self) -> StepResult:
+        """What the step came to; asking for it waits for the chip to know."""
+        if self._known is None:
+            self._known = self._sums.read().result(self.passes.loss_scale)
+        return self._known
 
     def _wait(self, handles: list[Handle], index: int) -> None:
         """Wait for an instruction, once."""
@@ -206,7 +252,7 @@ class Engine:
     def begin(self, batches: Batches) -> None:
         """Begin a step, or the forward half of one, with its tokens."""
         self.passes.begin_step(self.scaling.factor)
-        self._next_batch, self._tokens = batches, None
+        self._next_batch, self._tokens, self._known = batches, None, None
 
     def evaluate(self, batches: Batches) -> EvaluationResult:
         """Return the loss of a step's worth of tokens, without training on them."""
@@ -218,7 +264,8 @@ class Engine:
             self._evaluation.run()
         zero = torch.zeros((), device=self.accelerator.device)
         parts = {"square": zero, "signals": zero, **self._loss_sums()}
-        return EvaluationResult.of(joined(self.links, self.seats.num_ranks, parts))
+        self._sums.send(joined(self.links, self.seats.num_ranks, parts))
+        return EvaluationResult.of(self._sums.read())
 
     # --- passes ----------------------------------------------------------------------------
 
@@ -244,8 +291,8 @@ class Engine:
         return DONE
 
     def _backward_weight(self, entry: Instruction) -> Handle:
-        self.passes.backward_weight(entry.start, entry.stop, entry.micro_batch)
-        self.parameters.collect(entry.start, entry.stop)
+        lent = self.passes.backward_weight(entry.start, entry.stop, entry.micro_batch)
+        self.parameters.collect(entry.start, entry.stop, lent)
         return DONE
 
     # --- messages --------------------------------------------------------------------------
@@ -298,12 +345,11 @@ class Engine:
         square = squared_norm(
             self.parameters.all_states(), self.seat.place.pipeline, self.accelerator
         )
-        signals = torch.tensor(float(self.signal), device=device)
+        signals = torch.full((), float(self.signal), device=device)
         parts = {"square": square, "signals": signals, **self._loss_sums()}
-        sums = joined(self.links, self.seats.num_ranks, parts)
-        self._result = sums.result(self.passes.loss_scale)
-        factor = gradient_factor(self._result, self.passes.loss_scale, self.clip_norm)
-        self._factor = torch.tensor(factor, device=device)
+        scalars = joined(self.links, self.seats.num_ranks, parts)
+        self._sums.send(scalars)
+        self._factor = gradient_factor(scalars, self.passes.loss_scale, self.clip_norm)
         if self.watcher is not None:
             self.watcher(self._result, max(self._result.tokens, 1) * self.passes.loss_scale)
         return DONE
@@ -325,7 +371,7 @@ class Engine:
             for state in exchange.states:
                 if not state.has_gradients:
                     continue  # updated with an earlier bucket that it travels with
-                if self._result.skipped or self.stub:
+                if self.stub:
                     state.forget_gradients()
                     continue
                 state.step(

@@ -2,7 +2,8 @@
 
 Every unit's graph is its own: the stream between units is cut, so that the schedule may run any
 range of units in one instruction, forward and backward cut differently. What lies between a unit's
-forward and its weight pass is a `Live` entry; when it is gone, so are its activations.
+forward and its weight pass is a `Live` entry; when it is gone, so are its activations. A block that
+is captured (`graphs`) runs as a graph instead, with its activations in memory of its slot.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tutti.nn.embedding import Embedding
 from tutti.nn.head import Head
 from tutti.plan.plan import Replica, covers
 from tutti.train.activations import SavedActivations
+from tutti.train.block_graphs import BlockGraphs
+from tutti.train.graphs import Graphs
 from tutti.train.recompute import Again, SelectiveOperators
 
 PREDICTION_WEIGHT = 0.3  # of the mean of the extra heads' losses (DeepSeek-V3 begins with 0.3)
@@ -37,6 +40,7 @@ class Live:
     again: list[Again] = field(default_factory=list)
     saved: SavedActivations | None = None
     later: WeightGradients = field(default_factory=WeightGradients)
+    captured: BlockGraphs | None = None  # runs as graphs: nothing else is here then
 
 
 class Passes:
@@ -48,9 +52,10 @@ class Passes:
         replica: Replica,
         accelerator: Accelerator,
         selective: SelectiveOperators,
+        graphs: Graphs,
     ) -> None:
         self.units, self._replica, self._accelerator = units, replica, accelerator
-        self._selective = selective
+        self._selective, self.graphs = selective, graphs
         self.live: dict[tuple[int, int], Live] = {}
         self.streams: dict[tuple[int, int], Tensor] = {}  # (unit entered, micro-batch)
         self.gradients: dict[tuple[int, int], Tensor] = {}  # (unit left upwards, micro-batch)
@@ -69,11 +74,17 @@ class Passes:
     def forward(self, start: int, stop: int, micro_batch: int, batch: Batch) -> None:
         """Run units upwards; their stream waits for the next unit, or to be sent."""
         for unit in range(start, stop):
-            live = self.live[unit, micro_batch] = Live()
+            captured = self.graphs.of(unit, micro_batch, batch)
+            live = self.live[unit, micro_batch] = Live(captured=captured)
+            if captured is not None:
+                stream = self.streams.pop((unit, micro_batch))
+                self.streams[unit + 1, micro_batch] = captured.forward(stream)
+                continue
             module = self.units[unit]
             if not isinstance(module, Embedding):
                 live.x = self.streams.pop((unit, micro_batch)).detach().requires_grad_()
-            self._forward_unit(unit, module, live, batch)
+            with self.graphs.timed(unit, "forward"):
+                self._forward_unit(unit, module, live, batch)
             for name, value in live.outputs.items():
                 if name == "stream":
                     self.streams[unit + 1, micro_batch] = value
@@ -142,6 +153,10 @@ class Passes:
         """Run units downwards; weight gradients of linear layers are left for `backward_weight`."""
         for unit in reversed(range(start, stop)):
             live = self.live[unit, micro_batch]
+            if live.captured is not None:
+                gradient = self.gradients.pop((unit + 1, micro_batch))
+                self.gradients[unit, micro_batch] = live.captured.backward_input(gradient)
+                continue
             outputs, gradients = [], []
             for name, value in live.outputs.items():
                 if not value.requires_grad:
@@ -151,7 +166,8 @@ class Passes:
                     gradients.append(self.gradients.pop((unit + 1, micro_batch)))
                 else:
                     gradients.append(self._weight(name, value))
-            torch.autograd.backward(outputs, gradients)
+            with self.graphs.timed(unit, "backward"):
+                torch.autograd.backward(outputs, gradients)
             if live.x is not None:
                 assert live.x.grad is not None
                 self.gradients[unit, micro_batch] = live.x.grad
@@ -164,10 +180,21 @@ class Passes:
             weight *= PREDICTION_WEIGHT / value.numel()
         return torch.full_like(value, weight)
 
-    def backward_weight(self, start: int, stop: int, micro_batch: int) -> None:
-        """Compute the weight gradients that were left."""
+    def backward_weight(self, start: int, stop: int, micro_batch: int) -> frozenset[int]:
+        """Compute the weight gradients that were left.
+
+        Return the units whose gradients the next micro-batch will overwrite.
+        """
+        lent = []
         for unit in reversed(range(start, stop)):
-            self.live.pop((unit, micro_batch)).later.run()
+            live = self.live.pop((unit, micro_batch))
+            if live.captured is not None:
+                live.captured.backward_weight()
+                lent.append(unit)
+                continue
+            with self.graphs.timed(unit, "weights"):
+                live.later.run()
+        return frozenset(lent if self.graphs.several else ())
 
     # --- activations on the host -----------------------------------------------------------
 

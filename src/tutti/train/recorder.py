@@ -32,8 +32,28 @@ class Spans:
     waited: FloatArray  # how long something was kept waiting for it
 
 
+@dataclass(slots=True)
+class Readings:
+    """The clock readings of one step, which are worth something when the chip has done it."""
+
+    begin: float
+    began: float
+    start: list[float]
+    end: list[float]
+    waits: list[float]  # seconds that something else waited for an instruction
+    events: list[tuple[Event, Event] | None]
+    zero: Event | None = None
+    finish: float = 0.0
+
+    def settle(self) -> None:
+        """Let the host wait until the chip has passed the last event."""
+        pairs = [pair for pair in self.events if pair is not None]
+        if pairs:
+            pairs[-1][1].synchronize()
+
+
 class Recorder:
-    """Clock readings of one rank's step, used again for each."""
+    """Takes the clock readings of one rank's steps."""
 
     def __init__(
         self,
@@ -46,82 +66,88 @@ class Recorder:
         self._expected = list(expected_s) if expected_s is not None else [0.0] * count
         self._on_chip = accelerator.device.type != "cpu"
         self._computes = [entry.lane is Lane.COMPUTE for entry in instructions]
-        self._start, self._end = [0.0] * count, [0.0] * count
-        self._events: list[tuple[Event, Event] | None] = [None] * count
-        self._waits = [0.0] * count  # seconds that something else waited for an instruction
-        self._zero: Event | None = None
-        self._begin = self._began = 0.0
-        self._finish = 0.0
+        self.last = self._new(0.0, 0.0)
+
+    def _new(self, begin: float, began: float) -> Readings:
+        count = len(self._instructions)
+        return Readings(begin, began, [0.0] * count, [0.0] * count, [0.0] * count, [None] * count)
 
     def expect(self, seconds: Sequence[float]) -> None:
         """Take how long each instruction should take by itself."""
         self._expected = list(seconds)
 
     def begin_step(self) -> None:
-        """A step begins now."""
-        self._begin, self._began = time.perf_counter(), time.time()
-        self._waits = [0.0] * len(self._instructions)
+        """A step begins now; the readings of the one before are with whoever took them."""
+        self.last = self._new(time.perf_counter(), time.time())
         if self._on_chip:
-            self._zero = self._accelerator.event(timed=True)
-            self._zero.record()
+            self.last.zero = self._accelerator.event(timed=True)
+            self.last.zero.record()
 
     def waited(self, index: int, since: float) -> None:
         """Something was kept waiting for an instruction from `since` until now."""
         now = time.perf_counter()
-        self._waits[index] += now - since
+        self.last.waits[index] += now - since
         self.finished(index, now)
 
     def finished(self, index: int, now: float | None = None) -> None:
         """An instruction that ran beside compute is known to be over."""
         if not self._computes[index]:
-            self._end[index] = (time.perf_counter() if now is None else now) - self._begin
+            self.last.end[index] = (time.perf_counter() if now is None else now) - self.last.begin
 
     def start(self, index: int) -> None:
         """An instruction is started."""
+        last = self.last
         if self._on_chip and self._computes[index]:
             pair = (self._accelerator.event(timed=True), self._accelerator.event(timed=True))
-            self._events[index] = pair
+            last.events[index] = pair
             pair[0].record()
-        self._start[index] = self._end[index] = time.perf_counter() - self._begin
+        last.start[index] = last.end[index] = time.perf_counter() - last.begin
 
     def issued(self, index: int) -> None:
         """The host has done its part of an instruction."""
-        pair = self._events[index]
+        last = self.last
+        pair = last.events[index]
         if pair is not None:
             pair[1].record()
-        self._end[index] = time.perf_counter() - self._begin
+        last.end[index] = time.perf_counter() - last.begin
         if not self._computes[index]:  # what the host spends on it keeps compute waiting
-            self._waits[index] += self._end[index] - self._start[index]
+            last.waits[index] += last.end[index] - last.start[index]
 
     def end_step(self) -> None:
-        """The step is over; the host has waited for everything."""
-        self._finish = time.perf_counter() - self._begin
+        """The host has issued everything and knows what the step came to."""
+        self.last.finish = time.perf_counter() - self.last.begin
 
     # --- what it came to -------------------------------------------------------------------
 
-    def spans(self) -> Spans:
-        """Return when everything ran; on a chip, compute by the chip's own clock."""
-        start, end = np.array(self._start), np.array(self._end)
-        if self._zero is not None:
-            for i, pair in enumerate(self._events):
+    def spans(self, readings: Readings | None = None) -> Spans:
+        """Return when everything ran; on a chip, compute by the chip's own clock.
+
+        Of the last step, or of one whose readings were taken. The host waits for what the chip has
+        yet to do of it.
+        """
+        step = self.last if readings is None else readings
+        start, end = np.array(step.start), np.array(step.end)
+        if step.zero is not None:
+            step.settle()
+            for i, pair in enumerate(step.events):
                 if pair is not None:
-                    start[i] = pair[0].seconds_since(self._zero)
-                    end[i] = pair[1].seconds_since(self._zero)
+                    start[i] = pair[0].seconds_since(step.zero)
+                    end[i] = pair[1].seconds_since(step.zero)
         return Spans(
             start=start,
             end=end,
-            step_s=self._finish,
-            began=self._began,
-            waited=np.array(self._waits),
+            step_s=step.finish,
+            began=step.began,
+            waited=np.array(step.waits),
         )
 
-    def times(self) -> RankTimes:
-        """Return where the step went."""
-        spans = self.spans()
+    def times(self, readings: Readings | None = None) -> RankTimes:
+        """Return where the last step went, or one whose readings were taken."""
+        spans = self.spans(readings)
         computes = np.array(self._computes)
         compute = float((spans.end - spans.start)[computes].sum())
         communication = bubble = copy = data = 0.0
-        for i, wait in enumerate(self._waits):
+        for i, wait in enumerate(spans.waited.tolist()):
             if not wait:
                 continue
             entry = self._instructions[i]

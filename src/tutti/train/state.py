@@ -7,7 +7,7 @@ of it at level 0).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator, Event
 from tutti.accelerator.operators import Operators
-from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.accelerator.reference.optimizer import AdamSettings, put
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.nn.storage import Logical
@@ -278,8 +278,8 @@ class SpanState:
 
     # --- gradients -------------------------------------------------------------------------
 
-    def add_gradients(self, units: range) -> None:
-        """Move the modules' gradients of some units into the flat one."""
+    def add_gradients(self, units: range, lent: Container[int] = ()) -> None:
+        """Move the modules' gradients of some units into the flat one; `lent` ones as copies."""
         chosen = [i for i, block in enumerate(self.span.blocks) if block.unit in units]
         found: list[tuple[int, Tensor]] = []
         for i in chosen:
@@ -287,7 +287,7 @@ class SpanState:
             if gradient is not None:
                 found.append((i, local_part(self.span.blocks[i], self._logical[i], gradient)))
         if self.loose is not None:
-            self._add_loose(self.loose, found)
+            self._add_loose(self.loose, found, lent)
             return
         if self.gradient is None:
             self.gradient = torch.zeros(self.span.size, dtype=self._dtypes[0], device=self.device)
@@ -295,10 +295,14 @@ class SpanState:
             places = self._cut(self.gradient)
             torch._foreach_add_([places[i] for i, _ in found], [g for _, g in found])
 
-    def _add_loose(self, loose: dict[int, Tensor], found: list[tuple[int, Tensor]]) -> None:
+    def _add_loose(
+        self, loose: dict[int, Tensor], found: list[tuple[int, Tensor]], lent: Container[int]
+    ) -> None:
         """Keep the first gradient of a step as it is; widen it when a second one comes."""
         for i, gradient in found:
-            if i not in loose:
+            if i not in loose and self.span.blocks[i].unit in lent:
+                loose[i] = gradient.to(self._dtypes[0], copy=True)  # a second one will come
+            elif i not in loose:
                 loose[i] = gradient
             elif loose[i].dtype is self._dtypes[0]:
                 loose[i].add_(gradient)
@@ -434,4 +438,4 @@ def _sgd(
         wide = torch.promote_types(weight.dtype, torch.float32)
         moved = weight.to(wide) * (1.0 - settings.learning_rate * settings.weight_decay)
         moved -= settings.learning_rate * factor * gradient.to(wide)
-        weight.copy_(moved)
+        put(weight, moved, ~factor.isnan())

@@ -70,9 +70,10 @@ class StubPasses:
         if start:
             self.gradients[start, micro_batch] = self._rows(micro_batch)
 
-    def backward_weight(self, start: int, stop: int, micro_batch: int) -> None:
+    def backward_weight(self, start: int, stop: int, micro_batch: int) -> frozenset[int]:
         """Forget the pass; gradients stay zeros."""
         self._in_flight -= {(unit, micro_batch) for unit in range(start, stop)}
+        return frozenset()
 
     def fetch_activations(self, units: range, micro_batch: int) -> None:
         """Nothing is away."""

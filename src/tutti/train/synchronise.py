@@ -7,7 +7,7 @@ also keeps parameters only while they are used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -143,11 +143,14 @@ class Synchronised:
 
     # --- gradients -------------------------------------------------------------------------
 
-    def collect(self, start: int, stop: int) -> None:
-        """Move what a weight pass left in the modules into the flat gradients."""
+    def collect(self, start: int, stop: int, lent: Container[int] = ()) -> None:
+        """Move what a weight pass left in the modules into the flat gradients.
+
+        The gradients of `lent` units will be overwritten: what is kept of them is a copy.
+        """
         for exchange in self.of_units(range(start, stop)):
             for state in exchange.states:
-                state.add_gradients(range(start, stop))
+                state.add_gradients(range(start, stop), lent)
         for (unit, _), logical in self._tensors.items():
             if start <= unit < stop:
                 logical.owner.grad = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import pytest
 import torch
 
@@ -86,13 +88,13 @@ def plant_infinity(engine: Engine, at_step: int) -> None:
     """Let one gradient of this rank be infinite in one step."""
     collect = engine.parameters.collect
 
-    def planted(start: int, stop: int) -> None:
+    def planted(start: int, stop: int, lent: Container[int] = ()) -> None:
         if engine.step_number == at_step and not getattr(engine, "planted", False):
             engine.planted = True  # type: ignore[attr-defined]
             owner = next(o for o in engine.model.parameters() if o.grad is not None)
             assert owner.grad is not None
             owner.grad.view(-1)[0] = float("inf")
-        collect(start, stop)
+        collect(start, stop, lent)
 
     engine.parameters.collect = planted  # type: ignore[method-assign]
 

@@ -25,10 +25,13 @@ def _adamw(
 ):  # fmt: skip
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = places < size
+    if HAS_FACTOR:
+        scale = tl.load(factor)
+        inside = inside & (scale == scale)  # not a number: everything stays as it is
     w = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(gradient + places, mask=inside, other=0.0).to(tl.float32)
     if HAS_FACTOR:
-        g = g * tl.load(factor)
+        g = g * scale
     m = tl.load(mean + places, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(square + places, mask=inside, other=0.0).to(tl.float32)
     m = beta1 * m + (1.0 - beta1) * g
@@ -53,7 +56,7 @@ def adamw(
     gradient_factor: Tensor | None = None,
     copies: Sequence[Tensor] | None = None,
 ) -> None:
-    """Move the weights by one step, in place."""
+    """Move the weights by one step, in place, unless the factor is not a number."""
     constants = (
         settings.learning_rate,
         settings.beta1,

@@ -6,6 +6,7 @@ The module's functions have the same names everywhere; what one lacks is done wi
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,6 +85,7 @@ class ModuleAccelerator(Accelerator):
         self.module.set_device(index)
         self.operators = Operators(device_type, choices=Choices.of_chip(chip))
         self._streams: dict[str, Any] = {}
+        self._capture_stream: Any = None
         self._limit: int | None = None
 
     # --- memory ----------------------------------------------------------------------------
@@ -101,6 +103,12 @@ class ModuleAccelerator(Accelerator):
             allocated=int(self.module.memory_allocated(self.device.index)),
             peak=int(self.module.max_memory_allocated(self.device.index)),
         )
+
+    def taken_bytes(self) -> int:
+        """Return what the module's allocator has of the device."""
+        if not hasattr(self.module, "memory_reserved"):
+            return self.memory().allocated
+        return int(self.module.memory_reserved(self.device.index))
 
     def limit_memory(self, num_bytes: int | None) -> None:
         """Let allocations beyond `num_bytes` fail."""
@@ -174,26 +182,41 @@ class ModuleAccelerator(Accelerator):
 
     # --- graphs ----------------------------------------------------------------------------
 
-    def capture(self, function: Callable[[], Any]) -> Callable[[], Any] | None:
-        """Return a replay of the work as one graph, where the module has graphs."""
-        graph_type = next(
-            (
-                getattr(self.module, name)
-                for name in ("CUDAGraph", "NPUGraph", "XPUGraph")
-                if hasattr(self.module, name)
-            ),
-            None,
-        )
-        if graph_type is None or not hasattr(self.module, "graph"):
+    def _graph_type(self) -> Any:
+        """Return the module's class of graphs; None where it has none that can be captured."""
+        if not hasattr(self.module, "graph"):
             return None
-        warm = self.module.Stream()
-        warm.wait_stream(self.module.current_stream())
-        with self.module.stream(warm):
-            for _ in range(3):
-                function()
-        self.module.current_stream().wait_stream(warm)
+        names = ("CUDAGraph", "NPUGraph", "XPUGraph", "Graph")
+        return next((getattr(self.module, n) for n in names if hasattr(self.module, n)), None)
+
+    def graph_pool(self) -> object | None:
+        """Return a pool of the module's, where it has graphs that share memory."""
+        if self._graph_type() is None or not hasattr(self.module, "graph_pool_handle"):
+            return None
+        pool: object = self.module.graph_pool_handle()
+        return pool
+
+    def capture(
+        self, function: Callable[[], Any], *, pool: object | None = None, warm_ups: int = 3
+    ) -> Callable[[], Any] | None:
+        """Return a replay of the work as one graph, where the module has graphs.
+
+        All captures use one stream: what libraries keep per stream is then made once.
+        """
+        graph_type = self._graph_type()
+        if graph_type is None:
+            return None
+        if self._capture_stream is None:
+            self._capture_stream = self.module.Stream(device=self.device)
+        stream = self._capture_stream
+        if warm_ups:
+            stream.wait_stream(self.module.current_stream())
+            with self.module.stream(stream):
+                for _ in range(warm_ups):
+                    function()
+            self.module.current_stream().wait_stream(stream)
         graph = graph_type()
-        with self.module.graph(graph):
+        with self.module.graph(graph, pool=pool, stream=stream, **self._capture_options()):
             result = function()
 
         def replay() -> Any:
@@ -201,3 +224,8 @@ class ModuleAccelerator(Accelerator):
             return result
 
         return replay
+
+    def _capture_options(self) -> dict[str, str]:
+        """Let other threads go on (to pin memory for the next batch, say) during a capture."""
+        known = inspect.signature(self.module.graph).parameters
+        return {"capture_error_mode": "thread_local"} if "capture_error_mode" in known else {}

@@ -37,9 +37,15 @@ class _LaterLinear(torch.autograd.Function):
         (gradient,) = gradients
         (x,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
         rows, columns = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
-        ctx.later.defer(weight, lambda: rows.t() @ columns)
+        ctx.later.defer(
+            weight,
+            lambda: rows.t() @ columns,
+            lambda target: torch.mm(rows.t(), columns, out=target),
+        )
         if bias is not None:
-            ctx.later.defer(bias, lambda: rows.sum(0))
+            ctx.later.defer(
+                bias, lambda: rows.sum(0), lambda target: torch.sum(rows, 0, out=target)
+            )
         return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None
 
 
@@ -109,7 +115,11 @@ def embedding(tokens: Tensor, table: Tensor) -> Tensor:
 
 
 class _Embedding(torch.autograd.Function):
-    """A look-up whose backward sums in float32: a frequent token has thousands of gradients."""
+    """A look-up whose backward sums in float32: a frequent token has thousands of gradients.
+
+    Equal tokens are found by sorting, and room is made for as many as there are tokens, so that
+    nobody has to know how many there are: a chip's host would wait for that.
+    """
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, table: Tensor) -> Tensor:
@@ -121,8 +131,12 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         (tokens,) = ctx.saved_tensors
         gradient = gradients[0].flatten(0, -2)
-        used, place = torch.unique(tokens, return_inverse=True)
+        ordered, order = tokens.flatten().sort(stable=True)
+        first = torch.ones_like(ordered)
+        first[1:] = ordered[1:] != ordered[:-1]
+        place = first.cumsum(0) - 1  # which of the distinct tokens each one is
         wide = gradient.to(torch.promote_types(ctx.dtype, torch.float32))
-        sums = wide.new_zeros(len(used), gradient.shape[-1]).index_add_(0, place.flatten(), wide)
+        sums = torch.zeros_like(wide).index_add_(0, place, wide[order])
+        used = torch.zeros_like(ordered).scatter_(0, place, ordered)  # beyond: row 0, plus zero
         table = gradient.new_zeros(ctx.rows, gradient.shape[-1], dtype=ctx.dtype)
-        return None, table.index_copy_(0, used, sums.to(ctx.dtype))
+        return None, table.index_add_(0, used, sums.to(ctx.dtype))

@@ -34,9 +34,12 @@ def adamw(
 ) -> None:
     """Move the weights by one step, in place; `step` counts from 1.
 
-    Gradients are multiplied by `gradient_factor` (clipping, token counts) on the way. `copies` are
-    the weights in the dtype that is computed with, where the weights are float32 masters.
+    Gradients are multiplied by `gradient_factor` (clipping, token counts) on the way; a factor that
+    is not a number leaves everything as it is, so that the host need not know whether gradients
+    are finite. `copies` are the weights in the dtype that is computed with, where the weights are
+    float32 masters.
     """
+    counts = None if gradient_factor is None else ~gradient_factor.isnan()
     decay = 1.0 - settings.learning_rate * settings.weight_decay
     correction1 = 1.0 - settings.beta1**step
     correction2 = 1.0 - settings.beta2**step
@@ -47,14 +50,19 @@ def adamw(
         mean = torch.lerp(means[i].to(gradient.dtype), gradient, 1.0 - settings.beta1)
         square = squares[i].to(gradient.dtype) * settings.beta2
         square.addcmul_(gradient, gradient, value=1.0 - settings.beta2)
-        means[i].copy_(mean)
-        squares[i].copy_(square)
+        put(means[i], mean, counts)
+        put(squares[i], square, counts)
         root = square.sqrt().div_(correction2**0.5).add_(settings.eps)
         moved = weight.to(gradient.dtype) * decay
         moved.addcdiv_(mean, root, value=-settings.learning_rate / correction1)
-        weight.copy_(moved)
+        put(weight, moved, counts)
         if copies is not None:
-            copies[i].copy_(weight)
+            put(copies[i], weight, counts)
+
+
+def put(target: Tensor, value: Tensor, counts: Tensor | None) -> None:
+    """Write a value, unless it does not count; nobody waits to know."""
+    target.copy_(value if counts is None else torch.where(counts, value, target))
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:

@@ -51,10 +51,12 @@ def to_batch(
     both: Tensor,
     lengths: Sequence[tuple[int, ...]],
     context: tuple[int, int] = (1, 0),
+    like: Batch | None = None,
 ) -> Batch:
     """Copy tokens and targets to the device and make the batch of them.
 
-    `context` is how many ranks share out each row, and which of them this one is.
+    `context` is how many ranks share out each row, and which of them this one is; `like` is an
+    earlier batch, whose positions serve again where they are the same.
     """
     on_device = torch.empty_like(both, device=accelerator.device)
     free, copied = accelerator.event(), accelerator.event()
@@ -66,8 +68,14 @@ def to_batch(
     copied.wait()
     documents = tuple(itertools.chain.from_iterable(lengths))
     row_length = both.shape[1] // len(lengths)
-    batch = Batch.of(spec, on_device[0], documents, targets_t=on_device[1], row_length=row_length)
-    return batch.share(spec, *context)
+    return Batch.of(
+        spec,
+        on_device[0],
+        documents,
+        targets_t=on_device[1],
+        row_length=row_length,
+        like=like,
+    ).share(spec, *context)
 
 
 class Feeder:
@@ -94,6 +102,7 @@ class Feeder:
         self._queue: queue.Queue[_Ready | BaseException] = queue.Queue(depth)
         self._early: dict[tuple[int, int], _Ready] = {}
         self._failed: BaseException | None = None
+        self._last: Batch | None = None  # that was given
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tutti-feeder", daemon=True)
         self._thread.start()
@@ -141,7 +150,11 @@ class Feeder:
     def batch(self, step: int, micro_batch: int) -> Batch:
         """Return a micro-batch on the device; each can be had once."""
         ready = self._early.pop((step, micro_batch), None) or self._wanted(step, micro_batch)
-        return to_batch(self._spec, self._accelerator, ready.both, ready.lengths, self._context)
+        like = self._last if self._context[0] == 1 else None
+        self._last = to_batch(
+            self._spec, self._accelerator, ready.both, ready.lengths, self._context, like
+        )
+        return self._last
 
     def step(self, step: int) -> Callable[[int], Batch]:
         """Return the micro-batches of a step, as the engine asks for them."""

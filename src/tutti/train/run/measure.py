@@ -1,6 +1,8 @@
 """The figures of a running job: taken on every rank, joined beside the next step, written by one.
 
-A step's times travel to rank 0 while the next step runs, so that measuring keeps nobody waiting.
+When the host has issued a step, a chip is not yet through with it: its times are read when the next
+one is issued, and travel to rank 0 while the one after that runs, so that measuring keeps nobody
+waiting. All ranks do so, chips or not, for they gather in one order.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from tutti.schedule.schedule import Schedule
 from tutti.simulate.estimate import Estimate
 from tutti.train.closing import StepResult
 from tutti.train.engine import Engine
+from tutti.train.recorder import Readings
 from tutti.train.seats import class_of
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class Measure:
         self._work = flops_per_token(worker.spec, plan.job.sequence_length) * plan.job.tokens
         places = [self._engine.seats.map.place(r) for r in range(worker.world)]
         self._pools = [place.chip.pool for place in places]
+        self._taken: tuple[StepRecord, Readings] | None = None
         self._pending: tuple[StepRecord, list[Tensor], dist.Work] | None = None
         self._sinks: Sinks | None = None
         self._engine.recorder.expect(expected_seconds(self._engine, worker.predicted))
@@ -71,10 +75,6 @@ class Measure:
         """Take the figures of a step."""
         if number % self._worker.config.measure.every:
             return
-        times = self._engine.recorder.times()
-        own = torch.tensor(times.values(), dtype=torch.float64)
-        everyone = [torch.zeros(NUM_TIMES, dtype=torch.float64) for _ in self._pools]
-        work = dist.all_gather(everyone, own, async_op=True)
         estimate = self._worker.predicted
         record = StepRecord(
             step=number,
@@ -90,11 +90,28 @@ class Measure:
             predicted_s=estimate.step_seconds,
             skipped=result.skipped,
         )
-        self.finish()
-        assert work is not None
-        self._pending = (record, everyone, work)
+        self._send()
+        self._taken = (record, self._engine.recorder.last)
 
     def finish(self) -> None:
+        """Write all steps that are left."""
+        self._send()
+        self._write()
+
+    def _send(self) -> None:
+        """Let the taken figures go their way, and write those that have arrived."""
+        if self._taken is None:
+            return
+        (record, readings), self._taken = self._taken, None
+        times = self._engine.recorder.times(readings)
+        own = torch.tensor(times.values(), dtype=torch.float64)
+        everyone = [torch.zeros(NUM_TIMES, dtype=torch.float64) for _ in self._pools]
+        work = dist.all_gather(everyone, own, async_op=True)
+        assert work is not None
+        self._write()
+        self._pending = (record, everyone, work)
+
+    def _write(self) -> None:
         """Write the step whose figures have arrived by now."""
         if self._pending is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,7 +116,8 @@ def _watched(worker: Worker, step: int) -> tuple[int, int, str] | None:
 
     engine.parameters.close = closing  # type: ignore[method-assign]
     try:
-        with worker.feeder(worker.data.train, step, step + 1) as feeder:
+        graphs = nullcontext() if engine.graphs is None else engine.graphs.suspended()
+        with worker.feeder(worker.data.train, step, step + 1) as feeder, graphs:
             engine.step(feeder.step(step), worker.settings(0.0))
     finally:
         engine.parameters.close = close  # type: ignore[method-assign]

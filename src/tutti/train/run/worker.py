@@ -40,6 +40,7 @@ from tutti.train.comm_links import CommLinks
 from tutti.train.data.feeder import Feeder, Samples
 from tutti.train.data.opening import PackedData, open_data
 from tutti.train.engine import Engine
+from tutti.train.graphs import CaptureSettings
 from tutti.train.run.devices import open_chip
 from tutti.train.run.events import Events
 from tutti.train.run.measure import Measure
@@ -139,8 +140,15 @@ class Worker:
             clip_norm=self.config.optimizer.clip_norm,
             durations=self._durations(),
             stub=self.config.emulate == "stub",
+            capture=self._capture(),
         )
         self.measure, self.tracer = Measure(self), Tracer(self)
+
+    def _capture(self) -> CaptureSettings:
+        """Return what is wanted of graphs, and the memory that the plan leaves for them."""
+        promised = self.predicted.memory[class_of(self.predicted.schedule, self.seat)].total
+        room = int(self.accelerator.memory().total - promised)
+        return CaptureSettings(mode=self.config.capture, room_bytes=room, say=self._say)
 
     def _durations(self) -> Callable[[Instruction], float | None] | None:
         """Return what a chip on declared time takes: what the cost model says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tutti.accelerator.conformance.case import Case, Values
@@ -19,15 +20,16 @@ def _adamw(
     sizes: tuple[tuple[int, ...], ...] = SIZES,
     step: int = 3,
     settings: AdamSettings = SETTINGS,
-    factor: bool = False,
+    factor: float | None = None,  # the scale of a random one
     copies: bool = False,
 ) -> Case:
     def many(**options: Any) -> tuple[Values, ...]:
         return tuple(Values(size, trained=False, **options) for size in sizes)
 
     options: dict[str, Any] = {"step": step, "settings": settings}
-    if factor:
-        options["gradient_factor"] = Values((), trained=False, wide=True, positive=True)
+    if factor is not None:
+        values = Values((), factor, trained=False, wide=True, positive=True)
+        options["gradient_factor"] = values
     if copies:
         options["copies"] = many()
     states = {"wide": wide_states}
@@ -44,7 +46,9 @@ CASES = (
     _adamw("float32 states"),
     _adamw("states of the dtype", wide_states=False),
     _adamw("float32 weights with copies", wide_weights=True, copies=True),
-    _adamw("clipped", wide_weights=True, factor=True, copies=True),
+    _adamw("clipped", wide_weights=True, factor=1.0, copies=True),
+    _adamw("skipped: the factor is not a number", wide_weights=True, factor=math.nan, copies=True),
+    _adamw("skipped, states of the dtype", wide_states=False, factor=math.nan),
     _adamw("first step", step=1),
     _adamw("late step, no decay", step=100_000, settings=AdamSettings(learning_rate=0.02)),
     _adamw("one large tensor", sizes=((70_001,),), wide_weights=True),

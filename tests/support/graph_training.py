@@ -1,0 +1,367 @@
+"""Trains on the second device with and without graphs; prints what each scenario came to as JSON.
+
+One process for all scenarios: the device is one per process, and starting it is what takes time.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support import python_graphs
+from tests.support.any_plan import FOUR, GPIPE, PLAIN, Draft
+from tests.support.threads import ThreadLinks, World
+from tests.support.training import batches_of, engine_of, in_precision, settings
+from tutti.accelerator import Accelerator, open_accelerator
+from tutti.nn.batch import Batch
+from tutti.nn.block import Block
+from tutti.nn.norm import Norm
+from tutti.plan.plan import Plan, Recompute
+from tutti.schedule.instruction import Instruction, Op
+from tutti.train.block_graphs import BlockGraphs, Slot
+from tutti.train.engine import Batches, Engine
+from tutti.train.graphs import CaptureSettings, Graphs
+from tutti.train.passes import Passes
+
+STEPS = 4
+DEVICE = "slate"
+
+
+class Outcome(dict[str, Any]):
+    """What a training came to, in plain values."""
+
+
+def on_device(accelerator: Accelerator, engine: Engine, step: int, *, packed: bool) -> Batches:
+    inner = batches_of(engine, step, packed=packed)
+
+    def moved(micro_batch: int) -> Batch:
+        host = inner(micro_batch)
+        assert host.targets_t is not None
+        return Batch.of(
+            engine.spec,
+            accelerator.to_device(host.tokens_t),
+            host.lengths,
+            targets_t=accelerator.to_device(host.targets_t),
+            row_length=engine.plan.job.sequence_length,
+        )
+
+    return moved
+
+
+@contextmanager
+def counted_replays() -> Iterator[list[int]]:
+    count, replay = [0], python_graphs.Graph.replay
+
+    def counting(self: python_graphs.Graph) -> None:
+        count[0] += 1
+        replay(self)
+
+    python_graphs.Graph.replay = counting  # type: ignore[method-assign]
+    try:
+        yield count
+    finally:
+        python_graphs.Graph.replay = replay  # type: ignore[method-assign]
+
+
+def train(
+    plan: Plan,
+    mode: str,
+    *,
+    packed: bool = False,
+    between: Callable[[Engine, int], None] | None = None,
+) -> Outcome:
+    accelerator = open_accelerator(DEVICE)
+    said: list[str] = []
+    chosen = CaptureSettings(mode=mode, say=said.append)  # type: ignore[arg-type]
+
+    def one(links: ThreadLinks) -> Outcome:
+        engine = engine_of(plan, plan.model.spec, links, accelerator=accelerator, capture=chosen)
+        gc.collect()  # engines of other scenarios
+        accelerator.reset_peak()
+        found: dict[str, Any] = {"losses": [], "norms": []}
+        for step in range(STEPS):
+            if between is not None:
+                between(engine, step)
+            batches = on_device(accelerator, engine, step, packed=packed)
+            result = engine.step(batches, settings())
+            found["losses"].append(result.loss)
+            found["norms"].append(result.gradient_norm)
+        resting = accelerator.memory().allocated
+        weights = [float(part.double().sum().cpu()) for _, _, part in engine.weights()]
+        assert engine.graphs is not None
+        return Outcome(
+            **found,
+            weights=weights,
+            said=said,
+            moving=accelerator.memory().peak - resting,
+            held=engine.graphs.held_bytes,
+            extra=engine.graphs.extra_bytes,
+        )
+
+    with counted_replays() as count:
+        outcome: Outcome = World(1).run(one)[0]
+    outcome["replays"] = count[0]
+    return outcome
+
+
+def plan_of(kind: Any, micro_batches: int, precision: str, **words: Any) -> Plan:
+    draft = Draft(**words.pop("model", {}))
+    line = draft.line((FOUR, [{"sequences": 2, **words}]), micro_batches=micro_batches)
+    return in_precision(line.plan(kind), precision)
+
+
+# --- trainings ---------------------------------------------------------------------------------
+
+
+def same() -> dict[str, Any]:
+    plans = {
+        "one micro-batch": plan_of(PLAIN, 1, "pure_bf16"),
+        "one after the other": plan_of(PLAIN, 3, "bf16"),
+        "three in flight": plan_of(GPIPE, 3, "fp32"),
+    }
+    return {name: {m: train(plan, m) for m in ("off", "on")} for name, plan in plans.items()}
+
+
+def refused() -> dict[str, Any]:
+    first = Recompute(full=((1, 2),))
+    plans = {
+        "recomputed": plan_of(PLAIN, 2, "fp32", recompute=first),
+        "experts": plan_of(PLAIN, 2, "fp32", model={"experts_in": (1,)}),
+    }
+    found = {name: {m: train(plan, m) for m in ("off", "on")} for name, plan in plans.items()}
+    plan = plan_of(PLAIN, 2, "fp32")
+    found["packed"] = {m: train(plan, m, packed=True) for m in ("off", "on")}
+    return found
+
+
+def host_read() -> dict[str, Any]:
+    """A norm that looks at its numbers on the host cannot be captured."""
+    plain = Norm.forward
+
+    def looking(self: Norm, x: Tensor) -> Tensor:
+        y = plain(self, x)
+        return y if float(y.detach().sum()) > -1e30 else y + 0.0
+
+    plan = plan_of(GPIPE, 2, "fp32")
+    Norm.forward = looking  # type: ignore[method-assign]
+    try:
+        return {m: train(plan, m) for m in ("off", "on")}
+    finally:
+        Norm.forward = plain  # type: ignore[method-assign]
+
+
+class _Looks(torch.autograd.Function):
+    """Passes on what it gets; its backward looks at the numbers on the host."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        del ctx
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        del ctx
+        (gradient,) = gradients
+        return gradient if float(gradient.sum()) > -1e30 else -gradient
+
+
+def host_read_in_backward() -> dict[str, Any]:
+    plain = Norm.forward
+
+    def looking(self: Norm, x: Tensor) -> Tensor:
+        y: Tensor = _Looks.apply(plain(self, x))
+        return y
+
+    plan = plan_of(GPIPE, 2, "fp32")
+    Norm.forward = looking  # type: ignore[method-assign]
+    try:
+        return {m: train(plan, m) for m in ("off", "on")}
+    finally:
+        Norm.forward = plain  # type: ignore[method-assign]
+
+
+def parameters_move() -> dict[str, Any]:
+    """Parameters that are put elsewhere between steps are read there."""
+
+    def move(engine: Engine, step: int) -> None:
+        if step == 3:
+            block = next(m for m in engine.model.modules() if isinstance(m, Block))
+            for parameter in block.parameters():
+                parameter.raw = parameter.raw.clone()  # type: ignore[attr-defined]
+
+    plan = plan_of(PLAIN, 1, "fp32")
+    return {m: train(plan, m, between=move) for m in ("off", "on")}
+
+
+def evaluated() -> dict[str, Any]:
+    """Losses between steps come from the parameters as they are, without graphs."""
+    plan, seen = plan_of(GPIPE, 2, "fp32"), {"off": [], "on": []}
+    found = {}
+    for mode, losses in seen.items():
+
+        def look(engine: Engine, step: int, losses: list[float] = losses) -> None:  # type: ignore[assignment]
+            batches = on_device(engine.accelerator, engine, 7, packed=False)
+            losses.append(engine.evaluate(batches).loss)
+
+        found[mode] = train(plan, mode, between=look)
+    return {**found, "seen": seen}
+
+
+# --- any order that a schedule may have --------------------------------------------------------
+
+
+def any_order(seed: int, units: int, micro_batches: int, most: int) -> list[Instruction]:
+    """Passes in a random order that respects what depends on what, at most so many in flight."""
+    pick = random.Random(seed)
+    up = dict.fromkeys(range(micro_batches), 0)  # units that went forward
+    down = dict.fromkeys(range(micro_batches), units)  # the lowest that came back
+    weighed: dict[int, set[int]] = {m: set() for m in range(micro_batches)}
+    found = []
+    while any(len(done) < units for done in weighed.values()):
+        flying = [m for m in up if up[m] and len(weighed[m]) < units]
+        able: list[tuple[Op, int, int]] = []
+        for m in up:
+            if 0 < up[m] < units or (up[m] == 0 and len(flying) < most):
+                able.append((Op.FORWARD, m, up[m]))
+            if up[m] == units and down[m]:
+                able.append((Op.BACKWARD_INPUT, m, down[m] - 1))
+            waiting = set(range(down[m], units)) - weighed[m]
+            able += [(Op.BACKWARD_WEIGHT, m, unit) for unit in waiting]
+        op, m, unit = pick.choice(able)
+        found.append(Instruction(op, m, unit, unit + 1))
+        if op is Op.FORWARD:
+            up[m] += 1
+        elif op is Op.BACKWARD_INPUT:
+            down[m] -= 1
+        else:
+            weighed[m].add(unit)
+    return found
+
+
+def gradients(order: list[Instruction], micro_batches: int, mode: str) -> list[float]:
+    """Sums of the gradients of three rounds of passes, per parameter and round."""
+    accelerator = open_accelerator(DEVICE)
+    draft = Draft(3).line((((0, 5),), [{"sequences": 1}]), micro_batches=micro_batches)
+    plan = in_precision(draft.plan(), "fp32")
+
+    def one(links: ThreadLinks) -> list[float]:
+        engine = engine_of(plan, plan.model.spec, links, accelerator=accelerator)
+        units = engine.model.by_number()
+        graphs = Graphs(
+            units, engine.seat, engine.parameters, order, accelerator,
+            CaptureSettings(mode=mode), token_bytes=4,  # type: ignore[arg-type]
+        )  # fmt: skip
+        selective: Any = engine.accelerator.operators
+        passes = Passes(units, engine.seat.replica, accelerator, selective, graphs)
+        found: list[float] = []
+        for step in range(3):
+            graphs.begin_step()
+            passes.begin_step(1.0)
+            batches = on_device(accelerator, engine, step, packed=False)
+            found += _round(passes, order, [batches(m) for m in range(micro_batches)])
+        return found
+
+    result: list[float] = World(1).run(one)[0]
+    return result
+
+
+def _round(passes: Passes, order: list[Instruction], batches: list[Batch]) -> list[float]:
+    sums: dict[tuple[int, str], Tensor] = {}
+    for op, m, start, stop, *_ in order:
+        if op is Op.FORWARD:
+            passes.forward(start, stop, m, batches[m])
+        elif op is Op.BACKWARD_INPUT:
+            passes.backward_input(start, stop, m)
+        else:
+            passes.backward_weight(start, stop, m)
+            for name, parameter in passes.units[start].named_parameters():
+                if parameter.grad is not None:
+                    known = sums.get((start, name))
+                    own = parameter.grad.detach().clone()
+                    sums[start, name] = own if known is None else known + own
+                    parameter.grad = None
+    passes.gradients.clear()
+    return [float(total.double().norm().cpu()) for _, total in sorted(sums.items(), key=_key)]
+
+
+def _key(item: tuple[tuple[int, str], Tensor]) -> tuple[int, str]:
+    return item[0]
+
+
+def orders() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for seed in range(3):
+        order = any_order(seed, 5, 5, 2 + seed % 2)
+        found[str(seed)] = {m: gradients(order, 5, m) for m in ("off", "on")}
+    return found
+
+
+def mistakes() -> dict[str, Any]:
+    """What happens when lifetimes are not what they must be: it must show."""
+    order = any_order(0, 5, 6, 3)
+    found = {"right": gradients(order, 6, "on")}
+    with _one_pool():
+        found["one pool for all slots"] = gradients(order, 6, "on")
+    with _nothing_held():
+        found["weight passes hold nothing"] = gradients(order, 6, "on")
+    return found
+
+
+@contextmanager
+def _one_pool() -> Iterator[None]:
+    plain, pool = Slot.__init__, python_graphs.Pool()
+
+    def shared(self: Slot, own: object) -> None:
+        plain(self, pool)
+
+    Slot.__init__ = shared  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Slot.__init__ = plain  # type: ignore[method-assign]
+
+
+@contextmanager
+def _nothing_held() -> Iterator[None]:
+    plain = BlockGraphs.backward_weight
+
+    def forgetting(self: BlockGraphs) -> None:
+        plain(self)
+        self._held = []
+
+    BlockGraphs.backward_weight = forgetting  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        BlockGraphs.backward_weight = plain  # type: ignore[method-assign]
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
+    function.__name__: function
+    for function in (
+        same,
+        refused,
+        host_read,
+        host_read_in_backward,
+        parameters_move,
+        evaluated,
+        orders,
+        mistakes,
+    )
+}
+
+
+def main(names: list[str]) -> None:
+    print(json.dumps({name: SCENARIOS[name]() for name in names or SCENARIOS}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
