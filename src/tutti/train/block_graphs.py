@@ -164,13 +164,13 @@ class BlockGraphs:
         assert self._gradient is not None
         self._later.take()  # of a capture that failed
         trained = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
-        found: list[Tensor | None]
-        self._back, *found = torch.autograd.grad(
+        self._back, *rest = torch.autograd.grad(
             [self._y],
             [self._leaf, *trained.values()],
             [self._gradient.tensor],
             allow_unused=True,
         )
+        found: list[Tensor | None] = list(rest)  # an unused leaf has none
         self._small = {n: g for n, g in zip(trained, found, strict=True) if g is not None}
 
     def backward_weight(self) -> None:
