@@ -90,13 +90,20 @@ def routes(sources: Sequence[Keeper], targets: Sequence[Keeper]) -> Iterator[Rou
     """Give every target each of its elements from one source, of its own pipeline if possible."""
     for index, target in enumerate(targets):
         near = [s for s in sources if s.pipeline == target.pipeline] or list(sources)
-        edges = {target.start, target.stop}
-        edges |= {e for s in near for e in (s.start, s.stop) if target.start < e < target.stop}
-        for low, high in itertools.pairwise(sorted(edges)):
+        for low, high in _pieces(near, target.start, target.stop):
             able = [s for s in near if s.start <= low and high <= s.stop]
-            if not able:  # kept in another pipeline only
-                able = [s for s in sources if s.start <= low and high <= s.stop]
-            yield Route(able[index % len(able)], target, low, high)
+            if able:
+                yield Route(able[index % len(able)], target, low, high)
+                continue
+            for start, stop in _pieces(sources, low, high):  # kept in other pipelines only
+                able = [s for s in sources if s.start <= start and stop <= s.stop]
+                yield Route(able[index % len(able)], target, start, stop)
+
+
+def _pieces(sources: Sequence[Keeper], low: int, high: int) -> Iterator[tuple[int, int]]:
+    """Yield the elements from `low` to `high`, cut wherever a source begins or ends."""
+    edges = {e for s in sources for e in (s.start, s.stop) if low < e < high}
+    return itertools.pairwise(sorted(edges | {low, high}))
 
 
 class TiedEnds:
