@@ -85,8 +85,8 @@ class ThreadLinks:
 
         def finish() -> None:
             for peer, buffer in receives:
-                box = self.world.mail[peer, self.rank, channel]
                 with self.world.lock:
+                    box = self.world.mail[peer, self.rank, channel]
                     self.world.until(lambda box=box: bool(box), f"{peer}→{self.rank} {channel}")
                     found = box.popleft()
                 assert found.shape == buffer.shape, (channel, found.shape, buffer.shape)
@@ -101,8 +101,8 @@ class ThreadLinks:
         assert self.rank in members
         number = self._counts[members]
         self._counts[members] += 1
-        place = self.world.meetings[members, number]
-        with self.world.lock:
+        with self.world.lock:  # also while a new meeting is made: two threads may be the first
+            place = self.world.meetings[members, number]
             place[self.rank] = own
             self.world.lock.notify_all()
 
