@@ -151,6 +151,32 @@ def test_what_a_block_starts() -> None:
     assert notes.started == ["all_reduce"] * (2 * (2 * 2 + 2 * 2))
 
 
+def test_pieces_keep_a_rank_s_own_tokens_only() -> None:
+    """The inputs of a block's two column products need not be whole: plans count on that."""
+
+    def kept(links: ThreadLinks, chunks: int) -> int:
+        sizes: dict[int, int] = {}
+
+        def note(x: Any) -> Any:
+            sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        spec = spec_of("dense")
+        group = links.group(range(links.world.size))
+        parallel = Ranks(tensor=group, sequence_parallel=True, overlap_chunks=chunks)
+        model = make(spec, parallel=parallel, units=[1])
+        x = torch.ones(10, spec.hidden, dtype=torch.float64, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda y: y):
+            y, _ = model.stream(x, batch_of(spec, (13, 9, 18)), WeightGradients())
+        assert y.shape == x.shape
+        return sum(sizes.values())
+
+    whole, pieces = (World(4).run(lambda links, n=n: kept(links, n)) for n in (1, 4))
+    hidden = 32 * 8  # bytes of a token
+    for before, after in zip(whole, pieces, strict=True):
+        assert before - after == 2 * (40 - 10) * hidden, "of both inputs the other ranks' tokens"
+
+
 # --- experts ---------------------------------------------------------------------------------
 
 
