@@ -315,3 +315,10 @@ def test_json_holds_every_outcome() -> None:
 def test_a_report_of_nothing_does_not_pass() -> None:
     empty = Report(kind="x", chip="x", device="x", software="x", seconds=0, outcomes=())
     assert not empty.passed
+
+
+def test_not_a_number_is_only_like_itself() -> None:
+    nan, one = torch.tensor([1.0, math.nan]), torch.tensor([1.0, 1.0])
+    assert distance("y", nan, nan.double(), torch.float32, 1).part == 0.0
+    assert distance("y", nan, one.double(), torch.float32, 1).part == math.inf
+    assert distance("y", one, nan.double(), torch.float32, 1).part == math.inf

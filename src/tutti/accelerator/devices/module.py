@@ -6,6 +6,7 @@ The module's functions have the same names everywhere; what one lacks is done wi
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -216,7 +217,10 @@ class ModuleAccelerator(Accelerator):
                     function()
             self.module.current_stream().wait_stream(stream)
         graph = graph_type()
-        with self.module.graph(graph, pool=pool, stream=stream, **self._capture_options()):
+        with (
+            _no_garbage_collection(),
+            self.module.graph(graph, pool=pool, stream=stream, **self._capture_options()),
+        ):
             result = function()
 
         def replay() -> Any:
@@ -229,3 +233,15 @@ class ModuleAccelerator(Accelerator):
         """Let other threads go on (to pin memory for the next batch, say) during a capture."""
         known = inspect.signature(self.module.graph).parameters
         return {"capture_error_mode": "thread_local"} if "capture_error_mode" in known else {}
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep Python from freeing what the device has of others in the midst of a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
