@@ -120,6 +120,7 @@ class _Leads:
         self._idle: dict[float, FloatArray] = {}
         # The head is no part of the lead: its passes come after everyone else's first ones.
         self._lead = self._ways.forward * (np.arange(len(ways.counts)) < len(ways.counts) - 1)
+        self._by_lead = self._lead.argsort(axis=0, kind="stable")
 
     def least_time(
         self, prices: FloatArray, chips: FloatArray, batch: float, start: float
@@ -193,13 +194,16 @@ class _Leads:
 
         A price on seconds of the lead is raised until the cheapest ways keep within it.
         """
-        counts, columns = self._ways.counts, np.arange(cost.shape[1])
+        kinds = [self._front(cost, kind) for kind in range(cost.shape[1])]
 
         def at(price: float) -> tuple[float, float]:
-            charged = cost + price * self._lead
-            chosen = charged.argmin(axis=0)
-            lead = float((self._lead[chosen, columns] * counts).sum())
-            return float((charged[chosen, columns] * counts).sum()) - price * longest, lead
+            paid, lead = -price * longest, 0.0
+            for costs, leads, count in kinds:
+                charged = costs + price * leads
+                chosen = charged.argmin()
+                paid += count * float(charged[chosen])
+                lead += count * float(leads[chosen])
+            return paid, lead
 
         found, lead = at(0.0)
         low, high = 0.0, 1e-3 * free / longest
@@ -213,6 +217,17 @@ class _Leads:
             found = max(found, value)
             low, high = (middle, high) if lead > longest else (low, middle)
         return found
+
+    def _front(self, cost: FloatArray, kind: int) -> tuple[FloatArray, FloatArray, float]:
+        """Return cost and lead of the ways that no other one equals in the one, beats in the other.
+
+        And how many units of the kind there are. The cheapest of all comes last.
+        """
+        order = self._by_lead[:, kind]
+        costs = cost[order, kind]
+        least = np.minimum.accumulate(costs)
+        kept = np.flatnonzero(np.r_[True, costs[1:] < least[:-1]])
+        return costs[kept], self._lead[order[kept], kind], float(self._ways.counts[kind])
 
 
 def _undominated(ways: Ways) -> Ways:
