@@ -41,6 +41,7 @@ CELLS = 8  # of the lead, before any is cut
 SHORTEST = 0.01  # lead that is told from none, as a share of the step
 _MOST_DELAY = math.sqrt(2.0 * math.log(1e6))  # spreads, of the slowest of a million nodes
 _ROUNDS = 2  # in which the pools' prices are made to follow what a sequence costs on each
+_SHARES = (0.8, 0.6, 0.3, 0.0)  # of their price, at which pools that only help are tried, too
 _HALVINGS = 5  # of the range in which the best price of a second of lead lies
 _CLOSE = 1e-4  # of the bound: how well it is worked out
 _NARROW = 0.01  # of a lead: cells that are not cut any further
@@ -66,6 +67,10 @@ def lower_bound(tables: Tables) -> float:
     for _ in range(_ROUNDS if len(chips) > 1 else 0):
         prices = leads.fair_prices(prices, reached)
         reached = leads.least_time(prices, chips, batch, reached)
+    helpers = _helpers(ways, len(chips))
+    for share in _SHARES if helpers.any() and not helpers.all() else ():
+        cheaper = np.where(helpers, share * prices, prices)
+        reached = leads.least_time(cheaper, chips, batch, reached)
     return _with_slowdown(tables, best, reached + _step_seconds(tables), fluid)
 
 
@@ -92,6 +97,15 @@ def _best_work(ways: Ways, pools: int) -> FloatArray:
             if held[1:-1].any():
                 best[pool] = (least[held] * ways.counts[held]).sum()
     return best
+
+
+def _helpers(ways: Ways, pools: int) -> npt.NDArray[np.bool_]:
+    """Tell which pools hold no unit of some kind: they only help, and are worth less for it.
+
+    At no price at all they do what they can for nothing, and the others have the rest to do.
+    """
+    held = np.isfinite(ways.work)
+    return np.array([not held[ways.pool == pool].any(axis=0).all() for pool in range(pools)])
 
 
 def _paid(ways: Ways, prices: FloatArray) -> FloatArray:
