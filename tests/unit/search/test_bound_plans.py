@@ -1,7 +1,7 @@
-"""The lower bound against plans that no enumeration lists: drawn, and built by hand.
+"""The lower bound against plans that no enumeration lists: they are drawn.
 
-Sixteen chips of two kinds, deep pipelines of uneven cuts, experts, remedies unit by unit. Chips have
-no byte more than a plan needs, so that whatever the bound takes memory to cost is held against it.
+Sixteen chips of two kinds, deep pipelines of uneven cuts, experts, remedies unit by unit. Chips
+have no byte more than a plan needs, so that what the bound takes memory to cost is held against it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _stage(
 
 
 def _draft(draw: random.Random, problem: Problem) -> Draft | None:
-    """Return a pipeline through all chips of both pools or of one; None where pieces do not meet."""
+    """Return a pipeline through all chips of one pool or both; None where pieces do not meet."""
     experts = bool(problem.model.num_experts)
     kind = draw.choice(_KINDS)
     virtual = 2 if kind is ScheduleKind.INTERLEAVED else 1
