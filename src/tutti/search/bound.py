@@ -41,6 +41,7 @@ CELLS = 8  # of the lead, before any is cut
 SHORTEST = 0.01  # lead that is told from none, as a share of the step
 _MOST_DELAY = math.sqrt(2.0 * math.log(1e6))  # spreads, of the slowest of a million nodes
 _ROUNDS = 2  # in which the pools' prices are made to follow what a sequence costs on each
+_SHARES = (0.8, 0.6, 0.3, 0.0)  # of their price, at which pools that only help are tried, too
 _HALVINGS = 5  # of the range in which the best price of a second of lead lies
 _CLOSE = 1e-4  # of the bound: how well it is worked out
 _NARROW = 0.01  # of a lead: cells that are not cut any further
@@ -66,6 +67,10 @@ def lower_bound(tables: Tables) -> float:
     for _ in range(_ROUNDS if len(chips) > 1 else 0):
         prices = leads.fair_prices(prices, reached)
         reached = leads.least_time(prices, chips, batch, reached)
+    helpers = _helpers(ways, len(chips))
+    for share in _SHARES if helpers.any() and not helpers.all() else ():
+        cheaper = np.where(helpers, share * prices, prices)
+        reached = leads.least_time(cheaper, chips, batch, reached)
     return _with_slowdown(tables, best, reached + _step_seconds(tables), fluid)
 
 
@@ -94,6 +99,15 @@ def _best_work(ways: Ways, pools: int) -> FloatArray:
     return best
 
 
+def _helpers(ways: Ways, pools: int) -> npt.NDArray[np.bool_]:
+    """Tell which pools hold no unit of some kind: they only help, and are worth less for it.
+
+    At no price at all they do what they can for nothing, and the others have the rest to do.
+    """
+    held = np.isfinite(ways.work)
+    return np.array([not held[ways.pool == pool].any(axis=0).all() for pool in range(pools)])
+
+
 def _paid(ways: Ways, prices: FloatArray) -> FloatArray:
     """Return what a sequence's work costs in each way; infinite where a unit does not fit."""
     held = np.isfinite(ways.work)
@@ -120,6 +134,7 @@ class _Leads:
         self._idle: dict[float, FloatArray] = {}
         # The head is no part of the lead: its passes come after everyone else's first ones.
         self._lead = self._ways.forward * (np.arange(len(ways.counts)) < len(ways.counts) - 1)
+        self._by_lead = self._lead.argsort(axis=0, kind="stable")
 
     def least_time(
         self, prices: FloatArray, chips: FloatArray, batch: float, start: float
@@ -193,13 +208,16 @@ class _Leads:
 
         A price on seconds of the lead is raised until the cheapest ways keep within it.
         """
-        counts, columns = self._ways.counts, np.arange(cost.shape[1])
+        kinds = [self._front(cost, kind) for kind in range(cost.shape[1])]
 
         def at(price: float) -> tuple[float, float]:
-            charged = cost + price * self._lead
-            chosen = charged.argmin(axis=0)
-            lead = float((self._lead[chosen, columns] * counts).sum())
-            return float((charged[chosen, columns] * counts).sum()) - price * longest, lead
+            paid, lead = -price * longest, 0.0
+            for costs, leads, count in kinds:
+                charged = costs + price * leads
+                chosen = charged.argmin()
+                paid += count * float(charged[chosen])
+                lead += count * float(leads[chosen])
+            return paid, lead
 
         found, lead = at(0.0)
         low, high = 0.0, 1e-3 * free / longest
@@ -213,6 +231,17 @@ class _Leads:
             found = max(found, value)
             low, high = (middle, high) if lead > longest else (low, middle)
         return found
+
+    def _front(self, cost: FloatArray, kind: int) -> tuple[FloatArray, FloatArray, float]:
+        """Return cost and lead of the ways that no other one equals in the one, beats in the other.
+
+        And how many units of the kind there are. The cheapest of all comes last.
+        """
+        order = self._by_lead[:, kind]
+        costs = cost[order, kind]
+        least = np.minimum.accumulate(costs)
+        kept = np.flatnonzero(np.r_[True, costs[1:] < least[:-1]])
+        return costs[kept], self._lead[order[kept], kind], float(self._ways.counts[kind])
 
 
 def _undominated(ways: Ways) -> Ways:

@@ -31,6 +31,9 @@ from tutti.search.room import copy_bandwidth, host_bytes, usable_bytes
 from tutti.search.tables import FULL, KINDS, NONE, Config, ConfigTable, Tables
 
 FloatArray = npt.NDArray[np.float64]
+# Columns of a ConfigTable.
+_BY_RECOMPUTE = ("forward", "recompute", "backward_input", "backward_weight", "kept")
+_BY_UNIT = ("passing", "dense", "expert", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,7 +75,7 @@ def ways_of(tables: Tables) -> Ways | None:
     """Return all ways of the space; None where a profile has measured none."""
     problem = tables.problem
     found: list[_Way] = []
-    examples, counts, main = _examples(tables)
+    examples, counts, main = _kinds_of_units(tables)
     for index, pool in enumerate(problem.pools):
         configs = [
             Config(pool.name, tp, cp, ep, b)
@@ -83,7 +86,8 @@ def ways_of(tables: Tables) -> Ways | None:
             if tp * cp <= pool.num_chips
         ]
         tables.prepare(configs)
-        made = [_Given.of(tables, table, main) for c in configs if (table := tables.get(c))]
+        known = [table for config in configs if (table := tables.get(config)) is not None]
+        made = [_Given.of(tables, _of_units(table, examples), main) for table in known]
         least = min((given.least for given in made if not given.shares), default=math.inf)
         for given in made:
             found += _ways(tables, given, index, given.charge_of_links(least))
@@ -91,9 +95,9 @@ def ways_of(tables: Tables) -> Ways | None:
         return None
     return Ways(
         pool=np.array([way.pool for way in found], dtype=np.int64),
-        work=np.stack([way.work[examples] for way in found]),
-        forward=np.stack([way.forward[examples] for way in found]),
-        room=np.stack([way.room[examples] for way in found]),
+        work=np.stack([way.work for way in found]),
+        forward=np.stack([way.forward for way in found]),
+        room=np.stack([way.room for way in found]),
         **{
             name: np.array([getattr(way, name) for way in found])
             for name in ("host", "copy", "rate", "early", "again")
@@ -102,8 +106,8 @@ def ways_of(tables: Tables) -> Ways | None:
     )
 
 
-def _examples(tables: Tables) -> tuple[list[int], FloatArray, list[int]]:
-    """Return a unit of each kind, how many there are of it, and the units of the main kind.
+def _kinds_of_units(tables: Tables) -> tuple[list[int], FloatArray, list[int]]:
+    """Return a unit of each kind, how many there are of it, and which kinds are the main ones.
 
     The embedding comes first and the head last.
     """
@@ -114,8 +118,16 @@ def _examples(tables: Tables) -> tuple[list[int], FloatArray, list[int]]:
     names = [model.unit_kind(unit) for unit in range(model.num_units)]
     kinds = list(dict.fromkeys(names))
     counts = np.array([names.count(kind) for kind in kinds], dtype=np.float64)
-    main = kinds[1 + int(counts[1:-1].argmax())]
-    return [names.index(kind) for kind in kinds], counts, [names.index(main)]
+    return [names.index(kind) for kind in kinds], counts, [1 + int(counts[1:-1].argmax())]
+
+
+def _of_units(table: ConfigTable, units: list[int]) -> ConfigTable:
+    """Return the table of some units only."""
+    return dataclasses.replace(
+        table,
+        **{name: getattr(table, name)[:, units] for name in _BY_RECOMPUTE},
+        **{name: getattr(table, name)[units] for name in _BY_UNIT},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -206,6 +206,30 @@ def test_a_head_that_fits_where_no_block_does_is_not_free():
         assert ways.work.min() > 0.0
 
 
+def test_chips_that_only_help_do_not_hide_how_long_the_others_take():
+    """Many V100s that hold no block with experts: a few A800s have all of these to do."""
+    few = _problem(sequences=(2,))
+    model = plain_gpt(
+        layers=8, hidden=1024, heads=8, kv_heads=8, ffn=2048, gated_mlp=True, vocab=32_000,
+        sequence_length=1024, experts=32, topk=2, tied=False, name="sparse",
+    )  # fmt: skip
+    (pool,) = few.cluster.pools
+    node = trimmed(library.shipped().nodes["DGX-1-V100-32"], 2, "two-v")
+    helper = Pool(name="v", node=node, nodes=16)
+    problem = replace(
+        few,
+        model=dense_first(model),
+        cluster=replace(few.cluster, pools=(pool, helper)),
+    )
+    tables = Tables(with_memory(problem, {"a": 20e9, "v": 2e9}))
+    ways = ways_of(tables)
+    assert ways is not None
+    assert bound._helpers(ways, 2).tolist() == [False, True]
+    main = int(ways.counts[1:-1].argmax()) + 1
+    work = ways.work[ways.pool == 0][:, main].min() * ways.counts[main]
+    assert lower_bound(tables) >= problem.job.global_batch * work / pool.num_chips
+
+
 # --- the price of a sequence -----------------------------------------------------------------
 
 
@@ -269,6 +293,21 @@ def test_no_way_is_dropped_that_some_lead_needs(lead):
             cost = np.where(np.isfinite(ways.work), ways.work, np.inf) / (10.0 - idle)
             costs.append(cost[ways.pool == pool].min(axis=0))
         np.testing.assert_allclose(costs[0], costs[1], rtol=CLOSE)
+
+
+@settings(max_examples=30)
+@given(prices=_PRICES, lead=st.floats(0.0, 10.0), price=st.floats(0.0, 10.0))
+def test_the_ways_that_are_looked_at_are_the_cheapest_at_any_price_of_the_lead(prices, lead, price):
+    leads = bound._Leads(_TIGHT, fluid=1.0)
+    idle = leads._ways.idle(np.array([lead]))[:, :, 0]
+    cost = bound._paid(leads._ways, prices) / (20.0 - idle)
+    for kind in range(cost.shape[1]):
+        costs, seconds, count = leads._front(cost, kind)
+        assert count == _TIGHT.counts[kind]
+        assert (np.diff(costs) < 0.0).all()
+        assert (np.diff(seconds) >= 0.0).all()
+        least = (cost[:, kind] + price * leads._lead[:, kind]).min()
+        assert (costs + price * seconds).min() == pytest.approx(least, rel=CLOSE)
 
 
 @settings(max_examples=30)
