@@ -68,6 +68,7 @@ class MixedDevicesError(RuntimeError):
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the host's numbers and give the results to the device."""
+    graphs.wait_for_others()
     aten = torch.ops.aten
     known: dict[int, PythonTensor] = {}
 

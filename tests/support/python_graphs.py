@@ -10,6 +10,7 @@ is refused, and so is a replay that reads memory which was freed or has moved.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,6 +147,7 @@ class Graph:
     new: list[Any] = field(default_factory=list)
     temporary: list[Any] = field(default_factory=list)
     ready: bool = False
+    thread: int = field(default_factory=threading.get_ident)
 
     def run(self, op: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator, so that the program goes on, and note it."""
@@ -217,6 +219,7 @@ class Graph:
 
 
 capturing: Graph | None = None
+_over = threading.Condition()  # a capture
 
 
 def begin(graph: Graph, pool: Pool | None) -> None:
@@ -233,7 +236,16 @@ def finish(*, failed: bool) -> None:
     assert capturing is not None
     capturing.end()
     capturing.ready = not failed
-    capturing = None
+    with _over:
+        capturing = None
+        _over.notify_all()
+
+
+def wait_for_others() -> None:
+    """Let a thread wait while another one captures; backward's own threads belong to it."""
+    with _over:
+        _over.wait_for(lambda: capturing is None or capturing.thread == threading.get_ident()
+                       or isinstance(threading.current_thread(), threading._DummyThread))  # fmt: skip
 
 
 def refuse_host_reads(op: Any) -> None:
