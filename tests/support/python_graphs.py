@@ -204,7 +204,7 @@ class Graph:
     def replay(self) -> None:
         if not self.ready:
             raise CaptureError("a graph whose capture failed is replayed")
-        if capturing is not None:
+        if current() is not None:
             raise CaptureError("a replay inside of a capture")
         for memory in self.new:
             memory.fill(POISON)
@@ -219,7 +219,6 @@ class Graph:
 
 
 capturing: Graph | None = None
-_over = threading.Condition()  # a capture
 
 
 def begin(graph: Graph, pool: Pool | None) -> None:
@@ -236,27 +235,26 @@ def finish(*, failed: bool) -> None:
     assert capturing is not None
     capturing.end()
     capturing.ready = not failed
-    with _over:
-        capturing = None
-        _over.notify_all()
+    capturing = None
 
 
-def wait_for_others() -> None:
-    """Let a thread wait while another one captures; backward's own threads belong to it."""
-    with _over:
-        _over.wait_for(lambda: capturing is None or capturing.thread == threading.get_ident()
-                       or isinstance(threading.current_thread(), threading._DummyThread))  # fmt: skip
+def current() -> Graph | None:
+    """The capture that this thread's work belongs to: its own, or in backward's threads any."""
+    graph = capturing
+    if graph is None or graph.thread == threading.get_ident():
+        return graph
+    return graph if isinstance(threading.current_thread(), threading._DummyThread) else None
 
 
 def refuse_host_reads(op: Any) -> None:
     """Raise where a chip would have to wait for the numbers."""
-    if capturing is not None and any(name in str(op) for name in HOST_READS):
+    if current() is not None and any(name in str(op) for name in HOST_READS):
         raise CaptureError(f"{op}: not permitted while a graph is captured")
 
 
 def refuse_crossing(what: str) -> None:
     """Raise at a copy between host and device."""
-    if capturing is not None:
+    if current() is not None:
         raise CaptureError(f"{what}: not permitted while a graph is captured")
 
 
