@@ -65,6 +65,14 @@ def test_the_same_training(
     assert 0 < captured["held"] <= both["off"]["moving"] + captured["extra"]
 
 
+@pytest.mark.parametrize("name", ["zero bubble", "interleaved"])
+def test_stages_of_a_pipeline(found: dict[str, Any], name: str) -> None:
+    both = found["stages"][name]
+    assert_same(both)
+    blocks, micro_batches, captured_steps = 4, 4, 2
+    assert both["on"]["replays"] == blocks * PASSES * micro_batches * captured_steps
+
+
 @pytest.mark.parametrize(
     ("name", "line", "replays"),
     [

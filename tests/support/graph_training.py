@@ -9,6 +9,7 @@ import gc
 import json
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.support import python_graphs
-from tests.support.any_plan import FOUR, GPIPE, PLAIN, Draft
+from tests.support.any_plan import FOUR, GPIPE, INTERLEAVED, PLAIN, ZERO, Draft
 from tests.support.threads import ThreadLinks, World
 from tests.support.training import batches_of, engine_of, in_precision, settings
 from tutti.accelerator import Accelerator, open_accelerator
@@ -25,7 +26,7 @@ from tutti.nn.batch import Batch
 from tutti.nn.block import Block
 from tutti.nn.norm import Norm
 from tutti.plan.plan import Plan, Recompute
-from tutti.schedule.instruction import Instruction, Op
+from tutti.schedule.instruction import Instruction, Lane, Op
 from tutti.train.block_graphs import BlockGraphs, Slot
 from tutti.train.engine import Batches, Engine
 from tutti.train.graphs import CaptureSettings, Graphs
@@ -215,6 +216,69 @@ def evaluated() -> dict[str, Any]:
     return {**found, "seen": seen}
 
 
+def stages() -> dict[str, Any]:
+    """Two ranks of a pipeline: what leaves a chunk is on its way while graphs run anew."""
+    two: Any = (((0, 3),), [{}]), (((3, 6),), [{}])
+    apart: Any = (((0, 2), (3, 4)), [{}]), (((2, 3), (4, 6)), [{}])
+    plans = {
+        "zero bubble": Draft(4).line(*two, micro_batches=4).plan(ZERO),
+        "interleaved": Draft(4).line(*apart, micro_batches=4).plan(INTERLEAVED),
+    }
+    return {
+        name: {mode: _two_ranks(in_precision(plan, "fp32"), mode) for mode in ("off", "on")}
+        for name, plan in plans.items()
+    }
+
+
+def _sends_late(links: ThreadLinks) -> None:
+    """Let messages be read when they are received, as a network may: not when they are sent."""
+
+    def exchange(sends: Any, receives: Any, channel: str) -> Any:
+        handle = plain((), receives, channel)
+        with links.world.lock:
+            for peer, tensor in sends:
+                links.world.mail[links.rank, peer, channel].append(tensor)
+            links.world.lock.notify_all()
+        return handle
+
+    plain, links.exchange = links.exchange, exchange  # type: ignore[method-assign]
+
+
+def _two_ranks(plan: Plan, mode: str) -> Outcome:
+    accelerator, one_at_a_time = open_accelerator(DEVICE), threading.Lock()
+    said: list[str] = []
+
+    def one(links: ThreadLinks) -> tuple[list[Any], list[float]]:
+        _sends_late(links)
+        chosen = CaptureSettings(mode=mode, say=said.append)  # type: ignore[arg-type]
+        engine = engine_of(plan, plan.model.spec, links, accelerator=accelerator, capture=chosen)
+        start = engine.start
+
+        def alone(entry: Instruction, handler: Any) -> Any:
+            """Backward of all ranks runs in one thread of torch's: never two at once."""
+            if entry.lane is not Lane.COMPUTE:
+                return start(entry, handler)
+            with one_at_a_time:
+                return start(entry, handler)
+
+        engine.start = alone  # type: ignore[method-assign]
+        results = [
+            engine.step(on_device(accelerator, engine, step, packed=False), settings())
+            for step in range(STEPS - 1)
+        ]
+        return results, [float(part.double().sum().cpu()) for _, _, part in engine.weights()]
+
+    with counted_replays() as count:
+        ranks = World(plan.num_ranks).run(one)
+    return Outcome(
+        losses=[r.loss for results, _ in ranks for r in results],
+        norms=[r.gradient_norm for results, _ in ranks for r in results],
+        weights=[weight for _, weights in ranks for weight in weights],
+        said=said,
+        replays=count[0],
+    )
+
+
 # --- any order that a schedule may have --------------------------------------------------------
 
 
@@ -352,6 +416,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
         host_read,
         host_read_in_backward,
         parameters_move,
+        stages,
         evaluated,
         orders,
         mistakes,

@@ -107,9 +107,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def noted(op: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator on the host's numbers; a graph that is being captured notes it."""
-    if graphs.capturing is not None:
-        return graphs.capturing.run(op, args, kwargs)
-    return op(*args, **kwargs)
+    graph = graphs.current()
+    return op(*args, **kwargs) if graph is None else graph.run(op, args, kwargs)
 
 
 def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> Any:

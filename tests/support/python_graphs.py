@@ -10,6 +10,7 @@ is refused, and so is a replay that reads memory which was freed or has moved.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,6 +147,7 @@ class Graph:
     new: list[Any] = field(default_factory=list)
     temporary: list[Any] = field(default_factory=list)
     ready: bool = False
+    thread: int = field(default_factory=threading.get_ident)
 
     def run(self, op: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator, so that the program goes on, and note it."""
@@ -202,7 +204,7 @@ class Graph:
     def replay(self) -> None:
         if not self.ready:
             raise CaptureError("a graph whose capture failed is replayed")
-        if capturing is not None:
+        if current() is not None:
             raise CaptureError("a replay inside of a capture")
         for memory in self.new:
             memory.fill(POISON)
@@ -236,15 +238,23 @@ def finish(*, failed: bool) -> None:
     capturing = None
 
 
+def current() -> Graph | None:
+    """The capture that this thread's work belongs to: its own, or in backward's threads any."""
+    graph = capturing
+    if graph is None or graph.thread == threading.get_ident():
+        return graph
+    return graph if isinstance(threading.current_thread(), threading._DummyThread) else None
+
+
 def refuse_host_reads(op: Any) -> None:
     """Raise where a chip would have to wait for the numbers."""
-    if capturing is not None and any(name in str(op) for name in HOST_READS):
+    if current() is not None and any(name in str(op) for name in HOST_READS):
         raise CaptureError(f"{op}: not permitted while a graph is captured")
 
 
 def refuse_crossing(what: str) -> None:
     """Raise at a copy between host and device."""
-    if capturing is not None:
+    if current() is not None:
         raise CaptureError(f"{what}: not permitted while a graph is captured")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,11 +40,11 @@ def scale_unit(unit: int, factor: float, rank: int):  # type: ignore[no-untyped-
     def plant(engine: Engine) -> None:
         collect = engine.parameters.collect
 
-        def wrong(start: int, stop: int) -> None:
+        def wrong(start: int, stop: int, lent: Container[int] = ()) -> None:
             for (of, _), logical in engine.tensors.items():
                 if of == unit and start <= unit < stop and logical.owner.grad is not None:
                     logical.owner.grad *= factor
-            collect(start, stop)
+            collect(start, stop, lent)
 
         if engine.seat.rank == rank:
             engine.parameters.collect = wrong  # type: ignore[method-assign]
