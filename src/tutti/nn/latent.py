@@ -7,8 +7,6 @@ part of the key is shared by all heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,7 @@ from tutti.nn.batch import Batch
 from tutti.nn.collectives import enter
 from tutti.nn.linear import Linear, RowLinear
 from tutti.nn.norm import Norm
-from tutti.nn.parallel import ParallelContext
+from tutti.nn.overlap import Beside, Layer, column_products
 from tutti.nn.rotary import rotary_specs
 from tutti.nn.storage import Holder, Maker
 
@@ -56,30 +54,38 @@ class LatentAttention(Holder):
             [*self.down.widths[:-1], rank, rope], dim=-1
         )
         source = x if self.direct else self.query_norm(before[0])
-        source, kv, key_rope = _enter_all(
-            (source, self.kv_norm(kv), key_rope), self.parallel, batch.num_tokens
+        q, kv, key_rope = self._widened(
+            (source, self.kv_norm(kv), key_rope), batch.num_tokens, later
         )
         cos, sin = batch.tables[self.table_index]
-        q_thd = self.query(source, later).unflatten(-1, (-1, self.spec.head_dim))
+        q_thd = q.unflatten(-1, (-1, self.spec.head_dim))
         q_nope, q_rope = q_thd.split([self.latent.nope_dim, rope], dim=-1)
         q_rope = self.operators.rotary(q_rope, cos, sin, interleaved=self.interleaved)
         k_rope = self.operators.rotary(
             key_rope.unsqueeze(1), cos, sin, interleaved=self.interleaved
         )
-        both = self.kv_up(kv, later).unflatten(-1, (q_thd.shape[1], -1))
+        both = kv.unflatten(-1, (q_thd.shape[1], -1))
         k_nope, v_the = both.split([self.latent.nope_dim, self.latent.value_dim], dim=-1)
         k_rope = k_rope.expand(-1, q_thd.shape[1], -1)
         q_thd, k_thd = torch.cat((q_nope, q_rope), dim=-1), torch.cat((k_nope, k_rope), dim=-1)
         y: Tensor = self.output(self.core(q_thd, k_thd, v_the, batch), later)
         return y
 
+    def _widened(
+        self, parts: tuple[Tensor, Tensor, Tensor], num_tokens: int, later: WeightGradients | None
+    ) -> tuple[Tensor, ...]:
+        """Return queries, keys with values, and the keys' rotated part, of all tokens.
 
-def _enter_all(
-    parts: Sequence[Tensor], parallel: ParallelContext, num_tokens: int
-) -> Sequence[Tensor]:
-    """Return all tokens of several tensors, in one collective."""
-    if parallel.tensor.size == 1:
-        return parts
-    widths = [part.shape[-1] for part in parts]
-    joined = enter(torch.cat(tuple(parts), dim=-1), parallel, num_tokens)
-    return tuple(joined.split(widths, dim=-1))
+        What they are made of travels as one.
+        """
+        parallel = self.parallel
+        if parallel.tensor.size == 1:
+            return self.query(parts[0], later), self.kv_up(parts[1], later), parts[2]
+        joined = torch.cat(parts, dim=-1)
+        if parallel.overlap_chunks > 1:
+            beside = Beside.of(parallel, self.operators, num_tokens, later)
+            layers = (self.query.layer, self.kv_up.layer, Layer(parts[2].shape[-1]))
+            return column_products(joined, layers, beside)
+        widths = [part.shape[-1] for part in parts]
+        source, kv, key_rope = enter(joined, parallel, num_tokens).split(widths, dim=-1)
+        return self.query(source, later), self.kv_up(kv, later), key_rope

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
 from tutti.nn.collectives import enter, leave
-from tutti.nn.overlap import Beside, column_product, row_product
+from tutti.nn.overlap import Beside, Layer, column_products, row_product
 from tutti.nn.storage import Holder, Maker, Sees
 
 
@@ -27,6 +27,11 @@ class Linear(Holder):
         """Return the outputs of all layers."""
         return self.operators.linear(x, self.weight, self.bias, later=later)
 
+    @property
+    def layer(self) -> Layer:
+        """The product, as several of one input are run together."""
+        return Layer(self.weight.shape[1], self.weight, self.bias)
+
 
 class ColumnLinear(Linear):
     """A layer whose outputs are sliced: it sees all tokens, of which a rank may have its own."""
@@ -42,7 +47,7 @@ class ColumnLinear(Linear):
         if self.parallel.tensor.size == 1 or self.parallel.overlap_chunks == 1:
             return super().forward(enter(x, self.parallel, num_tokens), later)
         beside = Beside.of(self.parallel, self.operators, num_tokens, later)
-        return column_product(x, self.weight, self.bias, beside)
+        return column_products(x, [self.layer], beside)[0]
 
 
 class RowLinear(Linear):

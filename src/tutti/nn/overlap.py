@@ -14,9 +14,10 @@ weight's gradient, which stays one product. Collectives run in `comm`'s thread, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from torch import Tensor
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
 from tutti.nn.parallel import ParallelContext, Pending, Ready, shares
+
+Made = Callable[[], Tensor]
 
 
 class Cut:
@@ -106,47 +109,95 @@ class Beside:
         """Return what `gathered` yielded, in the order of tokens."""
         return self.cut.joined(pieces) if self.gathers else pieces[0]
 
-    def summed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the sum over the ranks of x·Wᵀ, of this rank's tokens."""
+    def summed(self, pieces: Iterable[Tensor]) -> Tensor:
+        """Return the sum over the ranks, of this rank's tokens; pieces are started as they come."""
         group, flights = self.parallel.tensor, []
-        for piece, rows in zip(self.cut.whole(x), self.cut.pieces, strict=True):
-            y = self.operators.linear(piece, weight)
+        for y, rows in zip(pieces, self.cut.pieces, strict=True):
             if self.gathers:
                 flights.append(group.start_reduce_scatter(y, rows))
             else:
                 flights.append(group.start_all_reduce(y))
         return torch.cat([flight.wait() for flight in flights])
 
-    def keep(self, ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """Keep what backward needs: the parameters themselves, whatever lies in them then."""
-        ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.beside = weight, bias, self
+    def of_parameters(
+        self, layer: Layer, rows: Made, columns: Made
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of a layer's weight and bias, or leave them for later.
+
+        They are made of the gradient's rows and the input's, which may still be under way.
+        """
+        if layer.weight is None:
+            return None, None
+
+        def of_weight() -> Tensor:
+            return self.operators.linear(rows().t(), columns().t())
+
+        def of_bias() -> Tensor:
+            return rows().sum(0)
+
+        if self.later is None:
+            weight = of_weight() if layer.weight.requires_grad else None
+            return weight, None if layer.bias is None else of_bias()
+        self.later.defer(layer.weight, of_weight)
+        if layer.bias is not None:
+            self.later.defer(layer.bias, of_bias)
+        return None, None
+
+
+class Layer(NamedTuple):
+    """A product with some columns of the input; without a weight these are passed on."""
+
+    columns: int
+    weight: Tensor | None = None
+    bias: Tensor | None = None
 
 
 class _Column(torch.autograd.Function):
-    """x·Wᵀ + b of all tokens, from each rank's own."""
+    """x·Wᵀ + b of all tokens, from each rank's own; one result for each layer."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, beside: Beside) -> Tensor:
-        beside.keep(ctx, x, weight, bias)
+    def forward(
+        ctx: Any, x: Tensor, beside: Beside, layers: Sequence[Layer], *parameters: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        del parameters  # the layers' own: here only to connect the graph
+        ctx.save_for_backward(x)
+        ctx.beside, ctx.layers = beside, layers  # parameters themselves, whatever lies in them then
+        widths, linear = [layer.columns for layer in layers], beside.operators.linear
+        found = []
+        for piece in beside.gathered(x):
+            parts = zip(piece.split(widths, dim=1), layers, strict=True)
+            found.append(
+                [
+                    part.contiguous() if weight is None else linear(part, weight, bias)
+                    for part, (_, weight, bias) in parts
+                ]
+            )
+        return tuple(beside.in_order(pieces) for pieces in zip(*found, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        beside, layers, needed = ctx.beside, ctx.layers, ctx.needs_input_grad
+        rows = [gradient.contiguous() for gradient in gradients]
         linear = beside.operators.linear
-        return beside.in_order([linear(piece, weight, bias) for piece in beside.gathered(x)])
+        weights = [layer.weight for layer in layers]
+        (x,) = ctx.saved_tensors
+        inputs: Pending = beside.start_gather(x) if any(needed[3::2]) else Ready(x)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, (x,) = gradients[0].contiguous(), ctx.saved_tensors
-        beside, weight, bias = ctx.beside, ctx.weight, ctx.bias
-        needed = ctx.needs_input_grad
-        linear, later = beside.operators.linear, beside.later
-        inputs = beside.start_gather(x) if needed[1] else Ready(x)
-        grad_x = beside.summed(gradient, weight.t()) if needed[0] else None
-        if later is None:
-            grad_weight = linear(gradient.t(), inputs.wait().t()) if needed[1] else None
-            return grad_x, grad_weight, None if bias is None else gradient.sum(0), None
-        later.defer(weight, lambda: linear(gradient.t(), inputs.wait().t()))
-        if bias is not None:
-            later.defer(bias, lambda: gradient.sum(0))
-        return grad_x, None, None, None
+        def of_input() -> Iterator[Tensor]:
+            for pieces in zip(*(beside.cut.whole(part) for part in rows), strict=True):
+                parts = [
+                    piece if weight is None else linear(piece, weight.t())
+                    for piece, weight in zip(pieces, weights, strict=True)
+                ]
+                yield parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+        grad_x = beside.summed(of_input()) if needed[0] else None
+        whole = functools.cache(lambda: inputs.wait().split([c for c, _, _ in layers], dim=1))
+        found: list[Tensor | None] = []
+        for index, (layer, part) in enumerate(zip(layers, rows, strict=True)):
+            columns = functools.partial(lambda i: whole()[i], index)
+            found += beside.of_parameters(layer, functools.partial(_given, part), columns)
+        return grad_x, None, None, *found
 
 
 class _Row(torch.autograd.Function):
@@ -154,35 +205,37 @@ class _Row(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, beside: Beside) -> Tensor:
-        beside.keep(ctx, x, weight, None)
-        return beside.summed(x, weight)
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.beside = weight, beside
+        linear = beside.operators.linear
+        return beside.summed(linear(piece, weight) for piece in beside.cut.whole(x))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x,), weight, beside = ctx.saved_tensors, ctx.weight, ctx.beside
-        needed = ctx.needs_input_grad
-        linear, later = beside.operators.linear, beside.later
+        linear = beside.operators.linear
         pieces, inputs = [], []
         for piece in beside.gathered(gradients[0].contiguous()):
             pieces.append(piece)
             inputs.append(linear(piece, weight.t()))
-        grad_x = beside.in_order(inputs) if needed[0] else None
-
-        def of_weight() -> Tensor:
-            columns = beside.cut.by_piece(x) if beside.gathers else x
-            found: Tensor = linear(torch.cat(pieces).t(), columns.t())
-            return found
-
-        if later is None:
-            return grad_x, of_weight() if needed[1] else None, None
-        later.defer(weight, of_weight)
-        return grad_x, None, None
+        grad_x = beside.in_order(inputs) if ctx.needs_input_grad[0] else None
+        layer = Layer(x.shape[1], weight)
+        if beside.gathers:
+            rows, columns = functools.partial(torch.cat, pieces), lambda: beside.cut.by_piece(x)
+        else:
+            rows, columns = functools.partial(_given, pieces[0]), lambda: x
+        return grad_x, beside.of_parameters(layer, rows, columns)[0], None
 
 
-def column_product(x: Tensor, weight: Tensor, bias: Tensor | None, beside: Beside) -> Tensor:
+def _given(x: Tensor) -> Tensor:
+    return x
+
+
+def column_products(x: Tensor, layers: Sequence[Layer], beside: Beside) -> tuple[Tensor, ...]:
     """Return x·Wᵀ + b of all tokens, where each rank has its own of them and a slice of W."""
-    y: Tensor = _Column.apply(x, weight, bias, beside)
-    return y
+    parameters = [parameter for layer in layers for parameter in layer[1:]]
+    found: tuple[Tensor, ...] = _Column.apply(x, beside, layers, *parameters)
+    return found
 
 
 def row_product(x: Tensor, weight: Tensor, beside: Beside) -> Tensor:

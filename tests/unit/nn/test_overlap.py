@@ -123,9 +123,9 @@ def test_pieces_are_those_run_one_after_the_other_to_the_bit(
     sequence_parallel: bool, later: bool
 ) -> None:
     words = {"chunks": 4, "sequence_parallel": sequence_parallel, "later": later}
-    for dtype in (torch.float32, torch.bfloat16):
-        beside = runs(4, "dense", **words, dtype=dtype)
-        in_turn = runs(4, "dense", **words, dtype=dtype, in_turn=True)
+    for kind, dtype in (("dense", torch.float32), ("latent", torch.bfloat16)):
+        beside = runs(4, kind, **words, dtype=dtype)
+        in_turn = runs(4, kind, **words, dtype=dtype, in_turn=True)
         assert_equal(beside, in_turn)
         assert all(notes.most >= 4 for _, _, notes in beside)
         assert all(notes.started == beside[0][2].started for _, _, notes in beside)
