@@ -29,6 +29,7 @@ from tutti.models.spec import ModelSpec, cycle_of
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import PRECISIONS, Job, ScheduleKind
+from tutti.plan.meetings import missed_meeting
 from tutti.plan.plan import (
     CollectiveChoice,
     ContextKind,
@@ -187,14 +188,24 @@ def replicas(
 
 @st.composite
 def expert_groups(
-    draw: st.DrawFn, units: tuple[tuple[int, int], ...], num_chips: int, model: ModelSpec
+    draw: st.DrawFn,
+    units: tuple[tuple[int, int], ...],
+    held: tuple[Replica, ...],
+    model: ModelSpec,
 ) -> tuple[ExpertGroup, ...]:
     blocks = range(1, model.num_layers + 1)
     # All pipelines spread experts or none: decided by the model, so that they agree.
     spread = model.num_layers % 2 == 0
     if not spread or not any(covers(units, u) and model.block(u).moe for u in blocks):
         return ()
-    sizes = [size for size in range(1, num_chips + 1) if num_chips % size == 0]
+    num_chips = sum(replica.num_chips for replica in held)
+    holders = [(replica.num_chips, replica.recompute.full) for replica in held]
+    sizes = [
+        size
+        for size in range(1, num_chips + 1)
+        if num_chips % size == 0
+        and not missed_meeting(holders, (ExpertGroup(chips=size, count=num_chips),), units, model)
+    ]
     size = draw(st.sampled_from(sizes))
     experts: tuple[int, ...] = ()
     if EXPERTS % size or draw(st.booleans()):
@@ -236,8 +247,7 @@ def pipelines(draw: st.DrawFn, model: ModelSpec, kind: ScheduleKind, chips: Allo
             if order.warm_up is None and default > depth:
                 order = Order(warm_up=depth)
             depth = min(order.warm_up or default, depth)
-        width = sum(replica.num_chips for replica in held)
-        experts = draw(expert_groups(units, width, model))
+        experts = draw(expert_groups(units, held, model))
         stages.append(Stage(units=units, replicas=held, experts=experts, order=order))
     return Pipeline(micro_batch=micro_batch, micro_batches=micro_batches, stages=tuple(stages))
 

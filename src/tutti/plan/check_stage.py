@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job
+from tutti.plan.meetings import missed_meeting
 from tutti.plan.plan import ExpertGroup, Replica, Stage, UnitRanges, covers
 
 
@@ -148,6 +149,15 @@ def _experts(where: str, stage: Stage, model: ModelSpec) -> Iterator[Problem]:
             reason = _expert_group(group, experts)
             if reason is not None:
                 yield Problem("experts", f"{where}, expert group {g}", reason)
+    holders = [(replica.num_chips, replica.recompute.full) for replica in stage.replicas]
+    missed = missed_meeting(holders, stage.experts, stage.units, model)
+    if missed is not None:
+        message = (
+            f"replicas {missed.first} and {missed.second} share an expert group, but only one of "
+            f"them recomputes unit {missed.unit} in full: the tokens it exchanges again would meet "
+            "nobody; recompute it on both or on neither"
+        )
+        yield Problem("meeting", where, message)
 
 
 def _expert_group(group: ExpertGroup, experts: int) -> str | None:

@@ -8,20 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tutti.plan.plan import Plan
-from tutti.search.draft import Draft, canonical
+from tutti.models.spec import ModelSpec
+from tutti.plan.meetings import missed_meeting
+from tutti.plan.plan import ExpertGroup, Plan
+from tutti.search.draft import Draft, StageDraft, canonical, has_experts
 from tutti.search.space import Problem, Space
 
 Stage = Sequence[tuple[str, int]]  # pool and sequences of its replicas
 
 
 def draft_keeps(draft: Draft, problem: Problem) -> bool:
-    """Tell whether a draft, as it would be written, keeps to the problem's space."""
+    """Tell whether a draft, as it would be written, keeps to the problem's space.
+
+    Members of an expert group that recompute unlike units keep to no space.
+    """
+    written = canonical(draft).pipelines
     pipelines = [
         [[(r.config.pool, r.config.sequences) for r in stage.replicas] for stage in p.stages]
-        for p in canonical(draft).pipelines
+        for p in written
     ]
-    return _keeps(problem.space, pipelines) and uses_enough(draft.chips(), problem)
+    if not (_keeps(problem.space, pipelines) and uses_enough(draft.chips(), problem)):
+        return False
+    return all(meets(stage, problem.model) for pipeline in written for stage in pipeline.stages)
+
+
+def meets(stage: StageDraft, model: ModelSpec) -> bool:
+    """Tell whether all chips of every expert group of a stage recompute the same of its units."""
+    ep = stage.replicas[0].config.ep
+    if ep == 1 or len(stage.replicas) == 1 or not has_experts(stage.units, model):
+        return True
+    holders = [(replica.num_chips, replica.recompute.full) for replica in stage.replicas]
+    total = sum(chips for chips, _ in holders)
+    groups = (ExpertGroup(chips=ep, count=max(1, total // ep)),)
+    return missed_meeting(holders, groups, stage.units, model) is None
 
 
 def plan_keeps(plan: Plan, problem: Problem) -> bool:

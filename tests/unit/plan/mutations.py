@@ -210,6 +210,23 @@ def experts_in_a_dense_model(plan, pick):
     return _with_stage(plan, pick, lambda s: replace(s, experts=(ExpertGroup(chips=s.num_chips),)))
 
 
+def experts_recomputed_by_halves(plan, pick):
+    model = plan.model.spec
+    sparse = [u for u in range(1, model.num_layers + 1) if model.block(u).moe]
+
+    def changed(stage):
+        assume(stage.experts and len(stage.replicas) > 1)
+        unit = next((u for u in sparse if any(a <= u < b for a, b in stage.units)), None)
+        assume(unit is not None)
+        first, *others = stage.replicas
+        alike = [replace(replica, recompute=Recompute()) for replica in others]
+        again = replace(first, recompute=Recompute(full=((unit, unit + 1),)))
+        whole = ExpertGroup(chips=stage.num_chips, experts=(8, *[0] * (stage.num_chips - 1)))
+        return replace(stage, replicas=(again, *alike), experts=(whole,))
+
+    return _with_stage(plan, pick, changed)
+
+
 def tied_owner_of_nothing(plan, pick):
     assume(not plan.model.spec.head.tied)
     return replace(plan, tied_owner=0)
@@ -342,6 +359,7 @@ MUTATIONS: dict[Callable[[Plan, Pick], Plan], str] = {
     experts_on_too_many_chips: "experts",
     experts_lost: "experts",
     experts_in_a_dense_model: "experts",
+    experts_recomputed_by_halves: "meeting",
     tied_owner_of_nothing: "tied",
     tied_owner_in_the_middle: "tied",
     tied_owner_missing: "tied",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.search.test_planner import problem
+from tutti.models.load import load_model
+from tutti.plan.plan import Recompute
 from tutti.search.draft import Draft, PipelineDraft, ReplicaDraft, StageDraft, to_plan
 from tutti.search.keeping import draft_keeps, plan_keeps, uses_enough
 from tutti.search.space import Space
@@ -69,3 +73,42 @@ def test_chips_of_pools_that_may_not_take_part_are_not_missed():
     assert uses_enough({"h100": 8}, asked)
     assert not uses_enough({"h100": 7}, asked)
     assert not uses_enough({"h100": 8}, problem(space=Space(idle=False)))
+
+
+def test_members_of_an_expert_group_that_recompute_unlike_units_keep_to_no_space():
+    sparse = replace(problem(), model=load_model("mixtral-8x7b"))
+    units = ((0, sparse.model.num_units),)
+
+    def stage(first: Recompute, second: Recompute, copies: int = 8) -> Draft:
+        replicas = tuple(
+            ReplicaDraft(config=Config(pool, ep=8), copies=copies, recompute=recompute)
+            for pool, recompute in (("h100", first), ("a100", second))
+        )
+        one = PipelineDraft(micro_batches=4, stages=(StageDraft(units=units, replicas=replicas),))
+        return Draft(pipelines=(one,))
+
+    again = Recompute(full=((1, 5),))
+    assert draft_keeps(stage(again, again, copies=4), sparse)
+    assert not draft_keeps(stage(again, Recompute(), copies=4), sparse)
+    assert draft_keeps(stage(again, Recompute()), sparse)  # each group of 8 lies in one pool
+
+
+def test_pipelines_that_would_be_joined_into_unlike_members_are_not_kept():
+    sparse = replace(problem(), model=load_model("mixtral-8x7b"))
+    units = ((0, sparse.model.num_units),)
+    pipelines = tuple(
+        PipelineDraft(
+            micro_batches=4,
+            stages=(
+                StageDraft(
+                    units=units,
+                    replicas=(
+                        ReplicaDraft(config=Config(pool, ep=8), copies=4, recompute=recompute),
+                    ),
+                ),
+            ),
+        )
+        for pool, recompute in (("h100", Recompute(full=((1, 3),))), ("a100", Recompute()))
+    )
+    assert not draft_keeps(Draft(pipelines=pipelines), sparse)
+    assert draft_keeps(Draft(pipelines=pipelines, shard=2), sparse)  # these stay apart
