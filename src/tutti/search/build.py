@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,10 +11,11 @@ import numpy as np
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Offload, Order, Recompute
 from tutti.plan.uniform import even_cuts
-from tutti.search.chain import Cut, Slot, best_cut
+from tutti.search.chain import Cut, Cutter, best_cut
 from tutti.search.chains import Chain
 from tutti.search.draft import Draft, PipelineDraft, Placement, ReplicaDraft, StageDraft
-from tutti.search.room import copy_bandwidth, host_bytes, usable_bytes
+from tutti.search.remedies import Slot
+from tutti.search.room import copy_bandwidth, forwards, host_bytes, usable_bytes
 from tutti.search.tables import NONE, Config, ConfigTable, FloatArray, Tables
 from tutti.simulate.kernel import compiled
 
@@ -101,41 +102,83 @@ def _parts(chains: Sequence[Chain], counts: Sequence[int], total: int) -> tuple[
 Cuts = dict[tuple[object, ...], Cut | None]  # that are known, by what they depend on
 
 
+# Bytes per chip that stay free, because a first attempt took too much: of a pool, or of a stage
+# of the parts' first, second… chain. Fewer than none where the attempt left some over.
+Spared = Mapping[str | tuple[int, int], float]
+
+
 def cuts_of(
     tables: Tables,
     parts: Sequence[Part],
-    spared: Mapping[str, float] | None = None,
+    spared: Spared | None = None,
     known: Cuts | None = None,
 ) -> list[Cut] | None:
     """Return the best cut of every part's chain; None where one does not fit.
 
-    `spared` are bytes per chip of a pool that stay free, because a first attempt took too much.
     `known` remembers cuts from call to call, as long as nothing is spared.
     """
     known = {} if known is None else known
-    chains = {id(part.chain): part.chain for part in parts}
     found: list[Cut] = []
     for part in parts:
-        chain = part.chain
-        alike = [p for p in parts if p.chain is chain]
-        longest = max(p.micro_batches for p in alike)
-        # Levels 2 and 3 shard inside a pipeline only, level 1 among all that hold a unit.
-        inside = chain.shard >= 2
-        sharing = min(p.copies for p in alike) if inside else chain.copies
-        others = [c for c in chains.values() if c is not chain and not inside]
-        beside = _Beside(
-            chips=sum(min(_chips(c, k, c.copies) for k in c.configs) for c in others),
-            groups=sum(min(_chips(c, k, c.copies) / k.ep for k in c.configs) for c in others),
-        )
-        key = (*chain.form, longest, sharing, beside)
+        place = _place_of(parts, part)
+        key = (*part.chain.form, place.micro_batches, place.sharing, place.beside)
         if key not in known:
-            slots = _slots(tables, chain, longest, sharing, beside, spared or {})
+            slots = _slots(tables, part.chain, place, spared or {})
             known[key] = best_cut(slots, _given_cut(tables, len(slots)))
         cut = known[key]
         if cut is None:
             return None
         found.append(cut)
     return found
+
+
+def cutter_of(tables: Tables, parts: Sequence[Part], part: Part, spared: Spared) -> Cutter:
+    """Return what cuts the chain of one of the parts."""
+    return Cutter(_slots(tables, part.chain, _place_of(parts, part), spared))
+
+
+def distinct_chains(parts: Sequence[Part]) -> list[Chain]:
+    """Return the chains of some parts, each once, in their order."""
+    return list({id(part.chain): part.chain for part in parts}.values())
+
+
+class _Place(NamedTuple):
+    """What a chain's cut depends on beside itself."""
+
+    number: int  # among the chains
+    micro_batches: tuple[int, ...]  # of its parts
+    sharing: int  # copies of the chain that share states, at least
+    beside: _Beside
+
+
+class _Beside(NamedTuple):
+    """Who holds a unit in other pipelines, at least: chips, and groups of them with all experts.
+
+    Of all levels the pools: with some of them gradients are exchanged through host memory.
+    """
+
+    chips: int
+    groups: float
+    pools: frozenset[str]
+
+
+def _place_of(parts: Sequence[Part], part: Part) -> _Place:
+    chain, chains = part.chain, distinct_chains(parts)
+    alike = [p for p in parts if p.chain is chain]
+    # Levels 2 and 3 shard inside a pipeline only, level 1 among all that hold a unit.
+    inside = chain.shard >= 2
+    others = [c for c in chains if c is not chain]
+    holding = [] if inside else others
+    return _Place(
+        number=next(n for n, c in enumerate(chains) if c is chain),
+        micro_batches=tuple(p.micro_batches for p in alike),
+        sharing=min(p.copies for p in alike) if inside else chain.copies,
+        beside=_Beside(
+            chips=sum(min(_chips(c, k, c.copies) for k in c.configs) for c in holding),
+            groups=sum(min(_chips(c, k, c.copies) / k.ep for k in c.configs) for c in holding),
+            pools=frozenset(k.pool for c in others for k in c.configs),
+        ),
+    )
 
 
 def _given_cut(tables: Tables, num_ranges: int) -> list[tuple[int, int]] | None:
@@ -151,10 +194,11 @@ def draft_of(
     parts: Sequence[Part],
     *,
     placement: Placement = "stage",
-    spared: Mapping[str, float] | None = None,
+    spared: Spared | None = None,
+    cuts: Sequence[Cut] | None = None,
 ) -> Draft | None:
-    """Cut the model for every chain; None where one does not fit."""
-    cuts = cuts_of(tables, parts, spared)
+    """Cut the model for every chain, unless it is cut; None where one does not fit."""
+    cuts = cuts_of(tables, parts, spared) if cuts is None else cuts
     if cuts is None:
         return None
     first = parts[0].chain
@@ -169,52 +213,51 @@ def draft_of(
     return with_orders(draft, tables)
 
 
-class _Beside(NamedTuple):
-    """Who holds a unit in other pipelines, at least: chips, and groups of them with all experts."""
-
-    chips: int
-    groups: float
-
-
-def _slots(
-    tables: Tables,
-    chain: Chain,
-    micro_batches: int,
-    sharing: int,
-    beside: _Beside,
-    spared: Mapping[str, float],
-) -> list[Slot]:
+def _slots(tables: Tables, chain: Chain, place: _Place, spared: Spared) -> list[Slot]:
     virtual, depth = chain.schedule.virtual, sum(chain.stages)
+    put_off = chain.schedule.kind is ScheduleKind.ZERO_BUBBLE  # weight passes
     problem, slots = tables.problem, []
     position = 0
+    names = [c.pool for c, n in zip(chain.configs, chain.stages, strict=True) for _ in range(n)]
     for config, stages in zip(chain.configs, chain.stages, strict=True):
         table, pool = tables.get(config), tables.pool(config.pool)
         assert table is not None, f"{config} has no measured profile"
-        chips = _chips(chain, config, sharing)
+        chips = _chips(chain, config, place.sharing)
         usable = usable_bytes(pool.chip.memory_bytes, tables.sources.overheads)
         usable -= spared.get(config.pool, 0.0)
         if problem.unlimited_memory:
             usable = float("inf")
         for s in range(position, position + stages):
-            flight = in_flight(chain.schedule.kind, virtual, depth, s, micro_batches)
+            counts = place.micro_batches
+            flight = max(in_flight(chain.schedule.kind, virtual, depth, s, n) for n in counts)
+            met = {*place.beside.pools, *_neighbours(names, s, around=virtual > 1)}
+            lanes = 2 if forwards(problem.cluster, config.pool, met) else 1
             slots.append(
                 Slot(
                     table=table,
                     in_flight=flight,
-                    sharers=(chips + beside.chips) / config.tp,
-                    expert_sharers=max(1.0, chips / config.ep + beside.groups),
+                    relieved=min(flight, depth - s) if put_off else None,
+                    sharers=(chips + place.beside.chips) / config.tp,
+                    expert_sharers=max(1.0, chips / config.ep + place.beside.groups),
                     shard=chain.shard,
-                    usable_bytes=usable / virtual,
+                    usable_bytes=usable - spared.get((place.number, s), 0.0),
                     ranges=virtual,
-                    micro_batches=micro_batches,
-                    copy_bandwidth=copy_bandwidth(pool),
-                    host_bytes=host_bytes(pool) / virtual,
+                    micro_batches=max(counts),
+                    copy_bandwidth=copy_bandwidth(pool, lanes),
+                    host_bytes=host_bytes(pool),
                     recompute=problem.space.recompute,
                     offload=problem.space.offload,
                 )
             )
         position += stages
     return slots * virtual
+
+
+def _neighbours(names: Sequence[str], stage: int, *, around: bool) -> Iterator[str]:
+    """Yield the pools before and behind a stage; `around` leads from the last to the first."""
+    for other in (stage - 1, stage + 1):
+        if around or 0 <= other < len(names):
+            yield names[other % len(names)]
 
 
 def _chips(chain: Chain, config: Config, copies: int) -> int:
@@ -231,7 +274,8 @@ def in_flight(
     if kind is ScheduleKind.ZERO_BUBBLE:
         return min(depth, micro_batches)
     if kind is ScheduleKind.INTERLEAVED:
-        ahead = 2 * (depth - stage - 1) + (virtual - 1) * depth + 1
+        longest = -(-micro_batches // max(1, micro_batches // depth))  # group of micro-batches
+        ahead = 2 * (depth - stage - 1) + (virtual - 1) * longest + 1
         return min(ahead, virtual * micro_batches) / virtual
     return min(depth - stage, micro_batches)
 

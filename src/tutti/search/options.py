@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tutti.hardware.cluster import Pool
-from tutti.search.room import copy_bandwidth, host_bytes, usable_bytes
+from tutti.search.room import copy_bandwidth, forwards, host_bytes, usable_bytes
 from tutti.search.tables import FULL, NONE, Config, ConfigTable, Tables
 
 FloatArray = npt.NDArray[np.float64]
@@ -80,6 +80,8 @@ class Options:
             return t.parameter_bytes + t.gradient_bytes + t.optimizer_bytes
 
         prices = tables.prices[pool]
+        others = [other.name for other in tables.problem.pools]
+        lanes = 2 if forwards(tables.problem.cluster, pool, others) else 1
         nic = found.node.nic_bandwidth / found.node.num_chips * prices.efficiency.fabric
         return cls(
             configs=tuple(c for c, _ in rows),
@@ -109,7 +111,7 @@ class Options:
             inside=_exchange_rates(found, nic, [t for _, t in rows],
                                    prices.efficiency.island),
             host=host_bytes(found),
-            away=column(lambda t: mean(t.kept[NONE]) / copy_bandwidth(found)),
+            away=column(lambda t: mean(t.kept[NONE]) / copy_bandwidth(found, lanes)),
         )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ returned is read back from its own document, priced again, and must come out the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tutti.errors import TuttiError
 from tutti.plan.files import plan_from_document, plan_to_document
@@ -16,7 +17,7 @@ from tutti.plan.plan import Plan
 from tutti.schedule.check import check_schedule
 from tutti.schedule.instruction import Op
 from tutti.schedule.listing import OPS
-from tutti.search.build import Part, draft_of
+from tutti.search.build import Part, Spared, distinct_chains, draft_of
 from tutti.search.draft import Draft, Placement, canonical, to_plan
 from tutti.search.keeping import draft_keeps
 from tutti.search.result import Settled
@@ -43,6 +44,8 @@ class Quick:
     seconds: float
     short_of: Mapping[str, float]
     whole: tuple[Plan, Estimate] | None = None  # where the whole step was simulated
+    free: Mapping[tuple[int, int], float] = field(default_factory=dict)  # bytes, by stage
+    spared: Spared = field(default_factory=dict)  # that its cuts were made with
 
     @property
     def fits(self) -> bool:
@@ -50,12 +53,22 @@ class Quick:
         return not self.short_of
 
 
-def _short_lengths(draft: Draft) -> list[int]:
-    """Return two rounds for every pipeline; those of one cut keep what they differ by."""
+def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
+    """Return a few rounds for every pipeline, and more; those of one cut keep what they differ by.
+
+    Interleaved micro-batches pass in groups, of as many as there are stages or a few more: those
+    of a shorter step are as long as those of the step that it stands for.
+    """
     least: dict[object, int] = {}
     for p in draft.pipelines:
         least[p.cut] = min(p.micro_batches, least.get(p.cut, p.micro_batches))
-    return [2 * len(p.stages) + 1 + p.micro_batches - least[p.cut] for p in draft.pipelines]
+    shorter, longer = [], []
+    for p in draft.pipelines:
+        more, stages = p.micro_batches - least[p.cut], len(p.stages)
+        even = draft.schedule is ScheduleKind.INTERLEAVED and p.micro_batches % stages == 0
+        shorter.append((3 * stages if even else 2 * stages + 1) + more)
+        longer.append(shorter[-1] + stages)
+    return shorter, longer
 
 
 def _pass_ends(found: Estimate) -> list[float]:
@@ -67,6 +80,36 @@ def _pass_ends(found: Estimate) -> list[float]:
         last = result.end[span][result.program.op[span] == _WEIGHTS].max(initial=0.0)
         ends[rank_class.pipeline] = max(ends[rank_class.pipeline], float(last))
     return ends
+
+
+def _free(found: Estimate) -> dict[tuple[int, int], float]:
+    """Return, by pipeline and stage, the bytes that are left on the fullest chip."""
+    free: dict[tuple[int, int], float] = {}
+    for rank_class, memory in zip(found.schedule.classes, found.memory, strict=True):
+        place = (rank_class.pipeline, rank_class.stage)
+        free[place] = min(free.get(place, math.inf), memory.limit - memory.total)
+    return free
+
+
+def free_by_chain(found: Quick, parts: Sequence[Part]) -> dict[tuple[int, int], float] | None:
+    """Return the bytes left in each stage of each chain; None where pipelines were joined."""
+    if len(found.draft.pipelines) != len(parts):
+        return None
+    chains = distinct_chains(parts)
+    number = [next(n for n, c in enumerate(chains) if c is part.chain) for part in parts]
+    free: dict[tuple[int, int], float] = {}
+    for (pipeline, stage), left in found.free.items():
+        place = (number[pipeline], stage)
+        free[place] = min(free.get(place, math.inf), left)
+    return free
+
+
+def missing(found: Quick, parts: Sequence[Part]) -> dict[str | tuple[int, int], float]:
+    """Return the bytes that stages lack; by pool where stages are not those of the parts."""
+    free = free_by_chain(found, parts)
+    if free is None:
+        return dict(found.short_of.items())
+    return {place: -left for place, left in free.items() if left < 0.0}
 
 
 class SearchDisagreementError(TuttiError):
@@ -98,23 +141,24 @@ class Settler:
 
     def parts(self, parts: Sequence[Part], placement: Placement = "stage") -> Quick | None:
         """Cut, place and price chains; where memory falls short, cut again with less of it."""
-        spared: dict[str, float] = {}
+        spared: dict[str | tuple[int, int], float] = {}
         draft = draft_of(self.tables, parts, placement=placement)
         for _ in range(_ATTEMPTS):
             if draft is None or not draft_keeps(draft, self.tables.problem):
                 return None
             found = self.quick(draft)
             if found.fits:
-                return found
-            for pool, more in found.short_of.items():
-                spared[pool] = spared.get(pool, 0.0) + 1.02 * more + LEAST_SPARED
+                return replace(found, spared=spared)
+            short = missing(found, parts)
+            for place, more in short.items():
+                spared[place] = spared.get(place, 0.0) + 1.02 * more + LEAST_SPARED
             before = draft
             for _ in range(_DOUBLINGS):  # cuts move in whole units: until one has moved
                 draft = draft_of(self.tables, parts, placement=placement, spared=spared)
                 if draft != before:
                     break
-                for pool in found.short_of:
-                    spared[pool] *= 2.0
+                for place in short:
+                    spared[place] *= 2.0
         return None
 
     def quick(self, draft: Draft) -> Quick:
@@ -125,8 +169,7 @@ class Settler:
         pace.
         """
         draft = canonical(draft)
-        lengths = _short_lengths(draft)
-        longer = [n + len(p.stages) for n, p in zip(lengths, draft.pipelines, strict=True)]
+        lengths, longer = short_lengths(draft)
         whole = sum(p.micro_batches * sum(map(len, p.cut)) for p in draft.pipelines)
         short = sum(
             (a + b) * sum(map(len, p.cut))
@@ -138,7 +181,9 @@ class Settler:
         if irregular or brief or not enough:
             made = self.plan_of(draft)
             found = self.price(made)
-            return Quick(draft, found.step_seconds, self._short_of(found), (made, found))
+            return Quick(
+                draft, found.step_seconds, self._short_of(found), (made, found), _free(found)
+            )
         first, second = self._shortened(draft, lengths), self._shortened(draft, longer)
         starts, ends = _pass_ends(first), _pass_ends(second)
         reached = 0.0
@@ -147,7 +192,7 @@ class Settler:
             reached = max(reached, ends[p] + (pipeline.micro_batches - longer[p]) * pace)
         closing = second.result.step_seconds - max(ends)
         seconds = (reached + closing) * second.priced.slowdown
-        return Quick(draft, seconds, self._short_of(second))
+        return Quick(draft, seconds, self._short_of(second), free=_free(second))
 
     def _shortened(self, draft: Draft, lengths: list[int]) -> Estimate:
         pipelines = tuple(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.fabric import CrossKind
 from tutti.plan.job import ScheduleKind
-from tutti.search.build import Part, cuts_of
+from tutti.search.build import Part, cuts_of, in_flight
 from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.question import make_problem
+from tutti.search.room import copy_bandwidth, forwards
 from tutti.search.settle import Settler
 from tutti.search.tables import NONE, Config, Tables
 
@@ -26,17 +29,22 @@ def part(config: Config, stages: int, copies: int, micro_batches: int, shard: in
     return Part(chain=chain, copies=copies, micro_batches=micro_batches)
 
 
-def recomputed(tables: Tables, parts: list[Part]) -> int:
-    """Blocks that the first part recomputes."""
+def relieved(tables: Tables, parts: list[Part]) -> int:
+    """Blocks of the first part for which memory does not suffice."""
     cuts = cuts_of(tables, parts)
     assert cuts is not None
-    return sum(b - a for done in cuts[0].recompute for a, b in done.full)
+    pairs = zip(cuts[0].recompute, cuts[0].offload, strict=True)
+    return sum(
+        b - a
+        for recompute, offload in pairs
+        for a, b in (*recompute.full, *offload.activations, *offload.optimizer)
+    )
 
 
 def test_pipelines_that_hold_the_same_units_share_their_states(tables):
     own = part(Config("ascend", 2, 2, 8, 1), 32, 2, 300)
     other = part(Config("a800", 2, 2, 8, 1), 32, 4, 600)
-    assert recomputed(tables, [own, other]) < recomputed(tables, [own])
+    assert relieved(tables, [own, other]) < relieved(tables, [own])
 
 
 def test_what_the_shared_states_leave_room_for_fits(tables):
@@ -63,3 +71,28 @@ def test_expert_groups_of_wide_replicas_stay_on_their_island(tables):
     assert wide is not None
     block = slice(4, 62)
     assert wide.forward[NONE, block] == pytest.approx(narrow.forward[NONE, block], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "stage", "flight"),
+    [
+        (64, 0, (2 * 3 + 2 * 4 + 1) / 3),  # groups of four
+        (64, 3, (2 * 4 + 1) / 3),
+        (66, 0, (2 * 3 + 2 * 5 + 1) / 3),  # sixteen groups, the longest of five
+        (2, 0, 2.0),  # all of them
+    ],
+)
+def test_interleaved_stages_keep_as_much_as_their_groups_are_long(micro_batches, stage, flight):
+    found = in_flight(ScheduleKind.INTERLEAVED, 3, 4, stage, micro_batches)
+    assert found == pytest.approx(flight)
+
+
+def test_copies_share_host_memory_with_what_it_forwards():
+    mixed = Cluster.load("small-mixed")
+    pool = mixed.pools[0]
+    fair = pool.node.host.memory_bandwidth * pool.node.hosts / pool.node.num_chips
+    assert copy_bandwidth(pool, 2) == pytest.approx(min(pool.node.host.device_bandwidth, fair / 2))
+    names = [p.name for p in mixed.pools]
+    kinds = {mixed.cross_link(names[0], other).kind for other in names[1:]}
+    assert forwards(mixed, names[0], names) is (CrossKind.HOST_FORWARDED in kinds)
+    assert not forwards(mixed, names[0], names[:1])

@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from tutti.search.chain import Slot, best_cut
+from tutti.search.chain import best_cut
+from tutti.search.remedies import Slot
 from tutti.search.tables import Config, ConfigTable
 
 UNITS = 7
@@ -88,7 +89,7 @@ def test_the_optimizer_goes_to_the_host_when_recomputation_is_not_enough():
         in_flight=1.0,
         usable_bytes=states - 6.0,
         micro_batches=4,
-        copy_bandwidth=10.0,
+        copy_bandwidth=1.0,
         host_bytes=100.0,
         offload=("optimizer",),
     )
@@ -96,9 +97,11 @@ def test_the_optimizer_goes_to_the_host_when_recomputation_is_not_enough():
     assert found is not None
     assert found.offload[0].optimizer[0][0] == 0
     moved = 6.0 * (found.offload[0].optimizer[0][1])
-    again = 0.3 * 5
+    assert moved == 2 * 6.0
+    assert found.recompute[0].full == ((1, 4),)  # a third unit's states would cost more
+    again = 0.3 * 3
     plain = float(slot.table.seconds[0].sum())
-    assert found.seconds[0] == pytest.approx(plain + again + 2.0 * moved / 10.0 / 4)
+    assert found.seconds[0] == pytest.approx(plain + again + 2.0 * moved / 1.0 / 4)
 
 
 def test_activations_go_to_the_host_where_copies_hide():
@@ -127,3 +130,59 @@ def test_a_given_cut_is_kept():
     found = best_cut(slots, [(0, 4), (4, 7)])
     assert found is not None
     assert found.ranges == ((0, 4), (4, 7))
+
+
+def stage_times(slots: list[Slot], ranges: tuple[tuple[int, int], ...], stages: int) -> list[float]:
+    each = [
+        float(slot.table.seconds[0, a:b].sum()) for slot, (a, b) in zip(slots, ranges, strict=True)
+    ]
+    return [sum(each[s::stages]) for s in range(stages)]
+
+
+def test_units_move_between_stages_until_the_slowest_has_its_least():
+    """Ranges of one length would give the slow stage as many units as the fast one."""
+    fast, slow = Slot(table=table(1.0), in_flight=1.0, ranges=2), Slot(
+        table=table(2.0), in_flight=1.0, ranges=2
+    )  # fmt: skip
+    slots = [fast, slow, fast, slow]
+    found = best_cut(slots)
+    assert found is not None
+    every = [
+        tuple(itertools.pairwise((0, *inner, UNITS)))
+        for inner in itertools.combinations(range(1, UNITS), 3)
+    ]
+    least = min(max(stage_times(slots, ranges, 2)) for ranges in every)
+    assert max(stage_times(slots, found.ranges, 2)) == pytest.approx(least, rel=1e-9)
+    assert sum(found.seconds) == pytest.approx(sum(stage_times(slots, found.ranges, 2)))
+
+
+def test_ranges_of_a_stage_share_its_memory():
+    """One range may keep much if the other keeps little; each alone would be short of its half."""
+    states, kept = 9.0 * UNITS, 2.0 * UNITS
+    slot = Slot(table=table(1.0), in_flight=2.0, ranges=2, usable_bytes=states + kept, offload=())
+    found = best_cut([slot] * 2, [(0, 2), (2, UNITS)])
+    assert found is not None
+    assert not any(part.full or part.selective for part in found.recompute)
+    less = Slot(
+        table=table(1.0), in_flight=2.0, ranges=2, usable_bytes=states + kept - 1.0, offload=()
+    )
+    found = best_cut([less] * 2, [(0, 2), (2, UNITS)])
+    assert found is not None
+    assert sum(b - a for part in found.recompute for a, b in part.full) == 2  # of the stage
+    assert best_cut([Slot(table=table(1.0), in_flight=2.0, ranges=2, usable_bytes=9.0)] * 2) is None
+
+
+def test_a_unit_that_ends_a_range_stays_on_the_chip_while_others_can_go():
+    slot = Slot(
+        table=table(1.0, again=0.9),
+        in_flight=4.0,
+        ranges=2,
+        usable_bytes=9.0 * UNITS + 4.0 * UNITS - 1.0,
+        copy_bandwidth=1.5,  # 0.67 s for a copy; a forward pass takes 0.33 s
+        host_bytes=100.0,
+        offload=("activations",),
+    )
+    found = best_cut([slot] * 2, [(0, 3), (3, UNITS)])
+    assert found is not None
+    away = [span for part in found.offload for span in part.activations]
+    assert away == [(1, 2)]  # neither unit 2, which ends a range, nor the ends of the model

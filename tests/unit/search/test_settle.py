@@ -12,9 +12,15 @@ from tutti.plan.job import Job, ScheduleKind
 from tutti.search import planner, settle
 from tutti.search.build import Part, draft_of
 from tutti.search.chains import Chain, ScheduleOption
+from tutti.search.draft import Draft, PipelineDraft, ReplicaDraft, StageDraft
 from tutti.search.effort import Effort
 from tutti.search.planner import plan
-from tutti.search.settle import SearchDisagreementError, Settler, require_agreement
+from tutti.search.settle import (
+    SearchDisagreementError,
+    Settler,
+    require_agreement,
+    short_lengths,
+)
 from tutti.search.space import Space
 from tutti.search.summary import summary_of
 from tutti.search.tables import Config, Tables
@@ -82,3 +88,25 @@ def test_a_short_step_is_simulated_whole_and_once():
     assert settler.simulated == 1
     assert found.whole is not None
     assert found.whole[1].step_seconds == found.seconds
+
+
+def interleaved(micro_batches: int, stages: int = 4) -> Draft:
+    replica = ReplicaDraft(config=Config("a100"))
+    cut = tuple(((s, s + 1), (s + stages, s + stages + 1)) for s in range(stages))
+    return Draft(
+        pipelines=(
+            PipelineDraft(
+                micro_batches=micro_batches,
+                stages=tuple(StageDraft(units=units, replicas=(replica,)) for units in cut),
+            ),
+        ),
+        schedule=ScheduleKind.INTERLEAVED,
+    )
+
+
+@pytest.mark.parametrize(("micro_batches", "group"), [(64, 4), (65, 5), (127, 5)])
+def test_a_shortened_interleaved_step_has_groups_of_the_same_length(micro_batches, group):
+    (shorter,), (longer,) = short_lengths(interleaved(micro_batches))
+    for count in (shorter, longer):
+        assert -(-count // (count // 4)) == group
+    assert shorter < longer <= 16
