@@ -7,18 +7,17 @@ chains cut exactly and their passes played, which prices them to a percent or so
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tutti.hardware.cluster import Pool
-from tutti.hardware.topology import Position
 from tutti.search.build import Cuts, Grouping, Part, cuts_of, groupings, split_batch
 from tutti.search.chain import Cut
 from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.coarse import Coarse
 from tutti.search.effort import Effort
 from tutti.search.keeping import uses_enough
+from tutti.search.matching import chips_of, first_chip, matching, spreadable
 from tutti.search.objective import rates, value
 from tutti.search.pace import chain_seconds, timed
 from tutti.search.tables import Config, Tables
@@ -26,8 +25,6 @@ from tutti.search.tables import Config, Tables
 MORE_CHAINS = 2  # of every group of pools, where experts may be spread
 UNLIKE = 8  # candidates of one schedule and shard level that are wide unlike the best ones
 VARIED = 24  # candidates whose replicas may split their work otherwise, where experts are spread
-MOST_ALIKE = 9  # chains of one schedule and shard level, where all pools form one
-MOST_TOGETHER = 64.5  # combinations of chains of several groups, per schedule and shard level
 
 
 @dataclass(slots=True)
@@ -66,7 +63,7 @@ class Candidate:
     @property
     def chips(self) -> dict[str, int]:
         """How many chips of each pool take part."""
-        return _chips(self.parts)
+        return chips_of(self.parts)
 
     @property
     def key(self) -> object:
@@ -127,11 +124,12 @@ class Candidates:
     def _promising(self, candidates: list[Candidate]) -> list[Candidate]:
         """Return the best few of every schedule, shard level and number of unlike pipelines.
 
-        Between those the coarse model is not to be trusted: it flatters long chains of pools.
+        Between those the coarse model is not to be trusted: it flatters long chains of pools. On a
+        large cluster single chains of different orders are told apart, too.
         Where experts are spread it errs most between narrow and wide replicas: the best few single
         chains that look unlike all of these come with them.
         """
-        kinds: dict[tuple[ScheduleOption, int, int], list[Candidate]] = {}
+        kinds: dict[tuple[ScheduleOption, int, int, object], list[Candidate]] = {}
         budget = 2 * self.effort.budget(self.problem.num_chips)
         short = [c for c in candidates if c.instructions <= budget]
         self.skipped += len(candidates) - len(short)
@@ -140,12 +138,16 @@ class Candidates:
             candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
         for candidate in sorted(candidates, key=lambda c: (c.value, str(c.key))):
             first = candidate.chains[0]
-            key = (first.schedule, first.shard, len(candidate.chains))
+            told_apart = len(candidate.chains) == 1 and self._wide > 1
+            pools = tuple(c.pool for c in first.configs) if told_apart else None
+            key = (first.schedule, first.shard, len(candidate.chains), pools)
             kinds.setdefault(key, []).append(candidate)
         self.skipped += len(candidates)
         chosen = []
-        for (_, _, number), found in kinds.items():
+        for (_, _, number, order), found in kinds.items():
             few = max(1, self.effort.refined // (1 if self.problem.model.num_experts else number))
+            if order is not None:
+                few = max(1, few // 2)
             chosen += found[:few]
             if self.problem.model.num_experts and number == 1:
                 known = {c.widths for c in found[:few]}
@@ -290,7 +292,8 @@ class Candidates:
         for group, weight, own in zip(grouping, weights, chips, strict=True):
             share = max(1.0, total * weight / sum(weights))
             sharing = sum(chips) / own
-            lists.append(self.coarse.chains(group, share, self._most_chains, sharing=sharing))
+            most = self._most_chains * (self._wide if len(grouping) == 1 else 1)
+            lists.append(self.coarse.chains(group, share, most, sharing=sharing))
         if not all(lists):
             return
         found = list(self._shared_out(lists))
@@ -300,6 +303,11 @@ class Candidates:
         yield from found
 
     @property
+    def _wide(self) -> int:
+        """How many times as many single chains are looked at as others."""
+        return self.effort.width(self.problem.num_chips)
+
+    @property
     def _most_chains(self) -> int:
         """How many chains of a group are looked at; more where the coarse model errs more."""
         return self.effort.chains + (MORE_CHAINS if self.problem.model.num_experts else 0)
@@ -307,7 +315,7 @@ class Candidates:
     def _shared_out(self, lists: list[list[Chain]]) -> Iterator[Candidate]:
         """Yield the candidates that combine one chain of each list, where batches come out even."""
         total = self.problem.job.global_batch
-        for chosen in _matching(lists):
+        for chosen in matching(lists):
             for chains in self._rounded(chosen):
                 parts = split_batch(chains, total)
                 if parts is None or not self._possible(parts):
@@ -334,8 +342,13 @@ class Candidates:
                 return
 
     def _possible(self, parts: Sequence[Part]) -> bool:
-        """Tell whether expert groups come out even, and all chips are used that must be."""
-        return _spreadable(parts) and uses_enough(_chips(parts), self.problem)
+        """Tell whether expert groups come out even, and all chips are used that must be.
+
+        Copies of a chain that take unequally many micro-batches are pipelines of their own.
+        """
+        most = self.problem.space.max_pipelines
+        few = most is None or len(parts) <= most
+        return few and spreadable(parts) and uses_enough(chips_of(parts), self.problem)
 
     def _cross_seconds(self, chains: tuple[Chain, ...]) -> float:
         """Return the gradient traffic between chains of different pools, roughly."""
@@ -353,43 +366,9 @@ class Candidates:
     def _pair_seconds(self, chain: Chain, pool: str, other: str) -> float:
         if (pool, other) not in self._pair_bandwidth:
             cluster = self.problem.cluster
-            link = cluster.link(_first_chip(cluster.pool(pool)), _first_chip(cluster.pool(other)))
+            link = cluster.link(first_chip(cluster.pool(pool)), first_chip(cluster.pool(other)))
             self._pair_bandwidth[pool, other] = 0.8 * link.contended_bandwidth
         # Copies reduce among themselves first; each then carries its part between the pools.
         chips = sum(n * c.width for c, n in zip(chain.configs, chain.stages, strict=True))
         volume = 1.5 * self._gradient_bytes / (chips * chain.copies)
         return max(0.0, volume / self._pair_bandwidth[pool, other] - 0.3 * chain.pace)
-
-
-def _chips(parts: Sequence[Part]) -> dict[str, int]:
-    """Return how many chips of each pool take part."""
-    used: dict[str, int] = {}
-    for part in parts:
-        chain = part.chain
-        for config, stages in zip(chain.configs, chain.stages, strict=True):
-            each = stages * config.width * (chain.sequences // config.sequences)
-            used[config.pool] = used.get(config.pool, 0) + each * part.copies
-    return used
-
-
-def _spreadable(parts: Sequence[Part]) -> bool:
-    """Tell whether expert groups come out even: in all stages of all pipelines, or nowhere."""
-    spread = {config.ep > 1 for part in parts for config in part.chain.configs}
-    return len(spread) == 1 and all(
-        part.copies * (part.chain.sequences // config.sequences) * config.width % config.ep == 0
-        for part in parts
-        for config in part.chain.configs
-    )
-
-
-def _matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
-    """Yield one chain of every list, all of one schedule and shard level."""
-    kinds = dict.fromkeys((c.schedule.kind, c.shard) for c in lists[0])
-    for kind in kinds:
-        alike = [[c for c in chains if (c.schedule.kind, c.shard) == kind] for chains in lists]
-        few = MOST_ALIKE if len(lists) == 1 else math.floor(MOST_TOGETHER ** (1 / len(lists)))
-        yield from itertools.product(*(chains[:few] for chains in alike))
-
-
-def _first_chip(pool: Pool) -> Position:
-    return Position(pool.name, 0, 0)

@@ -35,7 +35,7 @@ class Chain:
     pace: float  # seconds per micro-batch
     fill: float
     closing: float
-    traffic: float = 0.0  # seconds per micro-batch that sharding keeps a NIC busy
+    traffic: tuple[float, ...] = ()  # per pool: seconds that sharding a block keeps a NIC busy
 
     def seconds(self, sequences: float) -> float:
         """Return the step time if all copies together take so many sequences."""

@@ -71,8 +71,8 @@ class Coarse:
         if not grid.size:
             return []
         found: list[Chain] = []
+        plain = grid.plain_pace()
         for schedule in schedule_options(self.problem):
-            plain = grid.plain_pace(schedule)
             for shard in self.problem.space.shard:
                 found += self._best(grid, plain, shard, schedule, most)
         found.sort(key=lambda chain: (chain.seconds(sequences), chain.configs, chain.stages))

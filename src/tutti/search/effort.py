@@ -17,7 +17,7 @@ class Effort:
     per_chip: int = 300
     most: int = 1_500_000
     exact: int = 1_000  # plans of a space that is searched whole
-    candidates: int = 4
+    candidates: int = 3
     most_candidates: int = 14  # as long as something left promises more
     whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
     chains: int = 4  # per group of pools, schedule and shard level
@@ -25,11 +25,24 @@ class Effort:
     polished: int = 2
     groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
     seeds: tuple[Chain, ...] = ()  # strategies that are likely good: those of a warm start
-    refined: int = 6  # candidates of every schedule and shard level whose chains are cut exactly
+    refined: int = 5  # candidates of every schedule and shard level whose chains are cut exactly
+    wider: int = 3  # times as many of them, of single chains, on a large cluster
+    large: int = 256  # chips
+    improved: int = 2  # drafts from which small steps lead on
+    per_chip_improved: int = 150  # instructions simulated for them, beyond those of `large`
+    most_improved: int = 200_000
 
     def budget(self, num_chips: int) -> int:
         """Return the instructions that may be simulated."""
         return min(self.most, self.instructions + self.per_chip * num_chips)
+
+    def improvement(self, num_chips: int) -> int:
+        """Return the instructions that small steps may simulate."""
+        return min(self.most_improved, self.per_chip_improved * max(0, num_chips - self.large))
+
+    def width(self, num_chips: int) -> int:
+        """Return how many times as many single chains are looked at."""
+        return self.wider if num_chips >= self.large else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

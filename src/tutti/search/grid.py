@@ -17,6 +17,7 @@ from tutti.simulate.kernel import compiled
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 HIDDEN_SHARE = 0.6  # of a micro-batch's time that gradient traffic can hide behind
+WEIGHT_SHARE = 1.0 / 3.0  # of a micro-batch's time: weight passes, beside which gradients go
 FILLED_SHARE = 0.7  # of the weight passes that zero bubble puts into gaps, unequal stages allowed
 
 
@@ -27,6 +28,7 @@ class Grid:
         self, problem: Problem, options: list[Options], sequences: float, sharing: float = 1.0
     ) -> None:
         self.options = options
+        self._columns: dict[tuple[int, str], FloatArray] = {}
         self.sharing = sharing  # chips that hold a unit in all pipelines, over those in this one
         self.units = problem.model.num_units
         self.layers = problem.model.num_layers
@@ -84,11 +86,12 @@ class Grid:
     def _keep(self, rows: npt.NDArray[np.bool_]) -> None:
         for name in ("pick", "per_copy", "copies", "stages"):
             setattr(self, name, getattr(self, name)[rows])
+        self._columns.clear()
 
-    def plain_pace(self, schedule: ScheduleOption) -> FloatArray:
+    def plain_pace(self) -> FloatArray:
         """Return the slowest stage's time if nothing is recomputed."""
         block = np.stack(self._blocks("block"), axis=1)
-        return self._pace(block, self._blocks("ends")[-1], schedule)
+        return _pace(block, self.stages, self._blocks("ends")[-1], self.layers)
 
     def price(self, plain: FloatArray, shard: int, schedule: ScheduleOption) -> FloatArray:
         """Return approximate step times; infinite where memory cannot be made to suffice."""
@@ -107,11 +110,14 @@ class Grid:
             worst = np.maximum(worst, share)
             before = before + self.stages[:, k]
         if worst.any():
-            pace = self._pace(block, self._blocks("ends")[-1], schedule)
-        self.traffic = np.zeros(len(pace))
+            pace = _pace(block, self.stages, self._blocks("ends")[-1], self.layers)
+        self.traffic: list[FloatArray] = []
         if shard >= 2:
-            self.traffic = self._sharding_traffic(shard, pace)
-            pace = np.maximum(pace, self.traffic)
+            self.traffic = [self._block_traffic(k, shard) for k in range(len(self.options))]
+            traffic = self._sharding_traffic(pace)
+            reduced = traffic if shard == 2 else 0.5 * traffic
+            shown = np.maximum(0.0, reduced - WEIGHT_SHARE * pace) / schedule.virtual
+            pace = np.maximum(pace + shown, traffic)
         if schedule.virtual > 1:
             fits &= (depth > 1) & (depth * schedule.virtual <= self.units)
             fits &= rounds >= depth
@@ -125,17 +131,14 @@ class Grid:
         seconds = (rounds * pace + self.fill + self.closing) * OPTIMISM[shard]
         return np.where(fits, seconds, np.inf)
 
-    def _pace(self, block: FloatArray, ends: FloatArray, schedule: ScheduleOption) -> FloatArray:
-        """Return the slowest stage's time; the ranges of a stage are as long as one another."""
-        virtual = schedule.virtual
-        return virtual * _pace(block, self.stages * virtual, ends, self.layers)
-
     def _blocks(self, name: str) -> list[FloatArray]:
         return [self._column(k, name) for k in range(len(self.options))]
 
     def _column(self, k: int, name: str) -> FloatArray:
-        values: FloatArray = getattr(self.options[k], name)[self.pick[:, k]]
-        return values
+        """Return a figure of a pool's configurations by row; asked for again and again."""
+        if (k, name) not in self._columns:
+            self._columns[k, name] = getattr(self.options[k], name)[self.pick[:, k]]
+        return self._columns[k, name]
 
     def _recomputed(
         self,
@@ -193,18 +196,22 @@ class Grid:
         cheap: FloatArray = np.where(room, np.minimum(again, exposed + 0.01 * again), again)
         return cheap
 
-    def _sharding_traffic(self, shard: int, pace: FloatArray) -> FloatArray:
-        """Return the seconds that gathers and reductions of one micro-batch keep a NIC busy."""
+    def _block_traffic(self, k: int, shard: int) -> FloatArray:
+        """Return the seconds that gathers and reductions of a block keep a NIC busy."""
+        moved = self._column(k, "gradients")
+        if shard >= 3:
+            moved = moved + 2.0 * self._column(k, "parameters")
+        sharers = self.copies * (self.per_copy // self._column(k, "sequences"))
+        shared = 1.0 - 1.0 / (sharers * self._column(k, "cp"))
+        found: FloatArray = moved * shared / self._column(k, "inside")
+        return found
+
+    def _sharding_traffic(self, pace: FloatArray) -> FloatArray:
+        """Return the seconds that the traffic of one micro-batch keeps a NIC busy."""
         slowest = np.zeros(len(pace))
-        for k in range(len(self.options)):
+        for k, traffic in enumerate(self.traffic):
             blocks = np.floor(pace / self._column(k, "block") * (1 + 1e-9))
-            moved = self._column(k, "gradients")
-            if shard >= 3:
-                moved = moved + 2.0 * self._column(k, "parameters")
-            sharers = self.copies * (self.per_copy // self._column(k, "sequences"))
-            shared = 1.0 - 1.0 / (sharers * self._column(k, "cp"))
-            traffic = blocks * moved * shared / self._column(k, "inside")
-            slowest = np.maximum(slowest, traffic)
+            slowest = np.maximum(slowest, blocks * traffic)
         return slowest
 
     def _fill_seconds(
@@ -243,7 +250,7 @@ class Grid:
             pace=float(self.pace[i]),
             fill=float(self.fill[i]),
             closing=float(self.closing[i]),
-            traffic=float(self.traffic[i]),
+            traffic=tuple(float(traffic[i]) for traffic in self.traffic),
         )
 
 

@@ -8,6 +8,7 @@ simulated, never what is returned.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from tutti.search.tables import FULL, NONE, SELECTIVE, Config, Tables
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
+REDUCED_LATER = 2  # gradients that wait for their reduction while weight passes go on
 _FILLED = 0.6  # of the gap between 1F1B and the bare work that zero bubble closes
 
 
@@ -37,6 +39,8 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     for i, span in enumerate(cut.ranges):
         passes[:, i] = _pass_seconds(tables, configs[i % depth], span, cut.recompute[i])
         passes[0, i] += max(0.0, cut.seconds[i] - passes[:, i].sum())  # copies that do not hide
+    if any(chain.traffic):
+        _add_exposed_traffic(chain, cut, passes)
     sends = _send_seconds(tables, configs)
     found = float(
         compiled(_play)(
@@ -44,11 +48,10 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
             chain.schedule.kind is ScheduleKind.GPIPE,
         )
     )  # fmt: skip
-    if chain.schedule.kind is ScheduleKind.ZERO_BUBBLE:
+    # Reductions that follow weight passes which were put off fill the gaps first.
+    if chain.schedule.kind is ScheduleKind.ZERO_BUBBLE and chain.shard < 2:
         bare = part.micro_batches * float(passes.sum(axis=0).max())
         found -= _FILLED * (found - bare) * 0.5
-    held = max(sum(b - a for a, b in cut.ranges[s::depth]) for s in range(depth))
-    found += part.micro_batches * _exposed_traffic(chain, passes, held)
     return (found + chain.closing) * _slowdown(tables, chain)
 
 
@@ -80,20 +83,35 @@ def _pass_seconds(
     return forward, backward, weight
 
 
-def _exposed_traffic(chain: Chain, passes: FloatArray, units: int) -> float:
-    """Return what sharding's traffic of a micro-batch shows behind the passes that it runs beside.
+def _add_exposed_traffic(chain: Chain, cut: Cut, passes: FloatArray) -> None:
+    """Lengthen each range's weight passes by what its traffic shows behind its passes."""
+    pools = [t for t, n in zip(chain.traffic, chain.stages, strict=True) for _ in range(n)]
+    for i, (start, stop) in enumerate(cut.ranges):
+        recompute, offload = cut.recompute[i], cut.offload[i]
+        apart = sum(b - a for a, b in (*recompute.full, *recompute.selective, *offload.activations))
+        each = passes[:, i].tolist()
+        passes[2, i] += _exposed_traffic(chain, each, pools[i % len(pools)], stop - start, apart)
 
-    Reductions run beside weight passes, gathers beside forward and input passes; at level 3 half
-    of the bytes are gradients, a quarter each the parameters of the two other passes. What the
-    first of a range's `units` needs is not asked for earlier, and waits for the last reduction.
+
+def _exposed_traffic(
+    chain: Chain, passes: Sequence[float], traffic: float, units: int, apart: int
+) -> float:
+    """Return what a range's traffic of a micro-batch shows behind the passes that it runs beside.
+
+    Reductions run beside weight passes, and beside input passes of those units that finish their
+    backward before the next one begins its own (`apart`); the others' last ones run on behind
+    them. Gathers run beside forward and input passes; at level 3 half of the bytes are gradients, a
+    quarter each the parameters of the two other passes. What the first unit needs is not asked
+    for earlier, and waits for the last reduction.
     """
-    forward, backward, weight = (float(p.mean()) * chain.schedule.virtual for p in passes)
+    forward, backward, weight = (seconds / units for seconds in passes)
     if chain.shard < 3:
-        return max(0.0, chain.traffic - weight)
-    gathered = 0.25 * chain.traffic
-    exposed = chain.schedule.virtual * chain.traffic / units
-    exposed += max(0.0, gathered - forward) + max(0.0, gathered - backward)
-    return exposed + max(0.0, 0.5 * chain.traffic - weight)
+        in_turn = max(0, units - apart - REDUCED_LATER)
+        alone = min(apart, units) * max(0.0, traffic - weight - backward)
+        return alone + in_turn * max(0.0, traffic - weight)
+    gathered = 0.25 * traffic
+    exposed = max(0.0, gathered - forward) + max(0.0, gathered - backward)
+    return traffic + units * (exposed + max(0.0, 0.5 * traffic - weight))
 
 
 def _send_seconds(tables: Tables, configs: list[Config]) -> FloatArray:

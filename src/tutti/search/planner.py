@@ -9,18 +9,21 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import replace
 
 from tutti.hardware.cluster import Pool
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
+from tutti.search.build import Part
 from tutti.search.candidates import Candidate, Candidates
-from tutti.search.draft import Draft
 from tutti.search.effort import Effort, Progress, Report, silent
 from tutti.search.exact import search_exactly
+from tutti.search.found import MOST_WHOLE, Found, State
 from tutti.search.infeasible import explain_infeasible
 from tutti.search.keeping import plan_keeps
 from tutti.search.objective import rates, value, value_bound
+from tutti.search.polish import Polish
 from tutti.search.result import Alone, Pruned, SearchResult, Settled
 from tutti.search.settle import (
     SHORTENED_WITHIN,
@@ -37,49 +40,13 @@ from tutti.search.uniform import best_uniform
 from tutti.simulate.estimate import Estimate
 
 SMALL_CHIPS, SMALL_BATCH = 8, 64  # beyond which no space is small
-MOST_WHOLE = 5  # drafts that are simulated from the first micro-batch to the last
 MOST_TRIED = 40  # candidates, while none of them fits
 WORTH_A_LOOK = 1.01  # by how much the price of a candidate may err
 WORTH_MORE = 0.998  # of the best, what is left must promise once the work is spent
 FALSE_PROMISE = 1.01  # by which more than the schedule was priced wrongly
+CURIOUS = 3  # candidates of a kind that are given the benefit of the doubt
+BELIEVED = 0.97  # of what they promise
 UNFIT = 1.05  # held against the others of a kind of which one did not fit after all
-
-
-@dataclass(slots=True)
-class _Found:
-    """A draft that was priced by simulation."""
-
-    draft: Draft
-    seconds: float
-    value: float  # of the objective
-    key: object
-    whole: tuple[Plan, Estimate] | None = None  # where the whole step was simulated
-
-
-@dataclass(slots=True)
-class _State:
-    """What a search has so far, best first, one entry per strategy."""
-
-    found: list[_Found] = field(default_factory=list)
-    rejected: int = 0
-    skipped: int = 0
-
-    @property
-    def best(self) -> _Found | None:
-        """The fastest so far."""
-        return self.found[0] if self.found else None
-
-    def take(self, found: _Found) -> None:
-        """Keep a draft where its place is; the faster of two of one strategy."""
-        known = next((f for f in self.found if f.key == found.key), None)
-        if known is not None:
-            if known.value <= found.value:
-                return
-            self.found.remove(known)
-        self.found.append(found)
-        self.found.sort(key=lambda f: f.value)
-        for late in self.found[MOST_WHOLE:]:
-            late.whole = None  # is not needed again, and large
 
 
 class Search:
@@ -95,12 +62,14 @@ class Search:
         self.settler = Settler(tables)
         self.report = report
         self.bound = bound
-        self.state = _State()
+        self.state = State()
         self.interrupted = False
         self.per_second = rates(self.problem)
         self.corrections: dict[object, float] = {}  # by kind and by shape of candidates
+        self.curious_until = 0  # instructions
+        self.seen: Counter[object] = Counter()  # candidates that were settled, by kind
 
-    def run_exactly(self) -> _State | None:
+    def run_exactly(self) -> State | None:
         """Search a small space whole; None where it is too large, or nothing in it fits."""
         problem = self.problem
         small = problem.num_chips <= SMALL_CHIPS and problem.job.global_batch <= SMALL_BATCH
@@ -116,7 +85,7 @@ class Search:
         if found is None:
             return None
         self.settler.simulated += found.simulated
-        self.state.take(_Found(found.draft, found.step_seconds, found.step_seconds, "exact"))
+        self.state.take(Found(found.draft, found.step_seconds, found.step_seconds, "exact"))
         return self.state
 
     @property
@@ -125,9 +94,11 @@ class Search:
         most = self.problem.space.max_pipelines
         return len(self.problem.pools) > 2 and (most is None or most > 2)
 
-    def run(self) -> _State:
+    def run(self) -> State:
         """Settle the most promising candidates until the work is spent."""
         budget = self.effort.budget(self.problem.num_chips)
+        if self.effort.width(self.problem.num_chips) > 1:
+            self.curious_until = budget // 2
         try:
             left = self.source.all()
             for number in itertools.count():
@@ -137,7 +108,9 @@ class Search:
                 left.remove(candidate)
                 found = self._settle(candidate)
                 self.corrections[candidate.kind] = self.corrections[candidate.shape] = found
+                self.seen[candidate.kind] += 1
             self.state.skipped += len(left)
+            self._improve()
             self._polish()
         except KeyboardInterrupt:
             self.interrupted = True
@@ -147,11 +120,15 @@ class Search:
         """Return what a candidate is likely worth.
 
         What others of its kind took, over what they promised, is held against it; so is what the
-        same chains took under another schedule, where no schedule explains it.
+        same chains took under another schedule, where no schedule explains it. On a large cluster
+        the first few of a kind are believed to be better than that.
         """
         same = self.corrections.get(candidate.shape, 1.0)
         if same < FALSE_PROMISE:
             same = self.corrections.get(candidate.kind, 1.0)
+        early = self.settler.instructions + candidate.instructions < self.curious_until
+        if early and self.seen[candidate.kind] < CURIOUS:
+            same *= BELIEVED
         return candidate.value * same
 
     def _enough(self, candidate: Candidate, number: int, budget: int) -> bool:
@@ -163,8 +140,10 @@ class Search:
         if number >= self.effort.most_candidates or self.settler.instructions > 4 * budget:
             return True
         fitting = number - self.state.rejected  # what did not fit taught little
-        spent = fitting >= self.effort.candidates or self.settler.instructions > budget
-        return promised >= best.value * (WORTH_MORE if spent else WORTH_A_LOOK)
+        enough = self.effort.candidates * self.effort.width(self.problem.num_chips)
+        spent = fitting >= enough or self.settler.instructions > budget
+        well_known = self.seen[candidate.kind] > CURIOUS
+        return promised >= best.value * (WORTH_MORE if spent or well_known else WORTH_A_LOOK)
 
     def worth(self, settled: Settled) -> float:
         """Return what the objective counts of a settled plan."""
@@ -185,12 +164,13 @@ class Search:
         if found is None:
             self.state.rejected += 1
             return UNFIT
-        self._take(found, candidate.key)
+        self._take(found, candidate.key, candidate.parts)
         return found.seconds / candidate.coarse_seconds
 
-    def _take(self, found: Quick, key: object) -> None:
+    def _take(self, found: Quick, key: object, parts: tuple[Part, ...] = ()) -> None:
         worth = value(found.seconds, found.draft.chips(), self.per_second)
-        self.state.take(_Found(found.draft, found.seconds, worth, key, found.whole))
+        settled = replace(found, whole=None)
+        self.state.take(Found(found.draft, found.seconds, worth, key, found.whole, parts, settled))
         best = self.state.best
         self.report(
             Progress(
@@ -200,6 +180,16 @@ class Search:
                 settled=self.settler.simulated,
             )
         )
+
+    def _improve(self) -> None:
+        """Take small steps from the best strategies, where a cluster is large enough to earn it."""
+        polish = Polish(self.settler, self.effort.improvement(self.problem.num_chips))
+        for found in self.state.found[: self.effort.improved]:
+            if found.settled is None:
+                continue
+            better = polish.improved(found.parts, found.settled)
+            if better is not found.settled:
+                self._take(better, found.key, found.parts)
 
     def _polish(self) -> None:
         """Try what the coarse model does not tell apart: stages of a copy side by side."""
@@ -282,7 +272,7 @@ def plan(
     )
 
 
-def _settled(search: Search, state: _State) -> tuple[Settled, Settled | None]:
+def _settled(search: Search, state: State) -> tuple[Settled, Settled | None]:
     """Simulate the best drafts whole, until none that is left promises more; prove the first."""
     settler = search.settler
     whole: list[tuple[Plan, Estimate]] = []
@@ -383,7 +373,7 @@ def _whole_groups(problem: Problem, pool: Pool, sequences: float) -> int:
     return step * math.ceil(sequences / step - 1e-9)
 
 
-def _pruned(search: Search, state: _State) -> tuple[Pruned, ...]:
+def _pruned(search: Search, state: State) -> tuple[Pruned, ...]:
     source = search.source
     skipped, rejected = state.skipped + source.skipped, state.rejected + source.rejected
     found = [
