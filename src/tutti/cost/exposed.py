@@ -27,7 +27,7 @@ from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
 from tutti.cost.constants import Constants
 from tutti.cost.network import Span, all_reduce_seconds, ring_pass_seconds
 from tutti.cost.operators import ELEMENT_BYTES, Passes
-from tutti.cost.products import Products, shared_products
+from tutti.cost.products import Products
 
 # Half of the attention hides the ring: the mask leaves steps unequal, and the kernels start late.
 _RING_HIDDEN = 0.5
@@ -119,22 +119,17 @@ def in_chunks(
 
 
 def expert_parallel(
-    once: FloatArray,
-    shape: Shape,
-    strategy: Strategy,
-    machine: Machine,
-    constants: Constants,
+    once: FloatArray, shape: Shape, strategy: Strategy, shared_halves: tuple[Passes, Passes]
 ) -> Exposed:
     """Return what is exposed of the way to the experts and of the way back, `once` each.
 
     The first half of the shared experts is computed beside the one, the second beside the other;
     their gradients beside those of the ways, in turn.
     """
-    halves = shared_products(shape, strategy, machine, constants)
     beside = (strategy.shared_beside > 0) & (shape.shared_ffn > 0)
     found = []
     for direction in (0, 1):
-        late = sum(np.maximum(0.0, once - half[direction]) for half in halves)
+        late = sum(np.maximum(0.0, once - half[direction]) for half in shared_halves)
         found.append(np.where(beside, late, 2.0 * once))
     return Exposed(*found)
 

@@ -84,7 +84,11 @@ def _attention_projections(
 
 
 def expert_products(
-    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
+    shape: Shape,
+    strategy: Strategy,
+    machine: Machine,
+    constants: Constants,
+    shared_halves: tuple[Passes, Passes],
 ) -> Passes:
     """Return routed experts in balance, shared experts, and the moves of tokens between them."""
     tokens, tp, hidden = strategy.tokens, strategy.tp, shape.hidden
@@ -98,8 +102,7 @@ def expert_products(
     routed = routed.plus(
         linear_seconds(rows / local, hidden, width, *args, batch=local, rate=ratio)
     )
-    first, second = shared_products(shape, *args)
-    shared = first.plus(second)
+    shared = shared_halves[0].plus(shared_halves[1])
     moved = rows * ELEMENT_BYTES * (6.0 * hidden + 3.0 * shape.expert_ffn)
     permute = memory_bound_seconds(moved, machine, constants, kernels=8.0)
     both = routed.plus(shared, flag(shape.shared_ffn > 0))

@@ -34,7 +34,7 @@ from tutti.cost.operators import (
     memory_bound_seconds,
     smooth_max,
 )
-from tutti.cost.products import Products, expert_products
+from tutti.cost.products import Products, expert_products, shared_products
 
 BACKWARD_LAUNCHES = 1.3  # the host issues that much more in backward than in forward
 # Of the cross-entropy's traffic; forward writes and reads an fp32 copy, backward makes gradients.
@@ -109,12 +109,13 @@ def block_seconds(
     gemm = products.attention
     exchange = Exposed(np.zeros(()), np.zeros(()))
     if expert:
-        experts = expert_products(*args)
+        halves = shared_products(*args)
+        experts = expert_products(*args, halves)
         gemm = gemm.plus(products.feed_forward, 1.0 - routed).plus(experts, routed)
         sent = tokens / tp * shape.topk * shape.hidden * ELEMENT_BYTES
         stride = tp * strategy.cp if expert_stride is None else expert_stride
         once = all_to_all_seconds(sent, strategy.ep, stride, machine, constants)
-        exchange = expert_parallel(routed * once, *args)
+        exchange = expert_parallel(routed * once, shape, strategy, halves)
     else:
         gemm = gemm.plus(products.feed_forward)
     attention = attention_seconds(*args)

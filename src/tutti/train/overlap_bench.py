@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,7 +71,15 @@ class Question:
                 "moe_intermediate_size": self.hidden // 4, "router_aux_loss_coef": 0.0,
                 "shared_expert_intermediate_size": self.hidden,
             }  # fmt: skip
-        return ModelSpec.from_config(config, "overlap")
+        spec = ModelSpec.from_config(config, "overlap")
+        # a gate of one column would be a tile wide, and stand beside the way back from experts
+        blocks = (
+            block
+            if block.moe is None
+            else replace(block, moe=replace(block.moe, shared_gate=False))
+            for block in spec.blocks
+        )
+        return replace(spec, blocks=tuple(blocks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

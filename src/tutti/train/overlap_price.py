@@ -83,7 +83,8 @@ class Pricing:
         strategy = replace(self.strategy, overlap_chunks=np.asarray(float(chunks)))
         args = (self.shape, strategy, self.machine, self.constants)
         if self.subject == "experts":
-            found = expert_parallel(self._once(), *args)
+            halves = shared_products(*args)
+            found = expert_parallel(self._once(), self.shape, strategy, halves)
         else:
             products = Products.of(*args)
             whole = products.attention.plus(products.feed_forward)
