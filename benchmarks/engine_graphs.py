@@ -27,7 +27,6 @@ from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.models.load import catalog_config
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
-from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
 from tutti.train.alone import NoLinks, plan_alone
 from tutti.train.data.feeder import to_batch
@@ -59,7 +58,12 @@ def make_engine(
         capture=CaptureSettings(mode=mode, say=said.append),
     )  # fmt: skip
     accelerator.seed(1)
-    initialize(engine.model)  # type: ignore[arg-type]
+    with torch.no_grad():  # on the chip: many engines are made
+        for parameter in engine.model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.02)
+            else:
+                parameter.fill_(1.0)
     engine.take_masters()
     return engine, said
 
