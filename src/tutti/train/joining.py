@@ -79,6 +79,8 @@ def shared_cuts(pipelines: Sequence[Sequence[Span]], rank: int) -> dict[tuple[in
     """Return which parts of a rank's shards which ranks (one of each pipeline) keep together."""
     kept = [_kept(spans) for spans in pipelines]
     own = _pipeline_of(pipelines, rank)
+    if own is None:
+        return {}
     found: dict[tuple[int, ...], list[Cut]] = {}
     for block in sorted(kept[own], key=lambda b: (b.unit, b.name, b.intervals)):
         edges = sorted({e for keepers in kept for k in keepers[block] for e in (k.start, k.stop)})
@@ -95,9 +97,11 @@ def shared_cuts(pipelines: Sequence[Sequence[Span]], rank: int) -> dict[tuple[in
     return {ranks: found[ranks] for ranks in sorted(found)}
 
 
-def _pipeline_of(pipelines: Sequence[Sequence[Span]], rank: int) -> int:
+def _pipeline_of(pipelines: Sequence[Sequence[Span]], rank: int) -> int | None:
+    """Return the pipeline in which a rank holds something; None: all of it is another's."""
     return next(
-        i for i, spans in enumerate(pipelines) if any(rank in span.holders for span in spans)
+        (i for i, spans in enumerate(pipelines) if any(rank in span.holders for span in spans)),
+        None,
     )
 
 
@@ -106,7 +110,10 @@ def joints(
 ) -> list[Joint]:
     """Return the sums across pipelines in which a rank takes part, in an order all agree on."""
     by_blocks = {state.span.blocks: state for state in states}
-    spans = pipelines[_pipeline_of(pipelines, rank)]
+    own = _pipeline_of(pipelines, rank)
+    if own is None:
+        return []
+    spans = pipelines[own]
     return [
         Joint(ranks, [(by_blocks[spans[index].blocks], first, last) for index, first, last in cuts])
         for ranks, cuts in shared_cuts(pipelines, rank).items()
