@@ -58,7 +58,7 @@ def train(
     asked = SpeedQuestion(
         model=model, device=device, micro_batch=micro_batch, sequence_length=sequence_length,
         layers=layers, precision=precision, steps=steps,
-        capture=capture.value,  # type: ignore[arg-type]  # the modes are its values
+        capture=capture.value,
     )  # fmt: skip
     with ProgressLine("training", wanted=not json) as line:
         rows = [our_speed(asked, line.say, breakdown=breakdown)]
