@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,14 @@ from tutti.cli.torch_needed import require_torch
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+class Capture(StrEnum):
+    """Whether our blocks run as graphs, as a training job says it."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 def train(
@@ -28,6 +37,9 @@ def train(
         str, typer.Option(help="pure_bf16 (bf16 Adam states on both sides), bf16, fp32.")
     ] = "pure_bf16",
     steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 10,
+    capture: Annotated[
+        Capture, typer.Option(help="Our blocks as graphs: where it pays, or can be.")
+    ] = Capture.OFF,
     peers: Annotated[
         bool, typer.Option("--peers/--no-peers", help="Also the loop of transformers.")
     ] = True,
@@ -46,6 +58,7 @@ def train(
     asked = SpeedQuestion(
         model=model, device=device, micro_batch=micro_batch, sequence_length=sequence_length,
         layers=layers, precision=precision, steps=steps,
+        capture=capture.value,
     )  # fmt: skip
     with ProgressLine("training", wanted=not json) as line:
         rows = [our_speed(asked, line.say, breakdown=breakdown)]

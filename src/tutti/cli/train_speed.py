@@ -26,6 +26,7 @@ from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
 from tutti.train.alone import NoLinks, plan_alone
 from tutti.train.engine import Engine
+from tutti.train.graphs import CaptureMode, CaptureSettings
 from tutti.train.state import TORCH_DTYPES
 
 WARM_UP = 3
@@ -44,6 +45,7 @@ class SpeedQuestion:
     layers: int | None
     precision: str
     steps: int
+    capture: CaptureMode = "auto"  # our blocks as graphs
 
     @property
     def title(self) -> str:
@@ -76,7 +78,8 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
         precision=PRECISIONS[asked.precision],
     )
     accelerator.reset_peak()
-    engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None)
+    chosen = CaptureSettings(mode=asked.capture, say=say)
+    engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None, capture=chosen)
     initialize(engine.model)  # type: ignore[arg-type]
     engine.take_masters()
     batches = [_tokens(asked, spec, accelerator, i) for i in range(WARM_UP + asked.steps)]

@@ -62,7 +62,12 @@ def adamw(
 
 def put(target: Tensor, value: Tensor, counts: Tensor | None) -> None:
     """Write a value, unless it does not count; nobody waits to know."""
-    target.copy_(value if counts is None else torch.where(counts, value, target))
+    if counts is None:
+        target.copy_(value)
+    elif value.dtype == target.dtype:
+        torch.where(counts, value, target, out=target)  # one pass over memory
+    else:
+        target.copy_(torch.where(counts, value, target))
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
