@@ -19,6 +19,7 @@ class Effort:
     exact: int = 1_000  # plans of a space that is searched whole
     candidates: int = 3
     most_candidates: int = 14  # as long as something left promises more
+    persistent: bool = True  # goes on when its instructions are spent, if something promises more
     whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
     chains: int = 4  # per group of pools, schedule and shard level
     alone: int = 3  # candidates for each pool by itself
@@ -26,11 +27,11 @@ class Effort:
     groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
     seeds: tuple[Chain, ...] = ()  # strategies that are likely good: those of a warm start
     refined: int = 5  # candidates of every schedule and shard level whose chains are cut exactly
-    wider: int = 3  # times as many of them, of single chains, on a large cluster
+    wider: int = 2  # times as many of them, of single chains, on a large cluster
     large: int = 256  # chips
     improved: int = 2  # drafts from which small steps lead on
     per_chip_improved: int = 150  # instructions simulated for them, beyond those of `large`
-    most_improved: int = 200_000
+    most_improved: int = 100_000
 
     def budget(self, num_chips: int) -> int:
         """Return the instructions that may be simulated."""

@@ -44,7 +44,7 @@ MOST_TRIED = 40  # candidates, while none of them fits
 WORTH_A_LOOK = 1.01  # by how much the price of a candidate may err
 WORTH_MORE = 0.998  # of the best, what is left must promise once the work is spent
 FALSE_PROMISE = 1.01  # by which more than the schedule was priced wrongly
-CURIOUS = 3  # candidates of a kind that are given the benefit of the doubt
+CURIOUS = 2  # candidates of a kind that are given the benefit of the doubt
 BELIEVED = 0.97  # of what they promise
 UNFIT = 1.05  # held against the others of a kind of which one did not fit after all
 
@@ -137,7 +137,8 @@ class Search:
         if best is None:
             return number >= MOST_TRIED
         promised = self._promise(candidate)
-        if number >= self.effort.most_candidates or self.settler.instructions > 4 * budget:
+        most = 4 * budget if self.effort.persistent else budget
+        if number >= self.effort.most_candidates or self.settler.instructions > most:
             return True
         fitting = number - self.state.rejected  # what did not fit taught little
         enough = self.effort.candidates * self.effort.width(self.problem.num_chips)
@@ -349,8 +350,10 @@ def _alone(
         for unlimited in (False, True):
             one = tables.for_problem(replace(smaller, unlimited_memory=unlimited))
             few = replace(
-                effort, whole=1, candidates=effort.alone, most_candidates=2 * effort.alone
-            )
+                effort, whole=1, candidates=effort.alone, most_candidates=effort.alone, wider=1,
+                instructions=effort.instructions // 4, per_chip=effort.per_chip // 4,
+                persistent=False,
+            )  # fmt: skip
             search = Search(one, few)
             state = search.run()
             if state.best is not None:

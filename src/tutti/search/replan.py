@@ -29,7 +29,7 @@ from tutti.units import bytes_text, seconds_text
 # The running plan is a good start already: a few strategies of each kind are enough to beat it.
 WARM = Effort(
     instructions=20_000, per_chip=60, most=300_000, candidates=3, chains=2, polished=1,
-    refined=2,
+    refined=2, wider=1, improved=0,
 )  # fmt: skip
 
 
