@@ -19,7 +19,6 @@ class Effort:
     exact: int = 1_000  # plans of a space that is searched whole
     candidates: int = 3
     most_candidates: int = 14  # as long as something left promises more
-    persistent: bool = True  # goes on when its instructions are spent, if something promises more
     whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
     chains: int = 4  # per group of pools, schedule and shard level
     alone: int = 3  # candidates for each pool by itself

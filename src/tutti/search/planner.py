@@ -137,8 +137,7 @@ class Search:
         if best is None:
             return number >= MOST_TRIED
         promised = self._promise(candidate)
-        most = 4 * budget if self.effort.persistent else budget
-        if number >= self.effort.most_candidates or self.settler.instructions > most:
+        if number >= self.effort.most_candidates or self.settler.instructions > 4 * budget:
             return True
         fitting = number - self.state.rejected  # what did not fit taught little
         enough = self.effort.candidates * self.effort.width(self.problem.num_chips)
@@ -350,9 +349,8 @@ def _alone(
         for unlimited in (False, True):
             one = tables.for_problem(replace(smaller, unlimited_memory=unlimited))
             few = replace(
-                effort, whole=1, candidates=effort.alone, most_candidates=effort.alone, wider=1,
+                effort, whole=1, candidates=effort.alone, most_candidates=2 * effort.alone, wider=1,
                 instructions=effort.instructions // 4, per_chip=effort.per_chip // 4,
-                persistent=False,
             )  # fmt: skip
             search = Search(one, few)
             state = search.run()
