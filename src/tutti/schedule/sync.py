@@ -49,6 +49,7 @@ class Synchroniser:
         self._reduced: list[int] = []
         self._on_host: dict[int, int] = {}  # bucket start → the last offload of its gradients
         self._deferred: list[tuple[Bucket, ParameterClass, list[int]]] = []
+        self._at_once: dict[Bucket, list[int]] = {}  # of closed buckets, what was reduced then
         self._held: list[_Whole] = []
 
     def gather_once(self) -> None:
@@ -153,11 +154,13 @@ class Synchroniser:
         offload: bool,
         hold: bool,
     ) -> None:
-        last = [source]
-        for kind, rule in bucket.rules():
-            if rule.shard_level >= 2 and bucket.is_first(kind):
-                last = [self._reduce(bucket, kind, micro_batch, Scope.PIPELINE, (source,))]
-                self._reduced += last
+        shared = [
+            self._reduce(bucket, kind, micro_batch, Scope.PIPELINE, (source,))
+            for kind, rule in bucket.rules()
+            if rule.shard_level >= 2 and bucket.is_first(kind)
+        ]
+        self._reduced += shared
+        last = shared or [source]
         if final:
             self._held.append(_Whole(bucket, micro_batch, last, offload))
             if not hold:
@@ -184,6 +187,7 @@ class Synchroniser:
             self._reduce(bucket, kind, NO_MICRO_BATCH, Scope.ALL, waits(last)) for kind in at_once
         ]
         self._reduced += reduced
+        self._at_once[bucket] = reduced
         if offload and len(at_once) == len(closing):
             self._to_host(bucket, micro_batch, reduced or last)
 
@@ -219,14 +223,14 @@ class Synchroniser:
 
     def finish(self) -> None:
         """Close the step: late reductions, tied weights, the norm, the optimizer."""
-        late: dict[Bucket, int] = {}  # the last reduction of each late bucket
+        late: dict[Bucket, list[int]] = {}  # the reductions of each bucket that has late ones
         for bucket, kind, last in sorted(self._deferred, key=lambda item: -item[0].start):
             index = self._reduce(bucket, kind, NO_MICRO_BATCH, Scope.ALL, waits(last))
             self._reduced.append(index)
-            late[bucket] = index
-        for bucket, index in late.items():
+            late.setdefault(bucket, [*self._at_once[bucket]]).append(index)
+        for bucket, reduced in late.items():
             if covers(self._offload.gradients, bucket.start):
-                self._to_host(bucket, NO_MICRO_BATCH, [index])
+                self._to_host(bucket, NO_MICRO_BATCH, reduced)
         last_pass = self._to.next_index - 1
         if self._tied:
             after = waits(self._reduced) or (last_pass,)
