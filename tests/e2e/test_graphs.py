@@ -8,33 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.second_process import second_device
+
 BLOCKS, PASSES, CAPTURED_STEPS = 2, 3, 3
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.graph_training"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "TUTTI_ACCELERATORS": "tests.support.second_device",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "OMP_NUM_THREADS": "1",
-        },
-    )
+    done = second_device("-m", "tests.support.graph_training")
     assert done.returncode == 0, done.stderr[-3000:]
     parsed: dict[str, Any] = json.loads(done.stdout)
     return parsed

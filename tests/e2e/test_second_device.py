@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support import train_anywhere
+from tests.support.second_process import second_device
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.registry import operator_names
 
-ROOT = Path(__file__).parents[2]
 KINDS = ("dense", "experts", "latent", "tied", "alibi", "expert-bias")
 LONG = {"attention"}
-
-
-def second_device(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "TUTTI_ACCELERATORS": "tests.support.second_device",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "OMP_NUM_THREADS": "1",
-        },
-    )
 
 
 def check(*operators: str) -> dict[str, object]:

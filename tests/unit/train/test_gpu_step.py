@@ -86,18 +86,21 @@ def no_waiting() -> Iterator[None]:
 @pytest.mark.parametrize("mode", ["off", "on"])
 def test_issuing_a_step_waits_for_nothing(mode: CaptureMode) -> None:
     engine, _ = made(plan_of(GPIPE, 2), mode)
-    issue = engine.issue
+    issue, count = engine.issue, 0
 
     def watched() -> None:
+        nonlocal count
         if engine.step_number < 3:  # kernels are made, blocks are captured
             issue()
             return
+        count += 1
         with no_waiting():
             issue()
 
     engine.issue = watched  # type: ignore[method-assign]
     for step in range(5):
         engine.step(fed(engine, step), settings())
+    assert count == 2
 
 
 def test_the_check_can_fail() -> None:

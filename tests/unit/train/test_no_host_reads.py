@@ -68,14 +68,19 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Any:
     return context
 
 
-def train(plan: Plan, refusing: Any, steps: int = 3) -> None:
-    """Train as all ranks; the first step makes what is made once, such as who sends which rows."""
+def train(plan: Plan, refusing: Any, steps: int = 3) -> int:
+    """Train as all ranks; return how many steps each issued under watch.
 
-    def one(links: ThreadLinks) -> None:
+    The first step makes what is made once, such as who sends which rows.
+    """
+
+    def one(links: ThreadLinks) -> int:
         engine = engine_of(plan, plan.model.spec, links)
-        issue = engine.issue
+        issue, count = engine.issue, 0
 
         def watched() -> None:
+            nonlocal count
+            count += engine.step_number > 0
             with refusing() if engine.step_number else nullcontext():
                 issue()
 
@@ -84,8 +89,10 @@ def train(plan: Plan, refusing: Any, steps: int = 3) -> None:
             batches = batches_of(engine, step)
             made = {m: batches(m) for m in _micro_batches(engine)}
             engine.step(made.__getitem__, settings())
+        return count
 
-    World(plan.num_ranks).run(one)
+    (watched_steps,) = set(World(plan.num_ranks).run(one))
+    return int(watched_steps)
 
 
 def _micro_batches(engine: Engine) -> set[int]:
@@ -105,12 +112,13 @@ assert len(DENSE) > 15
 
 @pytest.mark.parametrize("name", DENSE)
 def test_nothing_is_read_while_a_step_is_issued(name: str, refusing: Any) -> None:
-    train(DENSE[name], refusing)
+    assert train(DENSE[name], refusing) == 2
 
 
 @pytest.mark.parametrize("policy", ["bf16", "fp16"])
 def test_also_under_other_precisions(policy: str, refusing: Any) -> None:
-    train(in_precision(PLANS["unequal shares on unlike chips"], policy), refusing)
+    found = train(in_precision(PLANS["unequal shares on unlike chips"], policy), refusing, steps=4)
+    assert found > 0  # steps that loss scaling skips are not counted
 
 
 def test_experts_are_the_known_exception(refusing: Any) -> None:
