@@ -5,7 +5,11 @@
 
 Profiles each part while the others are busy, plans, trains planned and uniform, each part alone (at
 the same time: they share one device), and the same batch on the whole GPU; prints JSON with
-predicted beside measured. Boundaries and gradients go through host memory, not CUDA IPC.
+predicted beside measured. Boundaries and gradients go through host memory, not CUDA IPC. With
+`--only` and a folder of `--profiles` the comparison can be made in several calls.
+
+Not every part can be used: under MPS cuBLAS multiplies wrongly on some numbers of processors, among
+them 98 (75 %), as `mps_check.py --probe` shows. 25, 33, 50 and 66 % are right on an H200.
 """
 
 from __future__ import annotations
@@ -29,13 +33,23 @@ from tutti.train.run.planning import Job, prepare
 from tutti.train.run.trainer import TrainResult, run_local
 
 PEAK, MEMORY = 989e12, 141e9
+# Bytes/s between two processes through host memory: with it the model prices the all-reduce of
+# 64 MiB at the 5.5 ms that comm_two_processes.py measures.
+LINK = 15.4e9
+RUNS = ("planned", "uniform", "alone", "whole")
+BEGIN = time.perf_counter()
 NAMES = ("first", "second", "third")
+
+
+def say(text: object) -> None:
+    """Print with the time that has passed."""
+    print(f"{time.perf_counter() - BEGIN:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 def cluster_text(parts: list[int], *, rehearse: bool, memory: float = MEMORY) -> str:
     """Return the cluster file: one pool of one chip per part, with its part of the memory."""
     lines = ["name: one-gpu", "chips:"]
-    for part in parts:
+    for part in dict.fromkeys(parts):
         share = part / 100
         peak = f"{(2e11 if rehearse else PEAK) * share:.4g}"
         own = 8e9 if rehearse and memory == MEMORY else memory * share * 0.93
@@ -63,8 +77,8 @@ def cluster_text(parts: list[int], *, rehearse: bool, memory: float = MEMORY) ->
     for i in range(len(parts)):
         for j in range(i):
             lines.append(
-                f"    - {{pools: [{NAMES[j]}, {NAMES[i]}], bandwidth: 6e9, latency_s: 100e-6, "
-                "same_host: true}"
+                f"    - {{pools: [{NAMES[j]}, {NAMES[i]}], bandwidth: {LINK:.4g}, "
+                "latency_s: 100e-6, same_host: true}"
             )
     return "\n".join(lines) + "\n"
 
@@ -93,6 +107,9 @@ def limits(part: int) -> dict[str, str]:
 
 def profiles(parts: list[int], scratch: Path, args: argparse.Namespace) -> list[str]:
     """Measure all parts at the same time; return the profile files."""
+    kept = [scratch / f"part-{part}.json" for part in dict.fromkeys(parts)]
+    if all(path.exists() for path in kept):
+        return [str(path) for path in kept]
     code = "from tutti.cli.main import run; run()"
     running = []
     for i, part in enumerate(parts):
@@ -142,67 +159,96 @@ class Runs:
     def run(self, job: Job) -> TrainResult:
         of = {NAMES[i]: part for i, part in enumerate(self.parts)}
         chips = [c for _, _, s in job.plan.stages() for r in s.replicas for c in r.chips]
-        environment = {rank: limits(of[chip.pool]) for rank, chip in enumerate(chips)}
+        threads = str(max(1, (os.cpu_count() or 1) // (2 * len(self.parts))))
+        few = {"OMP_NUM_THREADS": threads}  # other jobs run at the same time
+        environment = {rank: few | limits(of[chip.pool]) for rank, chip in enumerate(chips)}
         return run_local(job, environment=environment, listener=self.hear)
 
     def hear(self, event: object) -> None:
-        if getattr(event, "kind", "") in ("step", "warning") and event.rank == 0:
-            values = dict(event.values)
-            shown = {k: values[k] for k in ("step", "loss", "seconds", "text") if k in values}
-            if values.get("step", 0) in (2, 5) and "pools" in values:
-                shown["pools"] = values["pools"]
-            print(shown, file=sys.stderr, flush=True)
+        if getattr(event, "kind", "") not in ("step", "warning") or event.rank != 0:
+            return
+        values = dict(event.values)
+        shown = {k: values[k] for k in ("step", "loss", "seconds", "text") if k in values}
+        if values.get("step", 0) == 3:
+            shown |= {
+                pool: {k: round(v, 3) for k, v in found.items() if k.endswith("_s")}
+                for pool, found in values.get("pools", {}).items()
+            }
+        say(shown)
+
+
+def alone(runs: Runs, args: argparse.Namespace) -> dict[str, TrainResult]:
+    """Run every part by itself, all at the same time, each with its part of the batch.
+
+    Whole fours of sequences: an odd number would allow no micro-batch but one.
+    """
+    found: dict[str, TrainResult] = {}
+    jobs = []
+    for name, part in zip(NAMES, runs.parts, strict=False):
+        share = max(4, 4 * round(args.batch * part / sum(runs.parts) / 4))
+        # only the profiles of chips in the plan may be given
+        only = [p for p in runs.profiles if p.endswith(f"part-{part}.json")]
+        jobs.append(runs.job(f"alone-{name}", share, args.few, pools=[name], chip_profiles=only))
+
+    def one(name: str, job: Job) -> None:
+        found[name] = runs.run(job)
+
+    threads = [threading.Thread(target=one, args=pair) for pair in zip(NAMES, jobs, strict=False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
 
 
 def compare(args: argparse.Namespace, scratch: Path) -> dict[str, object]:
     parts = [int(part) for part in args.parts.split(",")]
     runs = Runs(scratch, args, parts)
-    runs.profiles = profiles(parts, scratch, args)
-    planned_job = runs.job("planned", args.batch, args.steps)
-    for pipeline in planned_job.plan.pipelines:
-        stages = [(s.units, str(s.chips)) for s in pipeline.stages]
-        print(pipeline.micro_batch, pipeline.micro_batches, stages, file=sys.stderr)
-    begin = time.perf_counter()
-    try:
-        planned = runs.run(planned_job)
-    except Exception:
-        for log in sorted((scratch / "planned" / "logs").iterdir()):
-            print(log.name, log.read_text()[-3000:], file=sys.stderr)
-        raise
-    print(f"planned took {time.perf_counter() - begin:.0f} s", file=sys.stderr)
-    uniform = runs.run(runs.job("uniform", args.batch, args.few, uniform=True))
-    alone: dict[str, TrainResult] = {}
-
-    def one(i: int) -> None:
-        share = -(-args.batch * parts[i] // 100)
-        only = [p for p in runs.profiles if p.endswith(f"part-{parts[i]}.json")]
-        # only the profiles of chips in the plan may be given
-        job = runs.job(f"alone-{i}", share, args.few, pools=[NAMES[i]], chip_profiles=only)
-        alone[NAMES[i]] = runs.run(job)
-
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(parts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    whole = Runs(Path(tempfile.mkdtemp(dir=scratch)), args, [100])
-    single = whole.run(whole.job("whole", args.batch, args.steps))
-    together = sum(found.tokens_per_s for found in alone.values())
-    worst = max(abs(a - b) / b for a, b in zip(planned.losses, single.losses, strict=True))
-    return {
-        "parts": parts,
-        "planned_s": planned.seconds_per_step,
-        "predicted_s": planned.predicted_s,
-        "error": planned.predicted_s / planned.seconds_per_step - 1,
-        "uniform_s": uniform.seconds_per_step,
-        "planned_over_uniform": uniform.seconds_per_step / planned.seconds_per_step,
-        "alone_tokens_per_s": {name: found.tokens_per_s for name, found in alone.items()},
-        "mixed_efficiency": planned.tokens_per_s / together,
-        "whole_gpu_s": single.seconds_per_step,
-        "largest_loss_difference": worst,
-        "losses": planned.losses,
-        "losses_whole": single.losses,
-    }
+    kept = Path(args.profiles) if args.profiles else scratch
+    kept.mkdir(parents=True, exist_ok=True)
+    runs.profiles = profiles(parts, kept, args)
+    say("profiled")
+    result: dict[str, object] = {"parts": parts, "batch": args.batch}
+    if "planned" in args.only:
+        job = runs.job("planned", args.batch, args.steps)
+        for pipeline in job.plan.pipelines:
+            stages = [(s.units, str(s.chips)) for s in pipeline.stages]
+            say((pipeline.micro_batch, pipeline.micro_batches, stages))
+        try:
+            planned = runs.run(job)
+        except Exception:
+            for log in sorted((scratch / "planned" / "logs").iterdir()):
+                print(log.name, log.read_text()[-3000:], file=sys.stderr)
+            raise
+        result |= {
+            "planned_s": planned.seconds_per_step,
+            "predicted_s": planned.predicted_s,
+            "error": planned.predicted_s / planned.seconds_per_step - 1,
+            "losses": planned.losses,
+        }
+        say(f"planned: {planned.seconds_per_step:.3f} s, predicted {planned.predicted_s:.3f} s")
+    if "alone" in args.only:
+        by_name = alone(runs, args)
+        together = sum(found.tokens_per_s for found in by_name.values())
+        result["alone_tokens_per_s"] = {n: f.tokens_per_s for n, f in by_name.items()}
+        if "planned" in args.only:
+            result["mixed_efficiency"] = planned.tokens_per_s / together
+        say(f"alone: {together:.0f} tokens/s together; {result.get('mixed_efficiency')}")
+    if "uniform" in args.only:
+        uniform = runs.run(runs.job("uniform", args.batch, args.few, uniform=True))
+        result["uniform_s"] = uniform.seconds_per_step
+        if "planned" in args.only:
+            result["planned_over_uniform"] = uniform.seconds_per_step / planned.seconds_per_step
+        say(f"uniform: {uniform.seconds_per_step:.3f} s")
+    if "whole" in args.only:
+        whole = Runs(Path(tempfile.mkdtemp(dir=scratch)), args, [100])
+        single = whole.run(whole.job("whole", args.batch, args.steps))
+        result |= {"whole_gpu_s": single.seconds_per_step, "losses_whole": single.losses}
+        if "planned" in args.only:
+            result["largest_loss_difference"] = max(
+                abs(a - b) / b for a, b in zip(planned.losses, single.losses, strict=True)
+            )
+    return result
 
 
 def main() -> None:
@@ -214,8 +260,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--few", type=int, default=6)
     parser.add_argument("--profile-s", type=int, default=20)
+    parser.add_argument("--profiles", default="", help="keep profiles here, and use those there")
+    parser.add_argument("--only", default=",".join(RUNS), help=f"some of {', '.join(RUNS)}")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
+    args.only = args.only.split(",")
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         scratch = Path(folder)
         if not args.rehearse:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -52,12 +53,21 @@ def normal(seed: int, name: str, parameter: Parameter, slices: tuple[slice, ...]
     per_row = math.prod(rest)
     run = max(1, RUN_ELEMENTS // per_row)  # rows
     first, last = slices[0].start // run, -(-slices[0].stop // run)
-    parts = []
-    for index in range(first, last):
+    whole = torch.empty(slices[0].stop - slices[0].start, *(s.stop - s.start for s in slices[1:]))
+
+    def fill(index: int) -> None:
         digest = hashlib.sha256(f"{seed}/{name}/{index}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         start, stop = index * run, min(rows, (index + 1) * run)
         made = torch.randn(stop - start, *rest, generator=generator)
-        inside = slice(max(slices[0].start, start) - start, min(slices[0].stop, stop) - start)
-        parts.append(made[(inside, *slices[1:])])
-    return torch.cat(parts) if parts else torch.empty(0, *rest)
+        begin, end = max(slices[0].start, start), min(slices[0].stop, stop)
+        inside = made[(slice(begin - start, end - start), *slices[1:])]
+        whole[begin - slices[0].start : end - slices[0].start] = inside
+
+    if last - first < 2 * torch.get_num_threads():
+        for index in range(first, last):
+            fill(index)
+    else:  # drawing numbers leaves the interpreter free
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(fill, range(first, last)))
+    return whole

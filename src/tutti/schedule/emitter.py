@@ -22,7 +22,8 @@ class Emitter:
         self.last_weights = -1  # the last weight pass
         self._previous = self._before_previous = -1  # the last two compute instructions
         # What empties buffers, by what lies in them: the last two.
-        self._leaving = {What.ACTIVATIONS: (-1, -1), What.GRADIENTS: (-1, -1)}
+        kinds = (What.ACTIVATIONS, What.GRADIENTS, What.OPTIMIZER)
+        self._leaving = dict.fromkeys(kinds, (-1, -1))
         # What the last block left that later instructions may wait for, by distance from its end.
         self.left: tuple[int, ...] = (1,) * 7
         self.left_place = 0

@@ -248,11 +248,13 @@ class Synchroniser:
             after = waits((norm,), self._host(bucket))
             needed.append(self._to.fetch(What.GRADIENTS, NO_MICRO_BATCH, *span, after=after))
         on_host = covers(self._offload.optimizer, bucket.start)
-        if on_host:
-            needed.append(self._to.fetch(What.OPTIMIZER, NO_MICRO_BATCH, *span))
+        if on_host:  # one bucket comes while another leaves, never more
+            room = self._to.room(What.OPTIMIZER)
+            needed.append(self._to.fetch(What.OPTIMIZER, NO_MICRO_BATCH, *span, after=room))
         index = self._to.compute(Op.STEP, NO_MICRO_BATCH, *span, waits(needed))
         if on_host:
-            self._to.offload(What.OPTIMIZER, NO_MICRO_BATCH, *span, (index,))
+            gone = self._to.offload(What.OPTIMIZER, NO_MICRO_BATCH, *span, (index,))
+            self._to.leaves(What.OPTIMIZER, gone)
         if covers(self._offload.parameters, bucket.start):
             self._to.offload(What.PARAMETERS, NO_MICRO_BATCH, *span, (index,))
         return index

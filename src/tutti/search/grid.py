@@ -34,6 +34,7 @@ class Grid:
         self.layers = problem.model.num_layers
         self.total = sequences
         self.may_offload = "activations" in problem.space.offload
+        self.states_may_go = "optimizer" in problem.space.offload
         picks = list(itertools.product(*(range(len(o.configs)) for o in options)))
         pick = np.array(picks, dtype=np.int64).reshape(len(picks), len(options))
         per_copy = np.max(np.stack([o.sequences[pick[:, k]] for k, o in enumerate(options)]), 0)
@@ -102,6 +103,7 @@ class Grid:
         worst = np.zeros(len(pace), dtype=np.float64)
         before = np.zeros(len(pace), dtype=np.int64)
         fits = np.ones(len(pace), dtype=bool)
+        self.copied = np.zeros(len(pace))
         for k in range(len(self.options)):
             share = self._recomputed(k, shard, schedule, pace, depth, before, rounds)
             fits &= np.isfinite(share)
@@ -127,7 +129,7 @@ class Grid:
             fits &= self.copies > 1
         self.pace = pace
         self.fill = self._fill_seconds(schedule, pace, depth)
-        self.closing = self._closing_seconds(shard, pace)
+        self.closing = self._closing_seconds(shard, pace) + self.copied
         seconds = (rounds * pace + self.fill + self.closing) * OPTIMISM[shard]
         return np.where(fits, seconds, np.inf)
 
@@ -150,7 +152,10 @@ class Grid:
         before: IntArray,
         rounds: FloatArray,
     ) -> FloatArray:
-        """Return which share of a pool's blocks must be recomputed, on average over its stages."""
+        """Return which share of a pool's blocks must be recomputed, on average over its stages.
+
+        Where that is not enough, optimizer states may live on the host: their copies are noted.
+        """
         o, stages = self.options[k], self.stages[:, k]
         if not np.isfinite(o.memory):
             return np.zeros(len(pace))
@@ -177,11 +182,20 @@ class Grid:
         kept, least = self._column(k, "kept"), self._column(k, "kept_full")
         room = o.memory - fixed
         total = np.zeros(len(pace))
+        movable = np.zeros(len(pace))
+        if self.states_may_go:
+            ends = self._column(k, "tables") / np.maximum(states, 1.0)  # in blocks
+            movable = self._column(k, "optimizer") * (divide if shard >= 1 else 1.0)
+            movable = np.minimum(movable * (blocks + ends), o.host)
         for position in (before, before + stages - 1):
             flight = _in_flight(schedule, depth, position, rounds)
             need = blocks * flight * kept - room
             gain = blocks * (flight * (kept - least)) - (kept - least)
             share = np.where(need <= 0, 0.0, need / np.maximum(gain, 1e-9))
+            short = np.maximum(need - np.maximum(gain, 0.0), 0.0)
+            relieved = (short > 0.0) & (short <= movable)
+            self.copied = np.maximum(self.copied, np.where(relieved, short / o.copy, 0.0))
+            share = np.where(relieved, 1.0, share)
             total += np.where(share <= 1.0, share, np.inf)
         return total / 2.0
 

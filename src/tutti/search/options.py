@@ -46,7 +46,8 @@ class Options:
     memory: float
     chips: int
     inside: FloatArray  # bytes per second of a chip to others of its kind
-    host: float
+    host: float  # bytes of it that a chip may use
+    copy: float  # bytes per second between a chip and its host
     away: FloatArray  # seconds to copy a block's activations to the host
 
     def take(self, rows: list[int]) -> Options:
@@ -111,6 +112,7 @@ class Options:
             inside=_exchange_rates(found, nic, [t for _, t in rows],
                                    prices.efficiency.island),
             host=host_bytes(found),
+            copy=copy_bandwidth(found, lanes),
             away=column(lambda t: mean(t.kept[NONE]) / copy_bandwidth(found, lanes)),
         )  # fmt: skip
 

@@ -89,7 +89,7 @@ class Remedies:
         self.slot = slot
         table = slot.table
         units = table.forward.shape[1]
-        self._sums, self._once = np.zeros((11, units + 1)), np.zeros((4, units))
+        self._sums, self._once = np.zeros((12, units + 1)), np.zeros((5, units))
         compiled(_add_up)(
             table.seconds,
             table.forward[NONE],
@@ -120,7 +120,7 @@ class Remedies:
         first, last = (1, units - 1) if ends is None else ends
         allowed = ["selective" in slot.recompute, "full" in slot.recompute]
         allowed.append("activations" in slot.offload)
-        per_byte = 2.0 / slot.copy_bandwidth / max(1, slot.micro_batches)
+        per_byte = 1.0 / slot.copy_bandwidth / max(1, slot.micro_batches)
         compiled(_fill)(
             sums,
             once / ranges,
@@ -193,15 +193,19 @@ class Remedies:
     def _named(
         self, counts: Any, units: Sequence[int], blocks: Sequence[int]
     ) -> tuple[Recompute, Offload]:
-        """Return the units that so many of each kind are; `blocks` are those without the ends."""
+        """Return the units that so many of each kind are; `blocks` are those without the ends.
+
+        The embedding's optimizer states are the last to go: they are large, and nothing hides them.
+        """
         selective, full, activations, optimizer = (int(n) for n in counts)
+        states = [*units[1:], 0] if units[0] == 0 else units
         rest = blocks[full:]
         away = rest[:activations]
         if away and self._copy_is_longer(away[0]):
             away = [rest[i * len(rest) // activations] for i in range(activations)]
         return (
             Recompute(selective=_joined(blocks[:selective]), full=_joined(blocks[:full])),
-            Offload(optimizer=_joined(units[:optimizer]), activations=_joined(away)),
+            Offload(optimizer=_joined(states[:optimizer]), activations=_joined(away)),
         )
 
     def _copy_is_longer(self, unit: int) -> bool:
@@ -239,9 +243,10 @@ def _offload_inside(whole: Offload, span: tuple[int, int]) -> Offload:
 
 # Rows of sums over units, from the first one on; those of three remedies follow one another:
 # selective recomputation, full recomputation, activations on the host.
-SECONDS, FORWARD, HELD, OPTIMIZER, SAVED, ADDED, LATE = 0, 1, 2, 3, 4, 7, 10
+SECONDS, FORWARD, HELD, OPTIMIZER, SAVED, ADDED, LATE, STATIC = 0, 1, 2, 3, 4, 7, 10, 11
 SOME, ALL, AWAY = 0, 1, 2
 PASSING = 3  # row of what a unit needs while it runs, behind what the remedies need
+STATES = 4  # row of a unit's optimizer states
 
 
 def _add_up(  # pragma: no cover - compiled
@@ -261,7 +266,7 @@ def _add_up(  # pragma: no cover - compiled
         copy = whole / bandwidth
         once[SOME, u], once[ALL, u] = (whole - some) * block, (whole - least) * block
         once[AWAY, u] = BUFFERS * whole * block
-        once[PASSING, u] = passes[u]
+        once[PASSING, u], once[STATES, u] = passes[u], states[u]
         if shard >= 3:
             once[PASSING, u] += GATHERED * parameters[u]
         if shard >= 2:
@@ -272,6 +277,7 @@ def _add_up(  # pragma: no cover - compiled
         sums[FORWARD, u + 1] += all_forward[u]
         sums[HELD, u + 1] += static[u] + flight * whole
         sums[OPTIMIZER, u + 1] += states[u]
+        sums[STATIC, u + 1] += static[u]
         sums[SAVED + SOME, u + 1] += relieved * (whole - some) * block
         sums[SAVED + ALL, u + 1] += relieved * (whole - least) * block
         sums[SAVED + AWAY, u + 1] += relieved * whole * block
@@ -288,6 +294,8 @@ def _fill(  # pragma: no cover - compiled
     """For every range of at least `least` units, the cheapest remedies that make it fit.
 
     The first units are recomputed; behind them activations go away, or else optimizer states do.
+    Of these, two units' come and go at a time when the step closes: as many must live on the host
+    as leave room for them. They cost their copies one way, and the other way the largest one's.
     For every number of recomputed units the fewest others that suffice are known at once: that
     number never falls by more than what one more recomputed unit saves. Where a range does not
     fit, no longer one does.
@@ -296,9 +304,19 @@ def _fill(  # pragma: no cover - compiled
     states, some, again, away = (
         sums[OPTIMIZER], sums[SAVED + SOME], sums[SAVED + ALL], sums[SAVED + AWAY],
     )  # fmt: skip
+    pair, most = (
+        np.zeros(units + 1),
+        np.zeros(units + 1),
+    )  # of states from the first block up to here
     for a in range(units if least == 0 else 1):
         peak = 0.0
         first = max(a, lowest)
+        pair[: min(first, units) + 1] = 0.0
+        most[: min(first, units) + 1] = 0.0
+        for s in range(first + 1, units + 1):
+            own = once[STATES, s - 1]
+            before = once[STATES, s - 2] if s - 2 >= first else 0.0
+            pair[s], most[s] = max(pair[s - 1], own + before), max(most[s - 1], own)
         for b in range(a + 1, units + 1):
             peak = max(peak, once[PASSING, b - 1])
             if b < least:
@@ -317,7 +335,22 @@ def _fill(  # pragma: no cover - compiled
                         j += 1
                     best = sums[ADDED + SOME, j] - sums[ADDED + SOME, first]
                     light = j - first
-            j, s = first, b
+            begin = min(first, b)  # all units' states: from here to the end, then those before
+            end = b + 1 if begin > a else b
+            whole_pair, whole_most = pair[b], most[b]
+            if begin > a:
+                other = once[STATES, begin] if begin < b else 0.0
+                whole_pair = max(whole_pair, once[STATES, a] + other)
+                whole_most = max(whole_most, once[STATES, a])
+            enough = end + 1
+            if per_byte >= 0.0:
+                over = sums[STATIC, b] - sums[STATIC, a] + once[PASSING, a] - room
+                enough = begin + 1
+                while enough <= b and over + pair[enough] > states[enough] - states[begin]:
+                    enough += 1
+                if enough == b + 1 and (end == b or over + whole_pair > states[b] - states[a]):
+                    enough = end + 1
+            j, s = first, end
             for k in range(first, last + 1):  # units from the first up to here are recomputed
                 if k > first and not allowed[ALL]:
                     break
@@ -343,13 +376,15 @@ def _fill(  # pragma: no cover - compiled
                             total += copy / (j - k)
                         if total < best:
                             best, chosen, moved, gone, light = total, k - first, j - k, 0, 0
-                if per_byte >= 0.0 and need <= states[b] - states[a]:
-                    while s > a + 1 and states[s - 1] - states[a] >= need:
+                if enough <= end and need <= states[b] - states[a]:
+                    while s > enough and states[s - 1] - states[begin] >= need:
                         s -= 1
-                    copied = states[s] - states[a]
-                    if need <= copied <= host and cost + copied * per_byte < best:
-                        best = cost + copied * per_byte
-                        chosen, moved, gone, light = k - first, 0, s - a, 0
+                    copied, longest = states[b] - states[a], whole_most
+                    if s <= b:
+                        copied, longest = states[s] - states[begin], most[s]
+                    total = cost + (copied + longest) * per_byte
+                    if copied <= host and total < best:
+                        best, chosen, moved, gone, light = total, k - first, 0, s - begin, 0
             if best == np.inf:
                 break
             counts[SOME, a, b], counts[ALL, a, b] = light, chosen

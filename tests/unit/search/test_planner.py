@@ -231,6 +231,24 @@ def test_what_does_not_fit_is_an_answer():
     assert "optimizer states are 2.9 TiB, the 4 chips have 14.0 GiB" in str(error.value)
 
 
+@pytest.mark.parametrize("part", [0.85, 0.55])
+def test_states_that_no_chip_has_room_for_live_on_the_host(part):
+    """On one chip nothing can be shared out: only the host is left, with as little as need be."""
+    cluster = Cluster.load("laptop")
+    pool = cluster.pools[0]
+    model = plain_gpt(layers=16, hidden=2048, heads=16, vocab=32000, style="llama", name="small")
+    states = model.num_parameters * 18.0
+    chip = replace(pool.chip, memory_bytes=part * states)
+    one = replace(pool, node=replace(pool.node, chip=chip, num_chips=1, islands=()), nodes=1)
+    alone = replace(cluster, pools=(one,), fabric=replace(cluster.fabric, links=()))
+    job = Job(sequence_length=512, global_batch=4)
+    found = plan(Problem(model=model, cluster=alone, job=job))
+    replica = found.best.plan.pipelines[0].stages[0].replicas[0]
+    moved = sum(stop - start for start, stop in replica.offload.optimizer)
+    assert moved >= (1.0 - part) * model.num_units * 0.9
+    assert found.best.estimate.tightest.total <= chip.memory_bytes
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_tiny_models_and_batches(layers):
     tiny = plain_gpt(layers=layers, hidden=256, heads=4, vocab=1000, name="tiny")

@@ -1,4 +1,4 @@
-"""Gradients that leave for the host: not before every reduction of them has ended."""
+"""What goes to the host and comes from it: not too early, and not too much at a time."""
 
 from __future__ import annotations
 
@@ -32,3 +32,19 @@ def test_the_host_gets_sums_that_are_whole(plan: Plan) -> None:
                 reduced = other.op is Op.REDUCE_GRADIENTS
                 if reduced and other.start < entry.stop and entry.start < other.stop:
                     assert i in ended, f"{entry} does not wait for {other}"
+
+
+@settings(
+    max_examples=100, deadline=None, phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(plans())
+def test_optimizer_states_come_two_buckets_at_a_time(plan: Plan) -> None:
+    """Whatever is slow, a bucket's states come only when those before the last ones have left."""
+    for one in build_schedule(plan).classes:
+        moves = [(i, e) for i, e in enumerate(one.instructions) if e.what is What.OPTIMIZER]
+        fetches = [(i, e) for i, e in moves if e.op is Op.FETCH]
+        stores = [i for i, e in moves if e.op is Op.OFFLOAD]
+        assert len(stores) == len(fetches)
+        for number, (_, entry) in enumerate(fetches[2:]):
+            assert stores[number] in entry.after
