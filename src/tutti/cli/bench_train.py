@@ -39,7 +39,7 @@ def train(
     steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 10,
     capture: Annotated[
         Capture, typer.Option(help="Our blocks as graphs: where it pays, or can be.")
-    ] = Capture.OFF,
+    ] = Capture.AUTO,
     peers: Annotated[
         bool, typer.Option("--peers/--no-peers", help="Also the loop of transformers.")
     ] = True,

@@ -23,6 +23,7 @@ from tutti.train.graphs import CaptureMode, CaptureSettings
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 STEPS = 6
 
@@ -76,8 +77,8 @@ def test_graphs_train_alike(kind: Any, micro_batches: int) -> None:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

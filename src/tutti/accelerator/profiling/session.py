@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tutti.accelerator.accelerator import Accelerator, DeviceMemoryError
+from tutti.accelerator.arithmetic import Product, wrong_product
 from tutti.accelerator.profiling.cases import Case, Prepared, prepare
 from tutti.accelerator.profiling.links import device_links
 from tutti.accelerator.profiling.timer import Run, Samples, Timer, describe, timer_for
@@ -31,6 +32,7 @@ SHARE_OF_VISIT = 1 / 200  # of the budget that one visit may take
 SHARE_OF_CALL = {"gemm": 1 / 4000, "attention": 1 / 8000, "elementwise": 1 / 10000}
 SHARE_OF_MEMORY = 0.2
 MOST_VISITS = 5
+CHECKED_PRODUCTS = 6  # of the first shapes
 FIRST_SIDE, LAST_SIDE = 512, 8192  # of the product that tells roughly how fast the chip is
 ENOUGH_S = 1e-3
 SAVE_EVERY_S = 5.0
@@ -118,6 +120,7 @@ class Session:
     def _begin(self) -> None:
         self._timer = timer_for(self.accelerator)
         self._workspace = Workspace(self.accelerator, self.dtype)
+        self._check_arithmetic()
         self._floor_s = self._measure_floor()
         kept = self.resume.links if self.resume is not None else ()
         own = {link.kind for link in self.links}
@@ -125,6 +128,14 @@ class Session:
         if "memory" not in {link.kind for link in self.links} and self._used < self.budget_s:
             self.links += device_links(self.accelerator, self._timer)
         self._first_rates()
+
+    def _check_arithmetic(self) -> None:
+        """Refuse to measure a device that multiplies wrongly."""
+        shapes = [case.shape for case in self.cases if case.operator == "linear"][:CHECKED_PRODUCTS]
+        products = [Product(tokens, wide, out) for tokens, out, wide in shapes]
+        wrong = wrong_product(self.accelerator, products, TORCH_DTYPES[self.dtype])
+        if wrong:
+            raise InputError(f"{self.accelerator.chip} multiplies wrongly: {wrong}")
 
     def _first_rates(self) -> None:
         """Find out roughly how fast the chip is, so that no case takes most of the budget."""

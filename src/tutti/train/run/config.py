@@ -116,7 +116,7 @@ class TrainConfig:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
-    capture: Literal["auto", "on", "off"] = "off"  # blocks as graphs: where it pays, or can be
+    capture: Literal["auto", "on", "off"] = "auto"  # blocks as graphs: where it pays, or can be
     emulate: Literal["real", "stub"] = "real"  # emulated chips compute, or only take their time
     output: str = "out/train"
     seed: Natural = 0

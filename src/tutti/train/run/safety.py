@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from tutti.accelerator import Accelerator
+from tutti.accelerator.arithmetic import Product, wrong_product
+from tutti.errors import TuttiError
 from tutti.hardware.chip import Chip
+from tutti.nn.linear import Linear
 from tutti.train.seats import class_of
 from tutti.train.state import SpanState
 from tutti.units import bytes_text
@@ -32,6 +35,21 @@ def hardware_differences(accelerator: Accelerator, chip: Chip) -> list[str]:
             f"{bytes_text(total)}"
         )
     return found
+
+
+def check_arithmetic(worker: Worker) -> None:
+    """Refuse a device that multiplies wrongly: the products of the rank's own layers are tried."""
+    replica = worker.seat.replica
+    tokens = replica.sequences * worker.plan.job.sequence_length // replica.cp
+    layers = [m.weight for m in worker.engine.model.modules() if isinstance(m, Linear)]
+    products = [Product(tokens, w.shape[1], w.shape[0]) for w in layers]
+    wrong = wrong_product(worker.accelerator, products, worker.engine.dtype)
+    if wrong:
+        raise TuttiError(
+            f"rank {worker.rank} ({worker.position}): {worker.accelerator.chip} multiplies wrongly:"
+            f" {wrong}; nothing was trained. Look at `tutti accelerator check`, and at what limits "
+            "the device: under MPS some numbers of processors do this"
+        )
 
 
 def _size(tensors: list[Tensor | None]) -> int:

@@ -46,7 +46,12 @@ from tutti.train.run.events import Events
 from tutti.train.run.measure import Measure
 from tutti.train.run.planning import Job
 from tutti.train.run.rendezvous import agree, facts, open_store
-from tutti.train.run.safety import explain_memory, find_culprit, hardware_differences
+from tutti.train.run.safety import (
+    check_arithmetic,
+    explain_memory,
+    find_culprit,
+    hardware_differences,
+)
 from tutti.train.run.samples import sample_indices
 from tutti.train.run.step_tensors import StepTensors
 from tutti.train.run.tracing import Tracer
@@ -142,6 +147,8 @@ class Worker:
             stub=self.config.emulate == "stub",
             capture=self._capture(),
         )
+        if not getattr(self.accelerator, "mode", ""):  # emulated chips calculate on the host
+            check_arithmetic(self)
         self.measure, self.tracer = Measure(self), Tracer(self)
 
     def _capture(self) -> CaptureSettings:

@@ -17,6 +17,7 @@ from tests.support.training import batches_of, settings  # noqa: E402
 from tutti.accelerator import open_accelerator  # noqa: E402
 from tutti.accelerator.devices.emulated import EmulatedAccelerator  # noqa: E402
 from tutti.cost.sources import Sources  # noqa: E402
+from tutti.errors import TuttiError  # noqa: E402
 from tutti.hardware.cluster import Cluster  # noqa: E402
 from tutti.hardware.topology import Position  # noqa: E402
 from tutti.nn.initialize import initialize  # noqa: E402
@@ -27,6 +28,7 @@ from tutti.train.alone import NoLinks  # noqa: E402
 from tutti.train.checkpoint import Alone  # noqa: E402
 from tutti.train.engine import Engine  # noqa: E402
 from tutti.train.run.safety import (  # noqa: E402
+    check_arithmetic,
     explain_memory,
     find_culprit,
     hardware_differences,
@@ -50,8 +52,8 @@ def worker() -> Any:
 
     return SimpleNamespace(
         engine=engine, accelerator=accelerator, rank=0, position=Position("fast", 0, 0),
-        seat=engine.seat, saving=Alone(), data=SimpleNamespace(train=None), feeder=feeder,
-        settings=settings, predicted=estimate(plan, spec, cluster, Sources()),
+        seat=engine.seat, plan=plan, saving=Alone(), data=SimpleNamespace(train=None),
+        feeder=feeder, settings=settings, predicted=estimate(plan, spec, cluster, Sources()),
     )  # fmt: skip
 
 
@@ -141,3 +143,22 @@ def test_other_hardware_than_planned() -> None:
     assert other == "the plan expects CPU-fast, this is CPU-slow"
     (less,) = hardware_differences(opened("CPU-fast", 0.5 * chip.memory_bytes), chip)
     assert less == "the plan expects 4.0 GiB of memory, here are 2.0 GiB"
+
+
+def test_a_chip_that_multiplies_right_may_train(worker: Any) -> None:
+    check_arithmetic(worker)
+
+
+def test_a_chip_that_multiplies_wrongly_is_refused(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear = worker.accelerator.operators.linear
+
+    def wrong(x: Any, w: Any, *more: Any, **words: Any) -> Any:
+        y = linear(x, w, *more, **words).clone()
+        y[3:5] = 0.0
+        return y
+
+    monkeypatch.setattr(worker.accelerator.operators, "linear", wrong)
+    with pytest.raises(TuttiError, match=r"rank 0 .*multiplies wrongly: x·Wᵀ of .* of its rows"):
+        check_arithmetic(worker)
