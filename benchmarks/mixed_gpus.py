@@ -130,6 +130,27 @@ def profiles(parts: list[int], scratch: Path, args: argparse.Namespace) -> list[
     return list(dict.fromkeys(found))
 
 
+def learn(runs: Runs, args: argparse.Namespace) -> None:
+    """Run the plan for a few steps and scale the profiles by what a step of it took.
+
+    Parts that are profiled at the same time do not hinder each other as parts do that train.
+    """
+    job = runs.job("learning", args.batch, 3, trace_steps=[3])
+    done = runs.run(job)
+    say(f"learning: {done.seconds_per_step:.3f} s, predicted {done.predicted_s:.3f} s")
+    found = []
+    for part, name in {part: n for n, part in zip(NAMES, runs.parts, strict=False)}.items():
+        path = runs.scratch / f"learned-part-{part}.json"
+        command = [
+            sys.executable, "-c", "from tutti.cli.main import run; run()", "validate", "--run",
+            str(runs.scratch / "learning"), "--pool", name, "-o", str(path),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        say(json.loads(path.read_text())["origin"])
+        found.append(str(path))
+    runs.profiles = found
+
+
 class Runs:
     """The jobs of one comparison."""
 
@@ -144,6 +165,7 @@ class Runs:
 
     def job(self, name: str, batch: int, steps: int, **more: object) -> Job:
         precision = "fp32" if self.args.rehearse else "bf16"
+        traced = more.pop("trace_steps", [])
         options = {
             "sequence_length": self.args.length, "global_batch": batch, "precision": precision,
             "chip_profiles": self.profiles, "use_all_pools": True, "offload": False, **more,
@@ -153,6 +175,7 @@ class Runs:
             "data": {"train": [{"kind": "synthetic"}]}, "start": "random",
             "optimizer": {"learning_rate": 1e-4, "schedule": "constant"},
             "checkpoints": {"final": False}, "output": str(self.scratch / name),
+            "measure": {"trace_steps": traced},
         }  # fmt: skip
         return prepare(build(TrainConfig, written, Place(name)))
 
@@ -209,6 +232,8 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, object]:
     runs.profiles = profiles(parts, kept, args)
     say("profiled")
     result: dict[str, object] = {"parts": parts, "batch": args.batch}
+    for _ in range(args.learn):
+        learn(runs, args)
     if "planned" in args.only:
         job = runs.job("planned", args.batch, args.steps)
         for pipeline in job.plan.pipelines:
@@ -261,6 +286,7 @@ def main() -> None:
     parser.add_argument("--few", type=int, default=6)
     parser.add_argument("--profile-s", type=int, default=20)
     parser.add_argument("--profiles", default="", help="keep profiles here, and use those there")
+    parser.add_argument("--learn", type=int, default=1, help="short runs that scale the profiles")
     parser.add_argument("--only", default=",".join(RUNS), help=f"some of {', '.join(RUNS)}")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
