@@ -39,7 +39,7 @@ class Instance:
 
     cluster: str
     memory_bytes: float | None = None  # of each chip, where that decides what can be done
-    batch: int  # sequences of a step; micro-batches have one
+    batch: int  # sequences of a step, which are its micro-batches; 16 to 32 of them for a chip
     limits: Mapping[str, Any]
     ideal: float  # of planned over uniform, without bubble
 
@@ -50,7 +50,7 @@ INSTANCES: Mapping[str, Instance] = {
         cluster="emulated-3-1", memory_bytes=TOO_SMALL, batch=32, limits={}, ideal=2.0
     ),
     "shares 4:2:1": Instance(
-        cluster="emulated-4-2-1", batch=42, limits={"max_stages": 1}, ideal=7 / 3
+        cluster="emulated-4-2-1", batch=84, limits={"max_stages": 1}, ideal=7 / 3
     ),
     "cuts 4:2:1": Instance(
         cluster="emulated-4-2-1", memory_bytes=TOO_SMALL, batch=32, limits={}, ideal=7 / 3
