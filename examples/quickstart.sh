@@ -1,14 +1,15 @@
 #!/bin/sh
 # The whole loop on this machine: describe the hardware and a model, plan for a mixed cluster,
-# measure this machine, train a small model on fast and slow emulated chips as planned and in the
-# usual uniform way, and report. Run by `make quickstart`; needs `tutti` on PATH, and torch.
+# measure this machine, learn from a short run, train a small model on fast and slow emulated chips
+# as planned and in the usual uniform way, and report. Run by `make quickstart`; needs `tutti` on PATH, and torch.
 set -eu
 out=${1:-out/quickstart}
 here=$(dirname "$0")
 mkdir -p "$out"
-steps=${STEPS:-20} few=${FEW:-6} budget=${BUDGET:-45s}  # less of everything, for tests
+steps=${STEPS:-20} few=${FEW:-6} budget=${BUDGET:-25s}  # less of everything, for tests
 job='--sequence-length 2048 --global-batch 128'
-train="tutti train $here/train/laptop.yaml --set job.chip_profiles=[$out/cpu.json]"
+train="tutti train $here/train/laptop.yaml --set job.chip_profiles="
+short="--set validation.every=0 --set checkpoints.final=false"
 
 say() { printf '\n\033[1m%s\033[0m\n$ %s\n' "$1" "$2"; sh -c "$2"; }
 
@@ -21,15 +22,19 @@ say '4. One step of it, instruction by instruction, as a page and as a trace' \
 say '5. A node is lost: what to run now, what must move, when it pays back' \
   "tutti plan llama-3.2-1b small-mixed --replan-from $out/plan.json --what-if '-node a100/1' \
     -o $out/next.json | tail -n 16"
-say '6. Now for real: how fast is this machine?' \
-  "tutti profile $here/train/small-llama --device cpu --budget $budget --tokens 128,512 \
+say '6. Now for real: how fast is a core of this machine? (a chip of step 7 is a part of one)' \
+  "tutti profile $here/train/small-llama --device cpu --threads 1 --budget $budget --tokens 128,512 \
     --sequence-length 128 -o $out/cpu.json | tail -n 4"
-say '7. Train on two fast and two slow emulated chips, as planned' \
-  "$train --steps $steps -o $out/planned --trace 2"
-say '8. The same with all chips treated alike' \
-  "$train --steps $few -o $out/uniform --set job.uniform=true --set validation.every=0 \
-    --set checkpoints.final=false"
-say '9. Planned against uniform, predicted against measured' \
+say '7. Four steps on two fast and two slow emulated chips, the third one traced' \
+  "$train[$out/cpu.json] --steps 4 -o $out/first --trace 3 $short"
+say '8. A whole step takes longer than its operators one by one: learn by how much, on each chip' \
+  "tutti validate --run $out/first --pool fast -o $out/fast.json
+   tutti validate --run $out/first --pool slow -o $out/slow.json | tail -n 1"
+say '9. Plan with what was learnt, and train' \
+  "$train[$out/fast.json,$out/slow.json] --steps $steps -o $out/planned --trace 2"
+say '10. The same with all chips treated alike' \
+  "$train[$out/fast.json,$out/slow.json] --steps $few -o $out/uniform --set job.uniform=true $short"
+say '11. Planned against uniform, predicted against measured' \
   "tutti report planned=$out/planned uniform=$out/uniform --html $out/report.html"
 printf '\nOpen %s in a browser: losses, speed, and where each pool spends its time.\n' \
   "$out/report.html"

@@ -23,7 +23,7 @@ TRAINING = sorted((ROOT / "examples" / "train").glob("*.yaml"))
 
 def test_quickstart(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    short = {"STEPS": "3", "FEW": "2", "BUDGET": "60s"}
+    short = {"STEPS": "3", "FEW": "2", "BUDGET": "45s"}
     done = subprocess.run(
         ["sh", str(ROOT / "examples" / "quickstart.sh"), str(tmp_path / "out")],
         cwd=tmp_path,
@@ -39,6 +39,10 @@ def test_quickstart(tmp_path: Path) -> None:
     assert "llama-3.2-1b on small-mixed" in (out / "plan.html").read_text()
     assert "paid back after" in done.stdout
     assert "planned" in (out / "report.html").read_text()
+    for name in ("fast", "slow"):
+        learnt = json.loads((out / f"{name}.json").read_text())
+        assert learnt["chip"] == f"CPU-{name}"
+        assert f"scaled by step 3 of a run of small-llama on {name}" in learnt["origin"]
     losses = {
         name: [
             json.loads(line)["loss"]

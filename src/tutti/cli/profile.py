@@ -47,6 +47,10 @@ def profile(
                           metavar="N,…"),
     ] = DEFAULT_TOKENS,
     sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 4096,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Of a CPU, as many as a rank will have (default: all cores).", min=1),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what the file holds, and measure the rest.")
     ] = False,
@@ -64,6 +68,7 @@ def profile(
     counts = _tokens(tokens)
     require_torch("profile")
     _require_writable(output, html)
+    _use_threads(threads)
     opened, links, writes = _open(device)
     if not writes:
         return
@@ -88,6 +93,13 @@ def profile(
 
 
 # --- what was asked --------------------------------------------------------------------------
+
+
+def _use_threads(count: int | None) -> None:
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
 
 
 def _budget(text: str) -> float:
