@@ -171,6 +171,10 @@ class Search:
         worth = value(found.seconds, found.draft.chips(), self.per_second)
         settled = replace(found, whole=None)
         self.state.take(Found(found.draft, found.seconds, worth, key, found.whole, parts, settled))
+        evened = found.evened
+        if evened is not found:
+            worth = value(evened.seconds, evened.draft.chips(), self.per_second)
+            self.state.take(Found(evened.draft, evened.seconds, worth, (key, "evened")))
         best = self.state.best
         self.report(
             Progress(
@@ -184,9 +188,9 @@ class Search:
     def _improve(self) -> None:
         """Take small steps from the best strategies, where a cluster is large enough to earn it."""
         polish = Polish(self.settler, self.effort.improvement(self.problem.num_chips))
-        for found in self.state.found[: self.effort.improved]:
-            if found.settled is None:
-                continue
+        settled = [found for found in self.state.found if found.settled is not None]
+        for found in settled[: self.effort.improved]:
+            assert found.settled is not None
             better = polish.improved(found.parts, found.settled)
             if better is not found.settled:
                 self._take(better, found.key, found.parts)

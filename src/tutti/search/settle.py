@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from tutti.errors import TuttiError
 from tutti.plan.files import plan_from_document, plan_to_document
 from tutti.plan.job import ScheduleKind
@@ -17,6 +19,7 @@ from tutti.plan.plan import Plan
 from tutti.schedule.check import check_schedule
 from tutti.schedule.instruction import Op
 from tutti.schedule.listing import OPS
+from tutti.search.balance import Runner, balanced
 from tutti.search.build import Part, Spared, distinct_chains, draft_of
 from tutti.search.draft import Draft, Placement, canonical, to_plan
 from tutti.search.keeping import draft_keeps
@@ -46,11 +49,31 @@ class Quick:
     whole: tuple[Plan, Estimate] | None = None  # where the whole step was simulated
     free: Mapping[tuple[int, int], float] = field(default_factory=dict)  # bytes, by stage
     spared: Spared = field(default_factory=dict)  # that its cuts were made with
+    runners: tuple[Runner, ...] = ()  # its pipelines, where only the beginning was simulated
+    closing_s: float = 0.0  # from the end of the last of them to that of the step
+    slowdown: float = 1.0  # of the slowest of all nodes
 
     @property
     def fits(self) -> bool:
         """Whether memory suffices."""
         return not self.short_of
+
+    @property
+    def evened(self) -> Quick:
+        """The same pipelines with micro-batches shared out by their paces."""
+        counts = balanced(self.runners)
+        if counts == [runner.micro_batches for runner in self.runners]:
+            return self
+        pipelines = zip(self.draft.pipelines, counts, strict=True)
+        draft = replace(
+            self.draft, pipelines=tuple(replace(p, micro_batches=n) for p, n in pipelines)
+        )
+        runners = tuple(
+            runner._replace(micro_batches=n) for runner, n in zip(self.runners, counts, strict=True)
+        )
+        reached = max(runner.end() for runner in runners)
+        seconds = (reached + self.closing_s) * self.slowdown
+        return Quick(canonical(draft), seconds, self.short_of)
 
 
 def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
@@ -80,6 +103,45 @@ def _pass_ends(found: Estimate) -> list[float]:
         last = result.end[span][result.program.op[span] == _WEIGHTS].max(initial=0.0)
         ends[rank_class.pipeline] = max(ends[rank_class.pipeline], float(last))
     return ends
+
+
+def _paces(found: Estimate) -> list[float]:
+    """Return the seconds that a micro-batch adds to each pipeline, by the second half of a step."""
+    result, pipelines = found.result, found.schedule.plan.pipelines
+    paces = [0.0] * len(pipelines)
+    for index, rank_class in enumerate(found.schedule.classes):
+        span = result.program.span(index)
+        ends = np.sort(result.end[span][result.program.op[span] == _WEIGHTS])
+        count = pipelines[rank_class.pipeline].micro_batches
+        passes = len(ends) // count  # of a micro-batch
+        half = passes * (count // 2)
+        if rank_class.stage == 0 and count > 1:
+            pace = float(ends[-1] - ends[half - 1]) / (count - count // 2)
+            paces[rank_class.pipeline] = max(paces[rank_class.pipeline], pace)
+    return paces
+
+
+def _runners(
+    draft: Draft, ends: Sequence[float], paces: Sequence[float], reached: Sequence[int]
+) -> tuple[Runner, ...]:
+    """Return the pipelines of a draft, given when each ended after how many micro-batches.
+
+    None where a schedule's passes come in no steady order.
+    """
+    if draft.schedule not in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED):
+        return ()
+    grouped = draft.schedule is ScheduleKind.INTERLEAVED
+    return tuple(
+        Runner(
+            micro_batches=p.micro_batches,
+            sequences=p.micro_batch,
+            start_s=end - count * pace,
+            pace_s=pace,
+            least=2 * len(p.stages) + 1,
+            together=len(p.stages) if grouped else 1,
+        )
+        for p, end, pace, count in zip(draft.pipelines, ends, paces, reached, strict=True)
+    )
 
 
 def _free(found: Estimate) -> dict[tuple[int, int], float]:
@@ -181,18 +243,24 @@ class Settler:
         if irregular or brief or not enough:
             made = self.plan_of(draft)
             found = self.price(made)
+            ends, paces = _pass_ends(found), _paces(found)
             return Quick(
-                draft, found.step_seconds, self._short_of(found), (made, found), _free(found)
-            )
+                draft, found.step_seconds, self._short_of(found), (made, found), _free(found),
+                runners=_runners(draft, ends, paces, [p.micro_batches for p in draft.pipelines]),
+                closing_s=found.result.step_seconds - max(ends), slowdown=found.priced.slowdown,
+            )  # fmt: skip
         first, second = self._shortened(draft, lengths), self._shortened(draft, longer)
         starts, ends = _pass_ends(first), _pass_ends(second)
-        reached = 0.0
-        for p, pipeline in enumerate(draft.pipelines):
-            pace = (ends[p] - starts[p]) / (longer[p] - lengths[p])
-            reached = max(reached, ends[p] + (pipeline.micro_batches - longer[p]) * pace)
-        closing = second.result.step_seconds - max(ends)
-        seconds = (reached + closing) * second.priced.slowdown
-        return Quick(draft, seconds, self._short_of(second), free=_free(second))
+        taken = zip(starts, ends, lengths, longer, strict=True)
+        paces = [(end - start) / (more - few) for start, end, few, more in taken]
+        runners = _runners(draft, ends, paces, longer)
+        reached = max(runner.end() for runner in runners)
+        closing, slowdown = second.result.step_seconds - max(ends), second.priced.slowdown
+        seconds = (reached + closing) * slowdown
+        return Quick(
+            draft, seconds, self._short_of(second), free=_free(second), runners=runners,
+            closing_s=closing, slowdown=slowdown,
+        )  # fmt: skip
 
     def _shortened(self, draft: Draft, lengths: list[int]) -> Estimate:
         pipelines = tuple(
