@@ -49,7 +49,7 @@ class Quick:
     whole: tuple[Plan, Estimate] | None = None  # where the whole step was simulated
     free: Mapping[tuple[int, int], float] = field(default_factory=dict)  # bytes, by stage
     spared: Spared = field(default_factory=dict)  # that its cuts were made with
-    runners: tuple[Runner, ...] = ()  # its pipelines, where only the beginning was simulated
+    runners: tuple[Runner, ...] = ()  # its pipelines; none where passes have no steady order
     closing_s: float = 0.0  # from the end of the last of them to that of the step
     slowdown: float = 1.0  # of the slowest of all nodes
 

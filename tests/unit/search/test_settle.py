@@ -110,3 +110,36 @@ def test_a_shortened_interleaved_step_has_groups_of_the_same_length(micro_batche
     for count in (shorter, longer):
         assert -(-count // (count // 4)) == group
     assert shorter < longer <= 16
+
+
+@pytest.mark.parametrize("batch", [8192, 128])  # of one the beginning is simulated, one whole
+def test_pipelines_of_unlike_pace_end_together_once_evened(batch):
+    asked = problem(job=Job(sequence_length=2048, global_batch=batch))
+    tables = Tables(asked)
+    chains = [
+        Chain(
+            configs=(Config(pool),), stages=(2,), copies=4, sequences=1,
+            schedule=ScheduleOption(kind=ScheduleKind.ONE_F_ONE_B), shard=1, pace=1.0, fill=0.0,
+            closing=0.0,
+        )
+        for pool in ("h100", "a100")
+    ]  # fmt: skip
+    counts = (batch // 8 + 1, batch // 8 - 1)  # alike they would be one pipeline
+    parts = tuple(
+        Part(chain=c, copies=4, micro_batches=n) for c, n in zip(chains, counts, strict=True)
+    )
+    draft = draft_of(tables, parts)
+    assert draft is not None
+    settler = Settler(tables)
+    found = settler.quick(draft)
+    assert (found.whole is None) == (batch == 8192)
+    evened = found.evened
+    assert evened.draft.sequences == batch
+    fast, slow = (pipeline.micro_batches for pipeline in evened.draft.pipelines)
+    assert fast > 1.5 * slow
+    made = settler.plan_of(evened.draft)
+    whole = settler.price(made)
+    require_agreement(summary_of(made), evened.seconds, whole.step_seconds, 0.03)
+    assert whole.step_seconds < 0.8 * found.seconds
+    ends = [runner.end() for runner in settler.quick(evened.draft).runners]
+    assert max(ends) - min(ends) < 2.0 * max(runner.pace_s for runner in found.runners)
