@@ -42,6 +42,7 @@ from tutti.simulate.estimate import Estimate
 SMALL_CHIPS, SMALL_BATCH = 8, 64  # beyond which no space is small
 MOST_TRIED = 40  # candidates, while none of them fits
 WORTH_A_LOOK = 1.01  # by how much the price of a candidate may err
+WORTH_EVENING = 0.998  # of the best, what other shares of the batch must promise to be simulated
 WORTH_MORE = 0.998  # of the best, what is left must promise once the work is spent
 FALSE_PROMISE = 1.01  # by which more than the schedule was priced wrongly
 CURIOUS = 2  # candidates of a kind that are given the benefit of the doubt
@@ -171,10 +172,7 @@ class Search:
         worth = value(found.seconds, found.draft.chips(), self.per_second)
         settled = replace(found, whole=None)
         self.state.take(Found(found.draft, found.seconds, worth, key, found.whole, parts, settled))
-        evened = found.evened
-        if evened is not found:
-            worth = value(evened.seconds, evened.draft.chips(), self.per_second)
-            self.state.take(Found(evened.draft, evened.seconds, worth, (key, "evened")))
+        self._even(found, key)
         best = self.state.best
         self.report(
             Progress(
@@ -184,6 +182,19 @@ class Search:
                 settled=self.settler.simulated,
             )
         )
+
+    def _even(self, found: Quick, key: object) -> None:
+        """Try the micro-batches that the paces ask for, where that would be the best so far."""
+        evened, best = found.evened, self.state.best
+        assert best is not None
+        chips = evened.draft.chips()
+        hoped = value(evened.seconds, chips, self.per_second)
+        if evened is found or hoped > best.value * WORTH_EVENING:
+            return
+        again = self.settler.quick(evened.draft)
+        if again.fits:
+            worth = value(again.seconds, chips, self.per_second)
+            self.state.take(Found(again.draft, again.seconds, worth, (key, "evened"), again.whole))
 
     def _improve(self) -> None:
         """Take small steps from the best strategies, where a cluster is large enough to earn it."""

@@ -110,14 +110,17 @@ def _paces(found: Estimate) -> list[float]:
     result, pipelines = found.result, found.schedule.plan.pipelines
     paces = [0.0] * len(pipelines)
     for index, rank_class in enumerate(found.schedule.classes):
-        span = result.program.span(index)
-        ends = np.sort(result.end[span][result.program.op[span] == _WEIGHTS])
         count = pipelines[rank_class.pipeline].micro_batches
-        passes = len(ends) // count  # of a micro-batch
-        half = passes * (count // 2)
-        if rank_class.stage == 0 and count > 1:
-            pace = float(ends[-1] - ends[half - 1]) / (count - count // 2)
-            paces[rank_class.pipeline] = max(paces[rank_class.pipeline], pace)
+        if rank_class.stage != 0 or count < 2:
+            continue
+        span = result.program.span(index)
+        weights = result.program.op[span] == _WEIGHTS
+        ends = np.zeros(count)
+        np.maximum.at(ends, result.program.micro_batch[span][weights], result.end[span][weights])
+        ends.sort()
+        half = count // 2
+        pace = float(ends[-1] - ends[half - 1]) / (count - half)
+        paces[rank_class.pipeline] = max(paces[rank_class.pipeline], pace)
     return paces
 
 

@@ -21,7 +21,7 @@ def test_the_planner_shares_or_cuts_unevenly(name: str, tmp_path: Path) -> None:
     if name.startswith("shares"):
         assert all(len(p.stages) == 1 for p in pipelines)
         shares = sorted(p.sequences for p in pipelines)
-        assert shares == ([8, 24] if name == "shares 3:1" else [6, 12, 24])
+        assert shares == ([8, 24] if name == "shares 3:1" else [12, 24, 48])
     else:
         (pipeline,) = pipelines
         units = sorted(stage.num_units for stage in pipeline.stages)
