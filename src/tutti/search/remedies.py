@@ -16,14 +16,26 @@ import numpy as np
 import numpy.typing as npt
 
 from tutti.plan.plan import Offload, Recompute, UnitRanges
+from tutti.search.mixtures import (
+    ADDED,
+    ALL,
+    AWAY,
+    FORWARD,
+    HELD,
+    LATE,
+    PASSING,
+    SECONDS,
+    SOME,
+    add_up,
+    count_states,
+    fill,
+)
 from tutti.search.tables import NONE, ConfigTable
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
 BOUNDARIES = 4.0  # boundary tensors on a chip: two static buffers, one coming, one going
 MORE_BOUNDARIES = 3.0  # for every further range of a stage: others come before they are used
-BUFFERS = 3.0  # units whose activations are on the chip although they live on the host
-GATHERED = 3.0  # units whose parameters lie gathered at level 3: in use, behind, ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +102,7 @@ class Remedies:
         table = slot.table
         units = table.forward.shape[1]
         self._sums, self._once = np.zeros((12, units + 1)), np.zeros((5, units))
-        compiled(_add_up)(
+        compiled(add_up)(
             table.seconds,
             table.forward[NONE],
             table.backward_input[NONE] + table.backward_weight[NONE],
@@ -120,17 +132,24 @@ class Remedies:
         first, last = (1, units - 1) if ends is None else ends
         allowed = ["selective" in slot.recompute, "full" in slot.recompute]
         allowed.append("activations" in slot.offload)
-        per_byte = 1.0 / slot.copy_bandwidth / max(1, slot.micro_batches)
-        compiled(_fill)(
+        once, room = once / ranges, (slot.usable_bytes - slot.boundary_bytes) / ranges
+        least = units if only else 0
+        fewest_away = np.zeros((units + 1, units + 1), dtype=np.int64)
+        most = np.zeros((units + 1, units + 1))
+        if "optimizer" in slot.offload:
+            compiled(count_states)(sums, once, room, least, first, fewest_away, most)
+        compiled(fill)(
             sums,
-            once / ranges,
+            once,
             np.array(allowed),
-            per_byte if "optimizer" in slot.offload else -1.0,
-            (slot.usable_bytes - slot.boundary_bytes) / ranges,
+            1.0 / slot.copy_bandwidth / max(1, slot.micro_batches),
+            room,
             slot.host_bytes / ranges,
-            units if only else 0,
+            least,
             first,
             last,
+            fewest_away,
+            most,
             seconds,
             counts,
         )
@@ -239,154 +258,3 @@ def _offload_inside(whole: Offload, span: tuple[int, int]) -> Offload:
     return Offload(
         optimizer=_inside(whole.optimizer, span), activations=_inside(whole.activations, span)
     )
-
-
-# Rows of sums over units, from the first one on; those of three remedies follow one another:
-# selective recomputation, full recomputation, activations on the host.
-SECONDS, FORWARD, HELD, OPTIMIZER, SAVED, ADDED, LATE, STATIC = 0, 1, 2, 3, 4, 7, 10, 11
-SOME, ALL, AWAY = 0, 1, 2
-PASSING = 3  # row of what a unit needs while it runs, behind what the remedies need
-STATES = 4  # row of a unit's optimizer states
-
-
-def _add_up(  # pragma: no cover - compiled
-    all_seconds: Any, all_forward: Any, backward: Any, kept: Any, passes: Any, parameters: Any,
-    gradients: Any, static: Any, states: Any, shard: int, flight: float, relieved: float,
-    bandwidth: float, sums: Any, once: Any,
-) -> None:  # fmt: skip
-    """Sum up what units take, and what remedies save and add; ends have neither.
-
-    What was copied to the host comes back one unit ahead: a copy that is longer than a unit's
-    backward passes shows (LATE).
-    """
-    units = len(passes)
-    for u in range(units):
-        whole, some, least = kept[0, u], kept[1, u], kept[2, u]
-        block = 1.0 if 0 < u < units - 1 else 0.0
-        copy = whole / bandwidth
-        once[SOME, u], once[ALL, u] = (whole - some) * block, (whole - least) * block
-        once[AWAY, u] = BUFFERS * whole * block
-        once[PASSING, u], once[STATES, u] = passes[u], states[u]
-        if shard >= 3:
-            once[PASSING, u] += GATHERED * parameters[u]
-        if shard >= 2:
-            once[PASSING, u] += gradients[u]
-        for row in range(len(sums)):
-            sums[row, u + 1] = sums[row, u]
-        sums[SECONDS, u + 1] += all_seconds[0, u]
-        sums[FORWARD, u + 1] += all_forward[u]
-        sums[HELD, u + 1] += static[u] + flight * whole
-        sums[OPTIMIZER, u + 1] += states[u]
-        sums[STATIC, u + 1] += static[u]
-        sums[SAVED + SOME, u + 1] += relieved * (whole - some) * block
-        sums[SAVED + ALL, u + 1] += relieved * (whole - least) * block
-        sums[SAVED + AWAY, u + 1] += relieved * whole * block
-        sums[ADDED + SOME, u + 1] += (all_seconds[1, u] - all_seconds[0, u]) * block
-        sums[ADDED + ALL, u + 1] += (all_seconds[2, u] - all_seconds[0, u]) * block
-        sums[ADDED + AWAY, u + 1] += copy * block
-        sums[LATE, u + 1] += max(0.0, copy - backward[u]) * block
-
-
-def _fill(  # pragma: no cover - compiled
-    sums: Any, once: Any, allowed: Any, per_byte: float, room: float, host: float, least: int,
-    lowest: int, highest: int, out: Any, counts: Any,
-) -> None:  # fmt: skip
-    """For every range of at least `least` units, the cheapest remedies that make it fit.
-
-    The first units are recomputed; behind them activations go away, or else optimizer states do.
-    Of these, two units' come and go at a time when the step closes: as many must live on the host
-    as leave room for them. They cost their copies one way, and the other way the largest one's.
-    For every number of recomputed units the fewest others that suffice are known at once: that
-    number never falls by more than what one more recomputed unit saves. Where a range does not
-    fit, no longer one does.
-    """
-    units = once.shape[1]
-    states, some, again, away = (
-        sums[OPTIMIZER], sums[SAVED + SOME], sums[SAVED + ALL], sums[SAVED + AWAY],
-    )  # fmt: skip
-    pair, most = (
-        np.zeros(units + 1),
-        np.zeros(units + 1),
-    )  # of states from the first block up to here
-    for a in range(units if least == 0 else 1):
-        peak = 0.0
-        first = max(a, lowest)
-        pair[: min(first, units) + 1] = 0.0
-        most[: min(first, units) + 1] = 0.0
-        for s in range(first + 1, units + 1):
-            own = once[STATES, s - 1]
-            before = once[STATES, s - 2] if s - 2 >= first else 0.0
-            pair[s], most[s] = max(pair[s - 1], own + before), max(most[s - 1], own)
-        for b in range(a + 1, units + 1):
-            peak = max(peak, once[PASSING, b - 1])
-            if b < least:
-                continue
-            excess = sums[HELD, b] - sums[HELD, a] + peak - room
-            if excess <= 0.0:
-                out[a, b] = sums[SECONDS, b] - sums[SECONDS, a]
-                continue
-            last = max(first, min(b, highest))
-            best, chosen, moved, gone, light = np.inf, 0, 0, 0, 0
-            if allowed[SOME] and last > first:
-                need = excess + once[SOME, first]
-                if some[last] - some[first] >= need:
-                    j = first
-                    while some[j] - some[first] < need:
-                        j += 1
-                    best = sums[ADDED + SOME, j] - sums[ADDED + SOME, first]
-                    light = j - first
-            begin = min(first, b)  # all units' states: from here to the end, then those before
-            end = b + 1 if begin > a else b
-            whole_pair, whole_most = pair[b], most[b]
-            if begin > a:
-                other = once[STATES, begin] if begin < b else 0.0
-                whole_pair = max(whole_pair, once[STATES, a] + other)
-                whole_most = max(whole_most, once[STATES, a])
-            enough = end + 1
-            if per_byte >= 0.0:
-                over = sums[STATIC, b] - sums[STATIC, a] + once[PASSING, a] - room
-                enough = begin + 1
-                while enough <= b and over + pair[enough] > states[enough] - states[begin]:
-                    enough += 1
-                if enough == b + 1 and (end == b or over + whole_pair > states[b] - states[a]):
-                    enough = end + 1
-            j, s = first, end
-            for k in range(first, last + 1):  # units from the first up to here are recomputed
-                if k > first and not allowed[ALL]:
-                    break
-                cost = sums[ADDED + ALL, k] - sums[ADDED + ALL, first]
-                if cost >= best:
-                    break
-                need = excess - (again[k] - again[first])
-                if k > first:
-                    need += once[ALL, first]
-                if need <= 0.0:
-                    best, chosen, moved, gone, light = cost, k - first, 0, 0, 0
-                    break
-                if allowed[AWAY] and k < last:
-                    more = need + once[AWAY, k]
-                    while j < last and away[j] - away[k] < more:
-                        j += 1
-                    copied = away[j] - away[k]
-                    if more <= copied <= host:
-                        copy = sums[ADDED + AWAY, j] - sums[ADDED + AWAY, k]
-                        total = max(0.0, copy - (sums[FORWARD, b] - sums[FORWARD, k]))
-                        total += cost + sums[LATE, j] - sums[LATE, k]
-                        if j == last:  # the last one comes back as soon as it has gone
-                            total += copy / (j - k)
-                        if total < best:
-                            best, chosen, moved, gone, light = total, k - first, j - k, 0, 0
-                if enough <= end and need <= states[b] - states[a]:
-                    while s > enough and states[s - 1] - states[begin] >= need:
-                        s -= 1
-                    copied, longest = states[b] - states[a], whole_most
-                    if s <= b:
-                        copied, longest = states[s] - states[begin], most[s]
-                    total = cost + (copied + longest) * per_byte
-                    if copied <= host and total < best:
-                        best, chosen, moved, gone, light = total, k - first, 0, s - begin, 0
-            if best == np.inf:
-                break
-            counts[SOME, a, b], counts[ALL, a, b] = light, chosen
-            counts[2, a, b], counts[3, a, b] = moved, gone
-            out[a, b] = sums[SECONDS, b] - sums[SECONDS, a] + best

@@ -19,7 +19,8 @@ from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Plan
 from tutti.plan.uniform import Degrees, even_cuts, uniform_plan
 from tutti.search.build import in_flight
-from tutti.search.remedies import BOUNDARIES, GATHERED, Slot, static_bytes
+from tutti.search.mixtures import GATHERED
+from tutti.search.remedies import BOUNDARIES, Slot, static_bytes
 from tutti.search.room import usable_bytes
 from tutti.search.settle import Settler
 from tutti.search.tables import KINDS, NONE, Config, ConfigTable, FloatArray, Tables

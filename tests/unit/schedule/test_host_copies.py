@@ -9,11 +9,13 @@ from tutti.plan.plan import Plan
 from tutti.schedule.instruction import Op, What
 from tutti.schedule.schedule import build_schedule
 
-
-@settings(
+DRAWN = settings(
     max_examples=100, deadline=None, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
+
+
+@DRAWN
 @given(plans())
 def test_the_host_gets_sums_that_are_whole(plan: Plan) -> None:
     """Copies run in order: what an earlier copy of the same units waited for has ended as well."""
@@ -34,10 +36,7 @@ def test_the_host_gets_sums_that_are_whole(plan: Plan) -> None:
                     assert i in ended, f"{entry} does not wait for {other}"
 
 
-@settings(
-    max_examples=100, deadline=None, phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+@DRAWN
 @given(plans())
 def test_optimizer_states_come_two_buckets_at_a_time(plan: Plan) -> None:
     """Whatever is slow, a bucket's states come only when those before the last ones have left."""

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.unit.search.test_chain import UNITS, table
-from tutti.search.remedies import BUFFERS, Remedies, Slot, static_bytes
+from tutti.search.mixtures import BUFFERS
+from tutti.search.remedies import Remedies, Slot, static_bytes
 
 BLOCKS = range(1, UNITS - 1)
 
