@@ -133,9 +133,11 @@ class Operators:
         y: Tensor = self._run("grouped_linear", x, weight, counts, bias, later=later)
         return y
 
-    def embedding(self, tokens: Tensor, table: Tensor) -> Tensor:
+    def embedding(
+        self, tokens: Tensor, table: Tensor, *, later: WeightGradients | None = None
+    ) -> Tensor:
         """Return the table's rows that the tokens name; zeros for a negative token."""
-        y: Tensor = self._run("embedding", tokens, table)
+        y: Tensor = self._run("embedding", tokens, table, later=later)
         return y
 
     # --- norms -----------------------------------------------------------------------------

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.reference.linear import later_embedding
 from tutti.accelerator.registry import Implementation, register
 
 HALF = (torch.float16, torch.bfloat16)
@@ -25,13 +27,15 @@ def _sums_wide(tensor: Tensor, dtype: torch.dtype) -> str | None:
     return None
 
 
-def embedding(tokens: Tensor, table: Tensor) -> Tensor:
+def embedding(tokens: Tensor, table: Tensor, *, later: WeightGradients | None = None) -> Tensor:
     """Look rows up as the reference does."""
+    if later is not None and torch.is_grad_enabled():
+        return later_embedding(tokens, table, later)
     rows = functional.embedding(tokens.clamp_min(0), table)
     return rows.masked_fill((tokens < 0).unsqueeze(-1), 0.0)
 
 
-def _supports_embedding(tokens: Tensor, table: Tensor) -> str | None:
+def _supports_embedding(tokens: Tensor, table: Tensor, **_options: Any) -> str | None:
     return _sums_wide(tokens, table.dtype)
 
 

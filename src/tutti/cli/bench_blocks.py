@@ -117,9 +117,18 @@ def _time(
 ) -> tuple[list[BlockRun], float]:
     """Return the timed runs, and how much slower the machine is now than when it was profiled."""
     from tutti.accelerator.profiling.timer import timer_for
-    from tutti.cli.block_runs import anchors_of, drift, hugging_face_run, our_run, time_runs
+    from tutti.cli.block_runs import (
+        anchors_of,
+        drift,
+        hugging_face_run,
+        our_run,
+        summed_run,
+        time_runs,
+    )
 
     runs = [our_run(shape, opened, dtype)]
+    if profile is not None:
+        runs.append(summed_run(shape, opened, dtype))
     if compiled:
         runs.append(our_run(shape, opened, dtype, compiled=True))
     if peers and importlib.util.find_spec("transformers") is not None:
@@ -141,6 +150,7 @@ def _rows(
     *,
     hold_out: bool,
 ) -> list[dict[str, Any]]:
+    from tutti.cli.block_runs import SUMMED
     from tutti.cost.measured.chip import MeasuredChip
 
     chip = None if profile is None else MeasuredChip(profile, dtype)
@@ -163,7 +173,7 @@ def _rows(
             row["share_of_ceiling"] = row["flops_per_s"] / chip.matrix_ceiling
         if run.who == "transformers":
             row["tutti_speedup"] = run.step_s / min(r.step_s for r in runs if r is not run)
-        if chip is not None and run.who == "tutti":
+        if chip is not None and run.who == SUMMED:
             row |= _predicted(shape, run, chip, hold_out=hold_out)
             row |= {"drift": pace, "error_at_pace": pace * row["predicted_s"] / run.step_s - 1.0}
         rows.append(row)

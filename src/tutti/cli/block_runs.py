@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tutti.accelerator.accelerator import Accelerator
+from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.profiling.cases import Case, prepare
 from tutti.accelerator.profiling.timer import Samples, Timer
 from tutti.accelerator.profiling.workspace import TORCH_DTYPES, Workspace
@@ -20,6 +21,7 @@ from tutti.models.flops import attention_flops_per_token
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
 from tutti.nn import Batch, build_unit
+from tutti.nn.build import Unit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +37,7 @@ HOST_SHAPES: Mapping[str, tuple[int, int, int, int, int, int]] = {
     "llama-960": (960, 15, 5, 2560, 1, 448),
     "llama-1024": (1024, 16, 8, 2816, 2, 512),
 }
+SUMMED = "tutti, summed"  # who runs as a step of several micro-batches does
 IN_A_ROW = 8
 ANCHORS = 5
 DEVICE_MODELS = ("llama-3-8b", "llama-3.2-3b", "llama-3.2-1b")
@@ -148,17 +151,47 @@ def our_run(
     shape: BlockShape, accelerator: Accelerator, dtype: Dtype, *, compiled: bool = False
 ) -> BlockRun:
     """Return our block, with random weights."""
+    block, batch, x = _our_block(shape, accelerator, dtype)
+    function: Callable[..., Any] = block
+    if compiled:
+        function = accelerator.compile(block)
+    name = "tutti compiled" if compiled else "tutti"
+    return _run(name, shape, block, lambda: function(x, batch)[0], x)
+
+
+def summed_run(shape: BlockShape, accelerator: Accelerator, dtype: Dtype) -> BlockRun:
+    """Return our block as a step of several micro-batches runs it: gradients go onto wide sums."""
+    block, batch, x = _our_block(shape, accelerator, dtype)
+    sums = {id(p): torch.zeros_like(p, dtype=torch.float32) for p in block.parameters()}
+    later = WeightGradients()
+    small = [p for p in block.parameters() if p.requires_grad and p.dim() == 1]
+    gradient = torch.randn_like(x)
+
+    def forward() -> Tensor:
+        y: Tensor = block(x, batch, later)[0]
+        return y
+
+    def step() -> None:
+        _, *rest = torch.autograd.grad(forward(), [x, *small], gradient, allow_unused=True)
+        later.run(lambda weight: sums[id(weight)])
+        with torch.no_grad():
+            for parameter, found in zip(small, rest, strict=True):
+                if found is not None:
+                    sums[id(parameter)].add_(found)
+
+    return BlockRun(who=SUMMED, shape=shape, forward=forward, step=step)
+
+
+def _our_block(
+    shape: BlockShape, accelerator: Accelerator, dtype: Dtype
+) -> tuple[Unit, Batch, Tensor]:
     kind, device = TORCH_DTYPES[dtype], accelerator.device
     block = build_unit(shape.spec, 1, accelerator.operators, dtype=kind, device=device)
     _fill(block)
     tokens = torch.zeros(shape.tokens, dtype=torch.long, device=device)
     batch = Batch.of(shape.spec, tokens, [shape.length] * shape.sequences)
-    function: Callable[..., Any] = block
-    if compiled:
-        function = accelerator.compile(block)
     x = torch.randn(shape.tokens, shape.spec.hidden, device=device, dtype=kind).requires_grad_()
-    name = "tutti compiled" if compiled else "tutti"
-    return _run(name, shape, block, lambda: function(x, batch)[0], x)
+    return block, batch, x
 
 
 def hugging_face_run(shape: BlockShape, accelerator: Accelerator, dtype: Dtype) -> BlockRun | None:

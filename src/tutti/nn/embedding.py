@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tutti.accelerator.gradients import WeightGradients
 from tutti.models import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.collectives import leave
@@ -25,13 +26,13 @@ class TokenTable(Holder):
         self.hold("weight", make, f"{name}.weight", sees="all")
         self.start: int = self.pieces["weight"][0].slices[0].start
 
-    def forward(self, tokens_t: Tensor) -> Tensor:
+    def forward(self, tokens_t: Tensor, later: WeightGradients | None = None) -> Tensor:
         """Return the tokens' rows, of this rank's tokens; a negative token has zeros."""
         if self.parallel.tensor.size == 1:
-            return self.operators.embedding(tokens_t, self.weight)
+            return self.operators.embedding(tokens_t, self.weight, later=later)
         local_t = tokens_t - self.start
         outside = (local_t < 0) | (local_t >= self.weight.shape[0])
-        rows = self.operators.embedding(local_t.masked_fill(outside, -1), self.weight)
+        rows = self.operators.embedding(local_t.masked_fill(outside, -1), self.weight, later=later)
         return leave(rows, self.parallel)
 
 
@@ -45,10 +46,10 @@ class PositionTable(Holder):
         self.operators, self.parallel, self.offset = make.operators, make.parallel, offset
         self.hold("weight", make, "position.weight")
 
-    def forward(self, positions_t: Tensor) -> Tensor:
+    def forward(self, positions_t: Tensor, later: WeightGradients | None = None) -> Tensor:
         """Return the rows of this rank's positions."""
         own = own_tokens(positions_t, self.parallel)
-        return self.operators.embedding(own + self.offset, self.weight)
+        return self.operators.embedding(own + self.offset, self.weight, later=later)
 
 
 def own_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
@@ -72,13 +73,13 @@ class Embedding(Holder):
         self.norm = Norm(make, "norm", spec.norm) if spec.norm is not None else None
         self.scale = float(torch.tensor(spec.scale, dtype=make.dtype))  # as Gemma rounds it
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Return (T, C), of this rank's tokens."""
-        x: Tensor = self.token(batch.tokens_t)
+    def forward(self, batch: Batch, later: WeightGradients | None = None) -> Tensor:
+        """Return (T, C), of this rank's tokens; with `later`, tables' gradients are left there."""
+        x: Tensor = self.token(batch.tokens_t, later)
         if self.project_in is not None:
-            x = self.project_in(x)
+            x = self.project_in(x, later)
         if self.position is not None:
-            x = x + self.position(batch.positions_t)
+            x = x + self.position(batch.positions_t, later)
         if self.scale != 1.0:
             x = x * self.scale
         return x if self.norm is None else self.norm(x)

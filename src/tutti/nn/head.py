@@ -59,6 +59,8 @@ class Logits(Holder):
         targets_t: Tensor,
         weights_t: Tensor | None,
         gradient_scale: float,
+        *,
+        starts_backward: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of weighted losses and each token's; x is of this rank's tokens."""
         return self.operators.linear_cross_entropy(
@@ -71,6 +73,7 @@ class Logits(Holder):
             soft_cap=self.spec.soft_cap,
             vocabulary=self.vocabulary,
             gradient_scale=gradient_scale,
+            starts_backward=starts_backward,
         )
 
     def forward(self, x: Tensor, num_tokens: int) -> Tensor:
@@ -134,12 +137,20 @@ class Head(Holder):
         later: WeightGradients | None = None,
         *,
         gradient_scale: float = 1.0,
+        starts_backward: bool = False,
     ) -> HeadOutput:
-        """Return the losses of a batch."""
+        """Return the losses of a batch.
+
+        Who sets `starts_backward` promises a gradient of `gradient_scale` for the loss.
+        """
         if batch.targets_t is None:
             raise ValueError("the batch has no targets; give them to Batch.of, or ask for logits")
         loss, losses_t = self.logits.loss(
-            self.hidden(x, later), batch.targets_t, batch.weights_t, gradient_scale
+            self.hidden(x, later),
+            batch.targets_t,
+            batch.weights_t,
+            gradient_scale,
+            starts_backward=starts_backward,
         )
         predictions, balances = [], []
         for n, head in enumerate(self.predictions):

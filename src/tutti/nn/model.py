@@ -109,7 +109,7 @@ class Model(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream after the blocks, and their balancing loss if any."""
         if self.embedding is not None:
-            x = self.embedding(batch)
+            x = self.embedding(batch, later)
         if x is None:
             raise ValueError("a stage without the embedding needs the stream of the one before")
         balances = []

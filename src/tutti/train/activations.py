@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator, Event
+from tutti.train.host import COPY_IN, COPY_OUT
 
 LEAST_BYTES = 1 << 12  # smaller tensors are not worth a copy
 
@@ -88,7 +89,7 @@ class SavedActivations:
         self._slot_of.clear()
         done = self._accelerator.event()
         done.record()
-        with self._accelerator.lane("copy"):
+        with self._accelerator.lane(COPY_OUT):
             done.wait()
             for slot in self._slots:
                 assert slot.device is not None
@@ -98,14 +99,16 @@ class SavedActivations:
                 slot.ready.record()
         for slot in self._slots:
             if slot.device is not None:
-                self._accelerator.keep_for_lane(slot.device, "copy")
+                self._accelerator.keep_for_lane(slot.device, COPY_OUT)
             slot.device = None
 
     def fetch(self) -> None:
         """Bring everything back."""
-        with self._accelerator.lane("copy"):
+        with self._accelerator.lane(COPY_IN):
             for slot in self._slots:
                 assert slot.host is not None
+                if slot.ready is not None:
+                    slot.ready.wait()
                 slot.device = torch.empty_like(slot.host, device=self._accelerator.device)
                 slot.device.copy_(slot.host, non_blocking=True)
                 slot.ready = self._accelerator.event()

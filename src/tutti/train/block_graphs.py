@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tutti.accelerator.gradients import Deferred, WeightGradients
+from tutti.accelerator.gradients import Deferred, SumOf, WeightGradients
 from tutti.nn.batch import Batch
 from tutti.nn.block import Block
 
@@ -173,17 +173,33 @@ class BlockGraphs:
         found: list[Tensor | None] = list(rest)  # an unused leaf has none
         self._small = {n: g for n, g in zip(trained, found, strict=True) if g is not None}
 
-    def backward_weight(self) -> None:
-        """Leave the gradients of the block's parameters with them.
+    def backward_weight(self, sum_of: SumOf) -> None:
+        """Add to the sums of the block's parameters, or leave gradients with them.
 
-        They are lent: the next weight pass of the block overwrites them.
+        Those are lent: the next weight pass of the block overwrites them. Sums lie elsewhere in
+        each step, so products that go straight onto them are no graph.
         """
+        if self._added(sum_of):
+            return
         for name in {self._names[id(deferred.weight)] for deferred in self._held}:
             if name not in self._gradients:
                 self._gradients[name] = torch.empty_like(self._leaves[name], requires_grad=False)
         self._run(self._weigh, self._weights_pool)
         for name, gradient in self._made.items():
             self._owners[name].grad = gradient
+
+    @torch.no_grad()
+    def _added(self, sum_of: SumOf) -> bool:
+        """Add what is left of the gradients to its sums; False if one of them has none."""
+        sums = [sum_of(self._owners[self._names[id(d.weight)]]) for d in self._held]
+        found = [total for total in sums if total is not None]
+        if len(found) < len(self._held):
+            return False
+        for deferred, total in zip(self._held, found, strict=True):
+            deferred.onto(total)
+        for name, gradient in self._small.items():
+            self._owners[name].grad = gradient
+        return True
 
     @torch.no_grad()
     def _weigh(self) -> None:

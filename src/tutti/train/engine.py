@@ -45,6 +45,7 @@ from tutti.train.scaling import LossScaling
 from tutti.train.seats import Seat, Seats, class_of
 from tutti.train.state import compute_dtype
 from tutti.train.stub import StubPasses
+from tutti.train.sums import Sums
 from tutti.train.synchronise import Synchronised, squared_norm
 from tutti.train.ties import make_ties
 
@@ -147,7 +148,9 @@ class Engine:
             capture,
             token_bytes=self.spec.hidden * self.dtype.itemsize,
         )
-        return Passes(units, self.seat.replica, self.accelerator, selective, graphs)
+        weighed = {e.micro_batch for e in self.instructions if e.op is Op.BACKWARD_WEIGHT}
+        sums = Sums(self.parameters.all_states(), several=len(weighed) > 1)
+        return Passes(units, self.seat.replica, self.accelerator, selective, graphs, sums.of)
 
     def _make_handlers(self) -> Mapping[Op, Callable[[Instruction], Handle]]:
         return {
@@ -221,8 +224,9 @@ class Engine:
             self.recorder.start(index)
             handles.append(self.start(entry, self._handlers[entry.op]))
             self.recorder.issued(index)
-        for index in range(len(handles)):
-            self._wait(handles, index)
+        for index, entry in enumerate(self.instructions):
+            if entry.op is not Op.OFFLOAD:  # may be on its way yet: whoever fetches it waits
+                self._wait(handles, index)
 
     @property
     def _result(self) -> StepResult:

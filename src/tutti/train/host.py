@@ -1,7 +1,8 @@
 """Flat vectors that live in host memory and visit the device.
 
-Copies run on the copy lane; an event tells when one is done, for the device or for the host.
-Memory on the device is held only during a visit.
+Each direction has a lane of its own, as in the simulator: what comes and what goes pass each other.
+An event tells when a copy is done, for the device or for the host. Memory on the device is held
+only during a visit.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator, Event
+
+COPY_IN, COPY_OUT = "copy in", "copy out"  # lanes
 
 
 class HostCopy:
@@ -25,7 +28,7 @@ class HostCopy:
 
     @property
     def at_rest(self) -> Tensor:
-        """The memory at home; the host reads it after `settle`, the copy lane at any time."""
+        """The memory at home; the host reads it after `settle`, lanes after `home`."""
         return self._host
 
     def settle(self) -> None:
@@ -34,11 +37,17 @@ class HostCopy:
             self._stored.synchronize()
             self._stored = None
 
+    def home(self) -> Tensor:
+        """Return the memory at home; the current lane waits until the values are there."""
+        if self._stored is not None:
+            self._stored.wait()
+        return self._host
+
     def fetch(self) -> None:
         """Begin a visit to the device."""
         self._visits += 1
         if self._device is None:
-            self._device, self._arrived = fetched(self._accelerator, self._host)
+            self._device, self._arrived = fetched(self._accelerator, self._host, self._stored)
 
     def arrive(self) -> Tensor:
         """Return the visitor; the current lane waits until it is there."""
@@ -99,9 +108,13 @@ class HostSum:
         return None if total is None else fetched(self._accelerator, total)
 
 
-def fetched(accelerator: Accelerator, host: Tensor) -> tuple[Tensor, Event]:
-    """Copy to the device, on the copy lane; return the copy and when it is there."""
-    with accelerator.lane("copy"):
+def fetched(
+    accelerator: Accelerator, host: Tensor, after: Event | None = None
+) -> tuple[Tensor, Event]:
+    """Copy to the device, `after` what brought it home; return the copy and when it is there."""
+    with accelerator.lane(COPY_IN):
+        if after is not None:
+            after.wait()
         device = torch.empty_like(host, device=accelerator.device)
         device.copy_(host, non_blocking=True)
         arrived = accelerator.event()
@@ -114,10 +127,10 @@ def stored(accelerator: Accelerator, device: Tensor, host: Tensor) -> Event:
     """Copy to the host, behind the current lane's work; return when it is there."""
     made = accelerator.event()
     made.record()
-    with accelerator.lane("copy"):
+    with accelerator.lane(COPY_OUT):
         made.wait()
         accelerator.to_host(device, host)
         arrived = accelerator.event()
         arrived.record()
-    accelerator.keep_for_lane(device, "copy")
+    accelerator.keep_for_lane(device, COPY_OUT)
     return arrived

@@ -8,12 +8,27 @@ and for the step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tutti.accelerator.accelerator import Accelerator, Event
 from tutti.schedule.instruction import Instruction, What
+from tutti.train.host import COPY_IN
 from tutti.train.links import Handle, Then
 from tutti.train.optimizer_state import OptimizerState
 from tutti.train.state import SpanState
 from tutti.train.synchronise import Exchange, Synchronised, allocate
+
+
+class Departure:
+    """Something on its way to the host, whose memory on the device will be free."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events = events
+
+    def wait(self) -> None:
+        """Let the host wait: memory is given anew when the host knows that it is free."""
+        for event in self._events:
+            event.synchronize()
 
 
 class Arrival:
@@ -69,7 +84,7 @@ class HostMoves:
             else:
                 assert entry.what is What.GRADIENTS
                 events.append(state.offload_gradients())
-        return Then([Arrival(event) for event in events if event is not None])
+        return Departure([event for event in events if event is not None])
 
     def begin(self) -> None:
         """Let go of parameters that are at home on the host by now."""
@@ -87,7 +102,7 @@ class HostMoves:
         exchange.uses += 1
         if exchange.uses > 1:
             return Then(())
-        with self._accelerator.lane("copy"):
+        with self._accelerator.lane(COPY_IN):
             for owner in exchange.owners():
                 allocate(owner, self._accelerator)
                 self._accelerator.keep_for_lane(owner.data, "compute")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator
-from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.gradients import SumOf, WeightGradients
 from tutti.nn.batch import Batch
 from tutti.nn.block import Block
 from tutti.nn.build import Unit
@@ -53,8 +53,10 @@ class Passes:
         accelerator: Accelerator,
         selective: SelectiveOperators,
         graphs: Graphs,
+        sum_of: SumOf,
     ) -> None:
         self.units, self._replica, self._accelerator = units, replica, accelerator
+        self._sum_of = sum_of
         self._selective, self.graphs = selective, graphs
         self.live: dict[tuple[int, int], Live] = {}
         self.streams: dict[tuple[int, int], Tensor] = {}  # (unit entered, micro-batch)
@@ -119,12 +121,12 @@ class Passes:
         self, module: Unit, x: Tensor | None, batch: Batch, later: WeightGradients
     ) -> dict[str, Tensor]:
         if isinstance(module, Embedding):
-            return {"stream": module(batch)}
+            return {"stream": module(batch, later)}
         if isinstance(module, Block):
             y, balance = module(x, batch, later)
             return {"stream": y} | ({} if balance is None else {"balance": balance})
         assert isinstance(module, Head)
-        found = module(x, batch, later, gradient_scale=self.loss_scale)
+        found = module(x, batch, later, gradient_scale=self.loss_scale, starts_backward=True)
         named = {
             "loss": found.loss,
             "predictions": found.predictions_n,
@@ -181,7 +183,7 @@ class Passes:
         return torch.full_like(value, weight)
 
     def backward_weight(self, start: int, stop: int, micro_batch: int) -> frozenset[int]:
-        """Compute the weight gradients that were left.
+        """Compute the weight gradients that were left, onto their sums where there are some.
 
         Return the units whose gradients the next micro-batch will overwrite.
         """
@@ -189,11 +191,11 @@ class Passes:
         for unit in reversed(range(start, stop)):
             live = self.live.pop((unit, micro_batch))
             if live.captured is not None:
-                live.captured.backward_weight()
+                live.captured.backward_weight(self._sum_of)
                 lent.append(unit)
                 continue
             with self.graphs.timed(unit, "weights"):
-                live.later.run()
+                live.later.run(self._sum_of)
         return frozenset(lent if self.graphs.several else ())
 
     # --- activations on the host -----------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Compute is timed where it runs: on the host's clock, or by the chip's own events where the host runs
 ahead. A wait is the network's as long as the operation itself should take; what is longer is
-another rank's lateness: bubble. The parts and the spans cost two clock readings per instruction.
+another rank's lateness: bubble. Where the host runs ahead of the chip, its waiting counts only as
+far as the chip stood still in the meantime. It costs two clock readings per instruction.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Spans:
     end: FloatArray
     step_s: float
     began: float  # of `time.time`, for laying ranks over each other
-    waited: FloatArray  # how long something was kept waiting for it
+    waited: FloatArray  # how long compute was kept waiting for it
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class Readings:
     began: float
     start: list[float]
     end: list[float]
-    waits: list[float]  # seconds that something else waited for an instruction
+    waits: list[tuple[int, int, float]]  # before which pass, for what, how many seconds
     events: list[tuple[Event, Event] | None]
     zero: Event | None = None
     finish: float = 0.0
@@ -66,11 +67,12 @@ class Recorder:
         self._expected = list(expected_s) if expected_s is not None else [0.0] * count
         self._on_chip = accelerator.device.type != "cpu"
         self._computes = [entry.lane is Lane.COMPUTE for entry in instructions]
+        self._next = 0  # where the passes begin that are not yet issued
         self.last = self._new(0.0, 0.0)
 
     def _new(self, begin: float, began: float) -> Readings:
         count = len(self._instructions)
-        return Readings(begin, began, [0.0] * count, [0.0] * count, [0.0] * count, [None] * count)
+        return Readings(begin, began, [0.0] * count, [0.0] * count, [], [None] * count)
 
     def expect(self, seconds: Sequence[float]) -> None:
         """Take how long each instruction should take by itself."""
@@ -79,6 +81,7 @@ class Recorder:
     def begin_step(self) -> None:
         """A step begins now; the readings of the one before are with whoever took them."""
         self.last = self._new(time.perf_counter(), time.time())
+        self._next = 0
         if self._on_chip:
             self.last.zero = self._accelerator.event(timed=True)
             self.last.zero.record()
@@ -86,7 +89,7 @@ class Recorder:
     def waited(self, index: int, since: float) -> None:
         """Something was kept waiting for an instruction from `since` until now."""
         now = time.perf_counter()
-        self.last.waits[index] += now - since
+        self.last.waits.append((self._next, index, now - since))
         self.finished(index, now)
 
     def finished(self, index: int, now: float | None = None) -> None:
@@ -97,6 +100,8 @@ class Recorder:
     def start(self, index: int) -> None:
         """An instruction is started."""
         last = self.last
+        if self._computes[index]:
+            self._next = index + 1
         if self._on_chip and self._computes[index]:
             pair = (self._accelerator.event(timed=True), self._accelerator.event(timed=True))
             last.events[index] = pair
@@ -111,7 +116,7 @@ class Recorder:
             pair[1].record()
         last.end[index] = time.perf_counter() - last.begin
         if not self._computes[index]:  # what the host spends on it keeps compute waiting
-            last.waits[index] += last.end[index] - last.start[index]
+            last.waits.append((self._next, index, last.end[index] - last.start[index]))
 
     def end_step(self) -> None:
         """The host has issued everything and knows what the step came to."""
@@ -138,8 +143,27 @@ class Recorder:
             end=end,
             step_s=step.finish,
             began=step.began,
-            waited=np.array(step.waits),
+            waited=self._kept_waiting(step, start, end),
         )
+
+    def _kept_waiting(self, step: Readings, start: FloatArray, end: FloatArray) -> FloatArray:
+        """Return how long compute was kept waiting for each instruction.
+
+        The host computes, or its wait is cut to how long the chip stood still before the next pass.
+        """
+        waited = np.zeros(len(start))
+        if step.zero is None:
+            for _, index, seconds in step.waits:
+                waited[index] += seconds
+            return waited
+        passes = np.flatnonzero(self._computes)
+        begins = np.append(start[passes], step.finish)
+        still = np.maximum(0.0, begins - np.append(0.0, end[passes]))
+        gaps = np.searchsorted(passes, [after for after, _, _ in step.waits])
+        sums = np.bincount(gaps, [seconds for _, _, seconds in step.waits], len(still))
+        for gap, (_, index, seconds) in zip(gaps.tolist(), step.waits, strict=True):
+            waited[index] += seconds * min(1.0, still[gap] / sums[gap]) if sums[gap] else 0.0
+        return waited
 
     def times(self, readings: Readings | None = None) -> RankTimes:
         """Return where the last step went, or one whose readings were taken."""

@@ -101,6 +101,7 @@ class SpanState:
         self.loose: dict[int, Tensor] | None = None
         if len(span.holders) == 1 and level == 0 and not away.gradients:
             self.loose = {}
+        self._wholes: dict[int, Tensor] = {}  # loose sums of stored parameters, by first block
         self._accelerator, self._away = accelerator, away
         self.host_sum = HostSum(accelerator) if away.gradients else None
         self._sum_is_total = False  # what is on the host is reduced, of the kept elements
@@ -226,7 +227,7 @@ class SpanState:
         """Copy the whole span from the host into the modules (level 0)."""
         assert self.home is not None
         with torch.no_grad(), _without_versions(self.owners):
-            torch._foreach_copy_(self.views, self._cut(self.home.at_rest), non_blocking=True)
+            torch._foreach_copy_(self.views, self._cut(self.home.home()), non_blocking=True)
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
         sizes = [block.size for block in self.span.blocks]
@@ -289,10 +290,9 @@ class SpanState:
         if self.loose is not None:
             self._add_loose(self.loose, found, lent)
             return
-        if self.gradient is None:
-            self.gradient = torch.zeros(self.span.size, dtype=self._dtypes[0], device=self.device)
+        gradient = self._flat_gradient()
         if found and self.adds:
-            places = self._cut(self.gradient)
+            places = self._cut(gradient)
             torch._foreach_add_([places[i] for i, _ in found], [g for _, g in found])
 
     def _add_loose(
@@ -309,6 +309,49 @@ class SpanState:
             else:
                 loose[i] = loose[i].to(self._dtypes[0]).add_(gradient)
 
+    def whole(self, blocks: Sequence[int]) -> tuple[int, ...] | None:
+        """Return blocks in the order in which they make up a stored parameter; None: they do not.
+
+        One below the other, in the parameter as in the span.
+        """
+        ordered = sorted(blocks, key=lambda i: self._logical[i].piece.start)
+        pieces = [self._logical[i].piece for i in ordered]
+        owner = self._logical[ordered[0]].owner
+        end = 0
+        for i, piece in zip(ordered, pieces, strict=True):
+            if piece.start != end or self.views[i].shape != self._logical[i].view.shape:
+                return None
+            end = piece.stop
+        stacked = all(piece.dim == 0 for piece in pieces) or len(pieces) == 1
+        follow = ordered == list(range(ordered[0], ordered[0] + len(ordered)))
+        return tuple(ordered) if stacked and follow and end == owner.shape[pieces[0].dim] else None
+
+    def sum_of(self, blocks: tuple[int, ...], shape: torch.Size) -> Tensor | None:
+        """Return what the gradients of some blocks, together of that shape, are added to.
+
+        None where they are not: a copy of them counts elsewhere.
+        """
+        if self.loose is not None:
+            return self._loose_sum(self.loose, blocks, shape)
+        if not self.adds:
+            return None
+        start = sum(block.size for block in self.span.blocks[: blocks[0]])
+        return self._flat_gradient()[start : start + shape.numel()].view(shape)
+
+    def _loose_sum(
+        self, loose: dict[int, Tensor], blocks: tuple[int, ...], shape: torch.Size
+    ) -> Tensor | None:
+        if blocks[0] not in loose:
+            whole = torch.zeros(shape, dtype=self._dtypes[0], device=self.device)
+            self._wholes[blocks[0]] = whole
+            loose.update((i, self._logical[i].piece.seen(whole)) for i in blocks)
+        return self._wholes.get(blocks[0])
+
+    def _flat_gradient(self) -> Tensor:
+        if self.gradient is None:
+            self.gradient = torch.zeros(self.span.size, dtype=self._dtypes[0], device=self.device)
+        return self.gradient
+
     @property
     def has_gradients(self) -> bool:
         """Whether reduced gradients wait for the optimizer."""
@@ -317,6 +360,7 @@ class SpanState:
     def forget_gradients(self) -> None:
         """Let go of the step's gradients."""
         self.total = None
+        self._wholes.clear()
         if self.loose is not None:
             self.loose.clear()
 

@@ -16,7 +16,8 @@ from tutti.cli.main import app
 from tutti.models.load import load_model
 from tutti.plan.files import save_plan
 
-# What the ranks of the test run before anything else: rank 1 halves the gradients of unit 2.
+# What the ranks of the test run before anything else: rank 1 halves the gradients of unit 2
+# with each micro-batch that joins them.
 FAULT = """\
 import os
 
@@ -26,10 +27,12 @@ if os.environ.get("RANK") == "1":
     collect = Synchronised.collect
 
     def wrong(self, start, stop, lent=()):
-        for (unit, _), logical in self._tensors.items():
-            if unit == 2 and start <= unit < stop and logical.owner.grad is not None:
-                logical.owner.grad *= 0.5
         collect(self, start, stop, lent)
+        states = [state for exchange in self.of_units([2]) for state in exchange.states]
+        for state in states if start <= 2 < stop else ():
+            parts = state._cut(state.gradient) if state.loose is None else state.loose.values()
+            for part in parts:
+                part *= 0.5
 
     Synchronised.collect = wrong
 """

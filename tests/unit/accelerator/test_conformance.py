@@ -115,6 +115,7 @@ def test_a_weight_gradient_that_is_not_left_for_later(plant: Plant) -> None:
     assert {o.case for o in wrong} == {
         "weight gradient later",
         "weight and bias gradient later",
+        "gradients added up",
     }
     assert wrong[0].detail == "the weight's gradient was computed at once, not left for later"
 
@@ -122,8 +123,8 @@ def test_a_weight_gradient_that_is_not_left_for_later(plant: Plant) -> None:
 def test_a_result_that_changes_from_call_to_call(plant: Plant) -> None:
     calls = iter(range(1 << 20))
 
-    def restless(tokens: Tensor, table: Tensor) -> Tensor:
-        y = linear.embedding(tokens, table)
+    def restless(tokens: Tensor, table: Tensor, *, later: Any = None) -> Tensor:
+        y = linear.embedding(tokens, table, later=later)
         return y * (1 + next(calls) % 2 * UNIT_ROUNDOFF[table.dtype] * 2)
 
     plant("embedding", restless, deterministic=False)  # which excuses gradients alone
@@ -134,12 +135,12 @@ def test_a_result_that_changes_from_call_to_call(plant: Plant) -> None:
 
 
 def test_nonsense_and_exceptions_are_failures(plant: Plant) -> None:
-    def broken(tokens: Tensor, table: Tensor) -> Tensor:
+    def broken(tokens: Tensor, table: Tensor, *, later: Any = None) -> Tensor:
         if len(tokens) > 100:
             raise ValueError("no more than 100\nplease")
         if len(tokens) == 1:
             return torch.full((1, table.shape[1]), math.nan, dtype=table.dtype)
-        return linear.embedding(tokens, table)[:, :-1]
+        return linear.embedding(tokens, table, later=later)[:, :-1]
 
     plant("embedding", broken)
     _, outcomes = of_planted("embedding")
@@ -190,7 +191,7 @@ def test_one_rank_that_fails_does_not_hang_the_other(plant: Plant) -> None:
 
 
 def test_an_unsupported_call_is_said_with_its_reason(plant: Plant) -> None:
-    def only_half(tokens: Tensor, table: Tensor) -> str | None:
+    def only_half(tokens: Tensor, table: Tensor, **_options: Any) -> str | None:
         return None if table.dtype is torch.bfloat16 else "bfloat16 only"
 
     plant("embedding", linear.embedding, supports=only_half)
@@ -201,7 +202,7 @@ def test_an_unsupported_call_is_said_with_its_reason(plant: Plant) -> None:
 
 
 def test_an_inference_kernel_is_not_asked_for_gradients(plant: Plant) -> None:
-    def forward_only(tokens: Tensor, table: Tensor) -> Tensor:
+    def forward_only(tokens: Tensor, table: Tensor, *, later: Any = None) -> Tensor:
         assert not torch.is_grad_enabled()
         return linear.embedding(tokens, table)
 

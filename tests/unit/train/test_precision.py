@@ -89,12 +89,15 @@ def plant_infinity(engine: Engine, at_step: int) -> None:
     collect = engine.parameters.collect
 
     def planted(start: int, stop: int, lent: Container[int] = ()) -> None:
+        collect(start, stop, lent)
         if engine.step_number == at_step and not getattr(engine, "planted", False):
             engine.planted = True  # type: ignore[attr-defined]
-            owner = next(o for o in engine.model.parameters() if o.grad is not None)
-            assert owner.grad is not None
-            owner.grad.view(-1)[0] = float("inf")
-        collect(start, stop, lent)
+            exchanges = engine.parameters.of_units(range(start, stop))
+            states = [state for exchange in exchanges for state in exchange.states if state.adds]
+            state = max(states, key=lambda s: s.span.size)  # not norms, which neighbours have, too
+            gradient = next(iter(state.loose.values())) if state.loose else state.gradient
+            assert gradient is not None
+            gradient.view(-1)[0] = float("inf")
 
     engine.parameters.collect = planted  # type: ignore[method-assign]
 

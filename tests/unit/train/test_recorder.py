@@ -131,3 +131,48 @@ def test_parts_add_up_to_the_step(
              found.other_s)  # fmt: skip
     assert all(part >= 0 for part in parts)
     assert sum(parts) == pytest.approx(found.step_s, abs=1e-9)
+
+
+class Chip:
+    """A chip that works off what the host gives it, in order."""
+
+    counts_memory = False
+    device = SimpleNamespace(type="cuda")
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.free = clock, clock.now
+
+    def works(self, seconds: float) -> None:
+        self.free = max(self.free, self.clock.now) + seconds
+
+    def event(self, *, timed: bool) -> Any:
+        assert timed
+        found = SimpleNamespace(at=0.0, synchronize=lambda: None)
+        found.record = lambda: setattr(found, "at", max(self.free, self.clock.now))
+        found.seconds_since = lambda earlier: found.at - earlier.at
+        return found
+
+
+def test_a_host_that_runs_ahead_waits_for_nothing_that_the_chip_does_not(clock: Clock) -> None:
+    chip: Any = Chip(clock)
+    own = Recorder(LIST, chip)
+    own.expect([0, 0.25, 0, 0, 0, 0])
+    own.begin_step()
+    waits(own, clock, RECEIVE, 1.0)  # the chip has nothing to do yet
+    own.start(FORWARD)
+    chip.works(3.0)
+    own.issued(FORWARD)
+    waits(own, clock, REDUCE, 2.5)  # the chip is busy all along
+    waits(own, clock, OFFLOAD, 1.0)  # for half of this it is not
+    own.start(STEP)
+    chip.works(1.0)
+    own.issued(STEP)
+    clock.now = chip.free
+    own.end_step()
+    found = own.times()
+    assert found.compute_s == 4.0
+    assert (found.communication_s, found.other_s) == (0.25, 0.0)
+    # what kept the chip waiting before a pass is shared out by how long the host waited for each
+    assert found.copy_s == pytest.approx(0.5 * 1.0 / 3.5)
+    assert found.bubble_s == pytest.approx(0.75 + 0.5 * 2.5 / 3.5)
+    assert found.step_s == 5.5

@@ -22,6 +22,7 @@ from tutti.huggingface.dumps import Dump
 from tutti.plan.plan import Plan, Share, Synchronisation
 from tutti.train.engine import Engine
 from tutti.train.run.step_dump import write_step_dump
+from tutti.train.state import SpanState
 
 
 def sharded(level: int) -> Plan:
@@ -35,21 +36,34 @@ def sharded(level: int) -> Plan:
 
 
 def scale_unit(unit: int, factor: float, rank: int):  # type: ignore[no-untyped-def]
-    """Return a fault: one rank multiplies the gradients of one unit by a factor."""
+    """Return a fault: one rank multiplies the gradients of one unit by a factor, again and again.
+
+    With each micro-batch that joins them.
+    """
 
     def plant(engine: Engine) -> None:
         collect = engine.parameters.collect
 
         def wrong(start: int, stop: int, lent: Container[int] = ()) -> None:
-            for (of, _), logical in engine.tensors.items():
-                if of == unit and start <= unit < stop and logical.owner.grad is not None:
-                    logical.owner.grad *= factor
             collect(start, stop, lent)
+            if start <= unit < stop:
+                for exchange in engine.parameters.of_units([unit]):
+                    for state in exchange.states:
+                        scale_gradients(state, unit, factor)
 
         if engine.seat.rank == rank:
             engine.parameters.collect = wrong  # type: ignore[method-assign]
 
     return plant
+
+
+def scale_gradients(state: SpanState, unit: int, factor: float) -> None:
+    """Multiply the gradients so far of one unit."""
+    gathered = state._cut(state.gradient) if state.gradient is not None else []
+    parts = dict(enumerate(gathered)) if state.loose is None else state.loose
+    for i, part in parts.items():
+        if state.span.blocks[i].unit == unit:
+            part *= factor
 
 
 @pytest.fixture(scope="module")

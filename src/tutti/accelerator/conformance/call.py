@@ -77,7 +77,8 @@ def run_case(
     results = Results(forward=output_names(output))
     if backward:
         begins = options.get("gradient_scale", 1.0) if options.get("starts_backward") else None
-        _backward(results, dict(zip(names, placed, strict=True)), later, begins)
+        inputs = dict(zip(names, placed, strict=True))
+        _backward(results, inputs, later, begins, summed=case.summed)
     return results
 
 
@@ -94,6 +95,8 @@ def _backward(
     inputs: dict[str, Tensor],
     later: WeightGradients | None,
     begins: float | None,
+    *,
+    summed: bool,
 ) -> None:
     """Send gradients into every output that takes one: of unit variance, or what was promised."""
     outputs = [tensor for tensor in results.forward.values() if tensor.requires_grad]
@@ -110,13 +113,28 @@ def _backward(
     torch.autograd.backward(outputs, incoming)
     trained = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
     if later is not None:
-        if trained["weight"].grad is not None:  # that of a bias costs little and may come early
+        weight = "table" if "table" in trained else "weight"
+        if trained[weight].grad is not None:  # that of a bias costs little and may come early
             results.complaint = "the weight's gradient was computed at once, not left for later"
-        later.run()
+        if summed:
+            _sum_up(later)
+        else:
+            later.run()
     for name, tensor in trained.items():
         results.backward[f"gradient of {name}"] = (
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
         )
+
+
+@torch.no_grad()
+def _sum_up(later: WeightGradients) -> None:
+    """Let what was left for later go onto sums, which are the gradients then."""
+    for deferred in later.take():
+        weight = deferred.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        total = torch.zeros(weight.shape, dtype=wide, device=weight.device)
+        deferred.onto(total)
+        weight.grad = total.to(weight.dtype)
 
 
 def tensor_names(case: Case) -> list[str]:

@@ -56,6 +56,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     terms: int = 1  # of the longest sum, forward or backward
     later: bool = False  # with weight gradients left for later
+    summed: bool = False  # and added to sums in float32
     in_place: bool = False  # the arguments are the result
 
 

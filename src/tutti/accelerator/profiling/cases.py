@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.profiling.timer import Run
 from tutti.accelerator.profiling.workspace import Workspace
@@ -62,6 +63,8 @@ Maker = Callable[[tuple[int, ...], Workspace, Operators], Prepared]
 def prepare(case: Case, workspace: Workspace, operators: Operators) -> Prepared:
     """Return how to run a case; successive calls take turns over copies of its tensors."""
     size = max(1.0, case.elements * workspace.element_bytes)
+    if case.operator == "embedding":  # the table is large, whatever is read of it
+        size = max(size, float(case.shape[1] * case.shape[2] * workspace.element_bytes))
     copies = max(1, min(MOST_COPIES, math.ceil(workspace.cache_bytes / size)))
     each = [_MAKERS[case.operator](case.shape, workspace, operators) for _ in range(copies)]
     runs: dict[Direction, Run] = {
@@ -123,18 +126,36 @@ def _product(
     w: Tensor,
     *rest: Any,
 ) -> Prepared:
-    y = function(x, w, *rest)
+    later = WeightGradients()
+    y = function(x, w, *rest, later=later)
     gradient = space.like(y)
 
-    def backward(wanted: Tensor) -> Run:
-        return lambda: torch.autograd.grad(y, wanted, gradient, retain_graph=True)
+    def of_input() -> Any:
+        found = torch.autograd.grad(y, x, gradient, retain_graph=True)
+        later.take()
+        return found
 
     runs: dict[Direction, Run] = {
-        "forward": lambda: function(x, w, *rest),
-        "input_gradient": backward(x),
-        "weight_gradient": backward(w),
+        "forward": lambda: function(x, w, *rest, later=later),
+        "input_gradient": of_input,
+        "weight_gradient": _onto_sum(y, x, gradient, later),
     }
     return Prepared(runs, _kernel(operators, name, (x, w, *rest), {}))
+
+
+def _onto_sum(y: Tensor, x: Tensor, gradient: Tensor, later: WeightGradients) -> Run:
+    """Return the weight's part of backward as most micro-batches run it: onto a wide sum."""
+    torch.autograd.grad(y, x, gradient, retain_graph=True, allow_unused=True)
+    deferred = later.take()
+    sums = [torch.zeros_like(d.weight, dtype=torch.float32) for d in deferred]
+
+    @torch.no_grad()
+    def run() -> list[Tensor]:
+        for each, total in zip(deferred, sums, strict=True):
+            each.onto(total)
+        return sums
+
+    return run
 
 
 def _linear(shape: tuple[int, ...], space: Workspace, operators: Operators) -> Prepared:
@@ -155,20 +176,28 @@ def _linear_cross_entropy(
     shape: tuple[int, ...], space: Workspace, operators: Operators
 ) -> Prepared:
     tokens, vocabulary, wide = shape
-    args = (
-        space.take(tokens, wide),
-        space.take(vocabulary, wide),
-        space.numbers(vocabulary, tokens),
-    )
-    return _differentiable(
-        space, operators, "linear_cross_entropy", operators.linear_cross_entropy, args
-    )
+    weight = space.take(vocabulary, wide)
+    args = (space.take(tokens, wide), weight, space.numbers(vocabulary, tokens))
+    options = {"starts_backward": True}
+    gradient = space.like(weight)
+    total = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
+    runs: dict[Direction, Run] = {
+        "forward": lambda: operators.linear_cross_entropy(*args, starts_backward=True),
+        "backward": lambda: total.add_(gradient),  # forward made it; it joins the others
+    }
+    return Prepared(runs, _kernel(operators, "linear_cross_entropy", args, options))
 
 
 def _embedding(shape: tuple[int, ...], space: Workspace, operators: Operators) -> Prepared:
     tokens, width, vocabulary = shape
     args = (space.numbers(vocabulary, tokens), space.take(vocabulary, width))
-    return _differentiable(space, operators, "embedding", operators.embedding, args)
+    later = WeightGradients()
+    y = operators.embedding(*args, later=later)
+    runs: dict[Direction, Run] = {
+        "forward": lambda: operators.embedding(*args, later=later),
+        "backward": _onto_sum(y, args[1], space.like(y), later),
+    }
+    return Prepared(runs, _kernel(operators, "embedding", args, {}))
 
 
 # --- attention -------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from tutti.accelerator.gradients import WeightGradients
 
+WIDE_PRODUCTS = ("cuda",)  # where products of half precision can be written in float32
+
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, later: WeightGradients | None = None
@@ -41,12 +43,26 @@ class _LaterLinear(torch.autograd.Function):
             weight,
             lambda: rows.t() @ columns,
             lambda target: torch.mm(rows.t(), columns, out=target),
+            lambda total: _add_product(total, rows.t(), columns),
         )
         if bias is not None:
             ctx.later.defer(
-                bias, lambda: rows.sum(0), lambda target: torch.sum(rows, 0, out=target)
+                bias,
+                lambda: rows.sum(0),
+                lambda target: torch.sum(rows, 0, out=target),
+                lambda total: total.add_(rows.sum(0, dtype=total.dtype)),
             )
         return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a·b to a sum, in the sum's precision where the device can."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    elif total.device.type in WIDE_PRODUCTS:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total.add_(a @ b)
 
 
 def grouped_linear(
@@ -108,9 +124,17 @@ class _LaterGrouped(torch.autograd.Function):
         return grad_x, None, None, None, None
 
 
-def embedding(tokens: Tensor, table: Tensor) -> Tensor:
+def embedding(tokens: Tensor, table: Tensor, *, later: WeightGradients | None = None) -> Tensor:
     """Return the rows of the table that the tokens name; a negative token gives zeros."""
+    if later is not None and torch.is_grad_enabled():
+        return later_embedding(tokens, table, later)
     rows: Tensor = _Embedding.apply(tokens.clamp_min(0), table)
+    return rows.masked_fill((tokens < 0).unsqueeze(-1), 0.0)
+
+
+def later_embedding(tokens: Tensor, table: Tensor, later: WeightGradients) -> Tensor:
+    """Look rows up; the table's gradient is left for later."""
+    rows: Tensor = _LaterEmbedding.apply(tokens.clamp_min(0), table, later)
     return rows.masked_fill((tokens < 0).unsqueeze(-1), 0.0)
 
 
@@ -130,13 +154,49 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         (tokens,) = ctx.saved_tensors
-        gradient = gradients[0].flatten(0, -2)
-        ordered, order = tokens.flatten().sort(stable=True)
-        first = torch.ones_like(ordered)
-        first[1:] = ordered[1:] != ordered[:-1]
-        place = first.cumsum(0) - 1  # which of the distinct tokens each one is
-        wide = gradient.to(torch.promote_types(ctx.dtype, torch.float32))
-        sums = torch.zeros_like(wide).index_add_(0, place, wide[order])
-        used = torch.zeros_like(ordered).scatter_(0, place, ordered)  # beyond: row 0, plus zero
-        table = gradient.new_zeros(ctx.rows, gradient.shape[-1], dtype=ctx.dtype)
-        return None, table.index_add_(0, used, sums.to(ctx.dtype))
+        return None, _table_gradient(tokens, gradients[0], ctx.rows, ctx.dtype)
+
+
+def _table_gradient(tokens: Tensor, gradient: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    gradient = gradient.flatten(0, -2)
+    ordered, order = tokens.flatten().sort(stable=True)
+    first = torch.ones_like(ordered)
+    first[1:] = ordered[1:] != ordered[:-1]
+    place = first.cumsum(0) - 1  # which of the distinct tokens each one is
+    wide = gradient.to(torch.promote_types(dtype, torch.float32))
+    sums = torch.zeros_like(wide).index_add_(0, place, wide[order])
+    used = torch.zeros_like(ordered).scatter_(0, place, ordered)  # beyond: row 0, plus zero
+    table = gradient.new_zeros(rows, gradient.shape[-1], dtype=dtype)
+    return table.index_add_(0, used, sums.to(dtype))
+
+
+class _LaterEmbedding(torch.autograd.Function):
+    """A look-up whose backward computes nothing: the table's gradient is left for later.
+
+    Onto a sum go only the rows of tokens that were there, not a whole table of zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, table: Tensor, later: WeightGradients) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.table, ctx.later = table, later  # the parameter itself
+        return functional.embedding(tokens, table)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        (tokens,), table, (gradient,) = ctx.saved_tensors, ctx.table, gradients
+        ctx.later.defer(
+            table,
+            lambda: _table_gradient(tokens, gradient, table.shape[0], table.dtype),
+            add=lambda total: _add_rows(total, tokens.flatten(), gradient.flatten(0, -2)),
+        )
+        return None, None, None
+
+
+def _add_rows(total: Tensor, tokens: Tensor, rows: Tensor) -> None:
+    """Add rows to those of a sum that tokens name; the same bits every time."""
+    wide = rows.to(total.dtype)
+    if total.device.type == "cpu":  # in order
+        total.index_add_(0, tokens, wide)
+    else:  # sorts; `index_add_` would add in any order
+        total.index_put_((tokens,), wide, accumulate=True)

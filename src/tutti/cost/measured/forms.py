@@ -38,6 +38,7 @@ class Form:
     elements: Callable[[Dims], Number]  # read and written
     features: Callable[[Dims], tuple[Number, ...]] = tuple
     idle: tuple[Direction, ...] = ()  # passes that multiply nothing
+    weighs: bool = False  # backward is only about the weight: nobody waits for it
 
 
 def _product(d: Dims) -> Number:
@@ -92,6 +93,7 @@ FORMS: Mapping[str, Form] = {
     "embedding": Form(
         dims=("tokens", "width", "vocabulary"),
         elements=lambda d: 2.0 * d[0] * d[1],
+        weighs=True,
     ),
     "linear_cross_entropy": Form(
         dims=("tokens", "vocabulary", "in"),
@@ -99,6 +101,7 @@ FORMS: Mapping[str, Form] = {
         flops=lambda d: 6.0 * d[0] * d[1] * d[2],  # forward makes the gradients, too
         elements=_product,
         idle=("backward",),
+        weighs=True,
     ),
     "route": Form(
         dims=("tokens", "experts", "chosen"),

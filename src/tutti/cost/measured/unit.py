@@ -66,7 +66,8 @@ def measured_unit(chip: MeasuredChip, calls: Sequence[Call]) -> MeasuredUnit:
             by_weight = back * chip.seconds(call.operator, "weight_gradient", call.dims)
         else:
             returning: Direction = "backward" if "backward" in form.directions else "forward"
-            by_input = back * chip.seconds(call.operator, returning, call.dims)
+            seconds = back * chip.seconds(call.operator, returning, call.dims)
+            by_input, by_weight = (nothing, seconds) if form.weighs else (seconds, nothing)
         slower = chip.profile.sustained if form.part == "gemm" else 1.0
         parts[form.part] = parts[form.part].plus(Passes(forward, by_input, by_weight), slower)
         issued[0] = issued[0] + call.times * chip.issue_s(call.operator, "forward")

@@ -15,6 +15,7 @@ def _linear(
     layout: Layout = "contiguous",
     weight_layout: Layout = "contiguous",
     later: bool = False,
+    summed: bool = False,
 ) -> Case:
     x = Values((*rows, width), layout=layout)
     weight = Values((out, width), width**-0.5, layout=weight_layout)
@@ -24,6 +25,7 @@ def _linear(
         (x, weight, Values((out,)) if bias else None),
         terms=max(width, out, *rows, 1),
         later=later,
+        summed=summed,
     )
 
 
@@ -36,6 +38,7 @@ def _grouped(
     bias: bool = False,
     layout: Layout = "contiguous",
     later: bool = False,
+    summed: bool = False,
 ) -> Case:
     experts = len(counts)
     return Case(
@@ -49,6 +52,7 @@ def _grouped(
         ),
         terms=max(width, out, *counts),
         later=later,
+        summed=summed,
     )
 
 
@@ -63,6 +67,7 @@ CASES = (
     _linear("no tokens", (0,), 32, 48, bias=True),
     _linear("weight gradient later", (21,), 32, 48, later=True),
     _linear("weight and bias gradient later", (2, 11), 33, 47, bias=True, later=True),
+    _linear("gradients added up", (21,), 32, 48, bias=True, later=True, summed=True),
     _grouped("empty experts", (3, 0, 5, 0, 1), 32, 48),
     _grouped("first and last empty, bias", (0, 7, 0), 24, 33, bias=True),
     _grouped("one expert", (13,), 32, 16),
@@ -72,6 +77,7 @@ CASES = (
     _grouped("sliced input", (5, 0, 6), 32, 32, layout="sliced"),
     _grouped("weight gradient later", (5, 0, 6), 32, 24, later=True),
     _grouped("weight and bias gradient later", (2, 3, 0), 16, 24, bias=True, later=True),
+    _grouped("gradients added up", (5, 0, 6), 32, 24, later=True, summed=True),
     Case("embedding", "1 token", (Integers((5,)), Values((11, 32)))),
     Case(
         "embedding",
@@ -87,4 +93,13 @@ CASES = (
         terms=4,
     ),
     Case("embedding", "no tokens", (Integers((), (0,)), Values((11, 32)))),
+    Case("embedding", "gradient later", (Integers((4, 0, 4)), Values((11, 32))), later=True),
+    Case(
+        "embedding",
+        "gradients added up",
+        (Integers((3, -1, 3, 0, 10, -7, 3)), Values((11, 33))),
+        terms=3,
+        later=True,
+        summed=True,
+    ),
 )
