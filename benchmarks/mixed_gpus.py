@@ -68,7 +68,7 @@ def cluster_text(parts: list[int], *, rehearse: bool, memory: float = MEMORY) ->
             f"    chip: part-{part}",
             "    num_chips: 1",
             "    host: {cores: 16, memory_bytes: 128e9, memory_bandwidth: 200e9, "
-            "device_bandwidth: 40e9, numa_nodes: 1}",
+            "device_bandwidth: 55e9, numa_nodes: 1}",
         ]
     lines.append("pools:")
     lines += [f"  - {{name: {NAMES[i]}, node: node-{i}}}" for i in range(len(parts))]
@@ -130,12 +130,20 @@ def profiles(parts: list[int], scratch: Path, args: argparse.Namespace) -> list[
     return list(dict.fromkeys(found))
 
 
+def show(job: Job) -> None:
+    """Print a plan in a line per pipeline."""
+    for pipeline in job.plan.pipelines:
+        stages = [(s.units, str(s.chips)) for s in pipeline.stages]
+        say(f"{pipeline.micro_batches} micro-batches of {pipeline.micro_batch}: {stages}")
+
+
 def learn(runs: Runs, args: argparse.Namespace) -> None:
     """Run the plan for a few steps and scale the profiles by what a step of it took.
 
     Parts that are profiled at the same time do not hinder each other as parts do that train.
     """
     job = runs.job("learning", args.batch, 3, trace_steps=[3])
+    show(job)
     done = runs.run(job)
     say(f"learning: {done.seconds_per_step:.3f} s, predicted {done.predicted_s:.3f} s")
     found = []
@@ -172,8 +180,9 @@ class Runs:
         }  # fmt: skip
         written = {
             "model": self.args.model, "cluster": str(self.cluster), "steps": steps, "job": options,
-            "data": {"train": [{"kind": "synthetic"}]}, "start": "random",
-            "optimizer": {"learning_rate": 1e-4, "schedule": "constant"},
+            "data": {"train": [{"kind": "synthetic", "vocabulary": self.args.vocabulary}]},
+            "start": "random",
+            "optimizer": {"learning_rate": self.args.learning_rate, "schedule": "constant"},
             "checkpoints": {"final": False}, "output": str(self.scratch / name),
             "measure": {"trace_steps": traced},
         }  # fmt: skip
@@ -201,17 +210,25 @@ class Runs:
 
 
 def alone(runs: Runs, args: argparse.Namespace) -> dict[str, TrainResult]:
-    """Run every part by itself, all at the same time, each with its part of the batch.
+    """Run every part by itself, all at the same time.
 
-    Whole fours of sequences: an odd number would allow no micro-batch but one.
+    Each has a batch that takes it as long as the others theirs, or a part would have the device to
+    itself at the end. Whole fours of sequences: an odd number would allow no micro-batch but one.
     """
     found: dict[str, TrainResult] = {}
-    jobs = []
-    for name, part in zip(NAMES, runs.parts, strict=False):
-        share = max(4, 4 * round(args.batch * part / sum(runs.parts) / 4))
+
+    def job(name: str, part: int, batch: float) -> Job:
         # only the profiles of chips in the plan may be given
         only = [p for p in runs.profiles if p.endswith(f"part-{part}.json")]
-        jobs.append(runs.job(f"alone-{name}", share, args.few, pools=[name], chip_profiles=only))
+        whole = max(4, 4 * round(batch / 4))
+        return runs.job(f"alone-{name}", whole, args.few, pools=[name], chip_profiles=only)
+
+    named = list(zip(NAMES, runs.parts, strict=False))
+    tried = {part: job(name, part, args.batch / len(named)) for name, part in named}
+    paces = {part: trial.predicted().tokens_per_second for part, trial in tried.items()}
+    every = sum(paces[part] for part in runs.parts)
+    jobs = [job(name, part, args.batch * paces[part] / every) for name, part in named]
+    say(f"alone: {[made.plan.job.global_batch for made in jobs]} sequences")
 
     def one(name: str, job: Job) -> None:
         found[name] = runs.run(job)
@@ -236,9 +253,7 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, object]:
         learn(runs, args)
     if "planned" in args.only:
         job = runs.job("planned", args.batch, args.steps)
-        for pipeline in job.plan.pipelines:
-            stages = [(s.units, str(s.chips)) for s in pipeline.stages]
-            say((pipeline.micro_batch, pipeline.micro_batches, stages))
+        show(job)
         try:
             planned = runs.run(job)
         except Exception:
@@ -283,6 +298,10 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument(
+        "--vocabulary", type=int, default=0, help="of the data; few are learnt fast"
+    )
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--few", type=int, default=6)
     parser.add_argument("--profile-s", type=int, default=20)
     parser.add_argument("--profiles", default="", help="keep profiles here, and use those there")

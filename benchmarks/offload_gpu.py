@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -41,20 +42,30 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--profile-s", type=int, default=20)
+    parser.add_argument("--vocabulary", type=int, default=256)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--profiles", default="", help="keep the profile here, or use it")
+    parser.add_argument("--traces", default="", help="keep a trace of each run here")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
     rows: list[dict[str, object]] = []
     first: tuple[float, ...] = ()
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        measured = profiles([100], scratch, args)
+        kept = Path(args.profiles or scratch)
+        kept.mkdir(parents=True, exist_ok=True)
+        measured = profiles([100], kept, args)
         for amount in args.memory.split(","):
             own = scratch / amount
             own.mkdir()
             runs = Runs(own, args, [100], float(amount) * 1e9)
             runs.profiles = measured
-            job = runs.job("run", args.batch, args.steps, offload=True)
+            traced = [4] if args.traces else []
+            job = runs.job("run", args.batch, args.steps, offload=True, trace_steps=traced)
             done = runs.run(job)
+            for trace in sorted((own / "run").rglob("*trace*.json*")) if args.traces else ():
+                Path(args.traces).mkdir(parents=True, exist_ok=True)
+                shutil.copy(trace, Path(args.traces) / f"{amount}-{trace.name}")
             first = first or done.losses
             row = {
                 "memory_gb": float(amount) * 0.93,

@@ -83,6 +83,9 @@ def profile(
         from tutti.accelerator.profiling import measure_profile
 
         found = measure_profile(session)
+    if model and session.issues and not session.interrupted:
+        found = _with_block_issue(found, model, opened, chosen)
+        found.save(output)
     if html is not None:
         from tutti.report.profile import write_profile_page
 
@@ -219,6 +222,19 @@ def _session(
         resume=known,
         links=links,
     )
+
+
+def _with_block_issue(found: Profile, model: str, opened: Accelerator, dtype: Dtype) -> Profile:
+    """Return the profile with the host's times of a whole block; as it is where that fails."""
+    from tutti.cli.block_issue import with_block_issue
+    from tutti.models.load import load_model
+
+    try:
+        return with_block_issue(found, load_model(model), opened, dtype)
+    except Exception as error:  # what was measured is worth keeping
+        first = str(error).strip().partition("\n")[0]
+        typer.echo(f"no whole block could be issued: {type(error).__name__}: {first}", err=True)
+        return found
 
 
 # --- what is shown ---------------------------------------------------------------------------

@@ -111,6 +111,11 @@ class Session:
         self.save(found)
         return found
 
+    @property
+    def issues(self) -> bool:
+        """Whether the host issues work that the device does later."""
+        return self._timer.issues
+
     # --- the order of things -----------------------------------------------------------------
 
     @property

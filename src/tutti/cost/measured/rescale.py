@@ -39,3 +39,14 @@ def rescaled(profile: Profile, factors: PassFactors, *, why: str, date: str) -> 
         factor = factors.of(row)
         rows.append(replace(row, seconds=row.seconds * factor, issue_s=row.issue_s * factor))
     return replace(profile, operators=tuple(rows), origin=f"{profile.origin}; {why}", date=date)
+
+
+def reissued(profile: Profile, factors: PassFactors) -> Profile:
+    """Return the profile with the host's times to issue operators scaled, and nothing else."""
+    rows = [
+        row
+        if row.operator.partition(".")[0] in OPTIMIZER
+        else replace(row, issue_s=row.issue_s * factors.of(row))
+        for row in profile.operators
+    ]
+    return replace(profile, operators=tuple(rows))

@@ -1,0 +1,61 @@
+"""What the host needs to issue a whole block, beside what its operators need one by one.
+
+Between operators a block cuts, joins and hands on tensors, and the host's caches are not as warm as
+in a loop over one operator; going back, on the other hand, autograd is entered once for all. So a
+profile's issue times are scaled until they add up to what a block takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tutti.accelerator.accelerator import Accelerator
+from tutti.cli.block_runs import BlockShape, summed_run
+from tutti.cost.measured.calls import unit_calls
+from tutti.cost.measured.chip import MeasuredChip
+from tutti.cost.measured.rescale import PassFactors, reissued
+from tutti.cost.measured.unit import measured_unit, strategy_of
+from tutti.hardware.chip import Dtype
+from tutti.hardware.profile import Profile
+from tutti.models.operators import Workload
+from tutti.models.spec import ModelSpec
+
+TOKENS = 64  # so few that a chip is done before the host has issued the next operator
+WARM_UP, REPEATS, IN_A_ROW = 3, 5, 4
+
+
+def with_block_issue(
+    profile: Profile, spec: ModelSpec, accelerator: Accelerator, dtype: Dtype
+) -> Profile:
+    """Return the profile with issue times that add up to those of the model's first block."""
+    shape = BlockShape(name=spec.name, spec=spec, config=None, sequences=1, length=TOKENS)
+    run = summed_run(shape, accelerator, dtype)
+    forward = _issue_s(run.forward, accelerator)
+    both = _issue_s(run.step, accelerator)
+    work = strategy_of(Workload(sequences=1, sequence_length=TOKENS))
+    summed = measured_unit(MeasuredChip(profile, dtype), unit_calls(spec, 1, work))
+    factors = PassFactors(
+        forward=_ratio(forward, float(summed.issue_forward_s)),
+        backward=_ratio(both - forward, float(summed.issue_backward_s)),
+    )
+    return reissued(profile, factors)
+
+
+def _issue_s(run: Callable[[], object], accelerator: Accelerator) -> float:
+    """Return the least host time of a call."""
+    for _ in range(WARM_UP):
+        run()
+    found = []
+    for _ in range(REPEATS):
+        accelerator.synchronize()
+        begin = time.perf_counter()
+        for _ in range(IN_A_ROW):
+            run()
+        found.append((time.perf_counter() - begin) / IN_A_ROW)
+    accelerator.synchronize()
+    return min(found)
+
+
+def _ratio(whole: float, parts: float) -> float:
+    return whole / parts if whole > 0 and parts > 0 else 1.0
