@@ -39,9 +39,9 @@ def test_issue_times_add_up_to_a_block_and_seconds_stay(monkeypatch: pytest.Monk
     found = block_issue.with_block_issue(known, spec, open_accelerator("cpu"), Dtype.FP32)
     work = strategy_of(Workload(sequences=1, sequence_length=64))
     unit = measured_unit(MeasuredChip(found, Dtype.FP32), unit_calls(spec, 1, work))
-    assert float(unit.issue_forward_s) == pytest.approx(2e-3)
+    assert float(unit.issue_forward_s) == pytest.approx(block_issue.IN_A_STEP * 2e-3)
     # sums of tensors have one row, which is a forward one
-    assert float(unit.issue_backward_s) == pytest.approx(5e-3, rel=0.06)
+    assert float(unit.issue_backward_s) == pytest.approx(block_issue.IN_A_STEP * 5e-3, rel=0.06)
     assert [row.seconds for row in found.operators] == [row.seconds for row in known.operators]
     steps = [row.issue_s for row in found.operators if row.operator == "adamw"]
     assert all(issue == 3e-6 for issue in steps)
