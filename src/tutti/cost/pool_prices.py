@@ -117,6 +117,7 @@ class PoolPrices:
             hop_s=_number(self.constants.nic_latency_s),
         )
         self._units: dict[object, UnitTimes] = {}
+        self._outside: dict[Workload, tuple[str, ...]] = {}  # what a profile does not know of each
 
     @property
     def node_jitter(self) -> float:
@@ -128,7 +129,9 @@ class PoolPrices:
         if self.layers is not None:
             return self.layers.flags(work)
         if self._measured is not None:
-            return self._unmeasured(self._measured, work)
+            if work not in self._outside:
+                self._outside[work] = self._unmeasured(self._measured, work)
+            return self._outside[work]
         if self.calibration is None:
             return ()
         values = {

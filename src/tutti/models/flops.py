@@ -39,6 +39,7 @@ def unit_operators(spec: ModelSpec, unit: int, work: Workload) -> tuple[Operator
     return _block(spec, spec.layer_blocks[unit - 1], work)
 
 
+@functools.lru_cache(maxsize=256)
 def matmul_parameters(spec: ModelSpec) -> int:
     """Return N: what a token is multiplied with, the head included, of experts its own."""
     return sum(
@@ -48,6 +49,7 @@ def matmul_parameters(spec: ModelSpec) -> int:
     )
 
 
+@functools.lru_cache(maxsize=256)
 def attention_flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
     """Return Σ_layers heads·(d_qk + d_v)·min(sequence, window)."""
     blocks = [spec.block(unit) for unit in range(1, spec.num_layers + 1)]

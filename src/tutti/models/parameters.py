@@ -86,6 +86,7 @@ class Parameter:
         return size
 
 
+@functools.lru_cache(maxsize=8192)
 def unit_parameters(spec: ModelSpec, unit: int) -> tuple[Parameter, ...]:
     """Return the tensors of one unit of a model."""
     if unit == 0:

@@ -181,13 +181,17 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """All parameters; tied ones once."""
-        return sum(p.size for p in self._counted())
+        return _parameter_counts(self)[0]
 
     @property
     def num_activated(self) -> int:
         """The parameters that one token uses; of the experts only its own."""
-        return sum(p.activated_size for p in self._counted())
+        return _parameter_counts(self)[1]
 
-    def _counted(self) -> list[Parameter]:
-        units = range(self.num_units)
-        return [p for unit in units for p in self.parameters(unit) if p.counted]
+
+@functools.lru_cache(maxsize=256)
+def _parameter_counts(spec: ModelSpec) -> tuple[int, int]:
+    """Return how many parameters there are, and how many of them one token uses."""
+    units = range(spec.num_units)
+    counted = [p for unit in units for p in spec.parameters(unit) if p.counted]
+    return sum(p.size for p in counted), sum(p.activated_size for p in counted)
