@@ -178,8 +178,7 @@ class Candidates:
             best = min(best, priced.value)
         fitting.sort(key=lambda c: (c.value, str(c.key)))
         if self.problem.model.num_experts:
-            best = [self._varied(candidate, known) for candidate in fitting[:VARIED]]
-            fitting[:VARIED] = best
+            fitting[:VARIED] = [self._varied(candidate, known) for candidate in fitting[:VARIED]]
             fitting.sort(key=lambda c: (c.value, str(c.key)))
         return fitting
 
