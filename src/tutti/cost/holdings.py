@@ -85,6 +85,7 @@ class HolderIndex:
         self._plan = plan
         self._by_unit: dict[int, Holders] = {}
         self._same: dict[tuple[tuple[int, int], ...], Holders] = {}
+        self._rules: dict[int, tuple[int, ...]] = {}
 
     def of(self, unit: int) -> Holders:
         """Return the holders of a unit; units with the same ones get the same object."""
@@ -93,6 +94,16 @@ class HolderIndex:
             key = tuple((p, s) for p, s, _ in found)
             self._by_unit[unit] = self._same.setdefault(key, found)
         return self._by_unit[unit]
+
+    def rules(self, unit: int) -> tuple[int, ...]:
+        """Return the numbers of the synchronisation rules that a unit falls under."""
+        if unit not in self._rules:
+            self._rules[unit] = tuple(
+                number
+                for number, rule in enumerate(self._plan.synchronisation)
+                if rule.units[0] <= unit < rule.units[1]
+            )
+        return self._rules[unit]
 
 
 class Holdings:
@@ -119,19 +130,23 @@ class Holdings:
         self._levels: dict[tuple[int, ParameterClass], int] = {}
         self._unit_kinds = model.unit_kinds
         self._recomputed: dict[int, Recompute] = {}
+        self._likenesses: dict[int, object] = {}
 
     def likeness(self, unit: int) -> object:
         """Return a key that units share of which a rank holds and computes the same."""
-        offload, rules = self.replica.offload, self.plan.synchronisation
+        found = self._likenesses.get(unit)
+        if found is None:
+            found = self._likenesses[unit] = self._likeness(unit)
+        return found
+
+    def _likeness(self, unit: int) -> object:
+        offload = self.replica.offload
         away = (offload.parameters, offload.gradients, offload.optimizer, offload.activations)
-        applied = tuple(
-            number for number, rule in enumerate(rules) if rule.units[0] <= unit < rule.units[1]
-        )
         return (
             self._unit_kinds[unit],
             self.recompute_kind(unit),
             tuple(covers(ranges, unit) for ranges in away),
-            applied,
+            self._index.rules(unit),
             id(self._index.of(unit)),
         )
 

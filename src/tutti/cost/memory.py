@@ -68,7 +68,9 @@ class MemoryModel:
         self.precision = holdings.plan.job.precision
         self.offload = holdings.replica.offload
         self.units = [u for a, b in holdings.stage.units for u in range(a, b)]
-        self._updated: dict[int, float] = {}
+        self._updated: dict[object, float] = {}  # by likeness, as the next ones
+        self._shards: dict[object, float] = {}
+        self._brought_bytes: dict[object, float] = {}
 
     # --- static --------------------------------------------------------------------------
 
@@ -202,10 +204,13 @@ class MemoryModel:
 
     def _shard(self, unit: int, level: int) -> float:
         """How many of a unit's parameters a rank holds of what shards from `level` on."""
-        return sum(
-            self.holdings.parameters(unit, kind) * self.holdings.shard(unit, kind, level)
-            for kind in ParameterClass
-        )
+        key = (level, self.holdings.likeness(unit))
+        if key not in self._shards:
+            self._shards[key] = sum(
+                self.holdings.parameters(unit, kind) * self.holdings.shard(unit, kind, level)
+                for kind in ParameterClass
+            )
+        return self._shards[key]
 
     def _gathered(self, unit: int, kind: ParameterClass) -> float:
         if self.holdings.level(unit, kind) < 3:
@@ -214,9 +219,12 @@ class MemoryModel:
 
     def _brought(self, unit: int) -> float:
         """Parameters that were gathered or fetched for one pass."""
-        gathered = sum(self._gathered(unit, kind) for kind in ParameterClass)
-        fetched = self._parameter_shard(unit) if covers(self.offload.parameters, unit) else 0.0
-        return gathered + fetched
+        key = self.holdings.likeness(unit)
+        if key not in self._brought_bytes:
+            gathered = sum(self._gathered(unit, kind) for kind in ParameterClass)
+            fetched = self._parameter_shard(unit) if covers(self.offload.parameters, unit) else 0.0
+            self._brought_bytes[key] = gathered + fetched
+        return self._brought_bytes[key]
 
     def _parameter_shard(self, unit: int) -> float:
         return self._shard(unit, 3) * self.precision.parameters.num_bytes
@@ -226,12 +234,13 @@ class MemoryModel:
 
     def optimizer_parameters(self, unit: int) -> float:
         """Return how many parameters of a unit a rank updates."""
-        if unit not in self._updated:
-            self._updated[unit] = sum(
+        key = self.holdings.likeness(unit)
+        if key not in self._updated:
+            self._updated[key] = sum(
                 self.holdings.updated(unit, kind) * self.holdings.shard(unit, kind, 1)
                 for kind in ParameterClass
             )
-        return self._updated[unit]
+        return self._updated[key]
 
     def _optimizer_shard(self, unit: int) -> float:
         return self.optimizer_parameters(unit) * self._state_bytes()
