@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from tutti.accelerator.reference.linear import _add_product, _add_rows, _table_gradient
+from tutti.accelerator.plain import _table_gradient
+from tutti.accelerator.reference.linear import _add_product, _add_rows
 
 SHAPES = {
     "1B qkv": (4096, 3072, 2048),
@@ -62,11 +63,12 @@ def main() -> None:
     for name, (tokens, vocabulary, wide) in TABLES.items():
         ids = torch.randint(0, vocabulary, (tokens,), device="cuda")
         rows = torch.randn(tokens, wide, **bf16)
-        total = torch.zeros(vocabulary, wide, device="cuda")
+        total, table = torch.zeros(vocabulary, wide, device="cuda"), torch.empty(1, **bf16)
+        table = table.expand(vocabulary, wide)
         line(
             name,
-            lambda ids=ids, rows=rows, total=total, vocabulary=vocabulary: total.add_(
-                _table_gradient(ids, rows, vocabulary, torch.bfloat16)
+            lambda ids=ids, rows=rows, total=total, table=table: total.add_(
+                _table_gradient(ids, rows, table)
             ),
             lambda ids=ids, rows=rows, total=total: _add_rows(total, ids, rows),
         )

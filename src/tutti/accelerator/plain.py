@@ -30,9 +30,17 @@ def _sums_wide(tensor: Tensor, dtype: torch.dtype) -> str | None:
 def embedding(tokens: Tensor, table: Tensor, *, later: WeightGradients | None = None) -> Tensor:
     """Look rows up as the reference does."""
     if later is not None and torch.is_grad_enabled():
-        return later_embedding(tokens, table, later)
+        return later_embedding(tokens, table, later, _table_gradient)
     rows = functional.embedding(tokens.clamp_min(0), table)
     return rows.masked_fill((tokens < 0).unsqueeze(-1), 0.0)
+
+
+def _table_gradient(tokens: Tensor, gradient: Tensor, table: Tensor) -> Tensor:
+    """Return the whole gradient of a table, added up in the same order every time."""
+    dense: Tensor = torch.ops.aten.embedding_dense_backward(
+        gradient, tokens, table.shape[0], -1, False
+    )
+    return dense
 
 
 def _supports_embedding(tokens: Tensor, table: Tensor, **_options: Any) -> str | None:

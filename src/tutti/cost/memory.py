@@ -70,7 +70,7 @@ class MemoryModel:
         self.units = [u for a, b in holdings.stage.units for u in range(a, b)]
         self._updated: dict[object, float] = {}  # by likeness, as the next ones
         self._shards: dict[object, float] = {}
-        self._brought_bytes: dict[object, float] = {}
+        self._gathered_bytes: dict[object, float] = {}
 
     # --- static --------------------------------------------------------------------------
 
@@ -220,11 +220,10 @@ class MemoryModel:
     def _brought(self, unit: int) -> float:
         """Parameters that were gathered or fetched for one pass."""
         key = self.holdings.likeness(unit)
-        if key not in self._brought_bytes:
-            gathered = sum(self._gathered(unit, kind) for kind in ParameterClass)
-            fetched = self._parameter_shard(unit) if covers(self.offload.parameters, unit) else 0.0
-            self._brought_bytes[key] = gathered + fetched
-        return self._brought_bytes[key]
+        if key not in self._gathered_bytes:
+            self._gathered_bytes[key] = sum(self._gathered(unit, kind) for kind in ParameterClass)
+        fetched = self._parameter_shard(unit) if covers(self.offload.parameters, unit) else 0.0
+        return self._gathered_bytes[key] + fetched
 
     def _parameter_shard(self, unit: int) -> float:
         return self._shard(unit, 3) * self.precision.parameters.num_bytes

@@ -25,7 +25,7 @@ from tutti.search.tables import Config, Tables
 
 MORE_CHAINS = 2  # of every group of pools, where experts may be spread
 UNLIKE = 8  # candidates of one schedule and shard level that are wide unlike the best ones
-HOPELESS = 1.3  # times the best so far; exact cuts take 0.7 to 1.2 of what the coarse price says
+HOPELESS = 1.45  # times the best so far: exact cuts take 0.7 of the coarse price at the least
 VARIED = 24  # candidates whose replicas may split their work otherwise, where experts are spread
 
 

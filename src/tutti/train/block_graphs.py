@@ -91,6 +91,7 @@ class BlockGraphs:
         self._names = {id(leaf): name for name, leaf in self._leaves.items()}
         self._later = WeightGradients()
         self._held: list[Deferred] = []  # keeps what the weight pass reads from being used anew
+        self._apart: list[Deferred] = []  # those of them that go onto no sum
         self._small: dict[str, Tensor] = {}  # gradients that backward itself makes
         self._made: dict[str, Tensor] = {}  # all gradients, after a weight pass
         self._x: Input | None = None
@@ -179,32 +180,37 @@ class BlockGraphs:
         Those are lent: the next weight pass of the block overwrites them. Sums lie elsewhere in
         each step, so products that go straight onto them are no graph.
         """
-        if self._added(sum_of):
+        apart = self._add(sum_of)
+        if not apart:
+            self._leave(self._small)
             return
-        for name in {self._names[id(deferred.weight)] for deferred in self._held}:
+        self._apart = apart
+        for name in {self._names[id(deferred.weight)] for deferred in apart}:
             if name not in self._gradients:
                 self._gradients[name] = torch.empty_like(self._leaves[name], requires_grad=False)
         self._run(self._weigh, self._weights_pool)
-        for name, gradient in self._made.items():
+        self._leave(self._made)
+
+    def _leave(self, gradients: dict[str, Tensor]) -> None:
+        for name, gradient in gradients.items():
             self._owners[name].grad = gradient
 
     @torch.no_grad()
-    def _added(self, sum_of: SumOf) -> bool:
-        """Add what is left of the gradients to its sums; False if one of them has none."""
-        sums = [sum_of(self._owners[self._names[id(d.weight)]]) for d in self._held]
-        found = [total for total in sums if total is not None]
-        if len(found) < len(self._held):
-            return False
-        for deferred, total in zip(self._held, found, strict=True):
-            deferred.onto(total)
-        for name, gradient in self._small.items():
-            self._owners[name].grad = gradient
-        return True
+    def _add(self, sum_of: SumOf) -> list[Deferred]:
+        """Add gradients to their sums; return those that have none, the same in every pass."""
+        apart = []
+        for deferred in self._held:
+            total = sum_of(self._owners[self._names[id(deferred.weight)]])
+            if total is None:
+                apart.append(deferred)
+            else:
+                deferred.onto(total)
+        return apart
 
     @torch.no_grad()
     def _weigh(self) -> None:
         self._made = dict(self._small)
-        for deferred in self._held:
+        for deferred in self._apart:
             name = self._names[id(deferred.weight)]
             if name in self._made:
                 known = self._made[name]

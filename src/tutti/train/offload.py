@@ -105,11 +105,12 @@ class HostMoves:
         with self._accelerator.lane(COPY_IN):
             for owner in exchange.owners():
                 allocate(owner, self._accelerator)
-                self._accelerator.keep_for_lane(owner.data, "compute")
             for state in exchange.states:
                 state.bring_parameters()
             arrived = self._accelerator.event()
             arrived.record()
+        for owner in exchange.owners():
+            self._accelerator.keep_for_lane(owner.data, "compute")
         return Arrival(arrived)
 
 

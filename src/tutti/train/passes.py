@@ -174,6 +174,8 @@ class Passes:
                 assert live.x.grad is not None
                 self.gradients[unit, micro_batch] = live.x.grad
             later = live.later
+            if live.x is None:  # tables: cheap at once, while the gradient above them is here
+                later.run(self._sum_of)
             self.live[unit, micro_batch] = Live(later=later)  # activations are gone from here
 
     def _weight(self, name: str, value: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from tutti.accelerator.devices.cpu import CpuAccelerator
 from tutti.plan.plan import Plan
 from tutti.schedule.instruction import COLLECTIVES, LANES, Lane, Op
 from tutti.train.engine import Engine
+from tutti.train.host import COPY_IN, COPY_OUT
 
 COMPUTE = frozenset(op for op, lane in LANES.items() if lane is Lane.COMPUTE)
 COPIES = frozenset(op for op, lane in LANES.items() if lane is Lane.COPY)
@@ -143,7 +144,7 @@ class WatchedChip(CpuAccelerator):
     watch: Watch
 
     def lane(self, name: str) -> contextlib.AbstractContextManager[None]:
-        if name == "copy":
+        if name in (COPY_IN, COPY_OUT):
             self.watch.note("copy")
         return super().lane(name)
 
@@ -192,6 +193,7 @@ def test_every_call_is_in_an_instruction_of_its_lane(name):
     for kind, where in seen.items():
         assert set(where) <= WANTED[kind], kind
     assert expected <= seen.keys()
+    assert "copy" not in expected or set(seen["copy"]) == COPIES, "both ways"
     assert plan.num_ranks == 1 or seen.keys() & {"exchange", "collective"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +12,8 @@ from torch.nn import functional
 
 from tutti.accelerator.gradients import WeightGradients
 
-WIDE_PRODUCTS = ("cuda",)  # where products of half precision can be written in float32
+HALF = (torch.float16, torch.bfloat16)
+TableGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def linear(
@@ -55,11 +58,25 @@ class _LaterLinear(torch.autograd.Function):
         return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None
 
 
+@functools.cache
+def _adds_wide(device: str) -> bool:
+    """Tell whether products of half precision can be written in float32: by trying one."""
+    if device == "cpu":
+        return False
+    try:
+        a = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
+        total = torch.ones(8, 8, device=device)
+        torch.addmm(total, a, a, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a·b to a sum, in the sum's precision where the device can."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
-    elif total.device.type in WIDE_PRODUCTS:
+    elif total.dtype is torch.float32 and a.dtype in HALF and _adds_wide(total.device.type):
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         total.add_(a @ b)
@@ -127,15 +144,24 @@ class _LaterGrouped(torch.autograd.Function):
 def embedding(tokens: Tensor, table: Tensor, *, later: WeightGradients | None = None) -> Tensor:
     """Return the rows of the table that the tokens name; a negative token gives zeros."""
     if later is not None and torch.is_grad_enabled():
-        return later_embedding(tokens, table, later)
+        return later_embedding(tokens, table, later, _table_gradient)
     rows: Tensor = _Embedding.apply(tokens.clamp_min(0), table)
     return rows.masked_fill((tokens < 0).unsqueeze(-1), 0.0)
 
 
-def later_embedding(tokens: Tensor, table: Tensor, later: WeightGradients) -> Tensor:
-    """Look rows up; the table's gradient is left for later."""
-    rows: Tensor = _LaterEmbedding.apply(tokens.clamp_min(0), table, later)
-    return rows.masked_fill((tokens < 0).unsqueeze(-1), 0.0)
+def later_embedding(
+    tokens: Tensor, table: Tensor, later: WeightGradients, gradient_of: TableGradient
+) -> Tensor:
+    """Look rows up; the table's gradient, by `gradient_of` if it goes on no sum, is left for later.
+
+    A negative token gives zeros and takes none: where many of them name one row, those that add it
+    up wait for each other. So each names another.
+    """
+    outside = tokens < 0
+    others = torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
+    named = torch.where(outside, others % table.shape[0], tokens)
+    rows: Tensor = _LaterEmbedding.apply(named, table, later, gradient_of)
+    return rows.masked_fill(outside.unsqueeze(-1), 0.0)
 
 
 class _Embedding(torch.autograd.Function):
@@ -148,17 +174,18 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, table: Tensor) -> Tensor:
         ctx.save_for_backward(tokens)
-        ctx.rows, ctx.dtype = table.shape[0], table.dtype
+        ctx.table = table.detach()
         return functional.embedding(tokens, table)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         (tokens,) = ctx.saved_tensors
-        return None, _table_gradient(tokens, gradients[0], ctx.rows, ctx.dtype)
+        return None, _table_gradient(tokens, gradients[0], ctx.table)
 
 
-def _table_gradient(tokens: Tensor, gradient: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    gradient = gradient.flatten(0, -2)
+def _table_gradient(tokens: Tensor, gradient: Tensor, table: Tensor) -> Tensor:
+    """Return the whole gradient of a table."""
+    gradient, dtype = gradient.flatten(0, -2), table.dtype
     ordered, order = tokens.flatten().sort(stable=True)
     first = torch.ones_like(ordered)
     first[1:] = ordered[1:] != ordered[:-1]
@@ -166,8 +193,7 @@ def _table_gradient(tokens: Tensor, gradient: Tensor, rows: int, dtype: torch.dt
     wide = gradient.to(torch.promote_types(dtype, torch.float32))
     sums = torch.zeros_like(wide).index_add_(0, place, wide[order])
     used = torch.zeros_like(ordered).scatter_(0, place, ordered)  # beyond: row 0, plus zero
-    table = gradient.new_zeros(rows, gradient.shape[-1], dtype=dtype)
-    return table.index_add_(0, used, sums.to(dtype))
+    return torch.zeros_like(table, requires_grad=False).index_add_(0, used, sums.to(dtype))
 
 
 class _LaterEmbedding(torch.autograd.Function):
@@ -177,20 +203,23 @@ class _LaterEmbedding(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, table: Tensor, later: WeightGradients) -> Tensor:
+    def forward(
+        ctx: Any, tokens: Tensor, table: Tensor, later: WeightGradients, gradient_of: TableGradient
+    ) -> Tensor:
         ctx.save_for_backward(tokens)
-        ctx.table, ctx.later = table, later  # the parameter itself
+        ctx.table, ctx.later, ctx.gradient_of = table, later, gradient_of  # the parameter itself
         return functional.embedding(tokens, table)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None, None]:
         (tokens,), table, (gradient,) = ctx.saved_tensors, ctx.table, gradients
+        gradient_of = ctx.gradient_of
         ctx.later.defer(
             table,
-            lambda: _table_gradient(tokens, gradient, table.shape[0], table.dtype),
+            lambda: gradient_of(tokens, gradient, table),
             add=lambda total: _add_rows(total, tokens.flatten(), gradient.flatten(0, -2)),
         )
-        return None, None, None
+        return None, None, None, None
 
 
 def _add_rows(total: Tensor, tokens: Tensor, rows: Tensor) -> None:

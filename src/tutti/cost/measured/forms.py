@@ -93,7 +93,6 @@ FORMS: Mapping[str, Form] = {
     "embedding": Form(
         dims=("tokens", "width", "vocabulary"),
         elements=lambda d: 2.0 * d[0] * d[1],
-        weighs=True,
     ),
     "linear_cross_entropy": Form(
         dims=("tokens", "vocabulary", "in"),
