@@ -22,6 +22,7 @@ from tests.support.any_plan import FOUR, GPIPE, INTERLEAVED, PLAIN, ZERO, Draft
 from tests.support.threads import ThreadLinks, World
 from tests.support.training import batches_of, engine_of, in_precision, settings
 from tutti.accelerator import Accelerator, open_accelerator
+from tutti.accelerator.gradients import SumOf
 from tutti.nn.batch import Batch
 from tutti.nn.block import Block
 from tutti.nn.norm import Norm
@@ -310,8 +311,13 @@ def any_order(seed: int, units: int, micro_batches: int, most: int) -> list[Inst
     return found
 
 
-def gradients(order: list[Instruction], micro_batches: int, mode: str) -> list[float]:
-    """Sums of the gradients of three rounds of passes, per parameter and round."""
+def gradients(
+    order: list[Instruction], micro_batches: int, mode: str, *, summed: bool = False
+) -> list[float]:
+    """Sums of the gradients of three rounds of passes, per parameter and round.
+
+    With `summed` passes add to them by themselves, as far as they can.
+    """
     accelerator = open_accelerator(DEVICE)
     draft = Draft(3).line((((0, 5),), [{"sequences": 1}]), micro_batches=micro_batches)
     plan = in_precision(draft.plan(), "fp32")
@@ -324,20 +330,30 @@ def gradients(order: list[Instruction], micro_batches: int, mode: str) -> list[f
             CaptureSettings(mode=mode), token_bytes=4,  # type: ignore[arg-type]
         )  # fmt: skip
         selective: Any = engine.accelerator.operators
-        passes = Passes(units, engine.seat.replica, accelerator, selective, graphs)
+        totals: dict[int, Tensor] = {}
+
+        def sum_of(weight: Tensor) -> Tensor | None:
+            if not summed or weight.dim() == 1:
+                return None
+            return totals.setdefault(id(weight), torch.zeros_like(weight, requires_grad=False))
+
+        passes = Passes(units, engine.seat.replica, accelerator, selective, graphs, sum_of)
         found: list[float] = []
         for step in range(3):
+            totals.clear()
             graphs.begin_step()
             passes.begin_step(1.0)
             batches = on_device(accelerator, engine, step, packed=False)
-            found += _round(passes, order, [batches(m) for m in range(micro_batches)])
+            found += _round(passes, order, [batches(m) for m in range(micro_batches)], totals)
         return found
 
     result: list[float] = World(1).run(one)[0]
     return result
 
 
-def _round(passes: Passes, order: list[Instruction], batches: list[Batch]) -> list[float]:
+def _round(
+    passes: Passes, order: list[Instruction], batches: list[Batch], totals: dict[int, Tensor]
+) -> list[float]:
     sums: dict[tuple[int, str], Tensor] = {}
     for op, m, start, stop, *_ in order:
         if op is Op.FORWARD:
@@ -352,6 +368,12 @@ def _round(passes: Passes, order: list[Instruction], batches: list[Batch]) -> li
                     own = parameter.grad.detach().clone()
                     sums[start, name] = own if known is None else known + own
                     parameter.grad = None
+    for unit, module in passes.units.items():
+        for name, parameter in module.named_parameters():
+            if id(parameter) in totals:
+                known = sums.get((unit, name))
+                own = totals[id(parameter)]
+                sums[unit, name] = own if known is None else known + own
     passes.gradients.clear()
     return [float(total.double().norm().cpu()) for _, total in sorted(sums.items(), key=_key)]
 
@@ -364,7 +386,10 @@ def orders() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for seed in range(3):
         order = any_order(seed, 5, 5, 2 + seed % 2)
-        found[str(seed)] = {m: gradients(order, 5, m) for m in ("off", "on")}
+        for summed in (False, True):
+            found[f"{seed} {summed}"] = {
+                mode: gradients(order, 5, mode, summed=summed) for mode in ("off", "on")
+            }
     return found
 
 
@@ -393,13 +418,18 @@ def _one_pool() -> Iterator[None]:
         Slot.__init__ = plain  # type: ignore[method-assign]
 
 
+def _gone() -> Tensor:
+    raise AssertionError("a graph has it by now")
+
+
 @contextmanager
 def _nothing_held() -> Iterator[None]:
     plain = BlockGraphs.backward_weight
 
-    def forgetting(self: BlockGraphs) -> None:
-        plain(self)
-        self._held = []
+    def forgetting(self: BlockGraphs, sum_of: SumOf) -> None:
+        plain(self, sum_of)
+        self._held = [d._replace(compute=_gone, write=None, add=None) for d in self._held]
+        self._apart = self._held
 
     BlockGraphs.backward_weight = forgetting  # type: ignore[method-assign]
     try:
