@@ -41,6 +41,17 @@ WARM_UP = 4  # the first as it is, the second timed, the third captured, one rep
 FAR = 5e-3  # relative; losses and norms in bf16 over a dozen steps, at least tolerated
 
 
+def add_arguments(
+    parser: argparse.ArgumentParser, *, layers: int, vocabulary: int, micro_batches: int
+) -> None:
+    """Let a command line say what `make_engine` makes, unless it is what the caller wants."""
+    parser.add_argument("--model", default="llama-3.2-1b")
+    parser.add_argument("--layers", type=int, default=layers)
+    parser.add_argument("--vocabulary", type=int, default=vocabulary)
+    parser.add_argument("--micro-batches", type=int, default=micro_batches)
+    parser.add_argument("--device", default=None)
+
+
 def make_engine(
     asked: argparse.Namespace, tokens: int, mode: CaptureMode, accelerator: Accelerator
 ) -> tuple[Engine, list[str]]:
@@ -165,13 +176,9 @@ def apart(one: list[float], other: list[float]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="llama-3.2-1b")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--micro-batches", type=int, default=1)
+    add_arguments(parser, layers=4, vocabulary=8192, micro_batches=1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
-    parser.add_argument("--device", default=None)
     asked = parser.parse_args()
     chip = open_accelerator(asked.device)
     rows, wrong = [], False

@@ -16,19 +16,15 @@ import pstats
 import statistics
 import time
 
-from engine_graphs import SETTINGS, batches, make_engine
+from engine_graphs import SETTINGS, add_arguments, batches, make_engine
 
 from tutti.accelerator import open_accelerator
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="llama-3.2-1b")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--vocabulary", type=int, default=4096)
-    parser.add_argument("--micro-batches", type=int, default=4)
+    add_arguments(parser, layers=8, vocabulary=4096, micro_batches=4)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--device", default="cuda")
     parser.add_argument("--lines", type=int, default=45)
     asked = parser.parse_args()
     chip = open_accelerator(asked.device)

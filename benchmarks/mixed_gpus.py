@@ -17,8 +17,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import os
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,6 +39,7 @@ PEAK, MEMORY = 989e12, 141e9
 # Bytes/s between two processes through host memory: with it the model prices the all-reduce of
 # 64 MiB at the 5.5 ms that comm_two_processes.py measures.
 LINK = 15.4e9
+MOST_SEQUENCES = 4  # of a micro-batch, whose shapes are measured
 RUNS = ("planned", "uniform", "alone", "whole")
 BEGIN = time.perf_counter()
 NAMES = ("first", "second", "third")
@@ -116,7 +120,8 @@ def profiles(parts: list[int], scratch: Path, args: argparse.Namespace) -> list[
         command = [
             sys.executable, "-c", code, "profile", args.model, "-o", str(scratch / f"raw-{i}.json"),
             "--device", "cpu" if args.rehearse else "cuda", "--budget", f"{args.profile_s}s",
-            "--tokens", str(args.length), "--sequence-length", str(args.length), "--json",
+            "--tokens", f"{MOST_SEQUENCES * args.length},{args.length}",
+            "--sequence-length", str(args.length), "--json",
         ]  # fmt: skip
         environment = {**os.environ, **limits(part)}
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
@@ -128,6 +133,13 @@ def profiles(parts: list[int], scratch: Path, args: argparse.Namespace) -> list[
         measured.save(scratch / f"part-{part}.json")
         found.append(str(scratch / f"part-{part}.json"))
     return list(dict.fromkeys(found))
+
+
+def keep_traces(run: Path, folder: str, name: str) -> None:
+    """Copy the traces of a run to a folder, if one was named."""
+    for trace in sorted(run.rglob("*trace*.json*")) if folder else ():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(trace, Path(folder) / f"{name}-{trace.name}")
 
 
 def show(job: Job) -> None:
@@ -188,18 +200,22 @@ class Runs:
         }  # fmt: skip
         return prepare(build(TrainConfig, written, Place(name)))
 
-    def run(self, job: Job) -> TrainResult:
+    def run(self, job: Job, steps: list[float] | None = None) -> TrainResult:
+        """Run a job; its steps' seconds are added to the list."""
         of = {NAMES[i]: part for i, part in enumerate(self.parts)}
         chips = [c for _, _, s in job.plan.stages() for r in s.replicas for c in r.chips]
         threads = str(max(1, (os.cpu_count() or 1) // (2 * len(self.parts))))
         few = {"OMP_NUM_THREADS": threads}  # other jobs run at the same time
         environment = {rank: few | limits(of[chip.pool]) for rank, chip in enumerate(chips)}
-        return run_local(job, environment=environment, listener=self.hear)
+        hear = functools.partial(self.hear, steps)
+        return run_local(job, environment=environment, listener=hear)
 
-    def hear(self, event: object) -> None:
+    def hear(self, steps: list[float] | None, event: object) -> None:
         if getattr(event, "kind", "") not in ("step", "warning") or event.rank != 0:
             return
         values = dict(event.values)
+        if steps is not None and event.kind == "step":
+            steps.append(values["seconds"])
         shown = {k: values[k] for k in ("step", "loss", "seconds", "text") if k in values}
         if values.get("step", 0) == 3:
             shown |= {
@@ -209,19 +225,22 @@ class Runs:
         say(shown)
 
 
-def alone(runs: Runs, args: argparse.Namespace) -> dict[str, TrainResult]:
-    """Run every part by itself, all at the same time.
+def alone(runs: Runs, args: argparse.Namespace) -> dict[str, float]:
+    """Run every part by itself, all at the same time; return the tokens per second of each.
 
-    Each has a batch that takes it as long as the others theirs, or a part would have the device to
-    itself at the end. Whole fours of sequences: an odd number would allow no micro-batch but one.
+    Each has a batch that takes it as long as the others theirs. Whole fours of sequences: an odd
+    number would allow no micro-batch but one. Some begin earlier and some end later, by less than a
+    step: the first and the last step of each, which may have the device to themselves, do not
+    count.
     """
-    found: dict[str, TrainResult] = {}
+    found: dict[str, float] = {}
 
     def job(name: str, part: int, batch: float) -> Job:
         # only the profiles of chips in the plan may be given
         only = [p for p in runs.profiles if p.endswith(f"part-{part}.json")]
         whole = max(4, 4 * round(batch / 4))
-        return runs.job(f"alone-{name}", whole, args.few, pools=[name], chip_profiles=only)
+        steps = max(args.few, 4)
+        return runs.job(f"alone-{name}", whole, steps, pools=[name], chip_profiles=only)
 
     named = list(zip(NAMES, runs.parts, strict=False))
     tried = {part: job(name, part, args.batch / len(named)) for name, part in named}
@@ -231,7 +250,11 @@ def alone(runs: Runs, args: argparse.Namespace) -> dict[str, TrainResult]:
     say(f"alone: {[made.plan.job.global_batch for made in jobs]} sequences")
 
     def one(name: str, job: Job) -> None:
-        found[name] = runs.run(job)
+        seconds: list[float] = []
+        runs.run(job, seconds)
+        asked = job.plan.job
+        tokens = asked.global_batch * asked.sequence_length
+        found[name] = tokens / statistics.fmean(seconds[1:-1])
 
     threads = [threading.Thread(target=one, args=pair) for pair in zip(NAMES, jobs, strict=False)]
     for thread in threads:
@@ -252,7 +275,9 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, object]:
     for _ in range(args.learn):
         learn(runs, args)
     if "planned" in args.only:
-        job = runs.job("planned", args.batch, args.steps)
+        narrowed = {"max_stages": args.max_stages} if args.max_stages else {}
+        traced = [3] if args.traces else []
+        job = runs.job("planned", args.batch, args.steps, trace_steps=traced, **narrowed)
         show(job)
         try:
             planned = runs.run(job)
@@ -260,6 +285,7 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, object]:
             for log in sorted((scratch / "planned" / "logs").iterdir()):
                 print(log.name, log.read_text()[-3000:], file=sys.stderr)
             raise
+        keep_traces(scratch / "planned", args.traces, "planned")
         result |= {
             "planned_s": planned.seconds_per_step,
             "predicted_s": planned.predicted_s,
@@ -269,8 +295,8 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, object]:
         say(f"planned: {planned.seconds_per_step:.3f} s, predicted {planned.predicted_s:.3f} s")
     if "alone" in args.only:
         by_name = alone(runs, args)
-        together = sum(found.tokens_per_s for found in by_name.values())
-        result["alone_tokens_per_s"] = {n: f.tokens_per_s for n, f in by_name.items()}
+        together = sum(by_name.values())
+        result["alone_tokens_per_s"] = by_name
         if "planned" in args.only:
             result["mixed_efficiency"] = planned.tokens_per_s / together
         say(f"alone: {together:.0f} tokens/s together; {result.get('mixed_efficiency')}")
@@ -303,10 +329,12 @@ def main() -> None:
     )
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--few", type=int, default=6)
-    parser.add_argument("--profile-s", type=int, default=20)
+    parser.add_argument("--profile-s", type=int, default=30)
     parser.add_argument("--profiles", default="", help="keep profiles here, and use those there")
     parser.add_argument("--learn", type=int, default=1, help="short runs that scale the profiles")
     parser.add_argument("--only", default=",".join(RUNS), help=f"some of {', '.join(RUNS)}")
+    parser.add_argument("--max-stages", type=int, default=0, help="of the plan; 0: as many as pay")
+    parser.add_argument("--traces", default="", help="keep traces of the planned run here")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
     args.only = args.only.split(",")

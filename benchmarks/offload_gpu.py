@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from mixed_gpus import Runs, profiles
+from mixed_gpus import Runs, keep_traces, profiles
 
 from tutti.plan.plan import Plan
 
@@ -41,7 +40,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--profile-s", type=int, default=20)
+    parser.add_argument("--profile-s", type=int, default=30)
     parser.add_argument("--vocabulary", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--profiles", default="", help="keep the profile here, or use it")
@@ -63,9 +62,7 @@ def main() -> None:
             traced = [4] if args.traces else []
             job = runs.job("run", args.batch, args.steps, offload=True, trace_steps=traced)
             done = runs.run(job)
-            for trace in sorted((own / "run").rglob("*trace*.json*")) if args.traces else ():
-                Path(args.traces).mkdir(parents=True, exist_ok=True)
-                shutil.copy(trace, Path(args.traces) / f"{amount}-{trace.name}")
+            keep_traces(own / "run", args.traces, amount)
             first = first or done.losses
             row = {
                 "memory_gb": float(amount) * 0.93,

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tutti.accelerator.gradients import WeightGradients
-from tutti.accelerator.reference.linear import later_embedding
+from tutti.accelerator.reference.linear import HALF, later_embedding
 from tutti.accelerator.registry import Implementation, register
 
-HALF = (torch.float16, torch.bfloat16)
 SUM_WIDE = ("cuda",)  # where gradients are known to be summed in float32
 
 

@@ -148,8 +148,7 @@ class Engine:
             capture,
             token_bytes=self.spec.hidden * self.dtype.itemsize,
         )
-        weighed = {e.micro_batch for e in self.instructions if e.op is Op.BACKWARD_WEIGHT}
-        sums = Sums(self.parameters.all_states(), several=len(weighed) > 1)
+        sums = Sums(self.parameters.all_states(), several=graphs.several)
         return Passes(units, self.seat.replica, self.accelerator, selective, graphs, sums.of)
 
     def _make_handlers(self) -> Mapping[Op, Callable[[Instruction], Handle]]:
