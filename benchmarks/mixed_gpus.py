@@ -30,6 +30,7 @@ import time
 from pathlib import Path
 
 from tutti.document import Place, build
+from tutti.errors import InputError
 from tutti.hardware.profile import Profile
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import Job, prepare
@@ -231,18 +232,27 @@ def alone(runs: Runs, args: argparse.Namespace) -> dict[str, float]:
     Each has a batch that takes it as long as the others theirs. Whole fours of sequences: an odd
     number would allow no micro-batch but one. Some begin earlier and some end later, by less than a
     step: the first and the last step of each, which may have the device to themselves, do not
-    count.
+    count. A part whose memory does not hold the model has what the parts leave over, too: alone it
+    could not run at all otherwise.
     """
     found: dict[str, float] = {}
+    named = list(zip(NAMES, runs.parts, strict=False))
+    spare = 0.95 * MEMORY * (100 - sum(runs.parts)) / 100
 
     def job(name: str, part: int, batch: float) -> Job:
         # only the profiles of chips in the plan may be given
         only = [p for p in runs.profiles if p.endswith(f"part-{part}.json")]
         whole = max(4, 4 * round(batch / 4))
-        steps = max(args.few, 4)
-        return runs.job(f"alone-{name}", whole, steps, pools=[name], chip_profiles=only)
+        asked = f"alone-{name}", whole, max(args.few, 4)
+        try:
+            return runs.job(*asked, pools=[name], chip_profiles=only)
+        except InputError:
+            folder = Path(tempfile.mkdtemp(dir=runs.scratch))
+            larger = Runs(folder, args, runs.parts, MEMORY + spare * 100 / part)
+            made = larger.job(*asked, pools=[name], chip_profiles=only)
+            say(f"{name} alone has {made.cluster.pool(name).chip.memory_bytes / 1e9:.0f} GB")
+            return made
 
-    named = list(zip(NAMES, runs.parts, strict=False))
     tried = {part: job(name, part, args.batch / len(named)) for name, part in named}
     paces = {part: trial.predicted().tokens_per_second for part, trial in tried.items()}
     every = sum(paces[part] for part in runs.parts)
