@@ -144,6 +144,9 @@ class Event:
     def synchronize(self) -> None:
         assert self.at is not None, "waited for an event that was not recorded"
 
+    def query(self) -> bool:
+        return self.at is not None
+
     def elapsed_time(self, later: Event) -> float:
         assert self.enable_timing
         assert self.at is not None

@@ -48,6 +48,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Let the host wait for the mark."""
 
+    def passed(self) -> bool:
+        """Tell whether the mark has been reached by now; nobody waits."""
+
     def seconds_since(self, earlier: Any) -> float:
         """Return the time between two marks that have passed."""
 

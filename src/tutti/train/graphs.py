@@ -1,7 +1,7 @@
 """Which blocks run as graphs, from when on, and what that costs in memory.
 
-`capture: auto` runs the first step as it is (kernels are made, libraries choose), times the second,
-and then captures blocks only where the host's issuing is what the chip waits for (`launches`); `on`
+`capture: auto` runs the first step as it is (kernels are made, libraries choose), watches the
+second, and then captures blocks only where the chip waits for the host's issuing (`launches`); `on`
 captures from the second step on wherever it can be done; `off` never. A graph is captured once per
 block and slot (`schedule.slots`) and replayed for every micro-batch that has the slot; batches of
 another shape than the first run as they are. What goes wrong in a capture is said in one line, and
@@ -28,10 +28,10 @@ from tutti.plan.plan import covers
 from tutti.schedule.instruction import Instruction, Op
 from tutti.schedule.slots import Units, all_slots
 from tutti.train.block_graphs import BlockGraphs, Slot
-from tutti.train.launches import BlockTimes, LaunchClock
+from tutti.train.launches import ChipWaits, LaunchWatch
 from tutti.train.seats import Seat
 from tutti.train.synchronise import Synchronised
-from tutti.units import bytes_text, seconds_text
+from tutti.units import bytes_text
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Graphs:
         self._wanted = settings.mode != "off" and bool(self._blocks or self._refused)
         self._active = self._suspended = self._failed = False
         self._steps = 0
-        self.clock: LaunchClock | None = None  # while a step is timed
+        self.watch: LaunchWatch | None = None  # while a step is watched
         self._shape: tuple[object, ...] | None = None
         self._tokens = 0
         self._told: set[str] = set()
@@ -154,23 +154,20 @@ class Graphs:
             if self._shape is not None:
                 self._activate("")
         elif self._steps == 2:
-            self.clock = LaunchClock(self._accelerator)
+            self.watch = LaunchWatch(self._accelerator)
         elif self._steps == 3:
-            clock, self.clock = self.clock, None
-            assert clock is not None
-            self._decide(clock.times())
+            watch, self.watch = self.watch, None
+            assert watch is not None
+            self._decide(watch.found())
 
-    def _decide(self, times: BlockTimes | None) -> None:
-        """Choose by the times of the step before, and say why."""
+    def _decide(self, waits: ChipWaits | None) -> None:
+        """Choose by what the chip waited for in the step before, and say why."""
         self._wanted = False
-        if times is None or self._shape is None:
+        if waits is None or self._shape is None:
             return  # no batch that could be captured; that was said
-        why = (
-            f"the host needs {seconds_text(times.host_s)} to issue a block, the chip "
-            f"{seconds_text(times.chip_s)} to run it"
-        )
+        why = f"the chip waited for the host in {waits.waited} of {waits.passes} passes"
         extra, room = self.extra_bytes, self._settings.room_bytes
-        if not times.graphs_pay:
+        if not waits.graphs_pay:
             self._say(f"capture: blocks run as they are: {why}")
         elif room is not None and extra > room:
             text = NO_ROOM.format(room=bytes_text(max(0, room)), extra=bytes_text(extra))
@@ -245,11 +242,11 @@ class Graphs:
 
     # --- passes ----------------------------------------------------------------------------
 
-    def timed(self, unit: int, kind: str) -> contextlib.AbstractContextManager[None]:
-        """Time a pass that runs as it is, while that is wanted."""
-        if self.clock is None or unit not in self._blocks:
+    def watched(self, unit: int) -> contextlib.AbstractContextManager[None]:
+        """Issue a pass that could be a graph, watched while that is wanted."""
+        if self.watch is None or unit not in self._blocks:
             return contextlib.nullcontext()
-        return self.clock.timed(kind)
+        return self.watch.seen()
 
     def of(self, unit: int, micro_batch: int, batch: Batch) -> BlockGraphs | None:
         """Return the graphs of a block for a micro-batch; None where it runs as it is."""

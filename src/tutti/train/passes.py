@@ -85,7 +85,7 @@ class Passes:
             module = self.units[unit]
             if not isinstance(module, Embedding):
                 live.x = self.streams.pop((unit, micro_batch)).detach().requires_grad_()
-            with self.graphs.timed(unit, "forward"):
+            with self.graphs.watched(unit):
                 self._forward_unit(unit, module, live, batch)
             for name, value in live.outputs.items():
                 if name == "stream":
@@ -168,7 +168,7 @@ class Passes:
                     gradients.append(self.gradients.pop((unit + 1, micro_batch)))
                 else:
                     gradients.append(self._weight(name, value))
-            with self.graphs.timed(unit, "backward"):
+            with self.graphs.watched(unit):
                 torch.autograd.backward(outputs, gradients)
             if live.x is not None:
                 assert live.x.grad is not None
@@ -196,8 +196,7 @@ class Passes:
                 live.captured.backward_weight(self._sum_of)
                 lent.append(unit)
                 continue
-            with self.graphs.timed(unit, "weights"):
-                live.later.run(self._sum_of)
+            live.later.run(self._sum_of)
         return frozenset(lent if self.graphs.several else ())
 
     # --- activations on the host -----------------------------------------------------------

@@ -28,6 +28,9 @@ class PacedEvent:
         if left > 0:
             time.sleep(left)
 
+    def passed(self) -> bool:
+        return self._due <= time.perf_counter()
+
     def seconds_since(self, earlier: object) -> float:
         raise NotImplementedError
 

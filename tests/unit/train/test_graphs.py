@@ -17,7 +17,7 @@ from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Offload, Plan
 from tutti.train.engine import Engine
 from tutti.train.graphs import CaptureMode, CaptureSettings
-from tutti.train.launches import LAUNCH_SHARE, BlockTimes, LaunchClock
+from tutti.train.launches import ChipWaits, LaunchWatch
 
 ALONE = Draft().line((FOUR, [{"sequences": 2}])).plan()
 
@@ -56,31 +56,29 @@ def steps(engine: Engine, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "room", "line"),
+    ("waits", "room", "line"),
     [
         (
-            BlockTimes(2e-3, 2.1e-3),
+            ChipWaits(6, 8),
             None,
-            "capture: 2 blocks run as graphs: the host needs 2 ms to issue a block, the chip "
-            "2.1 ms to run it",
+            "capture: 2 blocks run as graphs: the chip waited for the host in 6 of 8 passes",
         ),
         (
-            BlockTimes(1e-3, 2e-3),
+            ChipWaits(1, 8),
             None,
-            "capture: blocks run as they are: the host needs 1 ms to issue a block, the chip "
-            "2 ms to run it",
+            "capture: blocks run as they are: the chip waited for the host in 1 of 8 passes",
         ),
         (
-            BlockTimes(2e-3, 2e-3),
+            ChipWaits(8, 8),
             1000,
             "capture: blocks run as they are: the plan leaves 1000 B of memory free, graphs hold ",
         ),
     ],
 )
 def test_the_third_step_decides(
-    times: BlockTimes, room: int | None, line: str, monkeypatch: pytest.MonkeyPatch
+    waits: ChipWaits, room: int | None, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LaunchClock, "times", lambda self: times)
+    monkeypatch.setattr(LaunchWatch, "found", lambda self: waits)
     [(engine, said)] = engines(ALONE, "auto", room_bytes=room)
     chip, own = engine.accelerator, engine.graphs
     assert own is not None
@@ -98,57 +96,54 @@ def test_the_third_step_decides(
         assert not own.active
 
 
-def test_only_the_second_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    timed = LaunchClock.timed
-
-    def noted(self: LaunchClock, kind: str) -> Any:
-        seen.append(kind)
-        return timed(self, kind)
-
-    monkeypatch.setattr(LaunchClock, "timed", noted)
-    [(engine, _)] = engines(ALONE, "auto")
+def test_only_the_second_step_is_watched() -> None:
+    [(engine, said)] = engines(ALONE, "auto")
+    assert engine.graphs is not None
     steps(engine, 1)
-    assert seen == []
+    assert engine.graphs.watch is None
     steps(engine, 1)
-    blocks, micro_batches = 2, 2
-    assert sorted(seen) == sorted(["forward", "backward", "weights"] * blocks * micro_batches)
+    assert engine.graphs.watch is not None
+    passes, blocks, micro_batches = 2, 2, 2  # forward and backward: weight passes are no graphs
+    found = engine.graphs.watch.found()
+    assert found is not None
+    assert found.passes == passes * blocks * micro_batches
     steps(engine, 1)
-    assert len(seen) == 3 * blocks * micro_batches
+    assert engine.graphs.watch is None
+    assert said[0].endswith(f"the chip waited for the host in {found.waited} of 8 passes")
 
 
-class _At:
-    """An event at a moment that was said."""
+class _Reached:
+    """Marks that the chip has reached, or not, by the time that is asked."""
 
-    def __init__(self, moments: list[float]) -> None:
-        self._moments = moments
+    def __init__(self, reached: list[bool]) -> None:
+        self._reached = reached
 
     def record(self) -> None:
-        self.at = self._moments.pop(0)
-
-    def synchronize(self) -> None:
         pass
 
-    def seconds_since(self, earlier: _At) -> float:
-        return self.at - earlier.at
+    def passed(self) -> bool:
+        return self._reached.pop(0)
 
 
-def test_a_full_queue_is_not_issuing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's shortest time counts, the chip's median."""
-    host = iter([0.0, 1.0, 10.0, 19.0, 20.0, 21.5])
-    monkeypatch.setattr("tutti.train.launches.time.perf_counter", lambda: next(host))
+@pytest.mark.parametrize(
+    ("reached", "pay"),
+    [
+        ([True, True, True, True], True),
+        ([True, False, False, False], False),  # the host is ahead from the second pass on
+        ([True, False, True, False], True),
+    ],
+)
+def test_a_chip_on_the_hosts_heels_waits_for_it(reached: list[bool], pay: bool) -> None:
     chip: Any = CpuAccelerator()
-    moments = [0.0, 4.0, 4.0, 8.5, 9.0, 12.0]
-    chip.event = lambda timed: _At(moments)
-    clock = LaunchClock(chip)
-    assert clock.times() is None
-    for _ in range(3):
-        with clock.timed("forward"):
+    moments = list(reached)
+    chip.event = lambda: _Reached(moments)
+    watch = LaunchWatch(chip)
+    assert watch.found() is None
+    for _ in reached:
+        with watch.seen():
             pass
-    found = clock.times()
-    assert found == BlockTimes(1.0, 4.0)
-    assert not found.graphs_pay
-    assert BlockTimes(LAUNCH_SHARE, 1.0).graphs_pay
+    assert watch.found() == ChipWaits(sum(reached), 4)
+    assert ChipWaits(sum(reached), 4).graphs_pay is pay
 
 
 REFUSED: dict[str, tuple[Plan, str]] = {

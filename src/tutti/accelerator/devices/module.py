@@ -68,6 +68,11 @@ class ModuleEvent:
         """Let the host wait for the mark."""
         self._event.synchronize()
 
+    def passed(self) -> bool:
+        """Tell whether the mark has been reached by now; nobody waits."""
+        reached: bool = self._event.query()
+        return reached
+
     def seconds_since(self, earlier: ModuleEvent) -> float:
         """Return the time between two marks that have passed."""
         milliseconds: float = earlier._event.elapsed_time(self._event)
