@@ -9,7 +9,8 @@ predicted beside measured. Boundaries and gradients go through host memory, not 
 `--only` and a folder of `--profiles` the comparison can be made in several calls.
 
 Not every part can be used: under MPS cuBLAS multiplies wrongly on some numbers of processors, among
-them 98 (75 %), as `mps_check.py --probe` shows. 25, 33, 50 and 66 % are right on an H200.
+them 98 (75 %), as `mps_check.py --probe` shows. 25, 33 and 50 % are right on an H200, 66 % only on
+some cards: the profile refuses it there.
 """
 
 from __future__ import annotations
