@@ -137,7 +137,10 @@ def block_seconds(
     )
     host = constants.host_layer_s + routed * constants.moe_host_s
     if measured is not None:
-        host = measured.issue_forward_s
+        again = strategy.recompute_gemm + strategy.recompute_attention
+        again = again + strategy.recompute_elementwise
+        graph = flag((tp == 1) & (strategy.cp == 1) & (again == 0)) * (1.0 - routed)
+        host = measured.issue_forward_s * (1.0 - graph * (1.0 - measured.graph_share))
     issued = np.where(tp > 1, 2.0 * strategy.overlap_chunks, 0.0)
     host = host + issued * constants.host_tp_s
     return device.launched(strategy, host)

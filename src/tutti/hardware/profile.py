@@ -20,6 +20,7 @@ from tutti import document, files
 from tutti.document import (
     Above,
     AtLeast,
+    AtMost,
     BytesPerSecond,
     Count,
     Natural,
@@ -100,6 +101,8 @@ class Profile:
     sustained: Annotated[float, AtLeast(1)] = 1.0
     """How many times longer products take when they follow each other for seconds: a chip that
     meets its power limit slows down."""
+    graph_share: Annotated[float, Above(0), AtMost(1)] = 1.0
+    """What of the time to issue a block is left where it runs as a graph; 1 without graphs."""
     operators: tuple[OperatorTime, ...] = ()
     links: tuple[LinkFigure, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()

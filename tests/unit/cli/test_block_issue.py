@@ -46,6 +46,16 @@ def test_issue_times_add_up_to_a_block_and_seconds_stay(monkeypatch: pytest.Monk
     steps = [row.issue_s for row in found.operators if row.operator == "adamw"]
     assert all(issue == 3e-6 for issue in steps)
     assert ran[0].shape == (64, 64)
+    assert found.graph_share == 1.0, "a CPU has no graphs"
+
+
+def test_a_chip_with_graphs_says_what_they_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    chip = open_accelerator("cpu")
+    monkeypatch.setattr(type(chip), "graph_pool", lambda self: object())
+    known, spec = measured_profile("CPU", Dtype.FP32), ModelSpec.from_config(CONFIG, "small")
+    monkeypatch.setattr(block_issue, "_issue_s", lambda run, chip: 1e-3)
+    found = block_issue.with_block_issue(known, spec, chip, Dtype.FP32)
+    assert found.graph_share == block_issue.GRAPH_SHARE < 1.0
 
 
 def test_the_time_of_a_call_is_the_least(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ class MeasuredUnit:
     parts: dict[Part, Passes]
     issue_forward_s: FloatArray
     issue_backward_s: FloatArray
+    graph_share: float = 1.0  # of these times, where the unit runs as a graph
 
     @property
     def total(self) -> Passes:
@@ -75,7 +76,12 @@ def measured_unit(chip: MeasuredChip, calls: Sequence[Call]) -> MeasuredUnit:
             chip.issue_s(call.operator, direction)
             for direction in (form.directions[1:] or form.directions)
         )
-    return MeasuredUnit(parts=parts, issue_forward_s=issued[0], issue_backward_s=issued[1])
+    return MeasuredUnit(
+        parts=parts,
+        issue_forward_s=issued[0],
+        issue_backward_s=issued[1],
+        graph_share=chip.profile.graph_share,
+    )
 
 
 def strategy_of(work: Workload) -> Strategy:

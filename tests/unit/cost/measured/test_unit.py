@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,24 @@ def test_a_slow_host_is_a_floor():
     slow = predict_block(measured_profile(issue_s=1.0), MODEL, WORK)
     calls = unit_calls(MODEL, 1, strategy_of(WORK))
     assert slow.forward == pytest.approx(sum(float(np.asarray(c.times)) for c in calls))
+
+
+def test_graphs_leave_a_share_of_the_hosts_time_where_blocks_can_be_graphs():
+    slow = measured_profile(issue_s=1.0)
+    whole, graphs = (
+        pool_prices(plan_of(), MODEL, CLUSTER, Sources(profiles=(profile,)), {"h200"})["h200"]
+        for profile in (slow, replace(slow, graph_share=0.25))
+    )
+
+    def share(recompute="none", unit=1, **degrees):
+        work = Workload(sequences=1, sequence_length=4096, **degrees)
+        one, other = (prices.unit(work, unit, recompute).forward for prices in (graphs, whole))
+        return one / other
+
+    assert share() == pytest.approx(0.25, rel=0.01)
+    assert share(tp=2) == share(cp=2) == 1.0, "ranks talk inside of the block"
+    assert share("full") == share("selective") == 1.0
+    assert share(unit=0) == share(unit=MODEL.head_unit) == 1.0
 
 
 def test_held_out_shapes_are_predicted_by_their_neighbours():
