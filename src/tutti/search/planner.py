@@ -47,6 +47,7 @@ WORTH_MORE = 0.998  # of the best, what is left must promise once the work is sp
 FALSE_PROMISE = 1.01  # by which more than the schedule was priced wrongly
 CURIOUS = 2  # candidates of a kind that are given the benefit of the doubt
 BELIEVED = 0.97  # of what they promise
+ALONE_PARTS = 32  # of a pool's batch alone: it is rounded up to one of the next power of two
 UNFIT = 1.05  # held against the others of a kind of which one did not fit after all
 
 
@@ -359,7 +360,7 @@ def _alone(
     total = sum(pool.peak_flops(compute, fallback=True) for pool in pools)
     for pool in pools:
         share = pool.peak_flops(compute, fallback=True) / total
-        batch = _whole_groups(problem, pool, problem.job.global_batch * share)
+        batch = _divisible(problem, pool, problem.job.global_batch * share)
         smaller = problem.with_pool(pool, batch)
         for unlimited in (False, True):
             one = tables.for_problem(replace(smaller, unlimited_memory=unlimited))
@@ -380,12 +381,15 @@ def _alone(
     return found, missing
 
 
-def _whole_groups(problem: Problem, pool: Pool, sequences: float) -> int:
-    """Return a pool's batch, rounded up; with experts to what an island of chips takes at once.
+def _divisible(problem: Problem, pool: Pool, sequences: float) -> int:
+    """Return a pool's batch, rounded up by 1/32 at most; with experts to what an island takes.
 
-    A prime number of sequences would shut out every way to spread experts, and flatter the mix.
+    A prime number of sequences has no equal replicas and shuts out every way to spread experts: it
+    would flatter the mix.
     """
-    step = pool.node.largest_island if problem.model.num_experts else 1
+    step = 1 << max(0, math.floor(math.log2(max(1.0, sequences) / ALONE_PARTS)))
+    if problem.model.num_experts:
+        step = math.lcm(step, pool.node.largest_island)
     return step * math.ceil(sequences / step - 1e-9)
 
 
