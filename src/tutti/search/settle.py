@@ -30,6 +30,7 @@ from tutti.simulate.estimate import Estimate, estimate
 _ATTEMPTS = 4
 _DOUBLINGS = 8
 LEAST_SPARED = 2.0**27  # bytes that are left free when a first attempt took too much
+SHORT_GROUPS = 3  # of interleaved micro-batches in the shorter of two steps
 LONG = 1_500  # passes of all stages, beyond which the beginning of a step stands for the whole
 WORTH_SHORTENING = 0.5  # of the whole step's work
 SAME = 1e-9  # relative: what rounding makes of one price
@@ -80,17 +81,22 @@ def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
     """Return a few rounds for every pipeline, and more; those of one cut keep what they differ by.
 
     Interleaved micro-batches pass in groups, of as many as there are stages or a few more: those
-    of a shorter step are as long as those of the step that it stands for.
+    of a shorter step are as long as those of the step that it stands for, the longest and on
+    average.
     """
     least: dict[object, int] = {}
     for p in draft.pipelines:
         least[p.cut] = min(p.micro_batches, least.get(p.cut, p.micro_batches))
     shorter, longer = [], []
     for p in draft.pipelines:
-        more, stages = p.micro_batches - least[p.cut], len(p.stages)
-        even = draft.schedule is ScheduleKind.INTERLEAVED and p.micro_batches % stages == 0
-        shorter.append((3 * stages if even else 2 * stages + 1) + more)
-        longer.append(shorter[-1] + stages)
+        fewest, stages = least[p.cut], len(p.stages)
+        more = p.micro_batches - fewest
+        few, many = 2 * stages + 1, 3 * stages + 1
+        if draft.schedule is ScheduleKind.INTERLEAVED:
+            groups = max(1, fewest // stages)
+            few, many = (-(-n * fewest // groups) for n in (SHORT_GROUPS, SHORT_GROUPS + 1))
+        shorter.append(few + more)
+        longer.append(many + more)
     return shorter, longer
 
 

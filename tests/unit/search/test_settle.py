@@ -104,12 +104,18 @@ def interleaved(micro_batches: int, stages: int = 4) -> Draft:
     )
 
 
-@pytest.mark.parametrize(("micro_batches", "group"), [(64, 4), (65, 5), (127, 5)])
-def test_a_shortened_interleaved_step_has_groups_of_the_same_length(micro_batches, group):
-    (shorter,), (longer,) = short_lengths(interleaved(micro_batches))
+@pytest.mark.parametrize(
+    ("micro_batches", "stages", "group"),
+    [(64, 4, 4), (65, 4, 5), (127, 4, 5), (251, 16, 17), (58, 14, 15)],
+)
+def test_a_shortened_interleaved_step_has_groups_of_the_same_length(micro_batches, stages, group):
+    (shorter,), (longer,) = short_lengths(interleaved(micro_batches, stages))
+    average = micro_batches / (micro_batches // stages)
     for count in (shorter, longer):
-        assert -(-count // (count // 4)) == group
-    assert shorter < longer <= 16
+        groups = count // stages
+        assert -(-count // groups) == group
+        assert average <= count / groups < average + 1 / groups
+    assert shorter < longer <= 4 * group
 
 
 @pytest.mark.parametrize("batch", [8192, 128])  # of one the beginning is simulated, one whole
