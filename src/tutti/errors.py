@@ -16,6 +16,12 @@ class TuttiError(Exception):
     exit_code = 1
 
 
+class StoppedError(TuttiError):
+    """Ctrl-C came before there was anything to show."""
+
+    exit_code = 130
+
+
 class InputError(TuttiError):
     """A file, an option or a value given by the user is wrong.
 

@@ -92,7 +92,7 @@ def comm(
         _print(outcome, title, model)
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
+def parse_sizes(text: str, option: str = "--sizes") -> tuple[int, ...]:
     """Read "256K..16M" (every fourfold) or "1M,3M"."""
     from tutti.errors import InputError
 
@@ -100,7 +100,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
         number = part[:-1] if part[-1:] in units else part
         if not number.isdigit() or not int(number):
-            raise InputError(f"--sizes: '{part}'; write bytes like 256K, 1M or 4194304")
+            raise InputError(f"{option}: '{part}'; write bytes like 256K, 1M or 4194304")
         return int(number) * units.get(part[-1:], 1)
 
     low, dots, high = text.partition("..")

@@ -47,7 +47,7 @@ def explain(
 
     if op not in {o.value for o in Operation}:
         raise InputError(f"--op: '{op}'; {hint(op, [o.value for o in Operation])}")
-    (num_bytes,) = parse_sizes(size)[:1]
+    (num_bytes,) = parse_sizes(size, "--bytes")[:1]
     known = Cluster.load(cluster)
     chips = [
         Position(pool.name, node, slot)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tutti.launch.job import Job
 
 _TARGETS = ("local", "torchrun", "slurm", "kubernetes")
+_NO_CONFIG = "without --config the job trains random weights on synthetic data"
 
 
 def launch(
@@ -55,6 +56,8 @@ def launch(
         _local(job, plan, config, run, json)
     else:
         _write(job, to, output, force, json)
+        if config is None and not json:
+            typer.echo(f"note: {_NO_CONFIG}", err=True)
 
 
 def _config_text(path: Path, *, travels: bool) -> str:

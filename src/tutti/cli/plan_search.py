@@ -64,6 +64,8 @@ def search(asked: Asked, results: Results) -> None:
     results.write_export(result.best.plan, problem.model, problem.cluster)
     if not results.prints_export:
         results.say_written()
+        if results.output is not None and asked.chip_profiles and not results.json:
+            typer.echo("note: the plan does not hold profiles; predict and simulate need them, too")
 
 
 def _show(result: SearchResult, problem: Problem) -> None:

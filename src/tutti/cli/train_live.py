@@ -82,7 +82,9 @@ class LiveRun:
     def _print(self, kind: str, values: dict[str, Any]) -> None:
         text = event_text(kind, values)
         now = time.monotonic()
-        if not text or (kind == "step" and now - self._last_line < LEAST_PAUSE_S):
+        last = kind == "step" and values["step"] == self._job.config.steps
+        soon = kind == "step" and now - self._last_line < LEAST_PAUSE_S
+        if not text or (soon and not last):
             return
         if kind == "step":
             self._last_line = now

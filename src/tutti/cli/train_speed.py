@@ -16,10 +16,13 @@ from torch import Tensor
 from tutti.accelerator import Accelerator, open_accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.cli.train_where import best_rates, kernel_seconds, parts
+from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.library import shipped
 from tutti.models.flops import flops_per_token
 from tutti.models.load import catalog_config, load_model
+from tutti.models.memory import activation_bytes
+from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
@@ -28,6 +31,7 @@ from tutti.train.alone import NoLinks, plan_alone
 from tutti.train.engine import Engine
 from tutti.train.graphs import CaptureMode, CaptureSettings
 from tutti.train.state import TORCH_DTYPES
+from tutti.units import bytes_text
 
 WARM_UP = 3
 SETTINGS = AdamSettings(learning_rate=1e-4, weight_decay=0.1)
@@ -67,6 +71,21 @@ class SpeedQuestion:
         return ModelSpec.from_config(self.config(), self.model)
 
 
+def _require_room(asked: SpeedQuestion, spec: ModelSpec, accelerator: Accelerator) -> None:
+    """Refuse what the device cannot hold: a host would take all memory, then end the process."""
+    precision = PRECISIONS[asked.precision]
+    kinds = (precision.parameters, precision.gradients, precision.moments, precision.moments)
+    state = sum(kind.num_bytes for kind in (*kinds, *filter(None, (precision.master,))))
+    work = Workload(sequences=asked.micro_batch, sequence_length=asked.sequence_length)
+    kept = sum(activation_bytes(spec, unit, work) for unit in range(spec.num_units - 1))
+    need, total = spec.num_parameters * state + kept, accelerator.memory().total
+    if need > total:
+        raise InputError(
+            f"{asked.title}: takes {bytes_text(need)} at least, but {accelerator.chip} has "
+            f"{bytes_text(total)}; give --layers, or a smaller --micro-batch or --sequence-length"
+        )
+
+
 def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dict[str, Any]:
     """Time the engine."""
     say("tutti")
@@ -77,6 +96,7 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
         micro_batch=asked.micro_batch,
         precision=PRECISIONS[asked.precision],
     )
+    _require_room(asked, spec, accelerator)
     accelerator.reset_peak()
     chosen = CaptureSettings(mode=asked.capture, say=say)
     engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None, capture=chosen)

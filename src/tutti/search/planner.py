@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 
+from tutti.errors import StoppedError
 from tutti.hardware.cluster import Pool
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
@@ -244,6 +245,8 @@ def plan(
     if state is None or search.may_have_more:
         state = search.run()
     if state.best is None:
+        if search.interrupted:
+            raise StoppedError("stopped before the first plan was found")
         raise explain_infeasible(tables, _first_fit)
     best, runner_up = _settled(search, state)
     uniform: Settled | str = "not looked for"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tutti.errors import InputError
+from tutti.errors import InputError, StoppedError
 from tutti.hardware.cluster import Cluster
 from tutti.models.plain import plain_gpt
 from tutti.plan.check import check_plan
@@ -92,6 +92,15 @@ def test_an_interrupt_returns_the_best_so_far():
     found = plan(problem(), report=stop)
     assert found.interrupted
     assert found.best.step_seconds >= found.lower_bound_seconds
+
+
+def test_an_interrupt_before_the_first_plan_says_so_and_nothing_of_memory(monkeypatch):
+    def stop(self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tutti.search.planner.Candidates.all", stop)
+    with pytest.raises(StoppedError, match="stopped before the first plan was found"):
+        plan(problem())
 
 
 _SCRIPT = """

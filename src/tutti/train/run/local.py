@@ -57,8 +57,8 @@ def require_free(port: int, address: str = "127.0.0.1") -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+        except (OSError, OverflowError) as error:
+            reason = (getattr(error, "strerror", None) or str(error)).lower()
             raise InputError(
                 f"--port {port}: {reason}; leave it out and a free one is taken"
             ) from None

@@ -203,6 +203,8 @@ def test_a_port_in_use_is_said() -> None:
         with pytest.raises(InputError, match=f"--port {port}: .*in use; leave it out"):
             require_free(port)
     require_free(free_port())
+    with pytest.raises(InputError, match=r"--port 70000: .*0-65535"):
+        require_free(70000)
 
 
 def test_signals_without_a_name() -> None:
