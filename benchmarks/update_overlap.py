@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -25,6 +25,7 @@ from engine_graphs import SETTINGS, add_arguments, batches, make_engine
 from tutti.accelerator import open_accelerator
 
 ROUNDS = 12
+Update = Callable[[int], None]  # of a unit's parameters
 
 
 @triton.jit
@@ -42,69 +43,73 @@ def _few_programs(weight, gradient, mean, square, size):  # type: ignore[no-unty
         tl.store(weight + places, w * 0.99999 - 1e-9 * m / (tl.sqrt(v) + 1e-8), mask=inside)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_arguments(parser, layers=8, vocabulary=8192, micro_batches=1)
-    parser.set_defaults(model="llama-3-8b")
-    parser.add_argument("--tokens", type=int, default=8192)
-    asked = parser.parse_args()
-    chip = open_accelerator(asked.device)
-    engine, _ = make_engine(asked, asked.tokens, "off", chip)
-    (batch,) = batches(engine, asked.tokens, 1)
-    blocks = range(1, asked.layers + 1)
-    side, least = torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=0)
-    weights = {u: [o for e in engine.parameters.of_units([u]) for o in e.owners()] for u in blocks}
-    others = {u: [[torch.zeros_like(w) for w in weights[u]] for _ in range(3)] for u in blocks}
-    factor = torch.ones((), device=chip.device)
+class Comparison:
+    """Blocks that go forward, and what is updated in turn with them or beside them."""
 
-    def large_grid(unit: int) -> None:
-        chip.operators.adamw(
-            [w.data for w in weights[unit]], *others[unit], step=1, settings=SETTINGS,
-            gradient_factor=factor,
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.chip = open_accelerator(asked.device)
+        self.engine, _ = make_engine(asked, asked.tokens, "off", self.chip)
+        (self.batch,) = batches(self.engine, asked.tokens, 1)
+        self.blocks = range(1, asked.layers + 1)
+        found = {u: self.engine.parameters.of_units([u]) for u in self.blocks}
+        self.weights = {u: [o.data for e in found[u] for o in e.owners()] for u in self.blocks}
+        self.others = {  # gradients and both moments
+            u: [[torch.zeros_like(w) for w in self.weights[u]] for _ in range(3)]
+            for u in self.blocks
+        }
+        self.factor = torch.ones((), device=self.chip.device)
+
+    def large_grid(self, unit: int) -> None:
+        """Update as the engine does: as many programs as there are blocks of elements."""
+        self.chip.operators.adamw(
+            self.weights[unit], *self.others[unit], step=1, settings=SETTINGS,
+            gradient_factor=self.factor,
         )  # fmt: skip
 
-    def few(programs: int) -> Callable[[int], None]:
-        def update(unit: int) -> None:
-            for i, weight in enumerate(weights[unit]):
-                tensors = (weight.data, *(kind[i] for kind in others[unit]))
-                _few_programs[(programs,)](*tensors, weight.numel(), num_warps=8)
+    def few_programs(self, programs: int, unit: int) -> None:
+        """Update by programs that stay."""
+        for i, weight in enumerate(self.weights[unit]):
+            tensors = (weight, *(kind[i] for kind in self.others[unit]))
+            _few_programs[(programs,)](*tensors, weight.numel(), num_warps=8)
 
-        return update
-
-    def forward(after: dict[int, torch.cuda.Event] | None = None) -> None:
-        engine.passes.forward(0, 1, 0, batch)
-        for unit in blocks:
+    def forward(self, after: dict[int, torch.cuda.Event] | None = None) -> None:
+        """Go forward, each block behind its event."""
+        passes = self.engine.passes
+        passes.forward(0, 1, 0, self.batch)
+        for unit in self.blocks:
             if after is not None:
                 torch.cuda.current_stream().wait_event(after[unit])
-            engine.passes.forward(unit, unit + 1, 0, batch)
-        engine.passes.forget(range(asked.layers + 1), 0)
-        engine.passes.streams.clear()
+            passes.forward(unit, unit + 1, 0, self.batch)
+        passes.forget(range(self.blocks.stop), 0)
+        passes.streams.clear()
 
-    def beside(update: Callable[[int], None], stream: torch.cuda.Stream) -> None:
+    def update_all(self, update: Update) -> None:
+        for unit in self.blocks:
+            update(unit)
+
+    def in_turn(self, update: Update) -> None:
+        self.update_all(update)
+        self.forward()
+
+    def beside(self, update: Update, stream: torch.cuda.Stream) -> None:
+        """Update on a stream of its own, rising, while blocks go forward."""
         stream.wait_stream(torch.cuda.current_stream())
         done = {}
         with torch.cuda.stream(stream):
-            for unit in blocks:
+            for unit in self.blocks:
                 update(unit)
                 done[unit] = stream.record_event()
-        forward(done)
+        self.forward(done)
         torch.cuda.current_stream().wait_stream(stream)
 
-    def all_of(update: Callable[[int], None]) -> None:
-        for unit in blocks:
-            update(unit)
-
-    def in_turn(update: Callable[[int], None]) -> None:
-        all_of(update)
-        forward()
-
-    def timed(action: Callable[[], None]) -> float:
-        engine.begin(lambda _: batch)
+    def timed(self, action: Callable[[], None]) -> float:
+        """Return the milliseconds of an action that the host has issued ahead."""
+        self.engine.begin(lambda _: self.batch)
         taken = []
         for _ in range(ROUNDS):
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             torch.cuda.synchronize()
-            torch.cuda._sleep(2_000_000)  # the host is ahead
+            torch.cuda._sleep(2_000_000)
             marks[0].record()
             action()
             marks[1].record()
@@ -112,18 +117,32 @@ def main() -> int:
             taken.append(marks[0].elapsed_time(marks[1]))
         return statistics.median(taken[2:])
 
-    updates = {"large grids": large_grid, **{f"{n} programs": few(n) for n in (8, 16, 32, 66, 132)}}
-    plain = timed(forward)
+    def row(self, update: Update, streams: Sequence[torch.cuda.Stream]) -> dict[str, float]:
+        """Return one kind of update alone, in turn and beside, and the share that hides."""
+        alone = self.timed(partial(self.update_all, update))
+        turn = self.timed(partial(self.in_turn, update))
+        both, low = (self.timed(partial(self.beside, update, stream)) for stream in streams)
+        hidden = (turn - min(both, low)) / alone
+        return {"alone": alone, "in_turn": turn, "beside": both, "low": low, "hidden": hidden}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_arguments(parser, layers=8, vocabulary=8192, micro_batches=1)
+    parser.set_defaults(model="llama-3-8b")
+    parser.add_argument("--tokens", type=int, default=8192)
+    compared = Comparison(parser.parse_args())
+    streams = [torch.cuda.Stream(priority=priority) for priority in (-1, 0)]
+    updates: dict[str, Update] = {"large grids": compared.large_grid}
+    updates |= {f"{n} programs": partial(compared.few_programs, n) for n in (8, 16, 32, 66, 132)}
+    plain = compared.timed(compared.forward)
     rows = {}
     for name, update in updates.items():
-        alone = timed(partial(all_of, update))
-        turn = timed(partial(in_turn, update))
-        both, low = (timed(partial(beside, update, stream)) for stream in (side, least))
-        hidden = (turn - min(both, low)) / alone
-        rows[name] = {"alone": alone, "in_turn": turn, "beside": both, "low": low, "hidden": hidden}
+        rows[name] = row = compared.row(update, streams)
         print(
-            f"{name:13s} alone {alone:6.2f} ms, forward alone {plain:6.2f}, in turn {turn:6.2f}, "
-            f"beside {both:6.2f} ({low:6.2f}): {hidden:.0%} of the update hidden",
+            f"{name:13s} alone {row['alone']:6.2f} ms, forward alone {plain:6.2f}, in turn "
+            f"{row['in_turn']:6.2f}, beside {row['beside']:6.2f} ({row['low']:6.2f}): "
+            f"{row['hidden']:.0%} of the update hidden",
             file=sys.stderr, flush=True,
         )  # fmt: skip
     json.dump({"forward_ms": plain, "updates": rows}, sys.stdout, indent=1)

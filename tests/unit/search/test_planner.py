@@ -15,6 +15,7 @@ from tutti.models.plain import plain_gpt
 from tutti.plan.check import check_plan
 from tutti.plan.job import Job, ScheduleKind
 from tutti.schedule.check import check_schedule
+from tutti.search import planner
 from tutti.search.bound import lower_bound
 from tutti.search.build import split_batch
 from tutti.search.chains import Chain, ScheduleOption
@@ -58,8 +59,10 @@ def test_the_bound_holds_and_nothing_beside_the_plan_is_faster(result):
 def test_every_pool_is_searched_alone_with_its_share_of_the_batch(result):
     asked = problem()
     assert set(result.alone) == {pool.name for pool in asked.cluster.pools}
-    total = sum(found.global_batch for found in result.alone.values())
-    assert asked.job.global_batch <= total <= asked.job.global_batch * 33 / 32 + len(result.alone)
+    peaks = {p.name: p.peak_flops(asked.job.precision.compute) for p in asked.cluster.pools}
+    for pool in asked.cluster.pools:
+        share = asked.job.global_batch * peaks[pool.name] / sum(peaks.values())
+        assert result.alone[pool.name].global_batch == planner._divisible(asked, pool, share)
     assert result.mixed_efficiency_pct is not None
     assert result.mixed_efficiency_pct > 80
 
@@ -82,6 +85,15 @@ def test_progress_tells_the_best_so_far_and_the_bound():
     times = [p.best_seconds for p in settled]
     assert times == sorted(times, reverse=True)
     assert all(p.lower_bound_seconds is not None for p in settled)
+
+
+@pytest.mark.parametrize(
+    ("share", "batch"),
+    [(0.4, 1), (30.2, 31), (63.5, 64), (64.5, 66), (147.3, 148), (365.7, 368), (1887.0, 1888)],
+)
+def test_a_batch_alone_is_rounded_up_to_one_that_divides_well(share, batch):
+    assert planner._divisible(problem(), problem().cluster.pools[0], share) == batch
+    assert share <= batch < share * 33 / 32 + 1
 
 
 def test_an_interrupt_returns_the_best_so_far():
@@ -107,6 +119,7 @@ _SCRIPT = """
 import json
 from tests.unit.search.test_planner import problem
 from tutti.plan.files import plan_to_document
+from tutti.search import planner
 from tutti.search.planner import plan
 print(json.dumps(plan_to_document(plan(problem(), compare=False).best.plan), sort_keys=True))
 """
