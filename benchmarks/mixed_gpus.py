@@ -3,7 +3,7 @@
     python benchmarks/mixed_gpus.py --parts 75,25            # on a machine with one large GPU
     python benchmarks/mixed_gpus.py --rehearse               # the same script on CPU ranks, tiny
 
-Profiles each part while the others are busy, plans, trains planned and uniform, each part alone (at
+Profiles each part while the others train, plans, trains planned and uniform, each part alone (at
 the same time: they share one device), and the same batch on the whole GPU; prints JSON with
 predicted beside measured. Boundaries and gradients go through host memory, not CUDA IPC. With
 `--only` and a folder of `--profiles` the comparison can be made in several calls.
@@ -22,6 +22,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -111,30 +112,73 @@ def limits(part: int) -> dict[str, str]:
     return {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part)}
 
 
-def profiles(parts: list[int], scratch: Path, args: argparse.Namespace) -> list[str]:
-    """Measure all parts at the same time; return the profile files."""
-    kept = [scratch / f"part-{part}.json" for part in dict.fromkeys(parts)]
-    if all(path.exists() for path in kept):
-        return [str(path) for path in kept]
-    code = "from tutti.cli.main import run; run()"
-    running = []
-    for i, part in enumerate(parts):
+class Neighbours:
+    """Processes that keep each part of the device busy, as it is when all of them train."""
+
+    def __init__(self, parts: list[int], args: argparse.Namespace) -> None:
         command = [
-            sys.executable, "-c", code, "profile", args.model, "-o", str(scratch / f"raw-{i}.json"),
-            "--device", "cpu" if args.rehearse else "cuda", "--budget", f"{args.profile_s}s",
-            "--tokens", f"{MOST_SEQUENCES * args.length},{args.length}",
-            "--sequence-length", str(args.length), "--json",
+            sys.executable, str(Path(__file__).with_name("neighbour.py")), "--model", args.model,
+            "--tokens", str(MOST_SEQUENCES * args.length),
+            "--device", "cpu" if args.rehearse else "cuda",
         ]  # fmt: skip
-        environment = {**os.environ, **limits(part)}
-        running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
-    found = []
-    for i, (part, process) in enumerate(zip(parts, running, strict=True)):
-        if process.wait():
-            raise SystemExit(f"profiling part {part} failed")
-        measured = dataclasses.replace(Profile.load(scratch / f"raw-{i}.json"), chip=f"part-{part}")
-        measured.save(scratch / f"part-{part}.json")
-        found.append(str(scratch / f"part-{part}.json"))
-    return list(dict.fromkeys(found))
+        self.processes = [
+            subprocess.Popen(
+                command, env={**os.environ, **limits(part)}, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )
+            for part in parts
+        ]  # fmt: skip
+
+    def __enter__(self) -> Neighbours:
+        for process in self.processes:
+            assert process.stdout is not None
+            if process.stdout.readline() != "busy\n":
+                raise SystemExit("a neighbour does not train")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    @contextlib.contextmanager
+    def without(self, index: int):
+        """Let one of them rest while the block runs."""
+        self.processes[index].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.processes[index].send_signal(signal.SIGCONT)
+
+
+def profiles(parts: list[int], scratch: Path, args: argparse.Namespace) -> list[str]:
+    """Measure each kind of part while the others train; return the profile files."""
+    kept = {part: scratch / f"part-{part}.json" for part in dict.fromkeys(parts)}
+    if not all(path.exists() for path in kept.values()):
+        with Neighbours(parts, args) as neighbours:
+            say("neighbours train")
+            for part, path in kept.items():
+                with neighbours.without(parts.index(part)):
+                    profile(part, path, args)
+                say(f"part {part} profiled")
+    return [str(path) for path in kept.values()]
+
+
+def profile(part: int, path: Path, args: argparse.Namespace) -> None:
+    """Measure a part into a file."""
+    command = [
+        sys.executable, "-c", "from tutti.cli.main import run; run()", "profile", args.model,
+        "-o", str(path), "--device", "cpu" if args.rehearse else "cuda",
+        "--budget", f"{args.profile_s}s",
+        "--tokens", f"{MOST_SEQUENCES * args.length},{args.length}",
+        "--sequence-length", str(args.length), "--json",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, env={**os.environ, **limits(part)}, stdout=subprocess.DEVNULL, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"profiling part {part} failed")
+    dataclasses.replace(Profile.load(path), chip=f"part-{part}").save(path)
 
 
 def keep_traces(run: Path, folder: str, name: str) -> None:
@@ -152,10 +196,7 @@ def show(job: Job) -> None:
 
 
 def learn(runs: Runs, args: argparse.Namespace) -> None:
-    """Run the plan for a few steps and scale the profiles by what a step of it took.
-
-    Parts that are profiled at the same time do not hinder each other as parts do that train.
-    """
+    """Run the plan for a few steps and scale the profiles by what a step of it took."""
     job = runs.job("learning", args.batch, 3, trace_steps=[3])
     show(job)
     done = runs.run(job)

@@ -1,11 +1,14 @@
-"""Which kernels a training step of one chip spends its time in.
+"""Which kernels a training step of one chip spends its time in, and where it stands still.
 
 python benchmarks/step_kernels.py llama-3-8b 2
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -18,8 +21,18 @@ from tutti.plan.job import PRECISIONS
 from tutti.train.alone import NoLinks, plan_alone
 from tutti.train.engine import Engine
 
+STEPS = 2
 
-def main(model: str, micro_batch: int) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    name: str
+    begin: float  # ms
+    end: float
+
+
+def measured(model: str, micro_batch: int) -> list[Kernel]:
+    """Return what ran on the chip in some steps, in order; only the chip is watched."""
     asked = SpeedQuestion(
         model=model, device=None, micro_batch=micro_batch, sequence_length=4096, layers=None,
         precision="pure_bf16", steps=1,
@@ -36,12 +49,54 @@ def main(model: str, micro_batch: int) -> None:
     for _ in range(3):
         engine.step(lambda _: batch, SETTINGS)
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        engine.step(lambda _: batch, SETTINGS)
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(STEPS):
+            engine.step(lambda _: batch, SETTINGS)
         torch.cuda.synchronize()
-    table = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=45)
-    print("\n".join(line[:60] + line[-120:] for line in table.splitlines()))
+    events = found.profiler.kineto_results.events()
+    on_chip = [e for e in events if e.device_type() == torch.autograd.DeviceType.CUDA]
+    kernels = [
+        Kernel(e.name(), e.start_ns() / 1e6, (e.start_ns() + e.duration_ns()) / 1e6)
+        for e in on_chip
+        if "Command Buffer" not in e.name() and not e.name().startswith("cudaEvent")
+    ]
+    return sorted(kernels, key=lambda k: k.begin)
+
+
+def table(title: str, rows: Iterable[tuple[str, float]], limit: int) -> None:
+    """Print the largest sums of rows by name, per step."""
+    sums: dict[str, list[float]] = defaultdict(list)
+    for name, ms in rows:
+        sums[name].append(ms)
+    print(f"\n{title}: {sum(map(sum, sums.values())) / STEPS:.2f} ms per step")
+    for name, values in sorted(sums.items(), key=lambda item: -sum(item[1]))[:limit]:
+        total, count = sum(values) / STEPS, len(values) / STEPS
+        each = f"{1e3 * total / count:8.1f} us, at most {1e3 * max(values):8.1f}"
+        print(f"{total:8.2f} ms {count:6.0f} × {each}  {name}")
+
+
+def gaps(kernels: Sequence[Kernel]) -> list[tuple[str, float]]:
+    """Return the pauses of the chip, each with what ended before and began after it."""
+    found, reached, last = [], kernels[0].end, kernels[0].name
+    for kernel in kernels[1:]:
+        if kernel.begin > reached:
+            found.append((f"{last[:55]:55} | {kernel.name[:55]}", kernel.begin - reached))
+        if kernel.end > reached:
+            reached, last = kernel.end, kernel.name
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("micro_batch", type=int)
+    parser.add_argument("--rows", type=int, default=40)
+    asked = parser.parse_args()
+    kernels = measured(asked.model, asked.micro_batch)
+    print(f"{(kernels[-1].end - kernels[0].begin) / STEPS:.1f} ms per step")
+    table("kernels", ((k.name[:110], k.end - k.begin) for k in kernels), asked.rows)
+    table("pauses", gaps(kernels), asked.rows)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main()

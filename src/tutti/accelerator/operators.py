@@ -106,6 +106,11 @@ class Operators:
     def _run(self, operator: str, *args: Any, **options: Any) -> Any:
         return self.chosen(operator, *args, **options).function(*args, **options)
 
+    def _run_fused(self, operator: str, *args: Any, **options: Any) -> Any | None:
+        """Run what joins several operators; None: run them, one of them may be a device's own."""
+        chosen = self.chosen(operator, *args, **options)
+        return None if chosen.name == "reference" else chosen.function(*args, **options)
+
     # --- products and tables ---------------------------------------------------------------
 
     def linear(
@@ -159,16 +164,23 @@ class Operators:
     def add_rms_norm(
         self,
         x: Tensor,
-        residual: Tensor,
+        residual: Tensor | None,
         weight: Tensor | None,
         *,
         eps: float,
         unit_offset: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return the norm of x + residual, and the sum."""
-        both: tuple[Tensor, Tensor] = self._run(
+        """Return the norm of x + residual, and the sum.
+
+        Without a residual the sum is x. Who goes on with it instead of x lets the norm's backward
+        pass add the two gradients.
+        """
+        run = self._run if residual is not None else self._run_fused
+        both: tuple[Tensor, Tensor] | None = run(
             "add_rms_norm", x, residual, weight, eps=eps, unit_offset=unit_offset
         )
+        if both is None:
+            return self.rms_norm(x, weight, eps=eps, unit_offset=unit_offset), x
         return both
 
     def add_layer_norm(
@@ -186,6 +198,26 @@ class Operators:
         """Rotate the first dimensions of each head: x (T, H, D), cos and sin (T, d/2)."""
         y: Tensor = self._run("rotary", x, cos, sin, interleaved=interleaved)
         return y
+
+    def split_rotary(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        interleaved: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys, rotated, and values of x (T, H + 2·G, D)."""
+        found: tuple[Tensor, Tensor, Tensor] | None = self._run_fused(
+            "split_rotary", x, cos, sin, heads=heads, kv_heads=kv_heads, interleaved=interleaved
+        )
+        if found is not None:
+            return found
+        both, v = x.split([heads + kv_heads, kv_heads], dim=1)
+        turned = self.rotary(both, cos, sin, interleaved=interleaved)
+        return *turned.split([heads, kv_heads], dim=1), v
 
     def activation(self, x: Tensor, *, kind: Activation) -> Tensor:
         """Return the non-linearity of each element."""

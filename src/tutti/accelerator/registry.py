@@ -63,6 +63,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "add_rms_norm": norm.add_rms_norm,
     "add_layer_norm": norm.add_layer_norm,
     "rotary": pointwise.rotary,
+    "split_rotary": pointwise.split_rotary,
     "activation": pointwise.activation,
     "gated_activation": pointwise.gated_activation,
     "attention": attention.attention,

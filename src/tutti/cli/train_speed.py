@@ -72,13 +72,18 @@ class SpeedQuestion:
 
 
 def _require_room(asked: SpeedQuestion, spec: ModelSpec, accelerator: Accelerator) -> None:
-    """Refuse what the device cannot hold: a host would take all memory, then end the process."""
+    """Refuse what the device cannot hold: a host would take all memory, then end the process.
+
+    Gradients, which nobody sums up, take the place of activations on the way down.
+    """
     precision = PRECISIONS[asked.precision]
-    kinds = (precision.parameters, precision.gradients, precision.moments, precision.moments)
+    kinds = (precision.parameters, precision.moments, precision.moments)
     state = sum(kind.num_bytes for kind in (*kinds, *filter(None, (precision.master,))))
+    gradients = spec.num_parameters * precision.parameters.num_bytes
     work = Workload(sequences=asked.micro_batch, sequence_length=asked.sequence_length)
     kept = sum(activation_bytes(spec, unit, work) for unit in range(spec.num_units - 1))
-    need, total = spec.num_parameters * state + kept, accelerator.memory().total
+    need = spec.num_parameters * state + max(kept, gradients)
+    total = accelerator.memory().total
     if need > total:
         raise InputError(
             f"{asked.title}: takes {bytes_text(need)} at least, but {accelerator.chip} has "

@@ -112,18 +112,30 @@ class Attention(Holder):
     def forward(self, x: Tensor, batch: Batch, later: WeightGradients | None = None) -> Tensor:
         """Return the attention's output, of this rank's tokens."""
         heads = self.qkv(x, batch.num_tokens, later).unflatten(-1, (-1, self.spec.head_dim))
-        both, v_tgd = heads.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
-        norm = self.spec.qk_norm
-        if norm is not None and not norm.after_rotary:
-            both = self._normed(both)
-        if self.table_index is not None and self.spec.rotary is not None:
-            cos, sin = batch.tables[self.table_index]
-            both = self.operators.rotary(both, cos, sin, interleaved=self.spec.rotary.interleaved)
-        if norm is not None and norm.after_rotary:
-            both = self._normed(both)
-        q_thd, k_tgd = both.split([self.heads, self.kv_heads], dim=1)
+        q_thd, k_tgd, v_tgd = self._placed(heads, batch)
         y: Tensor = self.output(self.core(q_thd, k_tgd, v_tgd, batch), later)
         return y
+
+    def _placed(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys, normed and rotated, and values."""
+        norm, rotary = self.spec.qk_norm, self.spec.rotary
+        if norm is None and rotary is not None and self.table_index is not None:
+            return self.operators.split_rotary(
+                x,
+                *batch.tables[self.table_index],
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                interleaved=rotary.interleaved,
+            )
+        both, v_tgd = x.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
+        if norm is not None and not norm.after_rotary:
+            both = self._normed(both)
+        if rotary is not None and self.table_index is not None:
+            cos, sin = batch.tables[self.table_index]
+            both = self.operators.rotary(both, cos, sin, interleaved=rotary.interleaved)
+        if norm is not None and norm.after_rotary:
+            both = self._normed(both)
+        return *both.split([self.heads, self.kv_heads], dim=1), v_tgd
 
     def _normed(self, both: Tensor) -> Tensor:
         assert self.query_norm is not None

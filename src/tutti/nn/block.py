@@ -61,7 +61,8 @@ class Block(Holder):
     def _pre(
         self, x: Tensor, batch: Batch, later: WeightGradients | None
     ) -> tuple[Tensor, Tensor | None]:
-        y = self._attend(self.attention_norm(x), batch, later)
+        normed, x = self.attention_norm.beside(x)
+        y = self._attend(normed, batch, later)
         normed, x = self.mlp_norm.after(y, x)
         y, balance = self._feed_forward(normed, batch, later)
         return x + y, balance
@@ -69,7 +70,8 @@ class Block(Holder):
     def _sandwich(
         self, x: Tensor, batch: Batch, later: WeightGradients | None
     ) -> tuple[Tensor, Tensor | None]:
-        y = self.attention_post_norm(self._attend(self.attention_norm(x), batch, later))
+        normed, x = self.attention_norm.beside(x)
+        y = self.attention_post_norm(self._attend(normed, batch, later))
         normed, x = self.mlp_norm.after(y, x)
         y, balance = self._feed_forward(normed, batch, later)
         return x + self.mlp_post_norm(y), balance

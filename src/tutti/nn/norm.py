@@ -31,6 +31,15 @@ class Norm(Holder):
             )
         return self.operators.layer_norm(x, self.weight, self.bias, eps=spec.eps)
 
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the norm of x, and x: their gradients are added on the norm's way back."""
+        spec = self.spec
+        if spec.kind == "rms":
+            return self.operators.add_rms_norm(
+                x, None, self.weight, eps=spec.eps, unit_offset=spec.unit_offset
+            )
+        return self(x), x
+
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norm of x + residual, and the sum."""
         spec = self.spec

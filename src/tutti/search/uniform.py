@@ -26,7 +26,8 @@ from tutti.search.settle import Settler
 from tutti.search.tables import KINDS, NONE, Config, ConfigTable, FloatArray, Tables
 from tutti.simulate.estimate import Estimate
 
-SIMULATED = 2
+SIMULATED = 2  # kinds, of each the best
+MORE_PASSES = 40_000  # of all chips, in further simulations: a large cluster has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,12 @@ class _Priced:
         """What candidates have in common whose prices err alike."""
         return (self.schedule, self.degrees.shard, self.degrees.recompute)
 
+    def passes(self, tables: Tables) -> int:
+        """Return how many passes its chips run in a step: what a simulation costs."""
+        problem, degrees = tables.problem, self.degrees
+        rounds = problem.job.global_batch * degrees.pp // degrees.micro_batch
+        return 2 * rounds * degrees.tp * degrees.cp * degrees.vpp
+
 
 def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | str:
     """Return the best uniform plan that fits, or why there is none."""
@@ -49,14 +56,20 @@ def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | st
         return "no uniform degrees divide the chips and the batch"
     heapq.heapify(queue)
     best: tuple[Plan, Estimate] | None = None
-    tried = 0
-    known: set[object] = set()  # kinds of which the best was simulated: their prices err alike
+    tried, passes = 0, 0
+    known: dict[object, float] = {}  # kinds of which the best was simulated, and how much is added
     while queue and tried < 5 * SIMULATED:
         seconds, _, candidate = heapq.heappop(queue)
-        if best is not None and (tried >= SIMULATED or seconds > 1.05 * best[1].step_seconds):
-            break
-        if candidate.kind in known:
-            continue
+        if best is not None:
+            expected = seconds + known.get(candidate.kind, 0.0)
+            if seconds > 1.05 * best[1].step_seconds:
+                break
+            if expected >= best[1].step_seconds and candidate.kind in known:
+                continue
+            if candidate.kind in known or tried >= SIMULATED:
+                passes += candidate.passes(tables)
+                if passes > MORE_PASSES:
+                    break
         if not _fits_everywhere(tables, candidate):
             for other in _relieved(tables, candidate):
                 heapq.heappush(queue, (other.seconds, str(other.degrees), other))
@@ -68,7 +81,8 @@ def best_uniform(tables: Tables, settler: Settler) -> tuple[Plan, Estimate] | st
         found = settler.price(plan)
         if not (found.fits or tables.problem.unlimited_memory):
             continue
-        known.add(candidate.kind)
+        added = found.step_seconds - candidate.seconds
+        known[candidate.kind] = min(added, known.get(candidate.kind, added))
         if best is None or found.step_seconds < best[1].step_seconds:
             best = (plan, found)
     return best or "no uniform degrees fit into memory"

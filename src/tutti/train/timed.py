@@ -68,15 +68,22 @@ class TimedOperators:
         return x.view_as(x)
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor, *_args: Any, **_options: Any
+        self, x: Tensor, residual: Tensor | None, *_args: Any, **_options: Any
     ) -> tuple[Tensor, Tensor]:
         """Return the sum, twice."""
-        both = x + residual
+        both = x if residual is None else x + residual
         return both.view_as(both), both
 
     def rotary(self, x: Tensor, *_args: Any, **_options: Any) -> Tensor:
         """Return x."""
         return x.view_as(x)
+
+    def split_rotary(
+        self, x: Tensor, *_args: Any, heads: int, kv_heads: int, **_options: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the parts of x."""
+        q, k, v = x.split([heads, kv_heads, kv_heads], dim=1)
+        return q, k, v
 
     def gated_activation(self, x: Tensor, **_options: Any) -> Tensor:
         """Return the half that is gated."""

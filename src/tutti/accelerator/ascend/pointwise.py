@@ -61,9 +61,16 @@ def add_rms_norm(
 
 
 def supports_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, *, eps: float, unit_offset: bool = False
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    *,
+    eps: float,
+    unit_offset: bool = False,
 ) -> str | None:
     """Say why a call is not taken."""
+    if residual is None:
+        return "no norm without a residual"
     trained = any(tensor is not None and tensor.requires_grad for tensor in (x, residual, weight))
     if torch.is_grad_enabled() and trained:
         return "no gradients"

@@ -34,6 +34,8 @@ class Alone(Operators):
             raise UnsupportedError(reason)
         return self._implementation.function(*args, **options)
 
+    _run_fused = _run
+
 
 @dataclass(slots=True)
 class Results:

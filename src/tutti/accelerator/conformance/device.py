@@ -278,6 +278,7 @@ def _graphs_trained(accelerator: Accelerator) -> str | None:
 
     forward()
     backward()  # what libraries make for the first time is made outside of graphs
+    made.clear()  # and its way back with it: it would tie the leaves to the stream it ran on
     up = accelerator.capture(forward, pool=pool, warm_ups=0)
     assert up is not None
     up()

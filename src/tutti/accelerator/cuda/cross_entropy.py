@@ -20,7 +20,7 @@ from tutti.accelerator.cuda.common import power_of_two, reason_against
 from tutti.accelerator.reference.loss import Vocabulary
 from tutti.accelerator.registry import Implementation
 
-CHUNK_BYTES = 5 << 26  # of logits
+CHUNK_BYTES = 1 << 29  # of logits
 TILE_ROWS = 256  # of the largest tiles that products are made of; fewer rows make them slow
 BLOCK = 8192
 

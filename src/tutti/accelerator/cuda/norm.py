@@ -23,6 +23,8 @@ from tutti.accelerator.cuda.common import (
 )
 from tutti.accelerator.registry import Implementation
 
+BACKWARD_PROGRAMS, BACKWARD_WARPS = 8, 8  # per processor; per program at most
+
 
 @triton.jit
 def _forward(
@@ -116,11 +118,12 @@ class _RmsNorm(torch.autograd.Function):
         weight: Tensor | None,
         eps: float,
         unit_offset: bool,
+        with_total: bool,
     ) -> tuple[Tensor, Tensor] | Tensor:
         y, total, scale = _run_forward(x, residual, weight, eps, unit_offset)
         ctx.save_for_backward(total, weight, scale)
         ctx.has_residual, ctx.unit_offset, ctx.shape = residual is not None, unit_offset, x.shape
-        if residual is None:
+        if not with_total:
             return y.view(x.shape)
         return y.view(x.shape), total.view(x.shape)
 
@@ -131,7 +134,7 @@ class _RmsNorm(torch.autograd.Function):
         grad_y = rows_of(gradients[0])
         grad_total = rows_of(gradients[1]) if len(gradients) > 1 else None
         grad_x = torch.empty((count, width), dtype=total.dtype, device=total.device)
-        programs = min(count, num_programs(total))
+        programs = min(count, num_programs(total, BACKWARD_PROGRAMS))
         partial = torch.empty(
             (programs if weight is not None else 1, width), dtype=torch.float32, device=total.device
         )
@@ -140,24 +143,30 @@ class _RmsNorm(torch.autograd.Function):
             total if weight is None else weight, scale, grad_x, partial, grad_y.stride(0),
             0 if grad_total is None else grad_total.stride(0), total.stride(0), count, width,
             HAS_TOTAL=grad_total is not None, HAS_WEIGHT=weight is not None,
-            OFFSET=ctx.unit_offset, BLOCK=power_of_two(width), num_warps=warps_for(width),
+            OFFSET=ctx.unit_offset, BLOCK=power_of_two(width),
+            num_warps=min(BACKWARD_WARPS, warps_for(width)),
         )  # fmt: skip
         grad_weight = None if weight is None else partial.sum(0).to(weight.dtype)
         grad_x = grad_x.view(ctx.shape)
-        return grad_x, (grad_x if ctx.has_residual else None), grad_weight, None, None
+        return grad_x, (grad_x if ctx.has_residual else None), grad_weight, None, None, None
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, *, eps: float, unit_offset: bool = False) -> Tensor:
     """Return x ÷ rms(x) · weight."""
-    y: Tensor = _RmsNorm.apply(x, None, weight, eps, unit_offset)
+    y: Tensor = _RmsNorm.apply(x, None, weight, eps, unit_offset, False)
     return y
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, *, eps: float, unit_offset: bool = False
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    *,
+    eps: float,
+    unit_offset: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the norm of x + residual, and the sum."""
-    both: tuple[Tensor, Tensor] = _RmsNorm.apply(x, residual, weight, eps, unit_offset)
+    """Return the norm of x + residual, and the sum; x where there is no residual."""
+    both: tuple[Tensor, Tensor] = _RmsNorm.apply(x, residual, weight, eps, unit_offset, True)
     return both
 
 
@@ -166,7 +175,7 @@ def _supports_norm(x: Tensor, weight: Tensor | None, **_options: Any) -> str | N
 
 
 def _supports_add(
-    x: Tensor, residual: Tensor, weight: Tensor | None, **_options: Any
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, **_options: Any
 ) -> str | None:
     return _supports_width(x) or reason_against(x, residual, weight)
 

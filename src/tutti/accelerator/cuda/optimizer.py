@@ -1,4 +1,8 @@
-"""AdamW in one pass over memory: gradient, master weight, both moments and the working copy."""
+"""AdamW in one pass over memory: gradient, master weight, both moments and the working copy.
+
+The norm of all gradients comes before it, since nothing may be updated if it is not finite: a sum
+of squares per program, then a sum of those, always in the same order.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tutti.accelerator.cuda.common import DTYPES
+from tutti.accelerator.cuda.common import DTYPES, num_programs
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.accelerator.registry import Implementation
 
-BLOCK = 4096
+BLOCK = 1024
+NORM_BLOCK = 8192
+NORM_PROGRAMS = 4  # per processor
+LARGE = 1 << 20  # elements of a tensor that is worth a kernel of its own
 
 
 @triton.jit
@@ -74,7 +81,7 @@ def adamw(
             weight, gradients[i], means[i], squares[i], weight if copies is None else copies[i],
             weight if gradient_factor is None else gradient_factor, size, *constants,
             HAS_FACTOR=gradient_factor is not None, HAS_COPY=copies is not None, BLOCK=BLOCK,
-            num_warps=8,
+            num_warps=4,
         )  # fmt: skip
 
 
@@ -95,10 +102,31 @@ def _supports(
     return None
 
 
+@triton.jit
+def _squares(x, sums, size, BLOCK: tl.constexpr):
+    program, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    collected = tl.zeros((BLOCK,), tl.float32)
+    for start in range(program * BLOCK, size, step * BLOCK):
+        places = start + tl.arange(0, BLOCK)
+        values = tl.load(x + places, mask=places < size, other=0.0).to(tl.float32)
+        collected += values * values
+    tl.store(sums + program, tl.sum(collected, axis=0))
+
+
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of squares of all elements, many tensors per kernel."""
-    norms = torch._foreach_norm(list(tensors), 2.0, dtype=torch.float32)
-    return torch.stack(norms).square().sum()
+    """Return the sum of squares of all elements."""
+    large = [t for t in tensors if t.numel() >= LARGE and t.is_contiguous()]
+    small = [t for t in tensors if t.numel() < LARGE or not t.is_contiguous()]
+    total = torch.zeros((), dtype=torch.float32, device=tensors[0].device)
+    if small:
+        total += torch.stack(torch._foreach_norm(small, 2.0, dtype=torch.float32)).square().sum()
+    if large:
+        programs = num_programs(large[0], NORM_PROGRAMS)
+        sums = torch.empty((len(large), programs), dtype=torch.float32, device=total.device)
+        for tensor, own in zip(large, sums, strict=True):
+            _squares[(programs,)](tensor, own, tensor.numel(), BLOCK=NORM_BLOCK, num_warps=8)
+        total += sums.sum()
+    return total
 
 
 def _supports_norm(tensors: Sequence[Tensor]) -> str | None:
@@ -113,7 +141,7 @@ IMPLEMENTATIONS = (
         rank=20, needs="triton",
     ),
     Implementation(
-        operator="squared_norm", name="foreach", function=squared_norm, devices=("cuda",),
-        supports=_supports_norm, rank=20,
+        operator="squared_norm", name="triton", function=squared_norm, devices=("cuda",),
+        supports=_supports_norm, rank=20, needs="triton",
     ),
 )  # fmt: skip

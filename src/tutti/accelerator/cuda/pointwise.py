@@ -43,10 +43,13 @@ def _rotate(
         tl.store(target + column, tl.load(source + column, mask=kept), mask=kept)
 
 
-def _run_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float) -> Tensor:
+def _run_rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float, y: Tensor | None = None
+) -> Tensor:
     tokens, heads, width = x.shape
     half = cos.shape[-1]
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y is None:
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rest = width - 2 * half
     block = min(power_of_two(heads), 16)
     _rotate[(tokens, triton.cdiv(heads, block))](
@@ -67,8 +70,7 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         cos, sin = ctx.saved_tensors
-        gradient = gradients[0]
-        gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+        gradient = _in_rows(gradients[0])
         return _run_rotary(gradient, cos, sin, ctx.interleaved, -1.0), None, None, None
 
 
@@ -76,6 +78,58 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
     """Rotate the first dimensions of each head."""
     y: Tensor = _Rotary.apply(x, cos, sin, interleaved)
     return y
+
+
+class _SplitRotary(torch.autograd.Function):
+    """Queries, keys and values of one tensor; their gradients are written into one, too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: int,
+        kv_heads: int,
+        interleaved: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        ctx.options = (heads, kv_heads, interleaved)
+        turned = _run_rotary(x[:, : heads + kv_heads], cos, sin, interleaved, 1.0)
+        return turned[:, :heads], turned[:, heads:], x[:, heads + kv_heads :]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        cos, sin = ctx.saved_tensors
+        heads, kv_heads, interleaved = ctx.options
+        q, k, v = map(_in_rows, gradients)
+        joined = torch.empty(
+            (q.shape[0], heads + 2 * kv_heads, q.shape[2]), dtype=q.dtype, device=q.device
+        )
+        _run_rotary(q, cos, sin, interleaved, -1.0, joined[:, :heads])
+        _run_rotary(k, cos, sin, interleaved, -1.0, joined[:, heads : heads + kv_heads])
+        joined[:, heads + kv_heads :].copy_(v)
+        return joined, None, None, None, None, None
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def split_rotary(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries and keys, rotated, and values."""
+    found: tuple[Tensor, Tensor, Tensor] = _SplitRotary.apply(
+        x, cos, sin, heads, kv_heads, interleaved
+    )
+    return found
 
 
 def _supports_rotary(x: Tensor, cos: Tensor, sin: Tensor, **_options: Any) -> str | None:
@@ -220,6 +274,10 @@ def _supports_gated(x: Tensor, **_options: Any) -> str | None:
 IMPLEMENTATIONS = (
     Implementation(
         operator="rotary", name="triton", function=rotary, devices=("cuda",),
+        supports=_supports_rotary, rank=20, needs="triton",
+    ),
+    Implementation(
+        operator="split_rotary", name="triton", function=split_rotary, devices=("cuda",),
         supports=_supports_rotary, rank=20, needs="triton",
     ),
     Implementation(

@@ -27,10 +27,15 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: fl
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, *, eps: float, unit_offset: bool = False
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    *,
+    eps: float,
+    unit_offset: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the norm of x + residual, and the sum itself."""
-    total = x + residual
+    """Return the norm of x + residual, and the sum itself; x where there is no residual."""
+    total = x if residual is None else x + residual
     return rms_norm(total, weight, eps=eps, unit_offset=unit_offset), total
 
 

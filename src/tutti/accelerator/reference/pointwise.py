@@ -27,6 +27,21 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
     return rotated if not rest.shape[-1] else torch.cat((rotated, rest), dim=-1)
 
 
+def split_rotary(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries and keys, rotated, and values of x (T, heads + 2·kv_heads, width)."""
+    both, v = x.split([heads + kv_heads, kv_heads], dim=1)
+    q, k = rotary(both, cos, sin, interleaved=interleaved).split([heads, kv_heads], dim=1)
+    return q, k, v
+
+
 def activation(x: Tensor, *, kind: Activation) -> Tensor:
     """Return the non-linearity of each element."""
     match kind:

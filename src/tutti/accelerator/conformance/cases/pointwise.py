@@ -23,6 +23,22 @@ def _rotary(
     )
 
 
+def _split_rotary(
+    name: str,
+    shape: tuple[int, int, int],
+    kv_heads: int,
+    pairs: int,
+    *,
+    interleaved: bool = False,
+    layout: Layout = "contiguous",
+) -> Case:
+    table = Values((shape[0], pairs), 0.25, trained=False, wide=True)
+    options = {
+        "heads": shape[1] - 2 * kv_heads, "kv_heads": kv_heads, "interleaved": interleaved
+    }  # fmt: skip
+    return Case("split_rotary", name, (Values(shape, layout=layout), table, table), options)
+
+
 def _activation(
     operator: str,
     kind: Activation,
@@ -52,6 +68,13 @@ CASES = (
     _rotary("sliced heads", (11, 4, 64), 32, layout="sliced"),
     _rotary("float32 tables", (11, 4, 64), 32, wide=True),
     _rotary("no tokens", (0, 4, 64), 32),
+    _split_rotary("1 token", (1, 6, 64), 1, 32),
+    _split_rotary("grouped", (7, 16, 128), 3, 64),
+    _split_rotary("as many keys as queries", (9, 9, 96), 3, 48),
+    _split_rotary("part of the head", (9, 5, 80), 1, 16),
+    _split_rotary("interleaved", (9, 8, 64), 2, 32, interleaved=True),
+    _split_rotary("sliced heads", (11, 8, 64), 2, 32, layout="sliced"),
+    _split_rotary("no tokens", (0, 6, 64), 1, 32),
     *(_activation("activation", kind, "odd width", (5, 33)) for kind in PLAIN),
     *(_activation("activation", kind, "far out", (5, 64), scale=40.0) for kind in PLAIN),
     _activation("activation", Activation.SILU, "1 token", (1, 64)),
