@@ -3,7 +3,8 @@
 Traffic over a host-forwarded link passes the host's memory on its way; offloaded state and
 activations lie in it. Where a node does both in a step, each of its chips has two lanes that use
 the memory, one for copies and one for forwarding, and every lane gets an equal share of the
-bandwidth. A node that does only one of them divides it by its chips alone.
+bandwidth. A node that does only one of them divides it by its chips alone. So do activations on
+a node that hands no boundary over such a link: gradients pass there once, at the end of a step.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class HostMemory:
         self._index = index
         self._forwarded = frozenset(_forwarded_pairs(plan, cluster))
         self._both: frozenset[Node] = frozenset()
+        self._always: frozenset[Node] = frozenset()  # those that forward with every micro-batch
         offloading = frozenset(
             node
             for _, _, stage in plan.stages()
@@ -43,20 +45,19 @@ class HostMemory:
             for node in _nodes(replica.chips)
         )
         if offloading and self._forwarded:
-            self._both = offloading & self._forwarding()
+            self._always = offloading & _nodes_of(self._boundaries())
+            self._both = self._always | (offloading & _nodes_of(self._holders()))
 
-    def lane_bandwidth(self, chips: ChipSet) -> float:
+    def lane_bandwidth(self, chips: ChipSet, *, activations: bool = False) -> float:
         """Return what one lane of the slowest of these chips has of its host's memory."""
+        both = self._always if activations else self._both
         rates = []
         for pool in chips.pools:
             node = self._cluster.pool(pool).node
             fair = node.host.memory_bandwidth * node.hosts / node.num_chips
-            rates.append(fair / self._lanes(chips, pool))
+            shared = both and any(n[0] == pool and n in both for n in _nodes(chips))
+            rates.append(fair / (2 if shared else 1))
         return min(rates)
-
-    def _lanes(self, chips: ChipSet, pool: str) -> int:
-        shared = self._both and any(n[0] == pool and n in self._both for n in _nodes(chips))
-        return 2 if shared else 1
 
     def capped(self, links: GroupLinks, stages: Iterable[Stage]) -> GroupLinks:
         """Return a group's links with what they forward limited by the hosts' memory."""
@@ -70,14 +71,8 @@ class HostMemory:
 
         return replace(links, wires=tuple((edge, limited(wire)) for edge, wire in links.wires))
 
-    def _forwarding(self) -> frozenset[Node]:
-        """The nodes whose stages hand something over a forwarded link, or reduce over one."""
-        found: set[Node] = set()
-        for stages in (*self._boundaries(), *self._holders()):
-            found.update(node for stage in stages for node in _nodes(stage.chips))
-        return frozenset(found)
-
     def _boundaries(self) -> Iterator[tuple[Stage, ...]]:
+        """Yield stages that hand something over a forwarded link."""
         for pipeline in self._plan.pipelines:
             for lower, upper in itertools.pairwise(chunks(pipeline)):
                 ends = (pipeline.stages[lower.stage], pipeline.stages[upper.stage])
@@ -86,6 +81,7 @@ class HostMemory:
                     yield ends
 
     def _holders(self) -> Iterator[tuple[Stage, ...]]:
+        """Yield stages that reduce over one."""
         last = max(stop for _, _, stage in self._plan.stages() for _, stop in stage.units)
         for holders in {id(h): h for h in map(self._index.of, range(last))}.values():
             stages = tuple(stage for _, _, stage in holders)
@@ -112,6 +108,10 @@ def forwards(wire: Boundary, cluster: Cluster) -> bool:
         for transfers in telling_transfers(wire)
         for sender, receiver, _, _ in transfers
     )
+
+
+def _nodes_of(groups: Iterable[tuple[Stage, ...]]) -> frozenset[Node]:
+    return frozenset(node for stages in groups for stage in stages for node in _nodes(stage.chips))
 
 
 def _nodes(chips: ChipSet) -> Iterator[Node]:

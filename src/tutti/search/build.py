@@ -152,14 +152,10 @@ class _Place(NamedTuple):
 
 
 class _Beside(NamedTuple):
-    """Who holds a unit in other pipelines, at least: chips, and groups of them with all experts.
-
-    Of all levels the pools: with some of them gradients are exchanged through host memory.
-    """
+    """Who holds a unit in other pipelines, at least: chips, and groups of them with all experts."""
 
     chips: int
     groups: float
-    pools: frozenset[str]
 
 
 def _place_of(parts: Sequence[Part], part: Part) -> _Place:
@@ -167,8 +163,7 @@ def _place_of(parts: Sequence[Part], part: Part) -> _Place:
     alike = [p for p in parts if p.chain is chain]
     # Levels 2 and 3 shard inside a pipeline only, level 1 among all that hold a unit.
     inside = chain.shard >= 2
-    others = [c for c in chains if c is not chain]
-    holding = [] if inside else others
+    holding = [] if inside else [c for c in chains if c is not chain]
     return _Place(
         number=next(n for n, c in enumerate(chains) if c is chain),
         micro_batches=tuple(p.micro_batches for p in alike),
@@ -176,7 +171,6 @@ def _place_of(parts: Sequence[Part], part: Part) -> _Place:
         beside=_Beside(
             chips=sum(min(_chips(c, k, c.copies) for k in c.configs) for c in holding),
             groups=sum(min(_chips(c, k, c.copies) / k.ep for k in c.configs) for c in holding),
-            pools=frozenset(k.pool for c in others for k in c.configs),
         ),
     )
 
@@ -230,7 +224,7 @@ def _slots(tables: Tables, chain: Chain, place: _Place, spared: Spared) -> list[
         for s in range(position, position + stages):
             counts = place.micro_batches
             flight = max(in_flight(chain.schedule.kind, virtual, depth, s, n) for n in counts)
-            met = {*place.beside.pools, *_neighbours(names, s, around=virtual > 1)}
+            met = _neighbours(names, s, around=virtual > 1)
             lanes = 2 if forwards(problem.cluster, config.pool, met) else 1
             slots.append(
                 Slot(

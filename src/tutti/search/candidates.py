@@ -306,7 +306,8 @@ class Candidates:
             share = max(1.0, total * weight / sum(weights))
             sharing = sum(chips) / own
             most = self._most_chains * (self._wide if len(grouping) == 1 else 1)
-            lists.append(self.coarse.chains(group, share, most, sharing=sharing))
+            several = len(grouping) > 1
+            lists.append(self.coarse.chains(group, share, most, sharing=sharing, elastic=several))
         if not all(lists):
             return
         found = list(self._shared_out(lists))

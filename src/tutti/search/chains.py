@@ -42,6 +42,12 @@ class Chain:
         rounds = -(-sequences // (self.copies * self.sequences))
         return (rounds * self.pace + self.fill + self.closing) * OPTIMISM[self.shard]
 
+    def elastic_seconds(self, sequences: float) -> float:
+        """Return the same if it may take a little more or less, in whole micro-batches."""
+        size = self.copies * self.sequences
+        taken = max(1, round(sequences / size)) * size
+        return self.seconds(taken) * sequences / taken
+
     @property
     def key(self) -> object:
         """What makes two chains the same strategy.

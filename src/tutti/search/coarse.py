@@ -42,7 +42,7 @@ class Coarse:
                 for b in counts
                 if tp * cp <= pool.num_chips and ep <= pool.num_chips
             ]
-            self._options[key] = Options.of(self.tables, name, configs)
+            self._options[key] = Options.of(self.tables, name, configs, chained=chained)
         return self._options[key]
 
     def chains(
@@ -53,6 +53,7 @@ class Coarse:
         *,
         even: bool = False,
         sharing: float = 1.0,
+        elastic: bool = False,
     ) -> list[Chain]:
         """Return the most promising chains over pools in this order, best first.
 
@@ -60,12 +61,13 @@ class Coarse:
         not to be trusted. `sequences` is what all copies together are to take of a step; with
         `even`, only chains that can take just so many, their expert groups whole. `sharing` says
         by how much more chips share states at level 1, because other pipelines hold the same units.
+        With `elastic` they take about so many, in whole micro-batches; others take the rest.
         """
         options = [self._pool(name, chained=len(pools) > 1) for name in pools]
         if any(found is None for found in options):
             return []
         known = thinned([found for found in options if found is not None])
-        grid = Grid(self.problem, known, sequences, sharing)
+        grid = Grid(self.problem, known, sequences, sharing, elastic=elastic)
         if even:
             grid.keep_even(int(sequences))
         if not grid.size:
@@ -75,8 +77,12 @@ class Coarse:
         for schedule in schedule_options(self.problem):
             for shard in self.problem.space.shard:
                 found += self._best(grid, plain, shard, schedule, most)
-        found.sort(key=lambda chain: (chain.seconds(sequences), chain.configs, chain.stages))
-        return found
+
+        def order(chain: Chain) -> tuple[object, ...]:
+            price = chain.elastic_seconds if elastic else chain.seconds
+            return (price(sequences), chain.configs, chain.stages)
+
+        return sorted(found, key=order)
 
     def _best(
         self, grid: Grid, plain: FloatArray, shard: int, schedule: ScheduleOption, most: int

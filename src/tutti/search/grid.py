@@ -25,7 +25,13 @@ class Grid:
     """All combinations of the pools' configurations with all numbers of copies."""
 
     def __init__(
-        self, problem: Problem, options: list[Options], sequences: float, sharing: float = 1.0
+        self,
+        problem: Problem,
+        options: list[Options],
+        sequences: float,
+        sharing: float = 1.0,
+        *,
+        elastic: bool = False,
     ) -> None:
         self.options = options
         self._columns: dict[tuple[int, str], FloatArray] = {}
@@ -33,6 +39,7 @@ class Grid:
         self.units = problem.model.num_units
         self.layers = problem.model.num_layers
         self.total = sequences
+        self.elastic = elastic  # others take what whole micro-batches leave over, or give some
         self.may_offload = "activations" in problem.space.offload
         self.states_may_go = "optimizer" in problem.space.offload
         picks = list(itertools.product(*(range(len(o.configs)) for o in options)))
@@ -97,7 +104,8 @@ class Grid:
     def price(self, plain: FloatArray, shard: int, schedule: ScheduleOption) -> FloatArray:
         """Return approximate step times; infinite where memory cannot be made to suffice."""
         depth = self.stages.sum(axis=1)
-        rounds = np.ceil(self.total / (self.copies * self.per_copy))
+        size = self.copies * self.per_copy
+        rounds = whole_rounds(self.total / size, elastic=self.elastic)
         block = np.stack(self._blocks("block"), axis=1)
         pace = plain
         worst = np.zeros(len(pace), dtype=np.float64)
@@ -131,6 +139,8 @@ class Grid:
         self.fill = self._fill_seconds(schedule, pace, depth)
         self.closing = self._closing_seconds(shard, pace) + self.copied
         seconds = (rounds * pace + self.fill + self.closing) * OPTIMISM[shard]
+        if self.elastic:
+            seconds = seconds * self.total / (rounds * size)
         return np.where(fits, seconds, np.inf)
 
     def _blocks(self, name: str) -> list[FloatArray]:
@@ -266,6 +276,12 @@ class Grid:
             closing=float(self.closing[i]),
             traffic=tuple(float(traffic[i]) for traffic in self.traffic),
         )
+
+
+def whole_rounds(rounds: FloatArray, *, elastic: bool) -> FloatArray:
+    """Return how many whole micro-batches take so many: enough of them, or about as many."""
+    found: FloatArray = np.maximum(1.0, np.rint(rounds)) if elastic else np.ceil(rounds)
+    return found
 
 
 def _in_flight(

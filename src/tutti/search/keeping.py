@@ -54,7 +54,23 @@ def plan_keeps(plan: Plan, problem: Problem) -> bool:
         for replica in stage.replicas:
             pool = replica.chips.pools[0]
             used[pool] = used.get(pool, 0) + replica.num_chips
-    return _keeps(problem.space, pipelines) and uses_enough(used, problem)
+    return (
+        _keeps(problem.space, pipelines)
+        and _keeps_form(problem.space, plan)
+        and uses_enough(used, problem)
+    )
+
+
+def _keeps_form(space: Space, plan: Plan) -> bool:
+    """Tell whether stages, their ranges, the schedule and the shard levels are the space's."""
+    stages = [stage for _, _, stage in plan.stages()]
+    deepest = max(len(pipeline.stages) for pipeline in plan.pipelines)
+    return (
+        (space.max_stages is None or deepest <= space.max_stages)
+        and all(len(stage.units) in (1, *space.virtual) for stage in stages)
+        and (deepest == 1 or plan.job.schedule in space.schedules)
+        and all(group.shard_level in space.shard for group in plan.synchronisation)
+    )
 
 
 def uses_enough(chips: dict[str, int], problem: Problem) -> bool:

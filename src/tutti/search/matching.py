@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tutti.hardware.cluster import Pool
 from tutti.hardware.topology import Position
+from tutti.plan.job import ScheduleKind
 from tutti.search.build import Part
-from tutti.search.chains import Chain
+from tutti.search.chains import Chain, ScheduleOption
 
 MOST_TOGETHER = 64.5  # combinations of chains of several groups, per schedule and shard level
 
@@ -36,15 +38,28 @@ def spreadable(parts: Sequence[Part]) -> bool:
 
 
 def matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
-    """Yield one chain of every list, all of one schedule and shard level."""
+    """Yield one chain of every list, all of one schedule and shard level.
+
+    A chain of one stage has the same passes under every schedule: it goes with all of them.
+    """
     if len(lists) == 1:
         yield from ((chain,) for chain in lists[0])
         return
-    kinds = dict.fromkeys((c.schedule.kind, c.shard) for c in lists[0])
+    kinds = dict.fromkeys((c.schedule.kind, c.shard) for chains in lists for c in chains)
     few = math.floor(MOST_TOGETHER ** (1 / len(lists)))
-    for kind in kinds:
-        alike = [[c for c in chains if (c.schedule.kind, c.shard) == kind] for chains in lists]
-        yield from itertools.product(*(chains[:few] for chains in alike))
+    for kind, shard in kinds:
+        option = ScheduleOption(kind=kind)
+        alike = [
+            [
+                c if c.schedule.kind is kind else replace(c, schedule=option)
+                for c in chains
+                if c.shard == shard and (c.schedule.kind is kind or sum(c.stages) == 1)
+            ]
+            for chains in lists
+        ]
+        for chosen in itertools.product(*(chains[:few] for chains in alike)):
+            if kind is ScheduleKind.ONE_F_ONE_B or any(sum(c.stages) > 1 for c in chosen):
+                yield chosen
 
 
 def first_chip(pool: Pool) -> Position:

@@ -63,8 +63,13 @@ class Options:
         return Options(**values)
 
     @classmethod
-    def of(cls, tables: Tables, pool: str, configs: list[Config]) -> Options | None:
-        """Return the arrays of a pool; None where none of its configurations was measured."""
+    def of(
+        cls, tables: Tables, pool: str, configs: list[Config], *, chained: bool = False
+    ) -> Options | None:
+        """Return the arrays of a pool; None where none of its configurations was measured.
+
+        Where it is `chained` to others, what it hands on may pass through its hosts' memory.
+        """
         tables.prepare(configs)
         rows = [(c, t) for c in configs if (t := tables.get(c)) is not None]
         if not rows:
@@ -81,7 +86,7 @@ class Options:
             return t.parameter_bytes + t.gradient_bytes + t.optimizer_bytes
 
         prices = tables.prices[pool]
-        others = [other.name for other in tables.problem.pools]
+        others = [other.name for other in tables.problem.pools] if chained else []
         lanes = 2 if forwards(tables.problem.cluster, pool, others) else 1
         nic = found.node.nic_bandwidth / found.node.num_chips * prices.efficiency.fabric
         return cls(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from tutti.models.load import load_model
 from tutti.plan.job import Job
 from tutti.plan.plan import Offload, Plan
 from tutti.plan.uniform import Degrees, uniform_plan
-from tutti.simulate.estimate import estimate
+from tutti.schedule.instruction import Op
+from tutti.simulate.estimate import Estimate, estimate
 
 
 def two_pools(memory_bandwidth: float) -> Cluster:
@@ -90,3 +92,36 @@ def test_half_the_bandwidth_slows_those_who_use_it_twice(forwards, offload, slow
 def test_a_host_that_is_slow_enough_slows_everybody_who_uses_it(forwards, offload):
     full = seconds(600e9, forwards=forwards, offload=offload)
     assert seconds(20e9, forwards=forwards, offload=offload) > full
+
+
+def apart(cluster: Cluster, offload: Offload) -> Plan:
+    """A replica on each pool: only gradients meet."""
+    model, job = load_model("llama-2-7b"), Job(sequence_length=2048, global_batch=16)
+    plan = uniform_plan(model, cluster, job, Degrees(tp=8, dp=2))
+    (pipeline,) = plan.pipelines
+    (stage,) = pipeline.stages
+    replicas = tuple(replace(replica, offload=offload) for replica in stage.replicas)
+    stages = (replace(stage, replicas=replicas),)
+    return replace(plan, pipelines=(replace(pipeline, stages=stages),))
+
+
+@pytest.mark.parametrize(
+    ("offload", "slower"), [(ACTIVATIONS, False), (Offload(optimizer=((0, 34),)), True)]
+)
+def test_gradients_that_are_forwarded_once_do_not_slow_activations(offload, slower):
+    """States come and go while gradients do; activations long before."""
+    copies = []
+    for bandwidth in (800e9, 400e9):  # a share of 100 or 50, of which copies use 50 at most
+        cluster = two_pools(bandwidth)
+        found = estimate(apart(cluster, offload), None, cluster)
+        copies.append(sum(copied_seconds(found)))
+    assert (copies[1] > copies[0]) == slower
+    assert min(copies) > 0
+
+
+def copied_seconds(found: Estimate) -> Iterator[float]:
+    """Yield the seconds of every copy between a chip and its host."""
+    for own, costs in zip(found.schedule.classes, found.priced.costs.classes, strict=True):
+        for entry, seconds in zip(own.instructions, costs.seconds, strict=True):
+            if entry.op in (Op.OFFLOAD, Op.FETCH):
+                yield float(seconds)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.search.test_planner import problem
 from tutti.models.load import load_model
+from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Recompute
 from tutti.search.draft import Draft, PipelineDraft, ReplicaDraft, StageDraft, to_plan
 from tutti.search.keeping import draft_keeps, plan_keeps, uses_enough
@@ -41,6 +42,21 @@ def along() -> Draft:
 
 
 ALONG = along()
+TURNS = replace(
+    ALONG,
+    schedule=ScheduleKind.INTERLEAVED,
+    pipelines=(
+        PipelineDraft(
+            micro_batches=8,
+            stages=tuple(
+                replace(stage, units=units)
+                for stage, units in zip(
+                    ALONG.pipelines[0].stages, (((0, 3), (6, 9)), ((3, 6), (9, 14))), strict=True
+                )
+            ),
+        ),
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +81,27 @@ def test_a_space_leaves_what_it_says(draft, narrow, keeps):
     assert draft_keeps(draft, asked) is keeps
     tables = Tables(asked)
     made = to_plan(draft, tables.references, asked.job, asked.model, asked.cluster)
+    assert plan_keeps(made, asked) is keeps
+
+
+@pytest.mark.parametrize(
+    ("draft", "narrow", "keeps"),
+    [
+        (ALONG, {"max_stages": 2}, True),
+        (ALONG, {"max_stages": 1}, False),
+        (ALONG, {"schedules": (ScheduleKind.ZERO_BUBBLE,)}, False),
+        (ALIKE, {"schedules": (ScheduleKind.ZERO_BUBBLE,)}, True),  # one stage: no schedule
+        (replace(ALONG, shard=1), {"shard": (1, 2)}, True),
+        (replace(ALONG, shard=1), {"shard": (3,)}, False),
+        (TURNS, {"virtual": (2,)}, True),
+        (TURNS, {"virtual": (3,)}, False),
+    ],
+)
+def test_a_plan_made_by_other_rules_keeps_to_degrees_too(draft, narrow, keeps):
+    asked = problem(space=Space(**narrow))
+    tables = Tables(asked)
+    job = replace(asked.job, schedule=draft.schedule)
+    made = to_plan(draft, tables.references, job, asked.model, asked.cluster)
     assert plan_keeps(made, asked) is keeps
 
 
