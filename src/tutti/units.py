@@ -109,6 +109,11 @@ def count_text(value: float) -> str:
     return f"{size:.4g} Q"
 
 
+def many(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: 1 chip, 2 chips, 1,024 chips."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def seconds_text(value: float) -> str:
     """Format seconds with the unit that keeps the number readable: 12.3 ms."""
     for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):

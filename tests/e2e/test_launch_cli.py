@@ -74,6 +74,7 @@ def test_files_are_written_and_the_next_command_is_said(
     assert answer["files"] == [f"files/{name}" for name in files]
     assert [host["node"] for host in answer["hosts"]] == ["a100/1", "h100/0", "a100/0", "p800/0"]
     assert answer["hosts"][1]["ranks"] == [8, 9, 24, 25]
+    assert ("tutti-shared" in str(answer["notes"])) == (target == "kubernetes")
     assert sorted(os.listdir(".")) == ["files", "launch.yaml", "plan.json", "train.yaml"]
 
 
@@ -148,13 +149,24 @@ def test_local_runs_the_command(here: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tutti.cli.main", "launch", "one.json", "--run",
          "--with", "launch.yaml"],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=60, env={**os.environ, "TUTTI_DEVICE": "cpu"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == (
         "show.sh --standalone --nproc-per-node=2 --no-python tutti train --plan one.json "
         "on h100/0 with 4,5"
     )
+
+
+def test_local_is_refused_where_the_chips_are_not(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TUTTI_DEVICE", raising=False)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    code, out, err = tutti(capsys, "launch", "plan.json", "--run")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert "the plan needs 18 chips like A100-80, this machine has" in err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from tutti.cli.output import Json, print_json
 from tutti.errors import InputError, hint
+from tutti.units import many
 
 if TYPE_CHECKING:
     from tutti.launch.job import Job
@@ -56,8 +58,6 @@ def launch(
         _local(job, plan, config, run, json)
     else:
         _write(job, to, output, force, json)
-        if config is None and not json:
-            typer.echo(f"note: {_NO_CONFIG}", err=True)
 
 
 def _config_text(path: Path, *, travels: bool) -> str:
@@ -126,6 +126,12 @@ def _local(job: Job, plan: Path, config: Path | None, run: bool, json: bool) -> 
     from tutti.launch.local import local_command
 
     command = local_command(job, plan, config)
+    if run:
+        from tutti.plan.check import embedded_cluster
+        from tutti.train.run.here import require_chips_here
+
+        environ = {**os.environ, **command.environment}
+        require_chips_here(job.plan, embedded_cluster(job.plan), environ)
     if json:
         print_json(
             {
@@ -153,25 +159,29 @@ def _write(job: Job, target: str, folder: Path, force: bool, json: bool) -> None
     found = TARGETS[target].files(job)
     write_folder(folder, found, force=force)
     command = next_command(target, job, folder)
+    notes = TARGETS[target].notes(job) + ([_NO_CONFIG] if job.config is None else [])
     if json:
-        print_json(_document(job, target, folder, sorted(found), command))
+        print_json(_document(job, target, folder, sorted(found), command, notes))
         return
     for part in job.parts:
         ranks = sorted(rank for host in part.component.hosts for rank in host.ranks)
-        typer.echo(f"{part.component}, {len(ranks)} ranks")
+        typer.echo(f"{part.component}, {many(len(ranks), 'rank')}")
     for name in sorted(found):
         typer.echo(f"written to {folder / name}")
     typer.echo(f"next: {command}")
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
 
 
 def _document(
-    job: Job, target: str, folder: Path, names: list[str], command: str
+    job: Job, target: str, folder: Path, names: list[str], command: str, notes: list[str]
 ) -> dict[str, Any]:
     return {
         "target": target,
         "name": job.name,
         "files": [str(folder / name) for name in names],
         "next": command,
+        "notes": notes,
         "hosts": [
             {
                 "node": host.name,

@@ -8,7 +8,8 @@ of several kinds of chips needs.
 from __future__ import annotations
 
 from tutti.errors import InputError
-from tutti.launch.facts import Volume
+from tutti.launch.apart import mistaken_pools
+from tutti.launch.facts import PoolLaunch, Volume
 from tutti.launch.job import Job, Part
 from tutti.launch.templating import render
 
@@ -43,6 +44,33 @@ def kubernetes_files(job: Job) -> dict[str, str]:
     }
 
 
+def kubernetes_notes(job: Job) -> list[str]:
+    """Return what a reader of the files should know."""
+    notes = []
+    assumed = dict.fromkeys(p.launch.pool.name for p in job.parts if not p.launch.volumes)
+    if assumed:
+        notes.append(
+            f"checkpoints go to the PersistentVolumeClaim '{_SHARED.claim}', mounted at "
+            f"{_SHARED.mount}; it must exist, or name another under 'volumes' in a launch file "
+            "(--with)"
+        )
+    mistaken = mistaken_pools(job, lambda launch: launch.device, _apart)
+    if mistaken:
+        pools = ", ".join(launch.pool.name for launch in mistaken)
+        devices = ", ".join(dict.fromkeys(launch.device for launch in mistaken))
+        notes.append(
+            f"Kubernetes calls chips of different pools alike ({pools}: {devices}); give each pool "
+            "a 'node_selector' in a launch file (--with), such as nvidia.com/gpu.product"
+        )
+    return notes
+
+
+def _apart(one: PoolLaunch, other: PoolLaunch) -> bool:
+    """Tell whether a pool asks for nodes that are not the other's."""
+    wanted = one.facts.node_selector
+    return bool(wanted) and wanted != other.facts.node_selector
+
+
 def _may_share(part: Part) -> bool:
     """Tell whether a second pod would find room on the machine of a first."""
     return not part.launch.device or part.num_devices < part.component.chips_per_host
@@ -68,7 +96,7 @@ def _folder(job: Job) -> str:
     if first is None:
         raise InputError(
             "the pools share no volume, but checkpoints need one; name it under 'volumes' of the "
-            "launch file"
+            "launch file (--with)"
         )
     return first
 
@@ -79,18 +107,19 @@ def _check(job: Job) -> None:
         if not launch.facts.image:
             raise InputError(
                 f"pool '{pool.name}' has no 'image'; name one with tutti and torch for "
-                f"{pool.chip.name} in the launch file (pools: {pool.name}: image: …)"
+                f"{pool.chip.name} in a launch file, --with launch.yaml (pools: {{{pool.name}: "
+                "{image: …}})"
             )
         if not launch.known_maker and launch.facts.device is None:
             raise InputError(
                 f"pool '{pool.name}': nothing is known of chips by '{pool.chip.vendor}'; say in "
-                "the launch file what Kubernetes calls them, such as 'device: example.com/npu'"
+                "a launch file (--with) what Kubernetes calls them, such as 'device: example.com/npu'"
             )
         pod = f"{job.name}-{part.name}-0-{len(part.component.hosts) - 1}{_POD_SUFFIX}"
         if len(pod) > _LONGEST_NAME:
             raise InputError(
                 f"pods would be called '{pod}', {len(pod)} letters of at most {_LONGEST_NAME}; "
-                "give a shorter 'name' in the launch file"
+                "give a shorter 'name' in a launch file (--with)"
             )
     size = sum(len(text.encode()) for text in job.inputs().values())
     if size > _MOST_BYTES:

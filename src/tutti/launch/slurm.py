@@ -7,8 +7,13 @@ components.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tutti.errors import InputError
 from tutti.launch import containers
+from tutti.launch.apart import mistaken_pools
+from tutti.launch.facts import PoolLaunch
+from tutti.launch.hosts import dns_label
 from tutti.launch.job import Job, Part
 from tutti.launch.templating import render
 from tutti.launch.torchrun import patterns
@@ -18,11 +23,12 @@ def slurm_files(job: Job) -> dict[str, str]:
     """Return the files by name."""
     job.require_container("none", "apptainer", "pyxis")
     heterogeneous = len(job.parts) > 1
+    typed = _typed(job)
     script = render(
         "job.sbatch.j2",
         job=job,
         common=_common_options(job),
-        options={part.name: _options(part) for part in job.parts},
+        options={part.name: _options(part, typed) for part in job.parts},
         step={
             part.name: _step(job, part, index if heterogeneous else None)
             for index, part in enumerate(job.parts)
@@ -62,18 +68,52 @@ def _directive(option: str) -> str:
     return option
 
 
-def _options(part: Part) -> list[str]:
+def _apart(one: PoolLaunch, other: PoolLaunch) -> bool:
+    """Tell whether a pool asks for hosts that are not the other's."""
+    partition = one.facts.partition
+    return bool(
+        one.hosts or one.facts.constraint or (partition and partition != other.facts.partition)
+    )
+
+
+def _typed(job: Job) -> dict[str, str]:
+    """Return, by pool, what its chips are asked for as where `gpu` alone could be another's.
+
+    Slurm writes a type behind the device's name, `gpu:a100`; the default is the chip's name.
+    """
+    mistaken = mistaken_pools(job, lambda launch: launch.gres, _apart)
+    return {
+        launch.pool.name: f"{launch.gres}:{dns_label(launch.pool.chip.name)}"
+        for launch in mistaken
+        if launch.facts.gres is None
+    }
+
+
+def slurm_notes(job: Job) -> list[str]:
+    """Return what a reader of the files should know."""
+    typed = _typed(job)
+    if not typed:
+        return []
+    asked = ", ".join(f"{pool}: {gres}" for pool, gres in typed.items())
+    return [
+        f"Slurm is asked for chips by their type ({asked}); if gres.conf calls them otherwise, "
+        "say 'gres', 'constraint' or 'partition' per pool in a launch file (--with)"
+    ]
+
+
+def _options(part: Part, typed: Mapping[str, str]) -> list[str]:
     """Return the directives of one component."""
     facts, launch, component = part.launch.facts, part.launch, part.component
     options = [f"--nodes={len(component.hosts)}", "--ntasks-per-node=1"]
     if facts.partition:
         options.append(f"--partition={facts.partition}")
     if launch.gres:
-        options.append(f"--gres={launch.gres}:{part.num_devices}")
+        gres = typed.get(launch.pool.name, launch.gres)
+        options.append(f"--gres={gres}:{part.num_devices}")
     elif not launch.known_maker:
         raise InputError(
             f"pool '{launch.pool.name}': nothing is known of chips by '{launch.pool.chip.vendor}'; "
-            "say in the launch file what Slurm calls them, such as 'gres: gpu' ('' for none)"
+            "say in a launch file (--with) what Slurm calls them, such as 'gres: gpu' ('' for none)"
         )
     if part.num_cpus is not None:
         options.append(f"--cpus-per-task={part.num_cpus}")

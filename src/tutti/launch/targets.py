@@ -23,12 +23,19 @@ class Target:
 
     files: Callable[[Job], dict[str, str]]
     next_command: Callable[[Job, str], str]  # takes the folder, quoted for a shell
+    notes: Callable[[Job], list[str]] = lambda _job: []  # what was assumed
 
 
 TARGETS: Mapping[str, Target] = {
     "torchrun": Target(files=torchrun.torchrun_files, next_command=torchrun.next_command),
-    "slurm": Target(files=slurm.slurm_files, next_command=slurm.next_command),
-    "kubernetes": Target(files=kubernetes.kubernetes_files, next_command=kubernetes.next_command),
+    "slurm": Target(
+        files=slurm.slurm_files, next_command=slurm.next_command, notes=slurm.slurm_notes
+    ),
+    "kubernetes": Target(
+        files=kubernetes.kubernetes_files,
+        next_command=kubernetes.next_command,
+        notes=kubernetes.kubernetes_notes,
+    ),
 }
 
 

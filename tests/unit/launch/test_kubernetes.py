@@ -13,7 +13,7 @@ from tests.support.launching import IMAGES, FakeHosts, crossed_job, crossed_plan
 from tests.unit.launch.schemas import replicated_jobs, require_kubernetes, require_shell
 from tutti.errors import InputError
 from tutti.launch.identity import rank_of_process
-from tutti.launch.kubernetes import kubernetes_files
+from tutti.launch.kubernetes import kubernetes_files, kubernetes_notes
 from tutti.plan.files import plan_from_document
 
 FULL: dict[str, object] = {
@@ -197,7 +197,11 @@ def test_whole_nodes_choose_the_plan_s_slots() -> None:
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"pools": {}}, "pool 'a100' has no 'image'; name one with tutti and torch for A100-80"),
+        (
+            {"pools": {}},
+            "pool 'a100' has no 'image'; name one with tutti and torch for A100-80 in a launch "
+            "file, --with launch.yaml (pools: {a100: {image: …}})",
+        ),
         ({"name": "a" * 60}, "letters of at most 63; give a shorter 'name'"),
         ({"folder": "/elsewhere"}, "'folder' is '/elsewhere', which is on no volume"),
         (
@@ -218,6 +222,18 @@ def test_what_cannot_run_is_refused(facts: dict[str, object], said: str) -> None
     with pytest.raises(InputError) as error:
         kubernetes_files(crossed_job(**facts))
     assert said in str(error.value)
+
+
+def test_what_is_assumed_is_said() -> None:
+    claim, alike = kubernetes_notes(crossed_job())
+    assert "the PersistentVolumeClaim 'tutti-shared', mounted at /shared" in claim
+    assert "'volumes' in a launch file (--with)" in claim
+    assert "(a100, h100: nvidia.com/gpu)" in alike
+    assert "'node_selector'" in alike
+    selected = {
+        pool: {**facts, "node_selector": {"chip": pool}} for pool, facts in IMAGES.items()
+    }
+    assert kubernetes_notes(crossed_job(**{**FULL, "pools": selected})) == []
 
 
 def test_a_configuration_that_no_block_can_hold_arrives_whole() -> None:

@@ -10,7 +10,7 @@ from tests.support.launching import IMAGES, FakeHosts, crossed_job, three_makers
 from tests.unit.launch.schemas import SRUN, directives, require_option, require_shell
 from tutti.errors import InputError
 from tutti.launch.identity import rank_of_process
-from tutti.launch.slurm import slurm_files
+from tutti.launch.slurm import slurm_files, slurm_notes
 from tutti.launch.targets import write_folder
 
 FULL: dict[str, object] = {
@@ -74,6 +74,25 @@ def test_components_ask_for_their_pool() -> None:
     assert [c.get("cpus-per-task") for c in defaults] == [None, "56", "96", None]
     assert components[0]["account"] == "research"
     assert "account" not in components[1]  # Slurm hands it on
+
+
+def gres_of(**pools: dict[str, object]) -> list[str]:
+    return [c["gres"] for c in directives(slurm_files(crossed_job(pools=pools))["job.sbatch"])]
+
+
+def test_chips_of_one_name_are_asked_for_by_type() -> None:
+    assert gres_of() == ["gpu:a100-80:8", "gpu:h100:4", "gpu:a100-80:6", "xpu:8"]
+    # one pool says itself which hosts it means; the other may still be given those
+    assert gres_of(h100={"constraint": "h100"}) == [
+        "gpu:a100-80:8", "gpu:4", "gpu:a100-80:6", "xpu:8",
+    ]  # fmt: skip
+    assert gres_of(h100={"gres": "gpu"}, a100={"partition": "old"})[:2] == ["gpu:8", "gpu:4"]
+    same = {"partition": "all"}
+    assert gres_of(h100=same, a100=same)[:2] == ["gpu:a100-80:8", "gpu:h100:4"]
+    (note,) = slurm_notes(crossed_job(pools={}))
+    assert "a100: gpu:a100-80, h100: gpu:h100" in note
+    assert "--with" in note
+    assert slurm_notes(crossed_job()) == []  # each has its partition
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.present import chips_by_vendor
 from tutti.launch.identity import used_chips
 from tutti.plan.plan import Plan
+from tutti.units import many
 
 DEVICE = "TUTTI_DEVICE"  # overrides where a rank runs: cpu, or a device by its kind and number
 SHARING = "CUDA_MPS_PIPE_DIRECTORY"  # set where several processes share one device on purpose
@@ -40,7 +41,7 @@ def require_chips_here(
     for vendor, count in wanted.items():
         if count > here.get(vendor, count):
             raise InputError(
-                f"the plan needs {count} chips like {names[vendor]}, this machine has "
+                f"the plan needs {many(count, 'chip')} like {names[vendor]}, this machine has "
                 f"{here[vendor] or 'none'}; start it where they are (tutti launch), plan for this "
                 f"machine (--cluster here), or set {DEVICE}=cpu to try it out"
             )
