@@ -30,11 +30,11 @@ say '7. Four steps on two fast and two slow emulated chips, the third one traced
 say '8. A whole step takes longer than its operators one by one: learn by how much, on each chip' \
   "tutti validate --run $out/first --pool fast -o $out/fast.json
    tutti validate --run $out/first --pool slow -o $out/slow.json | tail -n 1"
-say '9. Plan with what was learnt, and train' \
+say "9. Plan with what was learnt, and train for $steps steps" \
   "$train[$out/fast.json,$out/slow.json] --steps $steps -o $out/planned --trace 2"
-say '10. The same with all chips treated alike' \
+say "10. The same with all chips treated alike, for $few steps: enough to know how fast they are" \
   "$train[$out/fast.json,$out/slow.json] --steps $few -o $out/uniform --set job.uniform=true $short"
-say '11. Planned against uniform, predicted against measured' \
+say "11. Planned against uniform, predicted against measured; losses compare at step $few" \
   "tutti report planned=$out/planned uniform=$out/uniform --html $out/report.html"
 printf '\nOpen %s in a browser: losses, speed, and where each pool spends its time.\n' \
   "$out/report.html"

@@ -119,6 +119,9 @@ def test_it_trains_and_says_so(whole: tuple[Path, str, str]) -> None:
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.1
     held_out = [line for line in figures if "validation_loss" in line]
     assert [line["step"] for line in held_out] == [2, 4]
+    # what was held out comes after the step that it was taken after
+    assert [line["step"] for line in figures] == [1, 2, 2, 3, 4, 4]
+    assert [figures.index(line) for line in held_out] == [2, 5]
     assert held_out[1]["validation_loss"] < held_out[0]["validation_loss"]
 
 
@@ -253,7 +256,7 @@ def test_sigterm_saves_and_a_resume_goes_on(here: Path, capsys: Capture) -> None
         (["train.yaml", "--cluster", "labtop", "--set", "plan=null"], "did you mean 'laptop'?"),
         (["train.yaml", "--plan", "plam.json"], "did you mean 'plan.json'?"),
         (["train.yaml", "--model", "gpt2"], "the plan is for model 'model', but 'gpt2' has"),
-        (["train.yaml", "--set", "optimizer.lr=1"], "optimizer: unknown key 'lr'"),
+        (["train.yaml", "--set", "optimizer.lr=1"], "tutti: options: optimizer: unknown key 'lr'"),
         (["train.yaml", "--steps", "0"], "steps"),
         (["train.yaml", "--data", "x.txt", "--set", "validation.every=1", "--set",
           "data.holdout=0"], "the data hold nothing out: name data.validation, or data.holdout"),

@@ -73,13 +73,16 @@ def _table(runs: Sequence[RunFigures]) -> Table:
     from rich import box
     from rich.table import Table
 
-    from tutti.report.training import baseline_of
+    from tutti.report.training import baseline_of, shared_step
     from tutti.units import count_text, seconds_text
 
     base = baseline_of(runs)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("run", style="bold")
-    for name in ("steps", "loss", "step", "predicted", "error", "tokens/s", "ratio", "MFU"):
+    shared = shared_step(runs)  # losses after different numbers of steps do not compare
+    compared = [] if shared is None else [f"loss, step {shared:,}"]
+    speeds = ("step", "predicted", "error", "tokens/s", "ratio", "MFU")
+    for name in ("steps", "loss", *compared, *speeds):
         table.add_column(name, justify="right")
     table.add_column("")
     for run in runs:
@@ -89,6 +92,7 @@ def _table(runs: Sequence[RunFigures]) -> Table:
             run.name,
             f"{run.steps[-1].step:,}",
             f"{run.steps[-1].loss:.4f}",
+            *([] if shared is None else [f"{run.loss_at(shared):.4f}"]),
             seconds_text(run.seconds),
             "–" if predicted is None else seconds_text(predicted),
             "–" if predicted is None else f"{predicted / run.seconds - 1:+.1%}",

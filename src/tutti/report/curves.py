@@ -10,8 +10,9 @@ from tutti.report.page import escape
 
 MOST_POINTS = 600  # of a curve that are drawn, spread evenly
 MOST_DOTS = 120  # more points than this are a line only
-_WIDTH, _HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 12, 34
+# About as wide as a column of the page, so that texts keep the size that page.css gives them.
+_WIDTH, _HEIGHT = 420, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 32
 _TICKS = 5
 
 

@@ -18,7 +18,7 @@ from tutti.report.overlay import PART_CATEGORIES
 from tutti.report.page import Page, Section
 from tutti.report.tables import Column, Row, table_html
 from tutti.report.tiles import Tile, notes_html, tiles_html
-from tutti.units import bytes_text, count_text, seconds_text
+from tutti.units import bytes_text, count_text, many, seconds_text
 
 _COLORS = tuple(f"series-{n}" for n in range(1, 9))
 
@@ -80,6 +80,10 @@ class RunFigures:
         """Of the median step."""
         return statistics.median(step.mfu for step in self.steady)
 
+    def loss_at(self, step: int) -> float:
+        """Return the loss of a step that the run has."""
+        return next(found.loss for found in self.steps if found.step == step)
+
     @property
     def counts(self) -> bool:
         """Whether the host kept up with what it emulates."""
@@ -90,6 +94,13 @@ def baseline_of(runs: Sequence[RunFigures]) -> RunFigures:
     """Return what other runs are compared with: the only uniform one, or else the last."""
     uniform = [run for run in runs if run.uniform]
     return uniform[0] if len(uniform) == 1 else runs[-1]
+
+
+def shared_step(runs: Sequence[RunFigures]) -> int | None:
+    """Return the last step that all runs have, where some go on after it: losses compare there."""
+    lasts = {run.steps[-1].step for run in runs}
+    common = set.intersection(*({step.step for step in run.steps} for run in runs))
+    return max(common) if len(lasts) > 1 and common else None
 
 
 def write_training_page(path: Path, runs: Sequence[RunFigures]) -> None:
@@ -129,7 +140,7 @@ def _notes(runs: Sequence[RunFigures]) -> list[str]:
 
 def _tiles(run: RunFigures) -> list[Tile]:
     last = run.steps[-1]
-    said = "emulated" if run.emulated else f"{run.num_ranks:,} ranks"
+    said = "emulated" if run.emulated else many(run.num_ranks, "rank")
     found = [
         Tile("Loss", f"{last.loss:.4f}", f"step {last.step:,}; first {run.steps[0].loss:.4f}"),
         Tile("Throughput", f"{count_text(run.tokens_per_s)}/s", f"tokens; {said}"),
@@ -157,7 +168,7 @@ def _comparison(runs: Sequence[RunFigures]) -> Section:
     bars = [
         Bar(
             label=run.name,
-            aside=" · ".join(_kind(run)),
+            aside=" · ".join(word for word in _kind(run) if word != run.name),
             parts={"tokens/s": run.tokens_per_s},
             note=f"{count_text(run.tokens_per_s)}/s · {run.tokens_per_s / base.tokens_per_s:.2f} ×",
             alarm=run.emulated and not run.counts,
@@ -220,6 +231,7 @@ def _count(value: float) -> str:
 
 
 def _predictions(runs: Sequence[RunFigures]) -> Section:
+    shared = shared_step(runs)
     columns = (
         Column("run", kind="whole"),
         Column("plan"),
@@ -230,7 +242,8 @@ def _predictions(runs: Sequence[RunFigures]) -> Section:
         Column("error", figures=True, detail="predicted ÷ measured − 1"),
         Column("tokens/s", figures=True),
         Column("MFU", figures=True),
-        Column("loss", figures=True),
+        Column("loss", figures=True, detail="of the last step"),
+        *([Column(f"loss, step {shared:,}", figures=True)] if shared is not None else []),
         Column("validation", figures=True),
         Column("overrun", figures=True, detail="how far the host fell behind emulated chips"),
     )
@@ -250,6 +263,7 @@ def _predictions(runs: Sequence[RunFigures]) -> Section:
                     count_text(run.tokens_per_s),
                     f"{run.mfu:.1%}",
                     f"{run.steps[-1].loss:.4f}",
+                    *([f"{run.loss_at(shared):.4f}"] if shared is not None else []),
                     f"{run.validation[-1][1]:.4f}" if run.validation else "–",
                     f"{run.overrun:.1%}" if run.emulated else "–",
                 )
@@ -262,7 +276,7 @@ def _parts(runs: Sequence[RunFigures]) -> Section:
     bars = [
         Bar(
             label=pool.pool if len(runs) == 1 else f"{run.name} · {pool.pool}",
-            aside=f"{pool.ranks:,} ranks" if pool.ranks > 1 else "1 rank",
+            aside=many(pool.ranks, "rank"),
             detail=f"peak memory {bytes_text(pool.peak_bytes)}" if pool.peak_bytes else "",
             parts=pool.parts,
             note=seconds_text(sum(pool.parts.values())),

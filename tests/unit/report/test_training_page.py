@@ -12,7 +12,7 @@ from tutti.errors import InputError
 from tutti.observe.folder import METRICS
 from tutti.observe.history import read_run
 from tutti.report.curves import Curve, curves_html, nice_ticks
-from tutti.report.training import baseline_of, training_page
+from tutti.report.training import baseline_of, shared_step, training_page
 
 
 def test_a_run_is_read_without_its_warm_up(tmp_path):
@@ -40,9 +40,29 @@ def test_a_line_that_was_cut_off_by_a_kill_is_left_out(tmp_path):
 def test_a_folder_without_figures_is_answered_in_one_line(tmp_path):
     with pytest.raises(InputError, match=r"has no metrics\.jsonl"):
         read_run(tmp_path)
+    with pytest.raises(InputError, match="nowhere: no such folder"):
+        read_run(tmp_path / "nowhere")
     folder = finished_run(tmp_path / "empty", steps=0)
     with pytest.raises(InputError, match="has no step"):
         read_run(folder)
+
+
+def test_losses_compare_at_a_step_that_all_runs_have(tmp_path):
+    long = read_run(finished_run(tmp_path / "planned", steps=9))
+    short = read_run(finished_run(tmp_path / "uniform", uniform=True))
+    assert shared_step([long, short]) == 6
+    assert shared_step([short, short]) is None
+    page = training_page([long, short]).html()
+    assert "loss, step 6" in page
+    assert f"{long.loss_at(6):.4f}" in page
+    assert "loss, step" not in training_page([short]).html()
+
+
+def test_a_run_that_is_called_by_its_kind_is_not_called_so_twice(tmp_path):
+    runs = [read_run(finished_run(tmp_path / name)) for name in ("planned", "other")]
+    page = training_page(runs).html()
+    assert "planned<small></small>" in page
+    assert "other<small>planned</small>" in page
 
 
 def test_runs_are_compared_with_the_uniform_one(tmp_path):

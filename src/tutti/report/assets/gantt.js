@@ -32,7 +32,7 @@ Tutti.parts.gantt = (element, data) => {
   function arrange() {
     const room = Math.min(window.innerHeight * 0.72, 820) - AXIS;
     const tall = many ? Math.max(8, Math.min(16, room / classes.length - 2)) : Math.max(16, Math.min(30, (room / classes.length) * 0.5));
-    const low = many ? 3 : classes.length <= 10 ? 10 : 6;
+    const low = many ? 3 : classes.length <= 10 ? 12 : 6;
     let y = 4;
     let current = -1;
     layout = [];
@@ -50,11 +50,21 @@ Tutti.parts.gantt = (element, data) => {
   function measure() {
     const content = arrange();
     width = view.clientWidth;
-    gutter = width < 560 ? 96 : 168;
+    gutter = width < 560 ? 96 : Math.min(Math.max(168, named()), width * 0.3);
     height = Math.max(120, Math.min(content + AXIS, Math.min(window.innerHeight * 0.76, 900) - 2));
     if (matchMedia("print").matches) height = content + AXIS;
     ratio = Tutti.fit(canvas, width, height);
     space.style.height = Math.max(0, content + AXIS - height) + "px";
+  }
+
+  // What the names of the rows need: those of the classes, and beside their asides the lanes'.
+  function named() {
+    const widest = (index, font) => {
+      pen.font = font;
+      return classes.reduce((most, row) => Math.max(most, pen.measureText(row[index]).width), 0);
+    };
+    return Math.ceil(Math.max(widest(0, `${many ? 11 : 13}px system-ui, sans-serif`) + 24,
+      many || classes.length > 10 ? 0 : widest(1, "11px system-ui, sans-serif") + 88));
   }
 
   const toX = (fraction) => gutter + ((fraction - state.low) / (state.high - state.low)) * (width - gutter);
@@ -252,7 +262,7 @@ Tutti.parts.gantt = (element, data) => {
         }
       } else if (!many && track !== 0 && size >= 9 && middle > AXIS) {
         pen.fillStyle = Tutti.css(theme.quiet);
-        pen.font = "9.5px system-ui, sans-serif";
+        pen.font = "10.5px system-ui, sans-serif";
         pen.textAlign = "right";
         pen.fillText(tracks[track], gutter - 12, middle);
         pen.textAlign = "left";

@@ -127,7 +127,8 @@ class Measure:
         self._worker.events.send("step", **whole.to_document())
 
     def validation(self, step: int, loss: float) -> None:
-        """Take a loss on held-out data."""
+        """Take a loss on held-out data; the steps before it are written first."""
+        self.finish()
         if self._sinks is not None:
             self._sinks.validation(step, loss)
         if self._worker.rank == 0:
