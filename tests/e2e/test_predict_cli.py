@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -58,6 +59,46 @@ def test_simulate_writes_page_and_trace(plan, capsys, tmp_path):
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_the_step_is_one_figure_everywhere(plan, capsys, tmp_path):
+    page = tmp_path / "step.html"
+    _, out, _ = tutti(capsys, "simulate", str(plan), "--html", str(page))
+    _, predicted, _ = tutti(capsys, "predict", str(plan))
+    step = re.search(r"([\d.]+ m?s) per step", predicted)[1]
+    without = re.match(rf"step {step} \(([\d.]+ m?s) without the slowest node\)", out)[1]
+    assert without != step
+    assert f"<dd>{step}<small>{without} without the slowest node, as drawn" in page.read_text()
+
+
+def test_one_node_is_not_the_slowest(tmp_path, capsys):
+    path = tmp_path / "node.json"
+    document = {"name": "one", "pools": [{"name": "a800", "chip": "A800", "nodes": 1}]}
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    arguments = ["llama-3.2-1b", str(tmp_path / "one.json"), "--uniform", "tp=1,dp=8"]
+    code, _, err = tutti(capsys, "plan", *arguments, "-o", str(path))
+    assert code == 0, err
+    _, out, _ = tutti(capsys, "predict", str(path))
+    assert "activations, buffers" in out
+    assert "slowest node" not in out
+    assert "slowest node" not in tutti(capsys, "simulate", str(path))[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("p.json", '{"format": 2, "chip": "A800", "operators": []}', "is a chip's profile (--chip"),
+        ("c.json", '{"name": "x", "pools": []}', "is a cluster file; expected a plan"),
+        ("m.json", '{"model_type": "llama"}', "is a model's config.json; expected a plan"),
+        ("t.yaml", "model: x", "is YAML; expected a plan"),
+        ("old.json", '{"format": "tutti-plan/0"}', "'format' is 'tutti-plan/0'; this version"),
+    ],
+)
+def test_what_is_no_plan_is_called_by_its_name(tmp_path, capsys, name, text, said):
+    (tmp_path / name).write_text(text)
+    code, _, err = tutti(capsys, "predict", str(tmp_path / name))
+    assert code == 2
+    assert said in err
+
+
 def test_a_slow_pool_slows_the_step(plan, capsys):
     times = []
     for extra in ([], ["--slow", "p800=1.5"]):
@@ -70,6 +111,7 @@ def test_a_slow_pool_slows_the_step(plan, capsys):
     ("extra", "said"),
     [
         (["--slow", "p801=1.5"], "did you mean 'p800'?"),
+        (["--slow", "zzz=2"], "no pool or class 'zzz'; pools: a800, p800; classes: stage 0, stage"),
         (["--slow", "p800"], "write it like a800=1.2"),
         (["--slow", "p800=-1"], "write it like a800=1.2"),
         (["--jitter", "-1"], "jitter is -1"),

@@ -179,18 +179,26 @@ def _memory_table(found: Estimate) -> Table:
     from rich import box
     from rich.table import Table
 
-    from tutti.units import bytes_text
+    from tutti.units import bytes_text, many
 
     table = Table(box=box.SIMPLE, header_style="bold", pad_edge=False)
     for name in ("memory per chip", "pool"):
         table.add_column(name)
-    for name in ("parameters", "gradients", "optimizer", "activations …", "runtime", "sum", "of"):
+    for name in (
+        "parameters",
+        "gradients",
+        "optimizer",
+        "activations, buffers",
+        "runtime",
+        "sum",
+        "of",
+    ):
         table.add_column(name, justify="right")
     shown = found.memory if len(found.memory) <= 16 else (*found.memory[:8], *found.memory[-8:])
     for m in shown:
         sizes = (m.parameters, m.gradients, m.optimizer, m.moving, m.runtime, m.total, m.limit)
         style = None if m.fits else "red"
         table.add_row(m.name, m.pool, *(bytes_text(size) for size in sizes), style=style)
-    if len(shown) < len(found.memory):
-        table.caption = f"{len(found.memory) - len(shown)} more classes between (--json)"
+    if hidden := len(found.memory) - len(shown):
+        table.caption = f"{many(hidden, 'more class', 'more classes')} between (--json)"
     return table

@@ -91,32 +91,26 @@ def _show(
     from tutti.report.tiles import Tile
     from tutti.simulate.table import result_table
     from tutti.simulate.trace import write_trace
-    from tutti.units import count_text, seconds_text
+    from tutti.units import count_text
 
     # Slowed chips slow the whole prediction by as much.
     slower = result.step_seconds / found.result.step_seconds
-    step, speed = found.step_seconds * slower, found.tokens_per_second / slower
+    speed, slowdown = found.tokens_per_second / slower, found.priced.slowdown
     if html is not None:
         facts = [
             Tile("MFU", f"{found.mfu / slower:.1%}", "of all chips' dense peak"),
-            Tile(
-                "Throughput",
-                f"{count_text(speed)}/s",
-                f"tokens; {seconds_text(step)} with the slowest node",
-            ),
+            Tile("Throughput", f"{count_text(speed)}/s", "tokens"),
         ]
-        write_simulation_page(html, result, facts=facts, spread=spread)
+        write_simulation_page(html, result, facts=facts, spread=spread, slowdown=slowdown)
     if trace is not None:
         write_trace(trace, result)
     if json:
         document = result.to_document()
+        document["step_seconds_slowest_node"] = result.step_seconds * slowdown
         print_json(document | ({"jitter": spread.to_document()} if spread is not None else {}))
         return
-    print_rich(result_table(result, spread=spread))
-    typer.echo(
-        f"with the slowest of all nodes {seconds_text(step)}, {count_text(speed)} tokens/s; "
-        "allocator slack is not in the peaks (tutti predict)"
-    )
+    print_rich(result_table(result, spread=spread, slowdown=slowdown))
+    typer.echo(f"{count_text(speed)} tokens/s; allocator slack is not in the peaks (tutti predict)")
     for path in filter(None, (html, trace)):
         typer.echo(f"written to {path}")
 

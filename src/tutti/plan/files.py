@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tutti.document import Place, build, plain_fields, shown
+from tutti.errors import InputError
 from tutti.files import parse_json, pretty_json, read_text, write_text
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
@@ -24,11 +26,24 @@ def plan_from_document(value: object, name: str) -> Plan:
     fields = dict(value)
     found = fields.pop("format", None)
     if found != FORMAT:
+        if (other := _other_kind(fields)) is not None:
+            raise place.error(f"{other}; expected a plan, as tutti plan -o writes it")
         said = "has no 'format'" if found is None else f"'format' is {shown(found)}"
         raise place.error(f"{said}; this version of tutti reads '{FORMAT}'")
     plan = build(Plan, fields, place)
     _verify_hashes(plan, place)
     return plan
+
+
+def _other_kind(fields: Mapping[str, object]) -> str | None:
+    """Say what a file is that was given for a plan, where its keys tell."""
+    if "operators" in fields and "chip" in fields:
+        return "is a chip's profile (--chip-profile)"
+    if "pools" in fields:
+        return "is a cluster file"
+    if "model_type" in fields or "architectures" in fields:
+        return "is a model's config.json"
+    return None
 
 
 def _verify_hashes(plan: Plan, place: Place) -> None:
@@ -47,7 +62,12 @@ def _verify_hashes(plan: Plan, place: Place) -> None:
 
 def load_plan(path: Path) -> Plan:
     """Read a plan file."""
-    return plan_from_document(parse_json(read_text(path), path.name), path.name)
+    text = read_text(path)
+    if path.suffix in (".yaml", ".yml"):
+        raise InputError(
+            f"{path.name}: is YAML; expected a plan, as tutti plan -o writes it (JSON)"
+        )
+    return plan_from_document(parse_json(text, path.name), path.name)
 
 
 def save_plan(plan: Plan, path: Path) -> None:

@@ -16,7 +16,7 @@ from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.perturb import Spread
 from tutti.simulate.program import Track
 from tutti.simulate.result import ClassResult, IdleReason, SimulationResult
-from tutti.units import bytes_text, seconds_text
+from tutti.units import bytes_text, many, seconds_text
 
 _PASS_COLORS = {
     "forward": "forward",
@@ -40,9 +40,16 @@ def write_simulation_page(
     title: str = "",
     facts: Sequence[Tile] = (),
     spread: Spread | None = None,
+    slowdown: float = 1.0,
 ) -> None:
-    """Write the page of a simulated step; `facts` are further figures for its head."""
-    simulation_page(result, labels, title=title, facts=facts, spread=spread).write(path)
+    """Write the page of a simulated step; `facts` are further figures for its head.
+
+    `slowdown` is the slowest node's, which lengthens the whole step; what is drawn is without it.
+    """
+    page = simulation_page(
+        result, labels, title=title, facts=facts, spread=spread, slowdown=slowdown
+    )
+    page.write(path)
 
 
 def simulation_page(
@@ -52,6 +59,7 @@ def simulation_page(
     title: str = "",
     facts: Sequence[Tile] = (),
     spread: Spread | None = None,
+    slowdown: float = 1.0,
 ) -> Page:
     """Return the page of a simulated step."""
     plan = result.program.schedule.plan
@@ -60,14 +68,14 @@ def simulation_page(
     summary = Section(
         id="summary",
         heading="",
-        body=tiles_html([*_tiles(result, labels, spread), *facts])
+        body=tiles_html([*_tiles(result, labels, spread, slowdown), *facts])
         + notes_html(result.warnings(labels)),
     )
     return Page(
         title=title or f"{plan.model.name} on {plan.cluster.name}",
-        subtitle=f"One training step, simulated · {plan.num_ranks:,} chips · schedule "
-        f"{plan.job.schedule.value} · {plan.job.global_batch:,} sequences of "
-        f"{plan.job.sequence_length:,} tokens",
+        subtitle=f"One training step, simulated · {many(plan.num_ranks, 'chip')} · schedule "
+        f"{plan.job.schedule.value} · {many(plan.job.global_batch, 'sequence')} of "
+        f"{many(plan.job.sequence_length, 'token')}",
         sections=(
             summary,
             gantt_section(result, labels, arrays),
@@ -82,13 +90,19 @@ def simulation_page(
 
 
 def _tiles(
-    result: SimulationResult, labels: tuple[ClassLabel, ...], spread: Spread | None
+    result: SimulationResult,
+    labels: tuple[ClassLabel, ...],
+    spread: Spread | None,
+    slowdown: float,
 ) -> list[Tile]:
     fullest = tightest(result, labels)
     peak, limit = result.classes[fullest].peak_bytes, labels[fullest].limit_bytes
     used = f"of {bytes_text(limit)}, " if limit else ""
+    detail = many(result.program.size, "instruction")
+    if slowdown > 1.0:
+        detail = f"{seconds_text(result.step_seconds)} without the slowest node, as drawn; {detail}"
     found = [
-        Tile("Step", seconds_text(result.step_seconds), f"{result.program.size:,} instructions"),
+        Tile("Step", seconds_text(result.step_seconds * slowdown), detail),
         Tile(
             "Bubble",
             _percent(result.share(IdleReason.BUBBLE)),
@@ -110,8 +124,9 @@ def _tiles(
         found.append(
             Tile(
                 "With jitter",
-                seconds_text(spread.mean),
-                f"95 % below {seconds_text(spread.percentile(95))}, {len(spread.seconds)} runs",
+                seconds_text(spread.mean * slowdown),
+                f"95 % below {seconds_text(spread.percentile(95) * slowdown)}, "
+                f"{many(len(spread.seconds), 'run')}",
             )
         )
     return found
@@ -182,7 +197,7 @@ def critical_section(result: SimulationResult) -> Section:
     bar = Bar(
         label="critical path",
         parts=result.critical_seconds,
-        note=f"{len(result.critical_indices):,} instructions",
+        note=many(len(result.critical_indices), "instruction"),
     )
     categories = [Category(name=op.value, color=COLORS[op]) for op in Op]
     return Section(

@@ -117,7 +117,8 @@ def _parts(result: SimulationResult, slowdown: float) -> dict[str, float]:
     busiest = max(result.classes, key=lambda found: -found.idle_compute_seconds)
     parts = {name: seconds for name, seconds in busiest.compute.items() if seconds}
     parts |= {reason.value: seconds for reason, seconds in busiest.idle.items() if seconds}
-    parts["slowest node"] = (slowdown - 1.0) * result.step_seconds
+    if slowdown > 1.0:
+        parts["slowest node"] = (slowdown - 1.0) * result.step_seconds
     return parts
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tutti.plan.plan import Plan
 from tutti.schedule.schedule import RankClass, Schedule, replica_of, stage_of
+from tutti.units import many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ def _label(plan: Plan, rank_class: RankClass) -> ClassLabel:
     if len(stage.replicas) > 1:
         words.append(f"replica {rank_class.replica}")
     units = ", ".join(f"{a}–{b - 1}" if b - a > 1 else f"{a}" for a, b in stage.units)
-    degrees = [f"units {units}", f"{rank_class.num_ranks:,} ranks"]
+    degrees = [f"units {units}", many(rank_class.num_ranks, "rank")]
     degrees += [
         f"{name} {value}"
         for name, value in (("dp", replica.count), ("tp", replica.tp), ("cp", replica.cp))

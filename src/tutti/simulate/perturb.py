@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tutti.cost.inputs import ClassCosts, FloatArray, StepCosts
-from tutti.errors import InputError, hint
+from tutti.errors import InputError, nearest
 from tutti.schedule.instruction import LANES, Lane
 from tutti.schedule.schedule import Schedule
 from tutti.simulate.kernel import Backend
@@ -20,6 +20,7 @@ from tutti.simulate.labels import labels_of, pools_of
 from tutti.simulate.program import Program, compile_schedule
 from tutti.simulate.run import simulate
 
+_MOST_NAMES = 12  # of classes, in a message
 Slow = Mapping[str | int, float]  # pool, class label or class index → factor on its compute
 
 
@@ -71,13 +72,23 @@ def _slow_factors(schedule: Schedule, slow: Slow) -> list[float]:
     factors = [1.0] * len(schedule.classes)
     for name, factor in slow.items():
         if name not in names:
-            words = [str(known) for known in names if isinstance(known, str)]
-            raise InputError(f"slow: no pool or class '{name}'; {hint(str(name), words)}")
+            raise InputError(f"--slow: no pool or class '{name}'; {_known(schedule, str(name))}")
         if not 0 < factor < 1e6:
-            raise InputError(f"slow: {name} is {factor:g}; give a factor such as 1.2")
+            raise InputError(f"--slow: {name} is {factor:g}; give a factor such as 1.2")
         for index in names[name]:
             factors[index] *= factor
     return factors
+
+
+def _known(schedule: Schedule, name: str) -> str:
+    """Return the name that was meant, or the pools and then the classes, each list by itself."""
+    pools = list(dict.fromkeys(p for c in schedule.classes for p in pools_of(schedule.plan, c)))
+    classes = list(dict.fromkeys(label.name for label in labels_of(schedule)))
+    guess = nearest(name, [*pools, *classes])
+    if guess is not None:
+        return f"did you mean '{guess}'?"
+    more = f", … ({len(classes)} in all)" if len(classes) > _MOST_NAMES else ""
+    return f"pools: {', '.join(pools)}; classes: {', '.join(classes[:_MOST_NAMES])}{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.perturb import Spread
 from tutti.simulate.program import Track
 from tutti.simulate.result import ClassResult, IdleReason, SimulationResult
-from tutti.units import bytes_text, seconds_text
+from tutti.units import bytes_text, many, seconds_text
 
 MOST_ROWS = 40
 
@@ -21,8 +21,12 @@ def result_table(
     *,
     spread: Spread | None = None,
     most: int = MOST_ROWS,
+    slowdown: float = 1.0,
 ) -> RenderableType:
-    """Return the step in a few lines and a row per class of ranks."""
+    """Return the step in a few lines and a row per class of ranks.
+
+    `slowdown` is the slowest node's, which lengthens the whole step; the rows are without it.
+    """
     labels = labels_of(result.program.schedule) if labels is None else labels
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("ranks of")
@@ -32,10 +36,15 @@ def result_table(
     shown = _rows(result, most)
     for index in shown:
         table.add_row(*_row(result.classes[index], labels[index]))
-    parts: list[RenderableType] = [_headline(result, spread), table]
+    parts: list[RenderableType] = [_headline(result, spread, slowdown), table]
     hidden = result.num_classes - len(shown)
     if hidden > 0:
-        parts.append(Text(f"… {hidden} more classes of ranks between these", style="dim"))
+        parts.append(
+            Text(
+                f"… {many(hidden, 'more class', 'more classes')} of ranks between these",
+                style="dim",
+            )
+        )
     parts.append(_critical(result))
     parts += [Text(f"warning: {line}", style="yellow") for line in result.warnings(labels)[:10]]
     return Group(*parts)
@@ -52,8 +61,10 @@ def _rows(result: SimulationResult, most: int) -> list[int]:
     return sorted({*by_idle[:third], *by_idle[-third:], *by_memory[:third]})
 
 
-def _headline(result: SimulationResult, spread: Spread | None) -> Text:
-    text = Text.assemble("step ", (seconds_text(result.step_seconds), "bold"))
+def _headline(result: SimulationResult, spread: Spread | None, slowdown: float) -> Text:
+    text = Text.assemble("step ", (seconds_text(result.step_seconds * slowdown), "bold"))
+    if slowdown > 1.0:
+        text.append(f" ({seconds_text(result.step_seconds)} without the slowest node)")
     for name, share in (
         ("bubble", result.share(IdleReason.BUBBLE)),
         ("exposed communication", result.share(IdleReason.COMMUNICATION)),
@@ -63,8 +74,9 @@ def _headline(result: SimulationResult, spread: Spread | None) -> Text:
             text.append(f"   {name} {_percent(share)}")
     if spread is not None:
         text.append(
-            f"   with jitter: mean {seconds_text(spread.mean)}, "
-            f"95 % below {seconds_text(spread.percentile(95))} ({len(spread.seconds)} runs)"
+            f"   with jitter: mean {seconds_text(spread.mean * slowdown)}, "
+            f"95 % below {seconds_text(spread.percentile(95) * slowdown)} "
+            f"({many(len(spread.seconds), 'run')})"
         )
     return text
 
@@ -95,4 +107,4 @@ def _critical(result: SimulationResult) -> Text:
         for name, seconds in list(result.critical_seconds.items())[:5]
     ]
     length = len(result.critical_indices)
-    return Text(f"critical path ({length:,} instructions): {', '.join(parts)}", style="dim")
+    return Text(f"critical path ({many(length, 'instruction')}): {', '.join(parts)}", style="dim")

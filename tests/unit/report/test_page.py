@@ -151,4 +151,4 @@ def test_notes_are_cut():
 def test_labels_say_what_a_class_is():
     label = labels_of(build_schedule(uniform(2, 2, ScheduleKind.GPIPE)))[1]
     assert (label.name, label.chip, label.pool) == ("stage 1", "A800", "fast")
-    assert label.detail == "units 2–3 · 1 ranks"
+    assert label.detail == "units 2–3 · 1 rank"
