@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tutti.errors import InputError, hint
+from tutti.errors import InputError, hint, nearest
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -99,6 +99,13 @@ def read_file(path: Path) -> object:
     return (parse_json if path.suffix == ".json" else parse_yaml)(text, path.name)
 
 
+def unwritable(path: Path, error: OSError) -> InputError:
+    """Return the error of a file or folder that could not be written."""
+    if isinstance(error, PermissionError):
+        return InputError(f"cannot write {path}: permission denied")
+    return InputError(f"{path}: cannot be written ({error.strerror})")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole or not at all: temporary file, then rename.
 
@@ -110,12 +117,12 @@ def write_text(path: Path, text: str) -> None:
             with path.open("w", encoding="utf-8") as stream:
                 stream.write(text)
         except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+            raise unwritable(path, error) from None
         return
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+        raise unwritable(path, error) from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
@@ -125,10 +132,23 @@ def write_text(path: Path, text: str) -> None:
         Path(temporary).replace(path)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+        raise unwritable(path, error) from None
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def require_folder(path: Path) -> None:
+    """Refuse what is no folder, and say what it is."""
+    if path.is_dir():
+        return
+    if path.exists():
+        raise InputError(f"{path}: is a file; name a folder")
+    near = path.parent if path.parent.is_dir() else Path()
+    known = [p.name for p in near.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    guess = nearest(path.name, known) if len(known) < 200 else None
+    remedy = f"; did you mean '{guess}'?" if guess is not None else ""
+    raise InputError(f"{path}: no such folder{remedy}")
 
 
 def require_apart(source: Path, *targets: Path | None) -> None:

@@ -137,8 +137,7 @@ def test_without_torch_it_says_how_to_get_it(
     code, _, err = tutti(capsys, *verb)
     assert code == 2
     assert err == (
-        f"tutti: tutti accelerator {verb[0]} needs torch; install it: "
-        "pip install 'tutti-ml[torch]'\n"
+        f"tutti: accelerator {verb[0]} needs torch; install it: pip install 'tutti-ml[torch]'\n"
     )
 
 

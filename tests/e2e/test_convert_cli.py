@@ -54,6 +54,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         ((source, "-o", tmp_path / "x", "--dtype", "bf8"), "--dtype is 'bf8'; known: bf16"),
         ((tmp_path / "no.gguf", "-o", tmp_path / "x"), "no.gguf: "),
         ((tmp_path / "short", "-o", tmp_path / "x"), "'lm_head.weight' is missing; expected [64,"),
+        ((source / "config.json", "-o", tmp_path / "x"), "config.json: is a file; name a folder"),
         ((tmp_path / "none", "-o", tmp_path / "x"), "no such folder"),
     ]:
         done = tutti("convert", *arguments)

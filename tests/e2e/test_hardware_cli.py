@@ -70,6 +70,9 @@ def test_this_machine_as_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     path = tmp_path / "here.yaml"
     assert tutti(capsys, "cluster", "show", "--here", "-o", str(path))[0] == 0
     assert tutti(capsys, "cluster", "show", str(path))[0] == 0
+    code, _, err = tutti(capsys, "cluster", "show", "E100", "-o", str(tmp_path / "x.toml"))
+    assert (code, (tmp_path / "x.toml").exists()) == (2, False)
+    assert "a cluster file ends in .yaml or .json" in err
     code, _, err = tutti(capsys, "cluster", "show", "E100", "-o", str(tmp_path / "no/x.yaml"))
     assert code == 2
     assert "cannot be written" in err
@@ -92,6 +95,7 @@ def test_the_examples_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["cluster", "show"], "or else --here"),
         (["cluster", "show", "E100", "--here"], "or else --here"),
         (["cluster", "show", "no/such.yaml"], "no/such.yaml: no such file"),
+        (["comm", "explain", "small-mixed", "--nodes", "99"], "its largest pool has 2 nodes"),
     ],
 )
 def test_errors_are_one_line_and_exit_2(

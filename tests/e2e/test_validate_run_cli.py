@@ -73,6 +73,18 @@ def test_the_scaled_profile_predicts_what_the_run_took(folder, plan, tmp_path, c
             assert kind.ratio == pytest.approx(1.0, abs=0.05)
 
 
+def test_a_profile_of_an_older_run_is_found_from_elsewhere(folder, tmp_path, monkeypatch, capsys):
+    """It was written as seen from where the run was started: a folder above the run's."""
+    Profile.find("h200").save(tmp_path / "own.json")
+    (folder / "run.json").write_text(json.dumps({"job": {"chip_profiles": ["own.json"]}}))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    code, out, err = tutti("validate", "--run", folder, capsys=capsys)
+    assert code == 0, err
+    assert "1.200" in out
+
+
 def test_the_comparison_as_json(folder, capsys):
     words = ("validate", "--run", folder, "--chip-profile", "h200", "--json")
     code, out, _ = tutti(*words, capsys=capsys)
@@ -90,6 +102,8 @@ def test_what_cannot_be_compared_is_one_line(folder, tmp_path, capsys):
         (("--run", folder, "--step", 9), "cannot be read"),
         (("--run", finished_run(tmp_path / "plain", plan=PLANS["hybrid recomputation"])),
          "has no trace"),
+        (("--run", tmp_path / "nowhere"), "nowhere: no such folder"),
+        (("--run", folder / "plan.json"), "plan.json: is a file; name a folder"),
         (("--run", folder, "--calibrate", 3), "drop the options"),
         ((), "name a CSV file"),
         (("runs.csv", "--step", 3), "go with --run"),

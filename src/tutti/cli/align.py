@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from tutti.cli.output import Json
+from tutti.units import many
 
 if TYPE_CHECKING:
     from tutti.cli.align_plan import PlanTask
@@ -216,8 +217,8 @@ def _called(result: Comparison) -> tuple[str, str]:
 
 def _batch(result: Comparison) -> str:
     a = result.a
-    times = f"{a.steps} steps of " if a.steps else ""
-    return f"{times}{a.sequences} sequences of {a.length} tokens, seed {a.seed}"
+    times = f"{many(a.steps, 'step')} of " if a.steps else ""
+    return f"{times}{many(a.sequences, 'sequence')} of {many(a.length, 'token')}, seed {a.seed}"
 
 
 def _document(result: Comparison) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from tutti.cli.output import Json, print_json, print_rich
 from tutti.cli.progress import ProgressLine
 from tutti.cli.torch_needed import require_torch
 from tutti.errors import InputError
+from tutti.units import many
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,7 +83,7 @@ def blocks(
     if summary:
         typer.echo(
             f"prediction error: mean {summary['mean_error']:.1%}, largest "
-            f"{summary['largest_error']:.1%}, of {summary['predicted']} blocks"
+            f"{summary['largest_error']:.1%}, of {many(summary['predicted'], 'block')}"
             + (", none of whose shapes were used" if hold_out else "")
         )
         typer.echo(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
+from tutti.units import many
 
 if TYPE_CHECKING:
     from tutti.comm.bench import Row
@@ -71,7 +72,7 @@ def comm(
     known = None if profile is None else Profile.load(profile)
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
         outcome = bench_under_torchrun(options, profile=known, judge=judge)
-        title = f"{os.environ['WORLD_SIZE']} ranks, tensors on {device}"
+        title = f"{many(int(os.environ['WORLD_SIZE']), 'rank')}, tensors on {device}"
         if int(os.environ["RANK"]):
             return  # the first one tells
     elif device != "cpu":

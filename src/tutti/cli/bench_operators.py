@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
+from tutti.units import many
 
 if TYPE_CHECKING:
     from tutti.accelerator.operator_bench import OperatorRow
@@ -54,7 +55,10 @@ def operators(
     if json:
         print_json({"chip": accelerator.chip, "dtype": dtype, "rows": [_plain(r) for r in rows]})
         return
-    _print(rows, f"{accelerator.chip}, {dtype}, forward and backward, medians of {rounds} rounds")
+    _print(
+        rows,
+        f"{accelerator.chip}, {dtype}, forward and backward, medians of {many(rounds, 'round')}",
+    )
 
 
 def _plain(row: OperatorRow) -> dict[str, object]:

@@ -8,6 +8,7 @@ import typer
 
 from tutti.cli.output import Json, print_json, print_rich
 from tutti.cli.progress import ProgressLine
+from tutti.units import many
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,7 +57,7 @@ def overlap(
     outcomes = []
     with ProgressLine("measuring", wanted=not json) as line:
         for count in numbers(ranks, "--ranks", smallest=2):
-            line.say(f"{count} ranks")
+            line.say(many(count, "rank"))
             asked = Question(
                 ranks=count,
                 subject="experts" if op == "experts" else "products",
@@ -76,7 +77,7 @@ def overlap(
     for outcome in outcomes:
         same = "bit-equal to" if outcome.same_bits else "NOT bit-equal to"
         print_rich(
-            f"{outcome.rows[0].ranks} ranks: link {outcome.latency_s * 1e6:.0f} µs, "
+            f"{many(outcome.rows[0].ranks, 'rank')}: link {outcome.latency_s * 1e6:.0f} µs, "
             f"{outcome.bandwidth / 1e6:.2f} MB/s; real products {same} the same pieces in turn"
         )
 

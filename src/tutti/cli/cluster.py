@@ -31,6 +31,8 @@ def show(
     """Draw a cluster: fabric, pools, nodes, islands, links, totals."""
     from tutti.hardware.cluster import Cluster
 
+    if output is not None and output.suffix not in (".yaml", ".yml", ".json"):
+        raise InputError(f"-o {output}: a cluster file ends in .yaml or .json")
     if here == (cluster is not None):
         raise InputError("cluster show: give a cluster file or an example's name, or else --here")
     notes: tuple[str, ...] = ()

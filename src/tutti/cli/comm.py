@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tutti.cli.output import Json, print_json, print_rich
+from tutti.units import many
 
 if TYPE_CHECKING:
     from tutti.cost.links import GroupLinks
@@ -49,6 +50,12 @@ def explain(
         raise InputError(f"--op: '{op}'; {hint(op, [o.value for o in Operation])}")
     (num_bytes,) = parse_sizes(size, "--bytes")[:1]
     known = Cluster.load(cluster)
+    most = max(pool.nodes for pool in known.pools)
+    if nodes is not None and nodes > most:
+        raise InputError(
+            f"--nodes: {nodes} is more than {known.name} has; its largest pool has "
+            f"{many(most, 'node')}"
+        )
     chips = [
         Position(pool.name, node, slot)
         for pool in known.pools
@@ -96,8 +103,9 @@ def _print(op: str, num_bytes: int, links: GroupLinks, choice: Choice) -> None:
 
     group = links.group
     typer.echo(
-        f"{op} of {num_bytes:,} bytes among {group.size} ranks in {len(group.islands)} islands: "
-        f"{choice.algorithm} in {choice.chunks} chunks, {choice.seconds * 1e3:.3f} ms"
+        f"{op} of {num_bytes:,} bytes among {many(group.size, 'rank')} in "
+        f"{many(len(group.islands), 'island')}: {choice.algorithm} in "
+        f"{many(choice.chunks, 'chunk')}, {choice.seconds * 1e3:.3f} ms"
     )
     for edge, wire in links.wires:
         way = ", through host memory" if wire.host_forwarded else ""

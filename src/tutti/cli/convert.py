@@ -90,12 +90,12 @@ def _document(done: Conversion) -> dict[str, Any]:
 
 
 def _print(done: Conversion) -> None:
-    from tutti.units import bytes_text
+    from tutti.units import bytes_text, many
 
     form = "tutti" if done.form == "tutti" else "Hugging Face"
     kept = f", {done.kept} of them from the run before" if done.kept else ""
     typer.echo(
-        f"{done.model_type}: {done.num_tensors} tensors, {bytes_text(done.num_bytes)} in "
-        f"{len(done.files)} files{kept}"
+        f"{done.model_type}: {many(done.num_tensors, 'tensor')}, {bytes_text(done.num_bytes)} in "
+        f"{many(len(done.files), 'file')}{kept}"
     )
     typer.echo(f"written to {done.target} ({form} folder)")

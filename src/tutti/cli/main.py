@@ -87,6 +87,14 @@ def main(
         os.environ["TUTTI_DEBUG"] = "1"
 
 
+def _said(error: OSError) -> str:
+    if not isinstance(error, PermissionError) or error.filename is None:
+        return f"cannot go on ({error})"
+    path = os.fsdecode(error.filename)
+    readable = not os.path.isfile(path) or os.access(path, os.R_OK)
+    return f"cannot {'write' if readable else 'read'} {path}: permission denied"
+
+
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a TuttiError is one line on standard error."""
     try:
@@ -102,7 +110,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         # Standard output is gone or full; nothing more may be written to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # `tutti … | head` is no failure of ours
-            sys.stderr.write(f"tutti: cannot go on ({error})\n")
+            sys.stderr.write(f"tutti: {_said(error)}\n")
         sys.exit(1)
 
 

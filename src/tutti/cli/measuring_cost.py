@@ -23,6 +23,7 @@ from tutti.plan.job import PRECISIONS
 from tutti.train.alone import NoLinks, plan_alone
 from tutti.train.engine import Engine
 from tutti.train.recorder import Recorder
+from tutti.units import many
 
 LIMIT = 0.01  # of the step
 _ROUNDS = 200
@@ -43,7 +44,8 @@ class MeasuringQuestion:
     def title(self) -> str:
         """What a table says of itself."""
         return (
-            f"{self.model}, {self.layers} layers, {self.micro_batches} micro-batches of "
+            f"{self.model}, {many(self.layers, 'layer')}, "
+            f"{many(self.micro_batches, 'micro-batch', 'micro-batches')} of "
             f"{self.sequence_length} tokens"
         )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tutti.cli.output import Json
+from tutti.units import many
 
 if TYPE_CHECKING:
     from tutti.models.summary import ModelSummary, UnitRow
@@ -132,12 +133,12 @@ def _rendered(summary: ModelSummary) -> list[Any]:
         if summary.activated != summary.parameters
         else ""
     )
-    experts = f" · {summary.experts} experts" if summary.experts else ""
+    experts = f" · {many(summary.experts, 'expert')}" if summary.experts else ""
     kv = "" if summary.kv_heads == summary.heads else f"/{summary.kv_heads}"
     return [
         f"[bold]{summary.name}[/bold] · {summary.model_type} · "
         f"{count_text(summary.parameters)} parameters ({summary.parameters:,}){activated}",
-        f"{summary.layers} layers · hidden {summary.hidden} · heads {summary.heads}{kv}"
+        f"{many(summary.layers, 'layer')} · hidden {summary.hidden} · heads {summary.heads}{kv}"
         f"{experts} · vocabulary {summary.vocab}",
         f"weights {bytes_text(summary.weight_bytes)} in 16 bit · training "
         f"{flops_text(summary.training_flops_per_token).removesuffix('/s')} per token at sequence "

@@ -13,6 +13,7 @@ from tutti.cli.output import Json, print_json, print_rich
 from tutti.cli.progress import Update, progress_bar
 from tutti.cli.torch_needed import require_torch
 from tutti.errors import InputError, hint
+from tutti.units import many
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -136,7 +137,7 @@ def _require_writable(*paths: Path | None) -> None:
         if not path.parent.is_dir():
             raise InputError(f"{path}: cannot be written (there is no folder {path.parent})")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise InputError(f"{path}: cannot be written (permission denied)")
+            raise InputError(f"cannot write {path}: permission denied")
 
 
 def _open(device: str | None) -> tuple[Accelerator, list[LinkFigure], bool]:
@@ -243,7 +244,7 @@ def _with_block_issue(found: Profile, model: str, opened: Accelerator, dtype: Dt
 def _shown(bar: Update, progress: Progress) -> None:
     """Show where the session is."""
     again = f", visit {progress.visit}" if progress.visit > 1 else ""
-    said = f"{progress.measured} of {progress.cases} shapes{again}: {progress.doing}"
+    said = f"{progress.measured} of {many(progress.cases, 'shape')}{again}: {progress.doing}"
     bar(said, min(progress.used_s, progress.budget_s), progress.budget_s)
 
 
@@ -277,7 +278,7 @@ def _show(found: Profile, session: Session, output: Path, *, json: bool) -> None
     for case, reason in list(refused.items())[:5]:
         typer.echo(f"not measured: {case}: {reason}")
     stopped = " (stopped by Ctrl-C)" if session.interrupted else ""
-    typer.echo(f"{len(found.operators)} measurements written to {output}{stopped}")
+    typer.echo(f"{many(len(found.operators), 'measurement')} written to {output}{stopped}")
 
 
 def _operator_rows(found: Profile, shown: Callable[[float], object]) -> list[dict[str, object]]:

@@ -9,6 +9,7 @@ import typer
 
 from tutti.cli.output import Json, print_json, print_rich
 from tutti.errors import InputError
+from tutti.units import many
 
 if TYPE_CHECKING:
     from tutti.plan.plan import Plan
@@ -64,7 +65,8 @@ def show(
     if not json and lists is not None:
         total = sum(len(c.instructions) for c in lists.classes)
         typer.echo(
-            f"checked: {len(lists.classes)} classes of ranks, {total:,} instructions, "
+            f"checked: {many(len(lists.classes), 'class', 'classes')} of ranks, "
+            f"{many(total, 'instruction')}, "
             "every tensor received once, no deadlock"
         )
 
@@ -100,7 +102,9 @@ def _document(found: Plan, lists: Schedule | None, problems: list[str]) -> dict[
 
 def _print_lists(lists: Schedule, most: int) -> None:
     for c in lists.classes:
-        typer.echo(f"\n{c.name} ({c.num_ranks:,} ranks, {len(c.instructions):,} instructions)")
+        typer.echo(
+            f"\n{c.name} ({many(c.num_ranks, 'rank')}, {many(len(c.instructions), 'instruction')})"
+        )
         for index, entry in enumerate(c.instructions[:most]):
             after = f"  after {', '.join(map(str, entry.after))}" if entry.after else ""
             typer.echo(f"  {index:5d}  {entry.lane.value:8s} {entry}{after}")

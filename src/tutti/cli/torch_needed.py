@@ -10,4 +10,4 @@ from tutti.errors import InputError
 def require_torch(verb: str) -> None:
     """Refuse to go on without torch."""
     if importlib.util.find_spec("torch") is None:
-        raise InputError(f"tutti {verb} needs torch; install it: pip install 'tutti-ml[torch]'")
+        raise InputError(f"{verb} needs torch; install it: pip install 'tutti-ml[torch]'")

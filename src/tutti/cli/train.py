@@ -114,7 +114,7 @@ def asked(
             given["model"] = _planned_model(plan)
         source = list(data) if data else [{"kind": "synthetic"}]
         found = build(
-            TrainConfig, {"model": given["model"], "data": {"train": source}}, Place("tutti train")
+            TrainConfig, {"model": given["model"], "data": {"train": source}}, Place("options")
         )
     return with_changes(found, {k: v for k, v in given.items() if v is not None}, changes)
 
@@ -148,11 +148,11 @@ def _run(job: Job, *, resume: bool, port: int | None, quiet: bool) -> TrainResul
 
 
 def _summary(result: TrainResult) -> list[str]:
-    from tutti.units import count_text, seconds_text
+    from tutti.units import count_text, many, seconds_text
 
     first, last = result.losses[:1], result.losses[-1:]
     lines = [
-        f"[bold]{result.steps} steps[/], loss {first[0]:.4f} → {last[0]:.4f}, "
+        f"[bold]{many(result.steps, 'step')}[/], loss {first[0]:.4f} → {last[0]:.4f}, "
         f"{count_text(result.tokens_per_s)} tokens/s, MFU {result.mfu:.1%}"
         if first
         else "nothing was left to do"

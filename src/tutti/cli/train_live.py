@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tutti.train.run.events import event_text
+from tutti.units import many
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -99,7 +100,9 @@ class LiveRun:
         from rich.text import Text
 
         plan, total = self._job.plan, self._job.config.steps
-        head = Text(f"{plan.model.name} on {plan.cluster.name}, {plan.num_ranks} chips", "bold")
+        head = Text(
+            f"{plan.model.name} on {plan.cluster.name}, {many(plan.num_ranks, 'chip')}", "bold"
+        )
         if not self._step:
             return Group(head, Text(self._said))
         step, found = int(self._step["step"]), self._step

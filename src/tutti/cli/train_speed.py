@@ -31,7 +31,7 @@ from tutti.train.alone import NoLinks, plan_alone
 from tutti.train.engine import Engine
 from tutti.train.graphs import CaptureMode, CaptureSettings
 from tutti.train.state import TORCH_DTYPES
-from tutti.units import bytes_text
+from tutti.units import bytes_text, many
 
 WARM_UP = 3
 SETTINGS = AdamSettings(learning_rate=1e-4, weight_decay=0.1)
@@ -54,8 +54,9 @@ class SpeedQuestion:
     @property
     def title(self) -> str:
         """What a table says of itself."""
+        layers = f", {many(self.layers, 'layer')}" if self.layers else ""
         return (
-            f"{self.model}{f', {self.layers} layers' if self.layers else ''}, "
+            f"{self.model}{layers}, "
             f"{self.micro_batch} × {self.sequence_length} tokens, {self.precision}"
         )
 

@@ -11,6 +11,7 @@ from tutti.cli.output import Json, print_json, print_rich
 from tutti.cli.predict import ChipProfiles
 from tutti.cli.progress import progress_bar
 from tutti.errors import InputError
+from tutti.units import many
 
 if TYPE_CHECKING:
     from tutti.cost.calibration.validate import Validation
@@ -129,12 +130,12 @@ def _tables(found: Validation, *, shipped: bool) -> list[Any]:
         foot += f" Rows outside a calibration's range: {counts}."
     lines: list[Any] = [table, Text(foot, style="dim")]
     if found.skipped:
-        lines.append(Text(f"\nleft out: {len(found.skipped)} rows"))
+        lines.append(Text(f"\nleft out: {many(len(found.skipped), 'row')}"))
         reasons = Counter(skipped.why for skipped in found.skipped)
         for why, count in reasons.most_common(_MOST_REASONS):
             lines.append(Text(f"  {count:>4} × {why}", overflow="fold"))
         if len(reasons) > _MOST_REASONS:
-            lines.append(Text(f"  … {len(reasons) - _MOST_REASONS} more reasons (--json)"))
+            lines.append(Text(f"  … {many(len(reasons) - _MOST_REASONS, 'more reason')} (--json)"))
     return lines
 
 

@@ -15,7 +15,7 @@ from tutti.cli.predict import load_estimate, load_sources
 from tutti.cost.measured.pools import profile_of
 from tutti.cost.measured.rescale import PassFactors, rescaled
 from tutti.errors import InputError, hint
-from tutti.files import read_file
+from tutti.files import read_file, require_folder
 from tutti.observe.folder import PLAN_FILE, RUN_FILE, trace_name
 from tutti.plan.check import embedded_cluster
 from tutti.plan.files import load_plan
@@ -64,6 +64,7 @@ def validate_run(
 
 
 def _trace(folder: Path, step: int | None) -> Path:
+    require_folder(folder)
     if step is not None:
         return folder / trace_name(step)
     found = {int(p.stem.rpartition("-")[2]): p for p in folder.glob("trace-step-*.json")}
@@ -76,7 +77,16 @@ def _profiles_of(folder: Path) -> list[str]:
     """Return the profiles that the run's plan was made with."""
     written = read_file(folder / RUN_FILE)
     job = written.get("job") if isinstance(written, dict) else None
-    return list(job.get("chip_profiles", ())) if isinstance(job, dict) else []
+    names = job.get("chip_profiles", ()) if isinstance(job, dict) else ()
+    return [_found(folder.resolve(), str(name)) for name in names]
+
+
+def _found(folder: Path, name: str) -> str:
+    """Return a profile's path; older runs wrote it as seen from where they were started."""
+    if Path(name).exists():
+        return name
+    places = (parent / name for parent in (folder, *folder.parents))
+    return next((str(place) for place in places if place.is_file()), name)
 
 
 def _write(

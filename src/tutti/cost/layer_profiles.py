@@ -123,7 +123,8 @@ class LayerProfiles:
     def load(cls, folder: Path) -> LayerProfiles:
         """Read every `*.json` of a folder; anything wrong is one line."""
         if not folder.is_dir():
-            raise InputError(f"{folder}: no such folder; name one of {{chip}}_tp1_bs1.json files")
+            said = "is a file" if folder.exists() else "no such folder"
+            raise InputError(f"{folder}: {said}; name one of {{chip}}_tp1_bs1.json files")
         found: dict[tuple[str, int, int], LayerFigures] = {}
         first: tuple[str, _Model] | None = None
         for path in sorted(folder.glob("*.json")):

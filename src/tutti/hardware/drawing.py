@@ -23,7 +23,7 @@ from tutti.hardware.cluster import Cluster, Pool
 from tutti.hardware.fabric import Storage, StorageTarget
 from tutti.hardware.node import Island, NodeType
 from tutti.hardware.topology import Position
-from tutti.units import bytes_text, flops_text, rate_text, seconds_text
+from tutti.units import bytes_text, flops_text, many, rate_text, seconds_text
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _MOST_BOXES = 16  # chips of one island drawn as numbered boxes; more become dots
@@ -55,16 +55,12 @@ def draw_cluster(cluster: Cluster) -> Group:
 
 def _title(cluster: Cluster) -> Text:
     title = Text(cluster.name, style="bold")
-    size = f"{_many(cluster.num_chips, 'chip')} in {_many(cluster.num_nodes, 'node')}"
+    size = f"{many(cluster.num_chips, 'chip')} in {many(cluster.num_nodes, 'node')}"
     title.append(f"  {size}", style="bold")
     if cluster.summary:
         title.append(f"\n{cluster.summary}", style="dim")
     title.append("\n")
     return title
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _has_network(cluster: Cluster) -> bool:
@@ -134,7 +130,7 @@ def _node_strip(pool: Pool, colour: str) -> Text:
     per_square = max(1, math.ceil(pool.nodes / 16))
     squares = math.ceil(pool.nodes / per_square)
     text = Text("▪" * squares, style=colour)
-    text.append(f" {_many(pool.nodes, 'node')}", style="default")
+    text.append(f" {many(pool.nodes, 'node')}", style="default")
     if per_square > 1:
         text.append(f" (▪ = {per_square})", style="dim")
     return text
@@ -206,7 +202,7 @@ def _facts(pool: Pool) -> Table:
     grid.add_row("NICs", _nics_text(node))
     host = node.host
     each = f"{node.hosts} hosts of " if node.hosts > 1 else ""
-    cores = f"{each}{_many(host.cores, 'core')}, {host.numa_nodes} NUMA"
+    cores = f"{each}{many(host.cores, 'core')}, {host.numa_nodes} NUMA"
     grid.add_row("host", cores)
     grid.add_row(
         "", f"{bytes_text(host.memory_bytes)}, {rate_text(host.device_bandwidth)} to a chip"

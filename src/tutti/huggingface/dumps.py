@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tutti.document import Count, Natural, Place, build, plain_fields, shown
 from tutti.errors import InputError
-from tutti.files import parse_json, pretty_json, read_text
+from tutti.files import parse_json, pretty_json, read_text, unwritable
 from tutti.huggingface.dtypes import BY_NAME, Dtype
 from tutti.huggingface.tensor_file import Entry, Raw, TensorFile, header_bytes
 from tutti.huggingface.workspace import partial_of, require_free
@@ -109,7 +109,7 @@ class DumpWriter:
             shutil.rmtree(self._folder, ignore_errors=True)  # of a run that failed
             self._folder.mkdir()
         except OSError as error:
-            raise InputError(f"{self._folder}: cannot be written ({error.strerror})") from None
+            raise unwritable(self._folder, error) from None
         self.record_raw("input/tokens", batch.tokens.view(np.uint64), BY_NAME["int64"])
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
@@ -169,7 +169,7 @@ class DumpWriter:
             self._folder.rename(self.target)
         except OSError as failure:
             shutil.rmtree(self._folder, ignore_errors=True)
-            raise InputError(f"{self.target}: cannot be written ({failure.strerror})") from None
+            raise unwritable(self.target, failure) from None
 
 
 class Dump:

@@ -147,8 +147,7 @@ def is_weights(name: str) -> bool:
 
 def _config(folder: Path) -> dict[str, object]:
     path = folder / "config.json"
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder")
+    files.require_folder(folder)
     if not path.is_file():
         raise InputError(f"{folder}: the folder holds no config.json; is it a model's?")
     value = files.parse_json(files.read_text(path), str(path))

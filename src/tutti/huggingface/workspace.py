@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO
 
 from tutti.errors import InputError, TuttiError
-from tutti.files import fingerprint
+from tutti.files import fingerprint, require_folder, unwritable
 from tutti.huggingface.manifest import File
 from tutti.units import bytes_text
 
@@ -44,8 +44,7 @@ def require_free(target: Path, *, resume: bool) -> None:
             f"{partial_of(target)}: a conversion stopped half-way; go on with --resume, or remove "
             "that folder"
         )
-    if not target.parent.is_dir():
-        raise InputError(f"{target.parent}: no such folder")
+    require_folder(target.parent)
 
 
 class Workspace:
@@ -183,4 +182,4 @@ def _unwritable(path: Path, error: OSError) -> TuttiError:
         return TuttiError(
             f"{path}: cannot be written ({error.strerror}); make room and run again with --resume"
         )
-    return InputError(f"{path}: cannot be written ({error.strerror})")
+    return unwritable(path, error)

@@ -19,6 +19,7 @@ from tutti.hardware.cluster import Cluster, Pool
 from tutti.hardware.slots import Slots
 from tutti.launch.identity import used_chips
 from tutti.plan.plan import Plan
+from tutti.units import many
 
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
 _MOST_NAMES = 100_000
@@ -73,8 +74,9 @@ class Component:
         return self.num_chips < self.chips_per_host
 
     def __str__(self) -> str:
-        hosts = "host" if len(self.hosts) == 1 else "hosts"
-        return f"{self.name}: {len(self.hosts)} {hosts} × {self.num_chips} {self.pool.chip.name}"
+        return (
+            f"{self.name}: {many(len(self.hosts), 'host')} × {self.num_chips} {self.pool.chip.name}"
+        )
 
 
 def find_components(plan: Plan, cluster: Cluster) -> tuple[Component, ...]:

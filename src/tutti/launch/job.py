@@ -14,6 +14,7 @@ from tutti.launch.hosts import Component, Host, dns_label, find_components
 from tutti.plan.check import embedded_cluster
 from tutti.plan.files import plan_to_document
 from tutti.plan.plan import Plan
+from tutti.units import many
 
 PLAN = "plan.json"
 CONFIG = "train.yaml"
@@ -118,7 +119,7 @@ class Job:
         """One line for the head of each file."""
         where = " + ".join(str(part.component) for part in self.parts)
         model = " ".join(self.plan.model.name.split())  # it stands in comments of one line
-        return f"{model}, {self.plan.num_ranks} ranks on {where}"
+        return f"{model}, {many(self.plan.num_ranks, 'rank')} on {where}"
 
     def hosts(self) -> Iterator[tuple[Part, Host]]:
         """Yield every host in the order of torchrun's node ranks."""

@@ -113,7 +113,8 @@ def _check(job: Job) -> None:
         if not launch.known_maker and launch.facts.device is None:
             raise InputError(
                 f"pool '{pool.name}': nothing is known of chips by '{pool.chip.vendor}'; say in "
-                "a launch file (--with) what Kubernetes calls them, such as 'device: example.com/npu'"
+                "a launch file (--with) what Kubernetes calls them, such as "
+                "'device: example.com/npu'"
             )
         pod = f"{job.name}-{part.name}-0-{len(part.component.hosts) - 1}{_POD_SUFFIX}"
         if len(pod) > _LONGEST_NAME:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.errors import InputError
-from tutti.files import write_text
+from tutti.files import unwritable, write_text
 from tutti.launch import kubernetes, slurm, torchrun
 from tutti.launch.job import Job
 
@@ -60,7 +60,7 @@ def write_folder(folder: Path, found: Mapping[str, str], *, force: bool = False)
     try:
         staged = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
+        raise unwritable(folder, error) from None
     try:
         for name, text in found.items():
             write_text(staged / name, text)
@@ -71,6 +71,6 @@ def write_folder(folder: Path, found: Mapping[str, str], *, force: bool = False)
         for name in found:
             (staged / name).replace(folder / name)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
+        raise unwritable(folder, error) from None
     finally:
         shutil.rmtree(staged, ignore_errors=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import InputError
-from tutti.files import read_file
+from tutti.files import read_file, require_folder
 from tutti.observe.folder import METRICS, PLAN_FILE, RUN_FILE
 from tutti.plan.files import load_plan
 from tutti.report.training import PoolFigures, RunFigures, StepFigures
@@ -25,6 +25,7 @@ _PARTS = {
 
 def read_run(folder: Path, name: str = "") -> RunFigures:
     """Return a run; `name` is what tables call it (default: that of its folder)."""
+    require_folder(folder)
     path = folder / METRICS
     if not path.is_file():
         raise InputError(f"{folder}: has no {METRICS}; name the output folder of `tutti train`")

@@ -22,6 +22,7 @@ from tutti.models.parameters import ParameterClass
 from tutti.plan.chips import ChipSet
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage, UnitRange, UnitRanges
+from tutti.units import many
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _MOST_BOXES = 8
@@ -46,7 +47,7 @@ def _title(plan: Plan) -> Text:
     job = plan.job
     title = Text(f"{plan.model.name} on {plan.cluster.name}", style="bold")
     title.append(
-        f"  {plan.num_ranks:,} chips, schedule {job.schedule}, {job.precision.label}, "
+        f"  {many(plan.num_ranks, 'chip')}, schedule {job.schedule}, {job.precision.label}, "
         f"{job.global_batch:,} × {job.sequence_length:,} = {job.tokens:,} tokens per step"
     )
     return title
@@ -183,7 +184,7 @@ def _boxes(pipeline: Pipeline, last_unit: int) -> RenderableType:
 
 def _box(run: _Run, colour: str, last_unit: int) -> Panel:
     stage = run.stages[0]
-    units = f"{stage.num_units} units"
+    units = many(stage.num_units, "unit")
     lines = [
         units_text(run.units, last_unit),
         f"{units} each" if len(run.stages) > 1 else units,
@@ -224,7 +225,7 @@ def _stage_table(pipeline: Pipeline, last_unit: int) -> Table:
 def _experts_text(stage: Stage) -> str:
     return (
         ", ".join(
-            f"{group.count} × {group.chips} chips"
+            f"{group.count} × {many(group.chips, 'chip')}"
             + (f" ({'/'.join(map(str, group.experts))})" if group.experts else "")
             for group in stage.experts
         )
@@ -293,6 +294,6 @@ def _rules(plan: Plan) -> Iterator[Text]:
     if plan.tied_owner is not None:
         yield Text(f"tied weights belong to unit {plan.tied_owner}")
     if len(plan.idle):
-        yield Text(f"idle: {plan.idle} ({len(plan.idle):,} chips)")
+        yield Text(f"idle: {plan.idle} ({many(len(plan.idle), 'chip')})")
     if len(plan.spare):
-        yield Text(f"spare: {plan.spare} ({len(plan.spare):,} chips)")
+        yield Text(f"spare: {plan.spare} ({many(len(plan.spare), 'chip')})")

@@ -17,7 +17,7 @@ from tutti.plan.plan import Plan
 from tutti.report.binary import Pack
 from tutti.report.page import Section, escape
 from tutti.report.palette import StageColor, stage_color
-from tutti.units import rate_text
+from tutti.units import many, rate_text
 
 _IDLE, _SPARE, _FIRST_GROUP = 0, 1, 2  # what `owner` says of a chip
 
@@ -113,7 +113,7 @@ def _blocks(node: NodeType) -> list[list[object]]:
 
 def _figure(pool: Pool) -> str:
     node = pool.node
-    nodes = f"{pool.nodes:,} node{'' if pool.nodes == 1 else 's'} of {node.num_chips}"
+    nodes = f"{many(pool.nodes, 'node')} of {node.num_chips}"
     kinds = dict.fromkeys(f"{island.kind} {rate_text(island.bandwidth)}" for island in node.islands)
     words = [f"{pool.num_chips:,} × {pool.chip.name}", nodes, *kinds]
     if len(node.islands) > 1:

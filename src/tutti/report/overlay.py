@@ -23,7 +23,7 @@ from tutti.simulate.compare import (
 from tutti.simulate.labels import labels_of
 from tutti.simulate.measured import MeasuredStep
 from tutti.simulate.result import SimulationResult
-from tutti.units import seconds_text
+from tutti.units import many, seconds_text
 
 MOST_RANKS = 4  # real ranks that are drawn below their class
 PART_COLORS = {
@@ -49,7 +49,7 @@ def overlay_page(result: SimulationResult, step: MeasuredStep) -> Page:
     emulated = " · emulated chips" if step.emulated else ""
     return Page(
         title=f"{plan.model.name} on {plan.cluster.name}: simulated and real",
-        subtitle=f"Step {step.step} of a run, {len(step.ranks):,} ranks · schedule "
+        subtitle=f"Step {step.step} of a run, {many(len(step.ranks), 'rank')} · schedule "
         f"{plan.job.schedule.value}{emulated} · {step.clock}",
         sections=(
             Section(id="summary", heading="", body=tiles_html(_tiles(result, step, pools))),
@@ -105,7 +105,7 @@ def _timeline(result: SimulationResult, step: MeasuredStep, arrays: Pack) -> Sec
             )
             for own in ranks[:MOST_RANKS]
         ]
-    more = f" {hidden:,} further ranks are not drawn." if hidden else ""
+    more = f" {many(hidden, 'further rank')} not drawn." if hidden else ""
     return timeline_section(
         result.program,
         rows,
@@ -158,7 +158,7 @@ def _parts(pools: Sequence[PoolParts]) -> Section:
         Bar(
             label=pool.pool,
             aside=side,
-            detail=f"{pool.ranks:,} ranks",
+            detail=many(pool.ranks, "rank"),
             parts=parts,
             note=seconds_text(sum(parts.values())),
         )

@@ -24,7 +24,7 @@ from tutti.search.explanation import PROVEN, Explanation, PoolRow, StageRow, ste
 from tutti.search.result import SearchResult
 from tutti.simulate.estimate import ClassMemory, Estimate
 from tutti.simulate.labels import labels_of
-from tutti.units import bytes_text, count_text, seconds_text
+from tutti.units import bytes_text, count_text, many, seconds_text
 
 MOST_INSTRUCTIONS = 500_000  # in the timeline, so that a page stays below 5 MB
 _COMPARED = {
@@ -55,8 +55,9 @@ def planning_page(result: SearchResult, model: ModelSpec, cluster: Cluster) -> P
     plan, arrays = result.best.plan, Pack()
     return Page(
         title=found.title,
-        subtitle=f"Training plan · {plan.num_ranks:,} of {cluster.num_chips:,} chips · "
-        f"{plan.job.global_batch:,} sequences of {plan.job.sequence_length:,} tokens · "
+        subtitle=f"Training plan · {plan.num_ranks:,} of {many(cluster.num_chips, 'chip')} · "
+        f"{many(plan.job.global_batch, 'sequence')} of "
+        f"{many(plan.job.sequence_length, 'token')} · "
         f"{plan.job.precision.label} · schedule {plan.job.schedule.value}",
         sections=(
             _summary(found),

@@ -13,7 +13,7 @@ from tutti.report.heat import Cell, heat_html, heats_html
 from tutti.report.page import Page, Section
 from tutti.report.tables import Column, Row, meter_html, table_html
 from tutti.report.tiles import Tile, tiles_html
-from tutti.units import flops_text, rate_text, seconds_text
+from tutti.units import flops_text, many, rate_text, seconds_text
 
 PASS_NAMES = {
     "forward": "forward",
@@ -147,7 +147,7 @@ def _attention(rows: Sequence[OperatorTime], dtype: Dtype) -> list[Section]:
         for row in own:
             sequences, length, heads, kv_heads, dim, _ = row.shape
             rate = work * _flops(row)
-            name = f"{sequences} × {heads} heads of {dim}, {kv_heads} for keys"
+            name = f"{sequences} × {many(heads, 'head')} of {dim}, {kv_heads} for keys"
             cells.setdefault(name, {})[f"{length:,}"] = Cell(
                 rate / ceiling, f"{100 * rate / ceiling:.0f}", _detail(row, flops_text(rate))
             )

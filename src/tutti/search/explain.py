@@ -26,7 +26,7 @@ from tutti.search.explanation import (
 )
 from tutti.search.result import Objective, Pruned, SearchResult
 from tutti.simulate.result import IdleReason, SimulationResult
-from tutti.units import bytes_text, count_text
+from tutti.units import bytes_text, count_text, many
 
 __all__ = ["Explanation", "explain", "render"]
 
@@ -75,14 +75,14 @@ def _headline(result: SearchResult, cluster: Cluster) -> str:
     plan = result.best.plan
     used = {name for _, _, stage in plan.stages() for name in stage.chips.pools}
     kinds = list(dict.fromkeys(p.chip.name for p in cluster.pools if p.name in used))
-    chips = f"{plan.num_ranks:,} {kinds[0]} chips" if len(kinds) == 1 else ""
+    chips = many(plan.num_ranks, f"{kinds[0]} chip") if len(kinds) == 1 else ""
     goal = {
         Objective.STEP_TIME: "",
         Objective.COST: " It was chosen for tokens per currency unit, not for time.",
         Objective.ENERGY: " It was chosen for tokens per joule, not for time.",
     }[result.objective]
     return (
-        f"{plan.model.name} trains on {chips or f'{plan.num_ranks:,} chips'} "
+        f"{plan.model.name} trains on {chips or many(plan.num_ranks, 'chip')} "
         f"{'' if chips else f'of {len(kinds)} kinds ({_listed(kinds)}) '}"
         f"in {step_text(result.best.step_seconds)} per step: "
         f"{count_text(result.best.tokens_per_second)} tokens/s, "
@@ -106,31 +106,31 @@ def _details(plan: Plan, stages: Sequence[StageRow], pools: Sequence[PoolRow]) -
     yield from _memory_details(plan, stages)
     for count, what in ((len(plan.idle), "left out"), (len(plan.spare), "kept in reserve")):
         if count:
-            yield f"{_many(count, 'chip')} {'is' if count == 1 else 'are'} {what}."
+            yield f"{many(count, 'chip')} {'is' if count == 1 else 'are'} {what}."
 
 
 def _pipelines_text(plan: Plan) -> str:
-    many = len(plan.pipelines)
+    number = len(plan.pipelines)
     first = plan.pipelines[0]
-    if many == 1:
+    if number == 1:
         cut = f"cut into {len(first.stages)} stages" if len(first.stages) > 1 else "not cut"
         return (
-            f"The model is {cut}; {_many(first.micro_batches, 'micro-batch', 'micro-batches')} of "
-            f"{_many(first.micro_batch, 'sequence')} pass through it per step "
+            f"The model is {cut}; {many(first.micro_batches, 'micro-batch', 'micro-batches')} of "
+            f"{many(first.micro_batch, 'sequence')} pass through it per step "
             f"(schedule {plan.job.schedule})."
         )
     cuts = sorted({len(pipeline.stages) for pipeline in plan.pipelines})
-    counts = _many(cuts[0], "stage") if len(cuts) == 1 else f"{cuts[0]} to {cuts[-1]} stages"
+    counts = many(cuts[0], "stage") if len(cuts) == 1 else f"{cuts[0]} to {cuts[-1]} stages"
     batches = [
-        f"{_many(pipeline.micro_batches, 'micro-batch', 'micro-batches')} of "
-        f"{_many(pipeline.micro_batch, 'sequence')} "
+        f"{many(pipeline.micro_batches, 'micro-batch', 'micro-batches')} of "
+        f"{many(pipeline.micro_batch, 'sequence')} "
         f"({_percent(pipeline.sequences / plan.job.global_batch)})"
         for pipeline in plan.pipelines[:_MOST_PIPELINES]
     ]
-    if many > _MOST_PIPELINES:
+    if number > _MOST_PIPELINES:
         batches.append("so on")
     return (
-        f"{many} pipelines of {counts} train side by side (schedule {plan.job.schedule}) "
+        f"{number} pipelines of {counts} train side by side (schedule {plan.job.schedule}) "
         f"and share out the batch: {_listed(batches)}."
     )
 
@@ -139,7 +139,7 @@ def _mixed_text(plan: Plan, mixed: Sequence[tuple[int, int, Stage]]) -> str:
     p, s, stage = mixed[0]
     whole = plan.pipelines[p].micro_batch
     parts = [
-        f"{replica.sequences * replica.count:,} of {whole:,} sequences go to "
+        f"{replica.sequences * replica.count:,} of {many(whole, 'sequence')} go to "
         f"{' + '.join(replica.chips.pools)}"
         for replica in stage.replicas
     ]
@@ -152,13 +152,13 @@ def _memory_details(plan: Plan, stages: Sequence[StageRow]) -> Iterator[str]:
     if again:
         units, kinds = sum(row.num_recomputed for row in again), {row.pool for row in again}
         yield (
-            f"To save memory, {_many(units, 'unit')} in {_many(len(again), 'replica group')} on "
+            f"To save memory, {many(units, 'unit')} in {many(len(again), 'replica group')} on "
             f"{_listed(sorted(kinds))} {'is' if units == 1 else 'are'} recomputed."
         )
     moved = [row for row in stages if row.offload]
     if moved:
         pools = _listed(sorted({row.pool for row in moved}))
-        yield f"Host memory helps {_many(len(moved), 'replica group')} on {pools}."
+        yield f"Host memory helps {many(len(moved), 'replica group')} on {pools}."
     level = max((rule.shard_level for rule in plan.synchronisation), default=0)
     if level:
         yield f"Replicas share out what they hold: {_SHARDED[level]} sharded (level {level})."
@@ -250,7 +250,7 @@ def _alone(result: SearchResult) -> Iterator[PoolAlone]:
         yield PoolAlone(
             pool=pool,
             tokens_per_second=found.settled.tokens_per_second,
-            detail=f"{found.settled.summary}; {_many(found.global_batch, 'sequence')} in "
+            detail=f"{found.settled.summary}; {many(found.global_batch, 'sequence')} in "
             f"{step_text(found.settled.step_seconds)}{memory}",
             fits=found.fits,
         )
@@ -303,7 +303,8 @@ def _pruned(pruned: Pruned) -> str:
     bound = ""
     if pruned.bound_seconds is not None:
         bound = f"; none is faster than {step_text(pruned.bound_seconds)}"
-    return f"{pruned.count:,} {pruned.what}, by {pruned.by}{bound}"
+    one = f"{pruned.what.removesuffix('strategies')}strategy"
+    return f"{many(pruned.count, one, pruned.what)}, by {pruned.by}{bound}"
 
 
 def _caveats(result: SearchResult, pools: Sequence[PoolRow]) -> Iterator[str]:
@@ -313,7 +314,7 @@ def _caveats(result: SearchResult, pools: Sequence[PoolRow]) -> Iterator[str]:
     over, memory = sum(not found.fits for found in estimate.memory), estimate.tightest
     if over:
         yield (
-            f"{_many(over, 'replica group')} {'does' if over == 1 else 'do'} not fit; the "
+            f"{many(over, 'replica group')} {'does' if over == 1 else 'do'} not fit; the "
             f"tightest, {memory.name} on {memory.pool}, needs {bytes_text(memory.total)} of "
             f"{bytes_text(memory.limit)} per chip."
         )
@@ -342,10 +343,6 @@ def _percent(share: float) -> str:
 def _more(percent: float) -> str:
     """Return "3.2 % more", or "as long" where the difference would read as nothing."""
     return "as long" if abs(percent) < 0.005 else f"{percent:.2g} % more"
-
-
-def _many(count: int, noun: str, plural: str = "") -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from tutti.search.explanation import PoolRow, StageRow
 from tutti.search.result import Settled
 from tutti.simulate.labels import labels_of
 from tutti.simulate.result import IDLE_REASONS, SimulationResult
+from tutti.units import many
 
 _PASSES = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
@@ -143,7 +144,7 @@ def _in_pool(chips: ChipSet, pool: Pool) -> int:
 
 def _experts_text(stage: Stage) -> str:
     return ", ".join(
-        f"{group.count} × {group.chips} chips"
+        f"{group.count} × {many(group.chips, 'chip')}"
         + (f" ({'/'.join(map(str, group.experts))})" if group.experts else "")
         for group in stage.experts
     )

@@ -9,7 +9,7 @@ from tutti.errors import InputError
 from tutti.search.result import Settled
 from tutti.search.space import ALL_OFFLOAD, ALL_RECOMPUTE, Problem
 from tutti.search.tables import Tables
-from tutti.units import bytes_text
+from tutti.units import bytes_text, many
 
 Fit = Callable[[Problem], Settled | None]
 
@@ -52,9 +52,10 @@ def _too_much_state(problem: Problem) -> str:
     if states <= chips + hosts:
         return ""
     beside = f" and {bytes_text(hosts)} on their hosts" if hosts else ""
+    have = "has" if problem.num_chips == 1 else "have"
     return (
         f"its parameters, gradients and optimizer states are {bytes_text(states)}, the "
-        f"{problem.num_chips} chips have {bytes_text(chips)}{beside}"
+        f"{many(problem.num_chips, 'chip')} {have} {bytes_text(chips)}{beside}"
     )
 
 
@@ -69,7 +70,8 @@ def _nothing_divides(problem: Problem) -> str:
     if not space.schedules or not space.shard or not space.recompute:
         return "the constraints leave no schedule, shard level or recomputation to choose from"
     return (
-        f"no strategy divides {job.global_batch} sequences over {problem.cluster.num_chips} chips "
+        f"no strategy divides {many(job.global_batch, 'sequence')} over "
+        f"{many(problem.cluster.num_chips, 'chip')} "
         "under the given constraints; loosen --tp-max, --max-stages or --micro-batch"
     )
 

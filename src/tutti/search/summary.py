@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tutti.plan.plan import Pipeline, Plan, Stage
+from tutti.units import many
 
 
 def summary_of(plan: Plan) -> str:
@@ -22,7 +23,9 @@ def _pipeline(pipeline: Pipeline) -> str:
         else:
             runs.append((text, 1))
     parts = [f"{count} stages of {text}" if count > 1 else text for text, count in runs]
-    return f"{' → '.join(parts)} ({pipeline.micro_batches} × {pipeline.micro_batch} sequences)"
+    return (
+        f"{' → '.join(parts)} ({pipeline.micro_batches} × {many(pipeline.micro_batch, 'sequence')})"
+    )
 
 
 def _stage(stage: Stage) -> str:

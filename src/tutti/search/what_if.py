@@ -30,6 +30,7 @@ from tutti.hardware.cluster import Cluster, Pool
 from tutti.hardware.fabric import CrossKind, CrossLink
 from tutti.hardware.library import Library
 from tutti.hardware.topology import HOST_FORWARD_NIC_FRACTION, default_cross_link
+from tutti.units import many
 
 NodePlace = tuple[str, int]  # pool, node
 
@@ -203,7 +204,7 @@ def _grow(draft: _Draft, pool: Pool, nodes: int) -> None:
 
 
 def _nodes(count: int) -> str:
-    return f"{count} node" if count == 1 else f"{count} nodes"
+    return many(count, "node")
 
 
 # --- nodes that go ---------------------------------------------------------------------------

@@ -184,6 +184,15 @@ def test_files_that_cannot_be_read(tmp_path):
             read_file(tmp_path / name)
 
 
+def test_what_may_not_be_written(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tutti.files.tempfile.mkstemp", refuse)
+    with pytest.raises(InputError, match=r"cannot write .*x\.json: permission denied"):
+        write_text(tmp_path / "x.json", "x")
+
+
 def test_writing_is_all_or_nothing(tmp_path):
     target = tmp_path / "plan.json"
     write_text(target, "old")

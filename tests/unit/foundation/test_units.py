@@ -4,6 +4,7 @@ import pytest
 
 from tutti import units
 from tutti.errors import hint, nearest
+from tutti.units import many
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,13 @@ def test_nearest_names():
     assert nearest("zzz", ["A800"]) is None
     assert hint("zzz", ["b", "a"]) == "known: a, b"
     assert hint("x", []) == "none are known here"
+
+
+def test_one_is_no_plural():
+    assert [many(n, "chip") for n in (0, 1, 2, 1024)] == [
+        "0 chips",
+        "1 chip",
+        "2 chips",
+        "1,024 chips",
+    ]
+    assert [many(n, "strategy", "strategies") for n in (1, 2)] == ["1 strategy", "2 strategies"]

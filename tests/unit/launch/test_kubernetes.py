@@ -230,9 +230,7 @@ def test_what_is_assumed_is_said() -> None:
     assert "'volumes' in a launch file (--with)" in claim
     assert "(a100, h100: nvidia.com/gpu)" in alike
     assert "'node_selector'" in alike
-    selected = {
-        pool: {**facts, "node_selector": {"chip": pool}} for pool, facts in IMAGES.items()
-    }
+    selected = {pool: {**facts, "node_selector": {"chip": pool}} for pool, facts in IMAGES.items()}
     assert kubernetes_notes(crossed_job(**{**FULL, "pools": selected})) == []
 
 

@@ -141,6 +141,11 @@ class TrainConfig:
             ),
         )
 
+    def with_whole_profile_paths(self) -> TrainConfig:
+        """Return the job with profiles that are found from any folder; names stay names."""
+        whole = tuple(_from(Path.cwd(), name) for name in self.job.chip_profiles)
+        return dataclasses.replace(self, job=dataclasses.replace(self.job, chip_profiles=whole))
+
     @property
     def folder(self) -> Path:
         """Where everything that the run writes goes."""
@@ -192,4 +197,4 @@ def with_changes(
             if not isinstance(place, dict):
                 raise InputError(f"--set {key}: '{section}' has no keys inside")
         place[last] = found
-    return build(TrainConfig, written, Place("tutti train"))
+    return build(TrainConfig, written, Place("options"))

@@ -41,10 +41,13 @@ class Job:
         folder = self.config.folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
+        except PermissionError as error:
+            raise files.unwritable(folder, error) from None
         except OSError as error:
             raise InputError(f"output '{folder}': cannot be made ({error.strerror})") from None
         save_plan(self.plan, folder / PLAN_FILE)
-        text = json.dumps(plain(self.config), indent=1, ensure_ascii=False)
+        written = plain(self.config.with_whole_profile_paths())
+        text = json.dumps(written, indent=1, ensure_ascii=False)
         files.write_text(folder / RUN_FILE, text + "\n")
         return folder / RUN_FILE
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tutti.document import Count, Natural, plain
-from tutti.errors import InputError
+from tutti.files import unwritable
 from tutti.huggingface.sides import versions
 from tutti.models.spec import ModelSpec
 from tutti.schedule.buckets import tied_apart
@@ -103,7 +103,7 @@ class StepTensors:
             self._numbers: IO[bytes] = numbers.open("wb")
             self._pieces: IO[str] = pieces.open("w", encoding="utf-8")
         except OSError as error:
-            raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
+            raise unwritable(folder, error) from None
         engine.watcher = self._gradients
         self._weights()
 
