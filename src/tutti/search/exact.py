@@ -35,6 +35,7 @@ from tutti.search.settle import Settler
 from tutti.search.skeletons import Group, Skeleton, Stages, TooLargeError, cuts, limited, skeletons
 from tutti.search.space import Problem
 from tutti.search.tables import KINDS, NONE, Config, ConfigTable, Tables
+from tutti.search.ties import Splitting, splitting
 
 Kinds = tuple[int, int]  # leading blocks recomputed fully, then selectively
 
@@ -66,7 +67,7 @@ class _Exact:
         self.tables = tables
         self.most = most
         self.settler = Settler(tables)
-        self.best: tuple[float, Draft] | None = None
+        self.best: tuple[float, Splitting, Draft] | None = None
         self._tried: set[Draft] = set()
 
     def run(self) -> ExactResult | None:
@@ -81,7 +82,7 @@ class _Exact:
             self._open(skeleton)
         if self.best is None:
             return None
-        seconds, draft = self.best
+        seconds, _, draft = self.best
         return ExactResult(
             draft=draft,
             step_seconds=seconds,
@@ -253,8 +254,9 @@ class _Exact:
         found = self.settler.price(plan)
         if not (found.fits or problem.unlimited_memory):
             return
-        if self.best is None or found.step_seconds < self.best[0]:
-            self.best = (found.step_seconds, made)
+        worth = (found.step_seconds, splitting(plan))
+        if self.best is None or worth < self.best[:2]:
+            self.best = (*worth, made)
 
 
 def _subsets(kinds: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

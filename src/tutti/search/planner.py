@@ -37,6 +37,7 @@ from tutti.search.skeletons import TooLargeError
 from tutti.search.space import Problem
 from tutti.search.summary import summary_of
 from tutti.search.tables import Tables
+from tutti.search.ties import splitting
 from tutti.search.uniform import best_uniform
 from tutti.simulate.estimate import Estimate
 
@@ -305,7 +306,8 @@ def _settled(search: Search, state: State) -> tuple[Settled, Settled | None]:
             seconds = found.whole[1].step_seconds
             require_agreement(summary_of(made), found.seconds, seconds, SHORTENED_WITHIN)
         whole.append(found.whole)
-    whole.sort(key=lambda pair: search.plan_worth(*pair))
+    # what differs by rounding only is equal: then the plan that splits less
+    whole.sort(key=lambda pair: (float(f"{search.plan_worth(*pair):.9e}"), splitting(pair[0])))
     best = settler.prove(*whole[0], summary_of(whole[0][0]))
     if len(whole) == 1:
         return best, None
