@@ -59,6 +59,7 @@ class Tracer:
         worker = self._worker
         kernels: list[str] = [""] * worker.world
         own = rank_spans(worker.engine)
+        worker.measure.finish()  # the steps up to this one are told before its trace
         dist.all_gather_object(kernels, own.kernel)
         offsets = clock_offsets(worker.rank, kernels)
         gathered: list[RankSpans] | None = None
