@@ -164,8 +164,8 @@ class ClassPricer:
         else:
             taken, given = self.memory.effect(entry)
             moved = max(taken, given)
-        chips, passing = self.replica.chips, entry.what is What.ACTIVATIONS
-        rate = self.shared.host.lane_bandwidth(chips, activations=passing)
+        passing = entry.what in (What.ACTIVATIONS, What.BATCH)  # with every micro-batch
+        rate = self.shared.host.lane_bandwidth(self.replica.chips, activations=passing)
         return Price(self.prices.copy_seconds(moved, rate))
 
     def _step(self, entry: Instruction) -> Price:
