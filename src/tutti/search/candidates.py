@@ -273,15 +273,19 @@ class Candidates:
         return pool.peak_flops(compute, fallback=True) / total
 
     def _subsets(self, names: Sequence[str], rates: dict[str, float]) -> Iterator[tuple[str, ...]]:
-        """Yield all pools, then without each slow one: it may only hold the others up."""
+        """Yield all pools, then without each slow one: it may only hold the others up.
+
+        Where there is less than a sequence for every chip, fewer pools may well be faster.
+        """
         yield tuple(names)
         if len(names) == 1 or not self.problem.space.idle:
             return
         total = sum(rates.values())
+        scarce = self.problem.job.global_batch < self.problem.num_chips
         for size in range(len(names) - 1, 0, -1):
             for used in itertools.combinations(names, size):
                 missing = total - sum(rates[name] for name in used)
-                if missing < 0.3 * total or self.per_second is not None:
+                if scarce or missing < 0.3 * total or self.per_second is not None:
                     yield used
 
     def _arrange(

@@ -210,7 +210,7 @@ def to_plan(
             micro_batch=pipeline.micro_batch,
             micro_batches=pipeline.micro_batches,
             stages=tuple(
-                _stage(stage, [chips[p, s, r] for r in range(len(stage.replicas))], model)
+                _stage(stage, [chips[p, s, r] for r in range(len(stage.replicas))], model, job)
                 for s, stage in enumerate(pipeline.stages)
             ),
         )
@@ -245,14 +245,14 @@ def _requests(draft: Draft) -> Iterator[tuple[int, int, int, ReplicaDraft]]:
             yield from ((p, s, r, replica) for s, r, replica in groups if copy < replica.copies)
 
 
-def _stage(stage: StageDraft, chips: list[list[Position]], model: ModelSpec) -> Stage:
+def _stage(stage: StageDraft, chips: list[list[Position]], model: ModelSpec, job: Job) -> Stage:
     replicas = tuple(
         Replica(
             chips=ChipSet.from_ids(ids),
             count=replica.copies,
             tp=replica.config.tp,
             cp=replica.config.cp,
-            sequence_parallel=replica.config.tp > 1,
+            sequence_parallel=replica.config.splits_tokens(job.sequence_length),
             tp_overlap_chunks=replica.overlap_chunks,
             sequences=replica.config.sequences,
             recompute=replica.recompute,

@@ -48,6 +48,10 @@ class Config(NamedTuple):
         """Chips of one replica."""
         return self.tp * self.cp
 
+    def splits_tokens(self, length: int) -> bool:
+        """Tell whether its chips share out the tokens of a sequence between their products."""
+        return self.tp > 1 and length // self.cp % self.tp == 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConfigTable:
@@ -211,7 +215,7 @@ class Tables:
             count=count,
             tp=config.tp,
             cp=config.cp,
-            sequence_parallel=config.tp > 1,
+            sequence_parallel=config.splits_tokens(self.problem.job.sequence_length),
             sequences=config.sequences,
         )
         groups = (ExpertGroup(chips=config.ep),) if config.ep > 1 else ()

@@ -181,7 +181,7 @@ def _layout(tables: Tables, tp: int, cp: int, ep: int, pp: int) -> Iterator[_Pri
         # The optimizer's states are sharded where there is somebody to share them with.
         degrees = Degrees(
             tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=sequences, shard=int(dp * cp > 1),
-            sequence_parallel=tp > 1,
+            sequence_parallel=Config("", tp, cp).splits_tokens(problem.job.sequence_length),
             recompute=next(kind for kind in KINDS if kind in problem.space.recompute),
         )  # fmt: skip
         for virtual in (1, 2, 4):

@@ -21,6 +21,7 @@ from tutti.search.build import split_batch
 from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.effort import Progress
 from tutti.search.planner import plan
+from tutti.search.question import make_problem
 from tutti.search.result import Objective
 from tutti.search.space import Problem, Space
 from tutti.search.tables import Config, Tables
@@ -120,6 +121,7 @@ import json
 from tests.unit.search.test_planner import problem
 from tutti.plan.files import plan_to_document
 from tutti.search import planner
+from tutti.search.question import make_problem
 from tutti.search.planner import plan
 print(json.dumps(plan_to_document(plan(problem(), compare=False).best.plan), sort_keys=True))
 """
@@ -318,3 +320,19 @@ def test_the_bound_is_below_plans_of_every_schedule_and_level():
         space = Space(schedules=(schedule,), shard=(1, 3))
         found = plan(replace(asked, space=space), compare=False)
         assert bound <= found.best.step_seconds
+
+
+def test_chips_that_do_not_divide_a_sequence_keep_its_tokens_together():
+    assert Config("pool", tp=4, cp=2).splits_tokens(1024)
+    assert not Config("pool", tp=3).splits_tokens(1024)
+    assert not Config("pool").splits_tokens(1024)
+
+
+def test_few_sequences_are_not_spread_over_all_pools():
+    """Nodes of three, six and seven chips, and a sequence for every 25th of them."""
+    asked = make_problem("gpt2", "leftovers", global_batch=4)
+    found = plan(asked, compare=False).best
+    alone = plan(replace(asked, space=Space(pools=("a100-7",))), compare=False).best
+    assert found.step_seconds <= 1.15 * alone.step_seconds
+    odd = [r for _, _, stage in found.plan.stages() for r in stage.replicas if r.tp in (3, 6, 7)]
+    assert not any(replica.sequence_parallel for replica in odd)
