@@ -111,7 +111,7 @@ def _tiles(found: Explanation) -> list[Tile]:
         ),
         Tile(
             "Proven gap",
-            "–" if gap is None else "0 %" if gap < PROVEN else f"≤ {gap:.2f} %",
+            "–" if gap is None else "0 %" if gap < PROVEN else f"≤ {gap:.1f} %",
             "no bound"
             if gap is None
             else f"no plan is faster than {step_text(found.lower_bound_seconds)}",

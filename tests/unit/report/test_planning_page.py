@@ -75,7 +75,7 @@ def test_figures_at_the_head(small):
         "MFU": f"{100 * best.estimate.mfu:.1f} %",
         "Mixed-chip efficiency": f"{result.mixed_efficiency_pct:.1f} %",
         "Against uniform": f"{result.speedup:.2f} ×",
-        "Proven gap": "≤ 3.63 %",
+        "Proven gap": "≤ 3.6 %",
         "Search": "0.74 s",
     }
     for part in ("map", "comparison", "throughput", "stages", "pools", "gantt", "peak", "search"):
