@@ -51,7 +51,7 @@ def test_validate_as_a_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     code, out, err = tutti("validate", runs, capsys=capsys)
     assert (code, err) == (0, "")
     assert "lab" in out
-    assert "left out: 1 rows" in out
+    assert "left out: 1 row" in out
     assert "1 × 'gbs' is 'sixty-four'" in out
 
 

@@ -146,18 +146,18 @@ def refused() -> dict[str, Any]:
 
 def host_read() -> dict[str, Any]:
     """A norm that looks at its numbers on the host cannot be captured."""
-    plain = Norm.forward
+    plain = Norm.beside
 
-    def looking(self: Norm, x: Tensor) -> Tensor:
-        y = plain(self, x)
-        return y if float(y.detach().sum()) > -1e30 else y + 0.0
+    def looking(self: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, x = plain(self, x)
+        return y if float(y.detach().sum()) > -1e30 else y + 0.0, x
 
     plan = plan_of(GPIPE, 2, "fp32")
-    Norm.forward = looking  # type: ignore[method-assign]
+    Norm.beside = looking  # type: ignore[method-assign]
     try:
         return {m: train(plan, m) for m in ("off", "on")}
     finally:
-        Norm.forward = plain  # type: ignore[method-assign]
+        Norm.beside = plain  # type: ignore[method-assign]
 
 
 class _Looks(torch.autograd.Function):
@@ -176,18 +176,18 @@ class _Looks(torch.autograd.Function):
 
 
 def host_read_in_backward() -> dict[str, Any]:
-    plain = Norm.forward
+    plain = Norm.beside
 
-    def looking(self: Norm, x: Tensor) -> Tensor:
-        y: Tensor = _Looks.apply(plain(self, x))
-        return y
+    def looking(self: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, x = plain(self, x)
+        return _Looks.apply(y), x
 
     plan = plan_of(GPIPE, 2, "fp32")
-    Norm.forward = looking  # type: ignore[method-assign]
+    Norm.beside = looking  # type: ignore[method-assign]
     try:
         return {m: train(plan, m) for m in ("off", "on")}
     finally:
-        Norm.forward = plain  # type: ignore[method-assign]
+        Norm.beside = plain  # type: ignore[method-assign]
 
 
 def parameters_move() -> dict[str, Any]:

@@ -153,8 +153,7 @@ def _candidates(tables: Tables) -> Iterator[_Priced]:
     degrees = [set(problem.tensor_degrees(pool)) for pool in problem.pools]
     for tp in sorted(set.intersection(*degrees)):
         for cp, ep in itertools.product(problem.context_degrees(), problem.expert_degrees()):
-            most = min(problem.model.num_layers, chips // (tp * cp))
-            for pp in range(1, min(most, problem.space.max_stages or most) + 1):
+            for pp in range(1, min(problem.model.num_layers, chips // (tp * cp)) + 1):
                 if chips % (tp * cp * pp) == 0:
                     yield from _layout(tables, tp, cp, ep, pp)
 
