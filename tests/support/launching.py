@@ -136,6 +136,12 @@ class FakeHosts:
             "torchrun",
             f'out={shlex.quote(str(self.calls))}/"${{TUTTI_NODE//\\//_}}"\n'
             'printf "%s\\n" "$@" >"$out.words"; env -0 >"$out.env"; pwd >"$out.pwd"\n'
+            # who fails ends the others: not before so many have begun the attempt
+            f'began={shlex.quote(str(folder / "began"))}/"${{TUTTI_ATTEMPT:-0}}"\n'
+            'mkdir -p "$began"; : >"$began/${TUTTI_NODE//\\//_}"\n'
+            "for _ in {1..300}; do\n"
+            '  here=("$began"/*); [ "${#here[@]}" -ge "${FAKE_TOGETHER:-1}" ] && break; sleep .1\n'
+            "done\n"
             'exit "${FAKE_STATUS:-0}"',
         )
 
