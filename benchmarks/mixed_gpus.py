@@ -138,8 +138,14 @@ class Neighbours:
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
-            process.kill()
-            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes:
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     @contextlib.contextmanager
     def without(self, index: int):

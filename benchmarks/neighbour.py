@@ -21,7 +21,8 @@ def main() -> None:
     asked = parser.parse_args()
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    engine, _ = make_engine(asked, asked.tokens, "off", open_accelerator(asked.device))
+    accelerator = open_accelerator(asked.device)
+    engine, _ = make_engine(asked, asked.tokens, "off", accelerator)
     given = batches(engine, asked.tokens, asked.micro_batches)
     said = False
     while not ended.is_set():
@@ -29,6 +30,7 @@ def main() -> None:
         if not said:
             print("busy", flush=True)
             said = True
+    accelerator.synchronize()  # under MPS a client that ends amid its kernels breaks the others
 
 
 if __name__ == "__main__":

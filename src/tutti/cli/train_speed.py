@@ -155,7 +155,7 @@ def _where(engine: Engine) -> dict[str, float]:
 
 
 def hugging_face_speed(asked: SpeedQuestion, say: Say) -> dict[str, Any]:
-    """Time the plain loop: from_config, SDPA, loss by labels, fused AdamW."""
+    """Time the plain loop: from_config, SDPA, loss by labels, fused AdamW on the weights held."""
     say("transformers")
     gc.collect()
     accelerator, spec = open_accelerator(asked.device), asked.spec()
@@ -166,7 +166,9 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say) -> dict[str, Any]:
     values = asked.config()
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.use_cache = False
-    dtype = TORCH_DTYPES[PRECISIONS[asked.precision].parameters]
+    precision = PRECISIONS[asked.precision]
+    dtype = TORCH_DTYPES[precision.parameters]
+    who = "transformers, no masters" if precision.master else "transformers"
     make: Any = AutoModelForCausalLM.from_config
     with torch.device(accelerator.device):
         model = make(config, attn_implementation="sdpa", dtype=dtype)
@@ -186,9 +188,9 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say) -> dict[str, Any]:
         return float(loss.detach())
 
     try:
-        return _timed("transformers", asked, spec, accelerator, step)
+        return _timed(who, asked, spec, accelerator, step)
     except torch.OutOfMemoryError:
-        return {"who": "transformers", "failed": "out of memory"}
+        return {"who": who, "failed": "out of memory"}
 
 
 def _tokens(
