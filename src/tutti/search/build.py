@@ -85,7 +85,7 @@ def _parts(chains: Sequence[Chain], counts: Sequence[int], total: int) -> tuple[
         key=lambda j: (-(chains[j].fill + counts[j] * chains[j].pace), -chains[j].sequences, j),
     )
     for j in sorted(order, key=lambda j: -chains[j].sequences):
-        taken = min(chains[j].copies, excess // chains[j].sequences)
+        taken = min(chains[j].copies if counts[j] else 0, excess // chains[j].sequences)
         taken -= taken % chains[j].quantum
         fewer[j] = taken
         excess -= taken * chains[j].sequences

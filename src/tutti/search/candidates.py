@@ -12,7 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tutti.hardware.cluster import Pool
-from tutti.search.build import Cuts, Grouping, Part, cuts_of, groupings, split_batch
+from tutti.search.build import (
+    Cuts,
+    Grouping,
+    Part,
+    cuts_of,
+    distinct_chains,
+    groupings,
+    split_batch,
+)
 from tutti.search.chain import Cut
 from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.coarse import Coarse
@@ -20,12 +28,17 @@ from tutti.search.effort import Effort
 from tutti.search.keeping import uses_enough
 from tutti.search.matching import chips_of, first_chip, matching, spreadable
 from tutti.search.objective import rates, value
-from tutti.search.pace import chain_seconds, timed
-from tutti.search.tables import Config, Tables
+from tutti.search.pace import chain_seconds, slowdown, timed
+from tutti.search.resize import coarse_fluid_end, fluid_end, resized
+from tutti.search.tables import NONE, Config, Tables
 
 MORE_CHAINS = 2  # of every group of pools, where experts may be spread
 UNLIKE = 8  # candidates of one schedule and shard level that are wide unlike the best ones
+BEATEN = 1.02  # times the best so far: what all chips together need at the least
 HOPELESS = 1.45  # times the best so far: exact cuts take 0.7 of the coarse price at the least
+RESIZED = 6  # candidates whose micro-batches may have other sizes
+RAGGED = 0.01  # of the step: what is lost to whole micro-batches before others are looked for
+SHARED_BADLY = 1.02  # times the coarse price if micro-batches could be split: what other sizes take
 VARIED = 24  # candidates whose replicas may split their work otherwise, where experts are spread
 
 
@@ -37,6 +50,7 @@ class Candidate:
     parts: tuple[Part, ...]
     coarse_seconds: float
     value: float = 0.0  # of the objective, by the coarse price
+    hoped: float = math.inf  # the same if micro-batches could be split
 
     @property
     def instructions(self) -> int:
@@ -102,12 +116,14 @@ class Candidates:
         return self._refined([*self._seeds(), *self._promising(list(found.values()))])
 
     def _seeds(self) -> Iterator[Candidate]:
-        """Yield the given chains, also with fewer copies where their counts come out even."""
+        """Yield the given strategies, with other sizes or fewer copies where counts ask for it."""
         for seed in self.effort.seeds:
-            for chains in self._rounded((seed,)):
-                parts = split_batch(chains, self.problem.job.global_batch)
+            chosen = tuple(distinct_chains(seed))
+            made = [resized(self.tables, chosen, seed, {})]
+            made += [split_batch(c, self.problem.job.global_batch) for c in self._rounded(chosen)]
+            for parts in made:
                 if parts is not None and self._possible(parts):
-                    yield Candidate(chains, parts, 0.0)
+                    yield Candidate(tuple(distinct_chains(parts)), parts, 0.0)
 
     def _groupings(self, used: tuple[str, ...]) -> Sequence[Grouping]:
         """Return the arrangements of pools to look at; a warm start knows them."""
@@ -167,7 +183,7 @@ class Candidates:
         fitting: list[Candidate] = []
         best = math.inf
         for candidate in sorted(candidates, key=lambda c: c.value):
-            if candidate.value > HOPELESS * best:
+            if candidate.value > HOPELESS * best or self._least(candidate) > BEATEN * best:
                 self.skipped += 1
                 continue
             priced = self._priced(candidate, known)
@@ -177,10 +193,45 @@ class Candidates:
             fitting.append(priced)
             best = min(best, priced.value)
         fitting.sort(key=lambda c: (c.value, str(c.key)))
+        fitting = self._with_other_sizes(fitting, known)
         if self.problem.model.num_experts:
             fitting[:VARIED] = [self._varied(candidate, known) for candidate in fitting[:VARIED]]
             fitting.sort(key=lambda c: (c.value, str(c.key)))
         return fitting
+
+    def _least(self, candidate: Candidate) -> float:
+        """Return a price that no cut of its chains goes below: that of chips that never wait."""
+        rate = 0.0
+        for chain in candidate.chains:
+            tables = [self.tables.get(config) for config in chain.configs]
+            speeds = [
+                stages / table.seconds[NONE]
+                for stages, table in zip(chain.stages, tables, strict=True)
+                if table is not None
+            ]
+            pace = float((1.0 / sum(speeds)).sum()) * slowdown(self.tables, chain)
+            rate += chain.copies * chain.sequences / pace
+        seconds = self.problem.job.global_batch / rate
+        return value(seconds, candidate.chips, self.per_second)
+
+    def _with_other_sizes(self, found: list[Candidate], known: Cuts) -> list[Candidate]:
+        """Return candidates, those with other sizes that lose most to whole micro-batches."""
+        if not found or not self.problem.has_other_sizes:
+            return found
+        hopeful = [c for c in found if c.hoped < min((1.0 - RAGGED) * c.value, found[0].value)]
+        hopeful.sort(key=lambda c: (c.hoped, str(c.key)))
+        chosen = set(map(id, hopeful[:RESIZED]))
+        found = [self._resized(c, known) if id(c) in chosen else c for c in found]
+        return sorted(found, key=lambda c: (c.value, str(c.key)))
+
+    def _resized(self, candidate: Candidate, known: Cuts) -> Candidate:
+        """Return a candidate whose micro-batches have the sizes that share the batch out best."""
+        parts = resized(self.tables, candidate.chains, candidate.parts, known)
+        if parts is None or not self._possible(parts):
+            return candidate
+        other = replace(candidate, chains=tuple(distinct_chains(parts)), parts=parts)
+        priced = self._priced(other, known)
+        return priced if priced is not None and priced.value < candidate.value else candidate
 
     def _varied(self, candidate: Candidate, known: Cuts) -> Candidate:
         """Return a candidate whose replicas split their work in the best way.
@@ -230,10 +281,24 @@ class Candidates:
         if len(candidate.chains) > 1:
             again = self._shared_again(candidate, cuts, played)
             if again is not None and max(again[1]) < max(played):
-                candidate, played = again
+                candidate, played, cuts = again
         candidate.coarse_seconds = max(played) + self._cross_seconds(candidate.chains)
         candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
+        candidate.hoped = candidate.value * min(1.0, self._evenness(candidate, cuts, played))
         return candidate
+
+    def _evenness(
+        self, candidate: Candidate, cuts: Sequence[Cut], played: Sequence[float]
+    ) -> float:
+        """Return what the step would take if micro-batches could be split, over what it takes."""
+        if not self.problem.has_other_sizes:
+            return 1.0
+        exact: dict[int, tuple[float, float]] = {}
+        for part, cut, seconds in zip(candidate.parts, cuts, played, strict=True):
+            chain = timed(self.tables, part, cut, seconds)
+            exact.setdefault(id(part.chain), (chain.rate, chain.fill))
+        total = self.problem.job.global_batch
+        return fluid_end(list(exact.values()), total) / max(played)
 
     def _played(self, parts: Sequence[Part], cuts: Sequence[Cut]) -> list[float]:
         """Return the seconds of each part."""
@@ -241,7 +306,7 @@ class Candidates:
 
     def _shared_again(
         self, candidate: Candidate, cuts: Sequence[Cut], played: Sequence[float]
-    ) -> tuple[Candidate, list[float]] | None:
+    ) -> tuple[Candidate, list[float], list[Cut]] | None:
         """Share the batch out by what the cut chains take; None where it does not come out even."""
         exact: dict[int, tuple[Chain, Cut]] = {}
         for part, cut, seconds in zip(candidate.parts, cuts, played, strict=True):
@@ -253,8 +318,8 @@ class Candidates:
         if parts is None or not self._possible(parts):
             return None
         cut_of = {id(chain): cut for chain, cut in exact.values()}
-        found = self._played(parts, [cut_of[id(part.chain)] for part in parts])
-        return replace(candidate, chains=chains, parts=parts), found
+        own = [cut_of[id(part.chain)] for part in parts]
+        return replace(candidate, chains=chains, parts=parts), self._played(parts, own), own
 
     def _rates(self, names: Sequence[str]) -> dict[str, float]:
         """Return each pool's sequences per second by itself, as far as it can work alone."""
@@ -343,6 +408,8 @@ class Candidates:
                     p.chain.seconds(p.micro_batches * p.chain.copies * p.chain.sequences)
                     for p in parts
                 )
+                if len(chains) > 1 and self.problem.has_other_sizes:
+                    end = min(end, SHARED_BADLY * coarse_fluid_end(chains, total))
                 yield Candidate(chains, parts, end + cross)
 
     def _rounded(self, chosen: tuple[Chain, ...]) -> Iterator[tuple[Chain, ...]]:

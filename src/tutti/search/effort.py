@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tutti.search.build import Grouping
-from tutti.search.chains import Chain
+from tutti.search.build import Grouping, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,7 @@ class Effort:
     alone: int = 3  # candidates for each pool by itself
     polished: int = 2
     groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
-    seeds: tuple[Chain, ...] = ()  # strategies that are likely good: those of a warm start
+    seeds: tuple[tuple[Part, ...], ...] = ()  # likely strategies: those of a warm start
     refined: int = 5  # candidates of every schedule and shard level whose chains are cut exactly
     wider: int = 2  # times as many of them, of single chains, on a large cluster
     large: int = 256  # chips

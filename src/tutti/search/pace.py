@@ -52,18 +52,18 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     if chain.schedule.kind is ScheduleKind.ZERO_BUBBLE and chain.shard < 2:
         bare = part.micro_batches * float(passes.sum(axis=0).max())
         found -= _FILLED * (found - bare) * 0.5
-    return (found + chain.closing) * _slowdown(tables, chain)
+    return (found + chain.closing) * slowdown(tables, chain)
 
 
 def timed(tables: Tables, part: Part, cut: Cut, seconds: float) -> Chain:
     """Return the chain with the pace of its cut, and what its passes take beside it."""
     chain = part.chain
     depth = sum(chain.stages)
-    pace = max(sum(cut.seconds[s::depth]) for s in range(depth)) * _slowdown(tables, chain)
+    pace = max(sum(cut.seconds[s::depth]) for s in range(depth)) * slowdown(tables, chain)
     return replace(chain, pace=pace, fill=seconds - part.micro_batches * pace)
 
 
-def _slowdown(tables: Tables, chain: Chain) -> float:
+def slowdown(tables: Tables, chain: Chain) -> float:
     """Return by how much the slowest of all nodes is slower than the others."""
     nodes = max(1, sum(pool.nodes for pool in tables.problem.pools))
     jitter = max(tables.prices[config.pool].node_jitter for config in chain.configs)

@@ -7,15 +7,18 @@ search with a small budget suffices. If nothing faster is found, the running pla
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tutti.errors import InputError
-from tutti.plan.plan import Plan
+from tutti.plan.job import ScheduleKind
+from tutti.plan.plan import Pipeline, Plan
 from tutti.search.bound import lower_bound
-from tutti.search.build import Grouping
+from tutti.search.build import Grouping, Part
 from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.effort import Effort, Report, silent
 from tutti.search.explanation import step_text
+from tutti.search.matching import chips_of
 from tutti.search.movement import Movement, NodeMoves, movement, payback
 from tutti.search.planner import plan
 from tutti.search.result import SearchResult, Settled
@@ -150,48 +153,91 @@ def _arrangements(old: Plan, problem: Problem) -> tuple[Grouping, ...]:
     return (tuple(grouping),) if grouping else ()
 
 
-def _seeds(old: Plan, problem: Problem) -> tuple[Chain, ...]:
-    """Return the running plan's chain with as many copies as the changed pools hold."""
-    pipeline = old.pipelines[0]
+def _seeds(old: Plan, problem: Problem) -> tuple[tuple[Part, ...], ...]:
+    """Return the running plan's chains with as many copies as the changed pools hold."""
+    level = max((rule.shard_level for rule in old.synchronisation), default=0)
+    found: dict[object, Part] = {}
+    for pipeline in old.pipelines:
+        chain = _chain(pipeline, old.job.schedule, level)
+        if chain is None:
+            return ()
+        known = found.get(chain.form)
+        if known is not None:
+            chain = replace(chain, copies=chain.copies + known.copies)
+        found[chain.form] = Part(
+            chain=chain, copies=chain.copies, micro_batches=pipeline.micro_batches
+        )
+    copies = _fitted(list(found.values()), {pool.name: pool.num_chips for pool in problem.pools})
+    parts = tuple(
+        replace(part, chain=replace(part.chain, copies=count), copies=count)
+        for part, count in zip(found.values(), copies, strict=True)
+        if count > 0
+    )
+    return (parts,) if parts else ()
+
+
+def _chain(pipeline: Pipeline, schedule: ScheduleKind, level: int) -> Chain | None:
+    """Return what a pipeline has copies of; None where a stage mixes replicas."""
     runs: list[tuple[Config, int]] = []
+    counts: list[int] = []
     for stage in pipeline.stages:
         if len(stage.replicas) > 1:
-            return ()
+            return None
         replica = stage.replicas[0]
         ep = stage.experts[0].chips if stage.experts else 1
         config = Config(replica.chips.pools[0], replica.tp, replica.cp, ep, replica.sequences)
+        counts.append(replica.count * replica.sequences)
         if runs and runs[-1][0] == config:
             runs[-1] = (config, runs[-1][1] + 1)
         else:
             runs.append((config, 1))
-    configs = [config for config, _ in runs]
+    configs = tuple(config for config, _ in runs)
     per_copy = max(config.sequences for config in configs)
-    names = {pool.name: pool.num_chips for pool in problem.pools}
     if len({config.pool for config in configs}) < len(configs):
-        return ()
-    if any(per_copy % c.sequences or c.pool not in names for c in configs):
-        return ()
-    each = [
-        names[config.pool] // (stages * config.width * (per_copy // config.sequences))
-        for config, stages in runs
-    ]
-    copies = min(each)
-    if copies < 1:
-        return ()
+        return None
+    if any(per_copy % c.sequences for c in configs):
+        return None
     ranges = max(len(stage.units) for stage in pipeline.stages)
-    level = max((rule.shard_level for rule in old.synchronisation), default=0)
-    chain = Chain(
-        configs=tuple(configs),
+    return Chain(
+        configs=configs,
         stages=tuple(stages for _, stages in runs),
-        copies=copies,
+        copies=min(counts) // per_copy,
         sequences=per_copy,
-        schedule=ScheduleOption(kind=old.job.schedule, virtual=ranges),
+        schedule=ScheduleOption(kind=schedule, virtual=ranges),
         shard=level,
         pace=1.0,
         fill=0.0,
         closing=0.0,
     )
-    return (chain,)
+
+
+def _fitted(parts: list[Part], chips: dict[str, int]) -> list[int]:
+    """Return as many copies of each as fit: fewer of the most numerous, or more where room is."""
+    copies = [part.copies for part in parts]
+    each = [chips_of([replace(part, copies=1)]) for part in parts]
+
+    def left() -> dict[str, int]:
+        taken = dict.fromkeys(chips, 0)
+        for own, count in zip(each, copies, strict=True):
+            for pool, number in own.items():
+                taken[pool] = taken.get(pool, 0) + number * count
+        return {pool: chips.get(pool, 0) - number for pool, number in taken.items()}
+
+    def most_numerous(numbers: Iterable[int]) -> int | None:
+        return max(numbers, key=lambda i: (copies[i], -i), default=None)
+
+    while lacking := {pool for pool, number in left().items() if number < 0}:
+        place = most_numerous(i for i, n in enumerate(copies) if n and lacking & each[i].keys())
+        assert place is not None
+        copies[place] -= 1
+    while True:
+        free = left()
+        place = most_numerous(
+            i for i, own in enumerate(each) if copies[i] and all(free[p] >= own[p] for p in own)
+        )
+        if place is None:
+            return copies
+        copies[place] += 1
 
 
 def _staying(

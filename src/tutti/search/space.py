@@ -116,6 +116,20 @@ class Problem:
         wanted = SEQUENCES if self.space.sequences is None else self.space.sequences
         return tuple(b for b in wanted if b <= self.job.global_batch) or wanted[:1]
 
+    def all_sequence_counts(self) -> tuple[int, ...]:
+        """Return also those that are tried only where they share the batch out better.
+
+        Experts of a step are spread over replicas, whose numbers are powers of two as a rule.
+        """
+        if self.space.sequences is not None or self.model.num_experts:
+            return self.sequence_counts()
+        return tuple(range(1, 1 + min(SEQUENCES[-1], self.job.global_batch)))
+
+    @property
+    def has_other_sizes(self) -> bool:
+        """Whether micro-batches may have sizes that are not among the usual ones."""
+        return self.all_sequence_counts() != self.sequence_counts()
+
     def with_pool(self, pool: Pool, global_batch: int) -> Problem:
         """Return the same question for one pool alone."""
         return replace(

@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tutti.cost.holdings import Holdings
+from tutti.cost.memory import MemoryModel
 from tutti.cost.plan_costs import pool_prices
 from tutti.cost.pool_prices import UnitTimes
 from tutti.cost.profiled import memory_model, profiled_pools
@@ -89,6 +90,8 @@ class Tables:
         self.references = (refer_to_model(model), refer_to_cluster(cluster))
         self._known: dict[Config, ConfigTable | None] = {}
         self._sums: dict[Config, FloatArray] = {}
+        self._kept_bytes: dict[Config, dict[str, Any]] = {}  # by configuration, on any chip
+        self._state_bytes: dict[Config, dict[str, Any]] = {}
         self.layers = profiled_pools(
             self.sources.layer_profiles,
             model,
@@ -151,9 +154,8 @@ class Tables:
             self.prices[pool].prepare(works, self._examples, overlap_chunks=CHUNKS)
 
     def _make(self, config: Config) -> ConfigTable:
-        holdings = self._holdings(config)
         prices, layers = self.prices[config.pool], self.layers.get(config.pool)
-        work = holdings.workload
+        work = self._holdings(config).workload
         units = range(self.problem.model.num_units) if layers is not None else self._examples
         best: tuple[float, int] | None = None
         times: list[list[UnitTimes]] = []
@@ -165,13 +167,62 @@ class Tables:
             total = sum(t.forward + t.backward_input + t.backward_weight for t in rows[NONE])
             if best is None or total < best[0] * (1.0 - 1e-9):
                 best, times = (total, chunks), rows
-        memory = memory_model(holdings, layers)
 
         def spread(rows: list[list[float]]) -> FloatArray:
-            found: FloatArray = np.array(rows, dtype=np.float64)
-            if layers is None:
-                found = np.ascontiguousarray(np.take(found, self._kind_of, axis=-1))
+            return self._spread(rows, layers is None)
+
+        return ConfigTable(
+            config=config,
+            forward=spread([[t.forward for t in row] for row in times]),
+            recompute=spread([[t.recompute for t in row] for row in times]),
+            backward_input=spread([[t.backward_input for t in row] for row in times]),
+            backward_weight=spread([[t.backward_weight for t in row] for row in times]),
+            **self._bytes(config),
+            overlap_chunks=best[1] if best is not None else 1,
+        )
+
+    def _bytes(self, config: Config) -> dict[str, Any]:
+        """Return the bytes of a configuration, the same on all chips unless they were measured."""
+        layers = self.layers.get(config.pool)
+        if layers is not None:
+            memory = memory_model(self._holdings(config), layers)
+            return self._state(memory, modelled=False) | self._kept(memory, modelled=False)
+        alike = config._replace(pool="")
+        if alike not in self._kept_bytes:
+            memory = memory_model(self._holdings(config), None)
+            one = alike._replace(sequences=1)
+            if one not in self._state_bytes:
+                self._state_bytes[one] = self._state(memory, modelled=True)
+            self._kept_bytes[alike] = self._state_bytes[one] | self._kept(memory, modelled=True)
+        return self._kept_bytes[alike]
+
+    def _state(self, memory: MemoryModel, *, modelled: bool) -> dict[str, Any]:
+        """Return what does not depend on the micro-batch: parameters and their states, by unit."""
+        holdings = memory.holdings
+        units = self._examples if modelled else range(self.problem.model.num_units)
+
+        def by_unit(row: Sequence[float]) -> FloatArray:
+            found: FloatArray = self._spread([row], modelled)[0]
             return found
+
+        def state(what: What) -> FloatArray:
+            return by_unit([memory.effect(_single(Op.FETCH, unit, what))[0] for unit in units])
+
+        def parameters(kind: ParameterClass) -> FloatArray:
+            return by_unit([holdings.parameters(unit, kind) for unit in units])
+
+        return {
+            "dense": parameters(ParameterClass.DENSE),
+            "expert": parameters(ParameterClass.EXPERT),
+            "parameter_bytes": state(What.PARAMETERS),
+            "gradient_bytes": state(What.GRADIENTS),
+            "optimizer_bytes": state(What.OPTIMIZER),
+        }
+
+    def _kept(self, memory: MemoryModel, *, modelled: bool) -> dict[str, Any]:
+        """Return what a micro-batch keeps and passes on."""
+        holdings = memory.holdings
+        units = self._examples if modelled else range(self.problem.model.num_units)
 
         def passing(unit: int) -> float:
             pair = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -185,27 +236,19 @@ class Tables:
                 for kind in KINDS
             ]
 
-        def state(what: What) -> FloatArray:
-            rows = spread([[memory.effect(_single(Op.FETCH, u, what))[0] for u in units]])
-            by_unit: FloatArray = rows[0]
-            return by_unit
+        rows = list(map(list, zip(*map(kept, units), strict=True)))
+        return {
+            "kept": self._spread(rows, modelled),
+            "passing": self._spread([[passing(unit) for unit in units]], modelled)[0],
+            "boundary": memory.boundary(),
+        }
 
-        return ConfigTable(
-            config=config,
-            forward=spread([[t.forward for t in row] for row in times]),
-            recompute=spread([[t.recompute for t in row] for row in times]),
-            backward_input=spread([[t.backward_input for t in row] for row in times]),
-            backward_weight=spread([[t.backward_weight for t in row] for row in times]),
-            kept=spread(list(map(list, zip(*map(kept, units), strict=True)))),
-            passing=spread([[passing(unit) for unit in units]])[0],
-            dense=spread([[holdings.parameters(u, ParameterClass.DENSE) for u in units]])[0],
-            expert=spread([[holdings.parameters(u, ParameterClass.EXPERT) for u in units]])[0],
-            parameter_bytes=state(What.PARAMETERS),
-            gradient_bytes=state(What.GRADIENTS),
-            optimizer_bytes=state(What.OPTIMIZER),
-            boundary=memory.boundary(),
-            overlap_chunks=best[1] if best is not None else 1,
-        )
+    def _spread(self, rows: Sequence[Sequence[float]], modelled: bool) -> FloatArray:
+        """Return rows of one figure per kind of unit as rows of one per unit."""
+        found: FloatArray = np.array(rows, dtype=np.float64)
+        if modelled:
+            found = np.ascontiguousarray(np.take(found, self._kind_of, axis=-1))
+        return found
 
     def _holdings(self, config: Config) -> Holdings:
         count = max(1, -(-config.ep // config.width))

@@ -16,7 +16,7 @@ from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Replica, Stage
 from tutti.search.effort import Effort
-from tutti.search.replan import replan
+from tutti.search.replan import _seeds, replan
 from tutti.search.space import Problem, Space
 from tutti.search.survivors import surviving_plan
 from tutti.search.what_if import change_cluster
@@ -245,3 +245,49 @@ def test_another_model_cannot_be_compared(problem):
     old = running(problem, "new/0-1/0-1", 4)
     with pytest.raises(InputError, match="give the same model"):
         replan(old, replace(problem, model=LLAMA))
+
+
+# --- the running strategy on what is left ------------------------------------------------------
+
+
+def own_pipelines() -> Plan:
+    """Each pool by itself: 16 copies of 2 × 16 sequences, 8 of 4 × 8."""
+    return llama_plan(
+        Pipeline(
+            micro_batch=256, micro_batches=2,
+            stages=(stage((0, 18), replicas("a100/0-1/0-7", 16, 16)),),
+        ),
+        Pipeline(
+            micro_batch=64, micro_batches=4,
+            stages=(stage((0, 18), replicas("h100/0/0-7", 8, 8)),),
+        ),
+    )  # fmt: skip
+
+
+def test_every_pipeline_of_the_running_plan_is_a_start():
+    old = own_pipelines()
+    change = change_cluster(MIXED, "-node a100/0")
+    (seed,) = _seeds(old, Problem(model=LLAMA, cluster=change.cluster, job=old.job))
+    assert [(p.chain.configs[0].pool, p.copies, p.micro_batches) for p in seed] == [
+        ("a100", 8, 2),
+        ("h100", 8, 4),
+    ]
+    (grown,) = _seeds(old, Problem(model=LLAMA, cluster=MIXED, job=old.job))
+    assert [p.copies for p in grown] == [16, 8]
+
+
+def test_a_pool_that_is_gone_is_no_part_of_the_start():
+    old = own_pipelines()
+    fewer = change_cluster(MIXED, "-node h100/0").cluster
+    (seed,) = _seeds(old, Problem(model=LLAMA, cluster=fewer, job=old.job))
+    assert [(p.chain.configs[0].pool, p.copies) for p in seed] == [("a100", 16)]
+
+
+def test_losing_chips_costs_no_more_than_what_they_did():
+    old = own_pipelines()
+    change = change_cluster(MIXED, "-node a100/0")
+    problem = Problem(model=LLAMA, cluster=change.cluster, job=old.job)
+    found = replan(old, problem, moved=change.moved)
+    before = replan(old, replace(problem, cluster=MIXED))
+    assert found.result.best.step_seconds < 2.0 * before.result.best.step_seconds
+    assert check_plan(found.result.best.plan, LLAMA, change.cluster) == []

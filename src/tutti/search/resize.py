@@ -1,0 +1,196 @@
+"""Micro-batches of other sizes, where whole ones of the usual sizes share the batch out badly.
+
+A pipeline takes whole micro-batches. Where each takes few and large ones, a pool that should have
+a twentieth less has all of them or a quarter less; where a node is gone, the copies that are left
+may need a round more. Sizes between the powers of two mend that, and some suit the tiles of a
+chip's products better. Every chain of a strategy is cut and timed for each size near its own. Then
+all are chosen together: what a copy of each chain takes, and of one chain some copies less than the
+others, so that it adds up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tutti.search.build import Cuts, Part, cuts_of
+from tutti.search.chains import OPTIMISM, Chain
+from tutti.search.pace import chain_seconds, timed
+from tutti.search.tables import Tables
+
+NEAR = 2.0  # times its own size, the largest and the smallest that are looked at
+AROUND = 0.2  # of what a copy should take: how much more or less is looked at
+WORTH = 0.003  # of the step: what less is not worth another size
+
+
+class _Load(NamedTuple):
+    """What a copy of a chain may take of a step."""
+
+    sequences: int
+    seconds: float  # in which it does
+    chain: Chain
+    micro_batches: int
+
+
+def resized(
+    tables: Tables, chains: Sequence[Chain], parts: Sequence[Part], known: Cuts
+) -> tuple[Part, ...] | None:
+    """Return the parts with sizes that share the batch out better; None: those that they have."""
+    problem = tables.problem
+    if not problem.has_other_sizes:
+        return None
+    options = [list(_variants(tables, chain, chains, parts, known)) for chain in chains]
+    if not all(options):
+        return None
+    total = problem.job.global_batch
+    fastest = [max(found, key=lambda chain: chain.rate) for found in options]
+    fluid = fluid_end([(chain.rate, chain.fill) for chain in fastest], total)
+    now = _end(tables, parts, known)
+    if fluid > now * (1.0 - WORTH):
+        return None
+    loads = [_loads(found, fluid) for found in options]
+    copies = [chain.copies for chain in chains]
+    return _first_even(loads, copies, total, now * (1.0 - WORTH)) if all(loads) else None
+
+
+def _variants(
+    tables: Tables,
+    chain: Chain,
+    chains: Sequence[Chain],
+    parts: Sequence[Part],
+    known: Cuts,
+) -> Iterator[Chain]:
+    """Yield a chain with every size near its own, timed."""
+    part = next((part for part in parts if part.chain is chain), None)
+    beside = [Part(chain=c, copies=c.copies, micro_batches=1) for c in chains if c is not chain]
+    taken = part.micro_batches * chain.sequences if part is not None else chain.sequences
+    for size in tables.problem.all_sequence_counts():
+        scaled = _scaled(chain, size)
+        if scaled is None or not 1.0 / NEAR <= size / chain.sequences <= NEAR:
+            continue
+        if any(tables.get(config) is None for config in scaled.configs):
+            continue
+        count = max(1, round(taken / size))
+        trial = Part(chain=scaled, copies=chain.copies, micro_batches=count)
+        cuts = cuts_of(tables, [trial, *beside], known=known)
+        if cuts is not None:
+            yield timed(tables, trial, cuts[0], chain_seconds(tables, trial, cuts[0]))
+
+
+def _scaled(chain: Chain, size: int) -> Chain | None:
+    """Return the chain with so many sequences per copy; None where a stage cannot share them."""
+    if any(config.sequences * size % chain.sequences for config in chain.configs):
+        return None
+    configs = tuple(
+        config._replace(sequences=config.sequences * size // chain.sequences)
+        for config in chain.configs
+    )
+    return replace(chain, configs=configs, sequences=size)
+
+
+def _end(tables: Tables, parts: Sequence[Part], known: Cuts) -> float:
+    """Return when the last of the parts ends as they are; never where they do not add up."""
+    taken = sum(part.copies * part.micro_batches * part.chain.sequences for part in parts)
+    if taken != tables.problem.job.global_batch:
+        return math.inf
+    cuts = cuts_of(tables, parts, known=known)
+    if cuts is None:
+        return math.inf
+    return max(chain_seconds(tables, part, cut) for part, cut in zip(parts, cuts, strict=True))
+
+
+def fluid_end(chains: Sequence[tuple[float, float]], total: int) -> float:
+    """Return when all would end if micro-batches could be split.
+
+    Chains are given by their sequences per second and the seconds they take beside.
+    """
+    return (total + sum(rate * fill for rate, fill in chains)) / sum(rate for rate, _ in chains)
+
+
+def coarse_fluid_end(chains: Sequence[Chain], total: int) -> float:
+    """Return the same by what the coarse model says of the chains."""
+    optimism = OPTIMISM[chains[0].shard]
+    figures = [(chain.rate / optimism, (chain.fill + chain.closing) * optimism) for chain in chains]
+    return fluid_end(figures, total)
+
+
+def _loads(variants: Sequence[Chain], fluid: float) -> list[_Load]:
+    """Return what a copy may take in about so many seconds: the fastest way for each number."""
+    best: dict[int, _Load] = {}
+    for chain in variants:
+        whole = (fluid - chain.fill) / chain.pace  # micro-batches
+        fewest = max(1, math.floor(whole * (1.0 - AROUND)))
+        for count in range(fewest, max(fewest, math.ceil(whole * (1.0 + AROUND))) + 1):
+            found = _Load(
+                count * chain.sequences, chain.fill + count * chain.pace, chain, count
+            )  # fmt: skip
+            known = best.get(found.sequences)
+            if known is None or found.seconds < known.seconds:
+                best[found.sequences] = found
+    return [best[sequences] for sequences in sorted(best)]
+
+
+def _first_even(
+    loads: Sequence[Sequence[_Load]], copies: Sequence[int], total: int, limit: float
+) -> tuple[Part, ...] | None:
+    """Return the loads that add up and whose last one ends first; None: not before the limit."""
+    useful = [[load for load in own if load.seconds < limit] for own in loads]
+    ranked = sorted(
+        (
+            (max(load.seconds for load in chosen), number, chosen)
+            for number, chosen in enumerate(itertools.product(*useful))
+            if sum(n * load.sequences for n, load in zip(copies, chosen, strict=True)) >= total
+        ),
+        key=lambda entry: entry[:2],
+    )
+    for end, _, chosen in ranked:
+        found = _evened(chosen, useful, copies, total, end)
+        if found is not None:
+            return found
+    return None
+
+
+def _evened(
+    chosen: Sequence[_Load],
+    loads: Sequence[Sequence[_Load]],
+    copies: Sequence[int],
+    total: int,
+    end: float,
+) -> tuple[Part, ...] | None:
+    """Return parts that take just so many sequences, some copies of one chain less than others."""
+    excess = sum(n * load.sequences for n, load in zip(copies, chosen, strict=True)) - total
+    if not excess:
+        return tuple(itertools.starmap(_part, zip(chosen, copies, strict=True)))
+    for place, load in enumerate(chosen):
+        for less in reversed(loads[place]):
+            saved = load.sequences - less.sequences
+            if saved <= 0 or less.seconds > end or excess % saved:
+                continue
+            few = excess // saved
+            if few < copies[place]:
+                others = [
+                    _part(other, n)
+                    for i, (other, n) in enumerate(zip(chosen, copies, strict=True))
+                    if i != place
+                ]
+                return (*_split(load, less, copies[place], few), *others)
+    return None
+
+
+def _part(load: _Load, copies: int) -> Part:
+    return Part(chain=load.chain, copies=copies, micro_batches=load.micro_batches)
+
+
+def _split(load: _Load, less: _Load, copies: int, few: int) -> tuple[Part, Part]:
+    """Return the copies that take more and those that take less; of one chain where they can be."""
+    if load.chain is less.chain:
+        return _part(load, copies - few), _part(less, few)
+    many = replace(load.chain, copies=copies - few)
+    fewer = replace(less.chain, copies=few)
+    return (
+        Part(chain=many, copies=many.copies, micro_batches=load.micro_batches),
+        Part(chain=fewer, copies=few, micro_batches=less.micro_batches),
+    )
