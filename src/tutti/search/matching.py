@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tutti.hardware.cluster import Pool
-from tutti.hardware.topology import Position
 from tutti.plan.job import ScheduleKind
 from tutti.search.build import Part
 from tutti.search.chains import Chain, ScheduleOption
+from tutti.search.keeping import uses_enough
+from tutti.search.space import Problem
 
 MOST_TOGETHER = 64.5  # combinations of chains of several groups, per schedule and shard level
 
@@ -37,6 +37,16 @@ def spreadable(parts: Sequence[Part]) -> bool:
     )
 
 
+def possible(parts: Sequence[Part], problem: Problem) -> bool:
+    """Tell whether expert groups come out even, and all chips are used that must be.
+
+    Copies of a chain that take unequally many micro-batches are pipelines of their own.
+    """
+    most = problem.space.max_pipelines
+    few = most is None or len(parts) <= most
+    return few and spreadable(parts) and uses_enough(chips_of(parts), problem)
+
+
 def matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
     """Yield one chain of every list, all of one schedule and shard level.
 
@@ -60,8 +70,3 @@ def matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
         for chosen in itertools.product(*(chains[:few] for chains in alike)):
             if kind is ScheduleKind.ONE_F_ONE_B or any(sum(c.stages) > 1 for c in chosen):
                 yield chosen
-
-
-def first_chip(pool: Pool) -> Position:
-    """Return a chip of a pool, for what they have in common."""
-    return Position(pool.name, 0, 0)

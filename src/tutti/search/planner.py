@@ -17,7 +17,8 @@ from tutti.hardware.cluster import Pool
 from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
 from tutti.search.build import Part
-from tutti.search.candidates import Candidate, Candidates
+from tutti.search.candidate import Candidate
+from tutti.search.candidates import Candidates
 from tutti.search.effort import Effort, Progress, Report, silent
 from tutti.search.exact import search_exactly
 from tutti.search.found import MOST_WHOLE, Found, State

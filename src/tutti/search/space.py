@@ -21,6 +21,7 @@ from tutti.search.result import Objective
 LONGEST_LOCAL = 2048  # tokens below which splitting a sequence is not looked at
 MOST_VIRTUAL = 4
 SEQUENCES = (1, 2, 4, 8, 16)
+OTHER_TOKENS = 2**15  # of a micro-batch, up to which it may have any number of sequences
 
 ALL_SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZERO_BUBBLE, ScheduleKind.INTERLEAVED)
 ALL_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -123,7 +124,8 @@ class Problem:
         """
         if self.space.sequences is not None or self.model.num_experts:
             return self.sequence_counts()
-        return tuple(range(1, 1 + min(SEQUENCES[-1], self.job.global_batch)))
+        most = min(SEQUENCES[-1], self.job.global_batch, OTHER_TOKENS // self.job.sequence_length)
+        return tuple(sorted({*self.sequence_counts(), *range(1, 1 + most)}))
 
     @property
     def has_other_sizes(self) -> bool:
