@@ -7,6 +7,7 @@ of a replica's work.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,8 @@ from tutti.search.tables import NONE, Config, Tables
 BEATEN = 1.02  # times the best so far: what all chips together need at the least
 HOPELESS = 1.45  # times the best so far: exact cuts take 0.7 of the coarse price at the least
 RESIZED = 6  # candidates whose micro-batches may have other sizes
+ALIKE = 2  # of them that are of one kind
+PLAYED_WITHIN = 1.05  # what the price by recurrence may err by, between kinds of strategies
 RAGGED = 0.01  # of the step: what is lost to whole micro-batches before others are looked for
 VARIED = 24  # candidates whose replicas may split their work otherwise, where experts are spread
 
@@ -48,12 +51,15 @@ class Refiner:
         """
         known: Cuts = {}
         fitting: list[Candidate] = []
-        best = math.inf
+        best, rescued = math.inf, 0
         for candidate in sorted(candidates, key=lambda c: c.value):
             if candidate.value > HOPELESS * best or self._least(candidate) > BEATEN * best:
                 self.skipped += 1
                 continue
             priced = self._priced(candidate, known)
+            if priced is None and self._is_split(candidate) and rescued < RESIZED:
+                rescued += 1
+                priced = self._resized(candidate, known)
             if priced is None:
                 self.rejected += 1
                 continue
@@ -86,20 +92,31 @@ class Refiner:
         """Return candidates, those with other sizes that lose most to whole micro-batches."""
         if not found or not self.problem.has_other_sizes:
             return found
-        hopeful = [c for c in found if c.hoped < min((1.0 - RAGGED) * c.value, found[0].value)]
+        limit = PLAYED_WITHIN * found[0].value
+        hopeful = [c for c in found if c.hoped < min((1.0 - RAGGED) * c.value, limit)]
         hopeful.sort(key=lambda c: (c.hoped, str(c.key)))
-        chosen = set(map(id, hopeful[:RESIZED]))
-        found = [self._resized(c, known) if id(c) in chosen else c for c in found]
-        return sorted(found, key=lambda c: (c.value, str(c.key)))
+        seen: Counter[object] = Counter()
+        chosen: set[int] = set()
+        for candidate in hopeful:
+            if seen[candidate.kind] < ALIKE and len(chosen) < RESIZED:
+                chosen.add(id(candidate))
+            seen[candidate.kind] += 1
+        other = [self._resized(c, known) if id(c) in chosen else None for c in found]
+        pairs = zip(found, other, strict=True)
+        better = [b if b is not None and b.value < a.value else a for a, b in pairs]
+        return sorted(better, key=lambda c: (c.value, str(c.key)))
 
-    def _resized(self, candidate: Candidate, known: Cuts) -> Candidate:
-        """Return a candidate whose micro-batches have the sizes that share the batch out best."""
+    def _is_split(self, candidate: Candidate) -> bool:
+        """Tell whether few copies of a chain share states, because they take less than others."""
+        return candidate.chains[0].shard >= 2 and len(candidate.parts) > len(candidate.chains)
+
+    def _resized(self, candidate: Candidate, known: Cuts) -> Candidate | None:
+        """Return a candidate with micro-batches of other sizes; None where they are no better."""
         parts = resized(self.tables, candidate.chains, candidate.parts, known)
         if parts is None or not possible(parts, self.problem):
-            return candidate
+            return None
         other = replace(candidate, chains=tuple(distinct_chains(parts)), parts=parts)
-        priced = self._priced(other, known)
-        return priced if priced is not None and priced.value < candidate.value else candidate
+        return self._priced(other, known)
 
     def _varied(self, candidate: Candidate, known: Cuts) -> Candidate:
         """Return a candidate whose replicas split their work in the best way.
@@ -149,24 +166,30 @@ class Refiner:
         if len(candidate.chains) > 1:
             again = self._shared_again(candidate, cuts, played)
             if again is not None and max(again[1]) < max(played):
-                candidate, played, cuts = again
+                candidate, played = again
         candidate.coarse_seconds = max(played) + self.crossing.seconds(candidate.chains)
         candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
-        candidate.hoped = candidate.value * min(1.0, self._evenness(candidate, cuts, played))
+        ragged = min(played) < (1.0 - RAGGED) * max(played)  # some end before others
+        candidate.hoped = self._hoped(candidate, known) if ragged else candidate.value
         return candidate
 
-    def _evenness(
-        self, candidate: Candidate, cuts: Sequence[Cut], played: Sequence[float]
-    ) -> float:
-        """Return what the step would take if micro-batches could be split, over what it takes."""
+    def _hoped(self, candidate: Candidate, known: Cuts) -> float:
+        """Return the price if micro-batches could be split, with all copies of a chain alike."""
         if not self.problem.has_other_sizes:
-            return 1.0
-        exact: dict[int, tuple[float, float]] = {}
-        for part, cut, seconds in zip(candidate.parts, cuts, played, strict=True):
-            chain = timed(self.tables, part, cut, seconds)
-            exact.setdefault(id(part.chain), (chain.rate, chain.fill))
-        total = self.problem.job.global_batch
-        return fluid_end(list(exact.values()), total) / max(played)
+            return candidate.value
+        whole = {id(p.chain): replace(p, copies=p.chain.copies) for p in reversed(candidate.parts)}
+        parts = list(whole.values())
+        cuts = cuts_of(self.tables, parts, known=known)
+        if cuts is None:
+            return candidate.value
+        timings = [
+            timed(self.tables, part, cut, seconds)
+            for part, cut, seconds in zip(parts, cuts, self._played(parts, cuts), strict=True)
+        ]
+        figures = [(chain.rate, chain.fill) for chain in timings]
+        seconds = fluid_end(figures, self.problem.job.global_batch)
+        seconds += self.crossing.seconds(candidate.chains)
+        return min(candidate.value, value(seconds, candidate.chips, self.per_second))
 
     def _played(self, parts: Sequence[Part], cuts: Sequence[Cut]) -> list[float]:
         """Return the seconds of each part."""
@@ -174,7 +197,7 @@ class Refiner:
 
     def _shared_again(
         self, candidate: Candidate, cuts: Sequence[Cut], played: Sequence[float]
-    ) -> tuple[Candidate, list[float], list[Cut]] | None:
+    ) -> tuple[Candidate, list[float]] | None:
         """Share the batch out by what the cut chains take; None where it does not come out even."""
         exact: dict[int, tuple[Chain, Cut]] = {}
         for part, cut, seconds in zip(candidate.parts, cuts, played, strict=True):
@@ -186,5 +209,5 @@ class Refiner:
         if parts is None or not possible(parts, self.problem):
             return None
         cut_of = {id(chain): cut for chain, cut in exact.values()}
-        own = [cut_of[id(part.chain)] for part in parts]
-        return replace(candidate, chains=chains, parts=parts), self._played(parts, own), own
+        found = self._played(parts, [cut_of[id(part.chain)] for part in parts])
+        return replace(candidate, chains=chains, parts=parts), found

@@ -1,7 +1,8 @@
 """A new plan for a running one whose cluster changed: what to run, what must move, when it pays.
 
-Warm-started: the running plan, on the chips that are left of it, is the first candidate, so that a
-search with a small budget suffices. If nothing faster is found, the running plan goes on.
+Warm-started: the running plan, on the chips that are left of it, is the first candidate, so that on
+a large cluster a search with a small budget suffices. If nothing faster is found, the running plan
+goes on.
 """
 
 from __future__ import annotations
@@ -83,9 +84,7 @@ def replan(
     tables = Tables(problem)
     settler = Settler(tables)
     staying = _staying(old, problem, moved, settler)
-    warm = effort or replace(
-        WARM, groupings=_arrangements(old, problem), seeds=_seeds(old, problem)
-    )
+    warm = effort or _warm(old, problem)
     found = _searched(old, tables, warm, report, staying)
     kept = staying is not None and staying.step_seconds <= found.best.step_seconds
     if staying is not None and kept:
@@ -113,6 +112,14 @@ def replan(
         kept_old=kept,
         words=_words(found, staying, needed, pays, kept=kept),
     )
+
+
+def _warm(old: Plan, problem: Problem) -> Effort:
+    """Return the work to do: that of any search on a small cluster, where it takes no longer."""
+    seeds, usual = _seeds(old, problem), Effort()
+    if problem.num_chips < usual.large:
+        return replace(usual, seeds=seeds)
+    return replace(WARM, groupings=_arrangements(old, problem), seeds=seeds)
 
 
 def _require_same_job(old: Plan, problem: Problem) -> None:
@@ -256,17 +263,21 @@ def _staying(
 def _searched(
     old: Plan, tables: Tables, effort: Effort, report: Report | None, staying: Settled | None
 ) -> SearchResult:
-    """Search among strategies of the running plan's kind; the bound is that of all of them."""
+    """Search, with little work among strategies of the running plan's kind only.
+
+    The bound is that of all strategies.
+    """
     problem, bound = tables.problem, lower_bound(tables)
-    level = max((rule.shard_level for rule in old.synchronisation), default=0)
-    ranges = max(len(stage.units) for _, _, stage in old.stages())
-    space = replace(
-        problem.space, schedules=(old.job.schedule,), shard=(level,), virtual=(1, ranges)
-    )
-    narrow = replace(problem, space=space)
+    if effort.groupings is not None:
+        level = max((rule.shard_level for rule in old.synchronisation), default=0)
+        ranges = max(len(stage.units) for _, _, stage in old.stages())
+        space = replace(
+            problem.space, schedules=(old.job.schedule,), shard=(level,), virtual=(1, ranges)
+        )
+        problem = replace(problem, space=space)
     try:
         return plan(
-            narrow,
+            problem,
             effort=effort,
             compare=False,
             report=report or silent,

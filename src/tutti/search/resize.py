@@ -53,7 +53,9 @@ def resized(
         return None
     loads = [_loads(found, fluid) for found in options]
     copies = [chain.copies for chain in chains]
-    return _first_even(loads, copies, total, now * (1.0 - WORTH)) if all(loads) else None
+    if not all(loads):
+        return None
+    return _first_even(loads, copies, total, now * (1.0 - WORTH), idle=problem.space.idle)
 
 
 def _variants(
@@ -134,9 +136,17 @@ def _loads(variants: Sequence[Chain], fluid: float) -> list[_Load]:
 
 
 def _first_even(
-    loads: Sequence[Sequence[_Load]], copies: Sequence[int], total: int, limit: float
+    loads: Sequence[Sequence[_Load]],
+    copies: Sequence[int],
+    total: int,
+    limit: float,
+    *,
+    idle: bool = False,
 ) -> tuple[Part, ...] | None:
-    """Return the loads that add up and whose last one ends first; None: not before the limit."""
+    """Return the loads that add up and whose last one ends first; None: not before the limit.
+
+    With `idle`, copies of one chain may also take nothing.
+    """
     useful = [[load for load in own if load.seconds < limit] for own in loads]
     ranked = sorted(
         (
@@ -147,7 +157,7 @@ def _first_even(
         key=lambda entry: entry[:2],
     )
     for end, _, chosen in ranked:
-        found = _evened(chosen, useful, copies, total, end)
+        found = _evened(chosen, useful, copies, total, end, idle=idle)
         if found is not None:
             return found
     return None
@@ -159,23 +169,25 @@ def _evened(
     copies: Sequence[int],
     total: int,
     end: float,
+    *,
+    idle: bool,
 ) -> tuple[Part, ...] | None:
     """Return parts that take just so many sequences, some copies of one chain less than others."""
     excess = sum(n * load.sequences for n, load in zip(copies, chosen, strict=True)) - total
     if not excess:
         return tuple(itertools.starmap(_part, zip(chosen, copies, strict=True)))
     for place, load in enumerate(chosen):
-        for less in reversed(loads[place]):
-            saved = load.sequences - less.sequences
-            if saved <= 0 or less.seconds > end or excess % saved:
-                continue
+        lesser: list[_Load | None] = [
+            less
+            for less in reversed(loads[place])
+            if less.sequences < load.sequences and less.seconds <= end
+        ]
+        for less in [*lesser, None] if idle else lesser:
+            saved = load.sequences - (less.sequences if less is not None else 0)
             few = excess // saved
-            if few < copies[place]:
-                others = [
-                    _part(other, n)
-                    for i, (other, n) in enumerate(zip(chosen, copies, strict=True))
-                    if i != place
-                ]
+            if excess % saved == 0 and few < copies[place]:
+                pairs = enumerate(zip(chosen, copies, strict=True))
+                others = [_part(other, n) for i, (other, n) in pairs if i != place]
                 return (*_split(load, less, copies[place], few), *others)
     return None
 
@@ -184,13 +196,11 @@ def _part(load: _Load, copies: int) -> Part:
     return Part(chain=load.chain, copies=copies, micro_batches=load.micro_batches)
 
 
-def _split(load: _Load, less: _Load, copies: int, few: int) -> tuple[Part, Part]:
+def _split(load: _Load, less: _Load | None, copies: int, few: int) -> tuple[Part, ...]:
     """Return the copies that take more and those that take less; of one chain where they can be."""
-    if load.chain is less.chain:
+    if less is not None and load.chain is less.chain:
         return _part(load, copies - few), _part(less, few)
-    many = replace(load.chain, copies=copies - few)
-    fewer = replace(less.chain, copies=few)
-    return (
-        Part(chain=many, copies=many.copies, micro_batches=load.micro_batches),
-        Part(chain=fewer, copies=few, micro_batches=less.micro_batches),
-    )
+    many = _part(load._replace(chain=replace(load.chain, copies=copies - few)), copies - few)
+    if less is None:
+        return (many,)
+    return many, _part(less._replace(chain=replace(less.chain, copies=few)), few)

@@ -16,9 +16,13 @@ from tutti.models.load import load_model
 from tutti.plan.job import Job, ScheduleKind
 from tutti.search.bound import lower_bound
 from tutti.search.build import Part, cuts_of, split_batch
+from tutti.search.candidate import Candidate
 from tutti.search.chains import Chain, ScheduleOption
+from tutti.search.crossing import Crossing
 from tutti.search.pace import chain_seconds
 from tutti.search.planner import plan
+from tutti.search.question import make_problem
+from tutti.search.refine import Refiner
 from tutti.search.resize import _first_even, _Load, fluid_end, resized
 from tutti.search.space import Problem, Space
 from tutti.search.tables import Config, Tables
@@ -64,9 +68,13 @@ LOADS = st.lists(
 )  # fmt: skip
 
 
-@given(st.lists(st.tuples(LOADS, st.integers(1, 6)), min_size=1, max_size=3), st.integers(1, 150))
+@given(
+    st.lists(st.tuples(LOADS, st.integers(1, 6)), min_size=1, max_size=3),
+    st.integers(1, 150),
+    st.booleans(),
+)
 @settings(max_examples=300, deadline=None)
-def test_no_other_loads_that_add_up_end_sooner(drawn, total):
+def test_no_other_loads_that_add_up_end_sooner(drawn, total, idle):
     loads = [
         [load(f"pool{k}", b, n, float(s)) for b, n, s in sorted(own, key=lambda e: e[0] * e[1])]
         for k, (own, _) in enumerate(drawn)
@@ -79,17 +87,20 @@ def test_no_other_loads_that_add_up_end_sooner(drawn, total):
         if whole == total:
             best = min(best, slowest)
         for place, own in enumerate(loads):  # some copies of one chain take another load
-            for other, few in itertools.product(own, range(1, copies[place])):
-                less = chosen[place].sequences - other.sequences
-                if less > 0 and whole - few * less == total and other.seconds <= slowest:
+            rest = [(other.sequences, other.seconds) for other in own]
+            rest += [(0, 0.0)] if idle else []
+            for (sequences, seconds), few in itertools.product(rest, range(1, copies[place])):
+                less = chosen[place].sequences - sequences
+                if less > 0 and whole - few * less == total and seconds <= slowest:
                     best = min(best, slowest)
-    found = _first_even(loads, copies, total, math.inf)
+    found = _first_even(loads, copies, total, math.inf, idle=idle)
     if found is None:
         assert math.isinf(best)
     else:
         assert taken(found) == total
         assert end(found) == pytest.approx(best)
-        assert sum(part.copies for part in found) == sum(copies)
+        assert sum(part.copies for part in found) <= sum(copies)
+        assert idle or sum(part.copies for part in found) == sum(copies)
 
 
 def test_what_is_not_sooner_than_the_limit_is_not_returned():
@@ -98,6 +109,14 @@ def test_what_is_not_sooner_than_the_limit_is_not_returned():
     found = _first_even(loads, [4], 32, 10.1)
     assert found is not None
     assert taken(found) == 32
+
+
+def test_a_copy_may_stay_idle_where_chips_may():
+    own = [load("a", 3, 11, 10.0)]
+    assert _first_even([own], [5], 132, math.inf) is None
+    found = _first_even([own], [5], 132, math.inf, idle=True)
+    assert found is not None
+    assert [(part.copies, part.chain.copies) for part in found] == [(4, 4)]
 
 
 def test_of_equal_sizes_copies_stay_one_chain():
@@ -121,6 +140,25 @@ def test_pools_that_take_nothing_give_nothing_back():
     for copies in (63, 64):
         found = split_batch((chain("a100", copies, 4), slow), 480)
         assert found is None or taken(found) == 480
+
+
+def test_few_copies_that_share_states_are_no_reason_to_give_a_strategy_up():
+    """65 copies of 2 × 16 sequences: two of them would have one, and all the states to hold."""
+    cluster = change_cluster(Cluster.load("B1024"), "+8xA800").cluster
+    problem = make_problem("gpt-3-175b", cluster, sequence_length=2048, global_batch=4096)
+    tables = Tables(problem)
+    config = Config("a800", tp=8, sequences=16)
+    own = replace(chain("a800", 65, 16, pace=20.0), configs=(config,), shard=2)
+    ragged = split_batch((own,), 2048)
+    assert ragged is not None
+    assert [(part.copies, part.micro_batches) for part in ragged] == [(63, 2), (2, 1)]
+    assert cuts_of(tables, ragged) is None
+    refiner = Refiner(tables, Crossing(problem))
+    asked = replace(problem, job=replace(problem.job, global_batch=2048))
+    refiner.problem = tables.problem = asked
+    (found,) = refiner.refined([Candidate((own,), ragged, 45.0)])
+    assert taken(found.parts) == 2048
+    assert cuts_of(tables, found.parts) is not None
 
 
 # --- sizes of a strategy ---------------------------------------------------------------------
