@@ -27,6 +27,7 @@ from tutti.search.tables import NONE, Config, Tables
 BEATEN = 1.02  # times the best so far: what all chips together need at the least
 HOPELESS = 1.45  # times the best so far: exact cuts take 0.7 of the coarse price at the least
 RESIZED = 6  # candidates whose micro-batches may have other sizes
+UNLIKE_COPIES = 1.002  # times the price, where copies of one chain became two kinds
 ALIKE = 2  # of them that are of one kind
 PLAYED_WITHIN = 1.05  # what the price by recurrence may err by, between kinds of strategies
 RAGGED = 0.01  # of the step: what is lost to whole micro-batches before others are looked for
@@ -89,7 +90,7 @@ class Refiner:
         return value(seconds, candidate.chips, self.per_second)
 
     def _with_other_sizes(self, found: list[Candidate], known: Cuts) -> list[Candidate]:
-        """Return candidates, those with other sizes that lose most to whole micro-batches."""
+        """Return the candidates, and those with other sizes that whole micro-batches cost most."""
         if not found or not self.problem.has_other_sizes:
             return found
         limit = PLAYED_WITHIN * found[0].value
@@ -101,10 +102,9 @@ class Refiner:
             if seen[candidate.kind] < ALIKE and len(chosen) < RESIZED:
                 chosen.add(id(candidate))
             seen[candidate.kind] += 1
-        other = [self._resized(c, known) if id(c) in chosen else None for c in found]
-        pairs = zip(found, other, strict=True)
-        better = [b if b is not None and b.value < a.value else a for a, b in pairs]
-        return sorted(better, key=lambda c: (c.value, str(c.key)))
+        other = [self._resized(c, known) for c in found if id(c) in chosen]
+        found = [*found, *(c for c in other if c is not None)]
+        return sorted(found, key=lambda c: (c.value, str(c.key)))
 
     def _is_split(self, candidate: Candidate) -> bool:
         """Tell whether few copies of a chain share states, because they take less than others."""
@@ -116,7 +116,10 @@ class Refiner:
         if parts is None or not possible(parts, self.problem):
             return None
         other = replace(candidate, chains=tuple(distinct_chains(parts)), parts=parts)
-        return self._priced(other, known)
+        priced = self._priced(other, known)
+        if priced is not None and len(priced.chains) > len(candidate.chains):
+            priced.value *= UNLIKE_COPIES
+        return priced
 
     def _varied(self, candidate: Candidate, known: Cuts) -> Candidate:
         """Return a candidate whose replicas split their work in the best way.
