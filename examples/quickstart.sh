@@ -25,8 +25,8 @@ say '5. A node is lost: what to run now, what must move, when it pays back' \
 say '6. Now for real: how fast is a core of this machine? (a chip of step 7 is a part of one)' \
   "tutti profile $here/train/small-llama --device cpu --threads 1 --budget $budget --tokens 128,512 \
     --sequence-length 128 -o $out/cpu.json | tail -n 4"
-say '7. Four steps on two fast and two slow emulated chips, the third one traced' \
-  "$train[$out/cpu.json] --steps 4 -o $out/first --trace 3 $short"
+say '7. Six steps on two fast and two slow emulated chips, the last four traced' \
+  "$train[$out/cpu.json] --steps 6 -o $out/first --trace 3 --trace 4 --trace 5 --trace 6 $short"
 say '8. A whole step takes longer than its operators one by one: learn by how much, on each chip' \
   "tutti validate --run $out/first --pool fast -o $out/fast.json
    tutti validate --run $out/first --pool slow -o $out/slow.json | tail -n 1"

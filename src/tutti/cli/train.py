@@ -50,8 +50,10 @@ def train(
         ),
     ] = None,
     trace: Annotated[
-        int | None,
-        typer.Option("--trace", help="Write a Chrome trace of this step.", metavar="STEP"),
+        list[int] | None,
+        typer.Option(
+            "--trace", help="Write a Chrome trace of this step. May be repeated.", metavar="STEP"
+        ),
     ] = None,
     port: Annotated[
         int | None, typer.Option("--port", help="Where the ranks meet (default: a free port).")
@@ -90,7 +92,7 @@ def asked(
     steps: int | None,
     output: str | None,
     changes: list[str],
-    trace: int | None = None,
+    trace: list[int] | None = None,
 ) -> TrainConfig:
     """Return the job of a training file and options, which come before what the file says."""
     from tutti.document import Place, build
@@ -103,7 +105,7 @@ def asked(
         "steps": steps,
         "output": output,
         "data.train": None if data is None else list(data),
-        "measure.trace_steps": None if trace is None else [trace],
+        "measure.trace_steps": list(trace) if trace else None,
     }
     if config is not None:
         found = TrainConfig.load(config)

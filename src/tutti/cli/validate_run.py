@@ -42,11 +42,12 @@ def validate_run(
     json: bool,
 ) -> None:
     """Compare a traced step with its prediction; write the profile of a pool's chip anew."""
-    trace = _trace(folder, step)
+    traces = _traces(folder, step)
     names = list(chip_profiles) or _profiles_of(folder)
     sources = load_sources(None, None, names, extrapolate=False)
     result = load_estimate(folder / PLAN_FILE, sources).result
-    found = read_measured(trace, result.program)
+    steps = [read_measured(path, result.program) for path in traces]
+    found = min(steps, key=lambda measured: measured.step_seconds)  # the least disturbed
     if output is not None:
         _write(output, folder, result, found, sources, pool)
     if json:
@@ -63,14 +64,15 @@ def validate_run(
         typer.echo(f"written to {output}")
 
 
-def _trace(folder: Path, step: int | None) -> Path:
+def _traces(folder: Path, step: int | None) -> list[Path]:
+    """Return the traces to choose from, the last first."""
     require_folder(folder)
     if step is not None:
-        return folder / trace_name(step)
+        return [folder / trace_name(step)]
     found = {int(p.stem.rpartition("-")[2]): p for p in folder.glob("trace-step-*.json")}
     if not found:
         raise InputError(f"{folder}: has no trace; let the run write one: tutti train --trace 10")
-    return found[max(found)]
+    return [found[number] for number in sorted(found, reverse=True)]
 
 
 def _profiles_of(folder: Path) -> list[str]:
