@@ -115,10 +115,12 @@ def test_what_cannot_be_compared_is_one_line(folder, tmp_path, capsys):
     assert not (tmp_path / "x.json").exists()
 
 
-def test_of_several_traced_steps_the_least_disturbed_counts(folder, plan, capsys):
+def test_of_several_traced_steps_the_median_counts(folder, plan, capsys):
     result = estimate(plan, sources=Sources(profiles=(Profile.find("h200"),))).result
     stalled = as_measured(result, slower=9.0, by_op=SLOWER)
+    quick = as_measured(result, slower=0.5, by_op=SLOWER)
     write_measured(folder / "trace-step-2.json", result.program, stalled)
+    write_measured(folder / "trace-step-3.json", result.program, quick)
     words = ("validate", "--run", folder, "--chip-profile", "h200", "--json")
     code, out, err = tutti(*words, capsys=capsys)
     assert code == 0, err

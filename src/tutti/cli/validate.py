@@ -28,7 +28,7 @@ def validate(
         typer.Option("--run", help="Instead: the output folder of a `tutti train --trace N`."),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="With --run: which traced step (default: the shortest).")
+        int | None, typer.Option(help="With --run: which traced step (default: the median).")
     ] = None,
     pool: Annotated[
         str | None, typer.Option(help="With --run and -o: whose chip the profile is of.")
