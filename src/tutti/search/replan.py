@@ -166,7 +166,7 @@ def _seeds(old: Plan, problem: Problem) -> tuple[tuple[Part, ...], ...]:
     found: dict[object, Part] = {}
     for pipeline in old.pipelines:
         chain = _chain(pipeline, old.job.schedule, level)
-        if chain is None:
+        if chain is None or not _allowed(chain, problem):
             return ()
         known = found.get(chain.form)
         if known is not None:
@@ -215,6 +215,27 @@ def _chain(pipeline: Pipeline, schedule: ScheduleKind, level: int) -> Chain | No
         pace=1.0,
         fill=0.0,
         closing=0.0,
+    )
+
+
+def _allowed(chain: Chain, problem: Problem) -> bool:
+    """Tell whether a chain is one of the problem's space, which may be narrower than it was."""
+    space, depth = problem.space, sum(chain.stages)
+    pools = {pool.name: pool for pool in problem.pools}
+    return (
+        (space.max_stages is None or depth <= space.max_stages)
+        and (depth == 1 or chain.schedule.kind in space.schedules)
+        and chain.schedule.virtual in (1, *space.virtual)
+        and chain.shard in space.shard
+        and all(
+            config.sequences in problem.all_sequence_counts()
+            and config.cp in problem.context_degrees()
+            and config.ep in problem.expert_degrees()
+            and (
+                config.pool not in pools or config.tp in problem.tensor_degrees(pools[config.pool])
+            )
+            for config in chain.configs
+        )
     )
 
 

@@ -23,6 +23,7 @@ from tutti.search.tables import Tables
 
 NEAR = 2.0  # times its own size, the largest and the smallest that are looked at
 AROUND = 0.2  # of what a copy should take: how much more or less is looked at
+MOST_TOGETHER = 20_000.5  # combinations of what copies of all chains may take
 WORTH = 0.003  # of the step: what less is not worth another size
 
 
@@ -51,7 +52,8 @@ def resized(
     now = _end(tables, parts, known)
     if fluid > now * (1.0 - WORTH):
         return None
-    loads = [_loads(found, fluid) for found in options]
+    few = math.floor(MOST_TOGETHER ** (1.0 / len(options)))
+    loads = [_loads(found, fluid, few) for found in options]
     copies = [chain.copies for chain in chains]
     if not all(loads):
         return None
@@ -119,8 +121,11 @@ def coarse_fluid_end(chains: Sequence[Chain], total: int) -> float:
     return fluid_end(figures, total)
 
 
-def _loads(variants: Sequence[Chain], fluid: float) -> list[_Load]:
-    """Return what a copy may take in about so many seconds: the fastest way for each number."""
+def _loads(variants: Sequence[Chain], fluid: float, most: int) -> list[_Load]:
+    """Return what a copy may take in about so many seconds: the fastest way for each number.
+
+    Of more than `most` those whose seconds come nearest.
+    """
     best: dict[int, _Load] = {}
     for chain in variants:
         whole = (fluid - chain.fill) / chain.pace  # micro-batches
@@ -132,7 +137,8 @@ def _loads(variants: Sequence[Chain], fluid: float) -> list[_Load]:
             known = best.get(found.sequences)
             if known is None or found.seconds < known.seconds:
                 best[found.sequences] = found
-    return [best[sequences] for sequences in sorted(best)]
+    nearest = sorted(best.values(), key=lambda load: (abs(load.seconds - fluid), load.sequences))
+    return sorted(nearest[:most], key=lambda load: load.sequences)
 
 
 def _first_even(

@@ -60,6 +60,7 @@ def test_a_row_has_every_figure(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "T6" in out
     assert f"{row['mixed_efficiency_pct']:.1f} %" in out
+    assert f"{row['replan_cpu_s']:.2f} s → {row['replan_step_time_s']:.4g} s" in out
 
 
 def test_a_worker_says_why_there_is_no_row(capsys, tmp_path, monkeypatch):

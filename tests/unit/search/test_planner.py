@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.chains import one_stage
 from tutti.errors import InputError, StoppedError
 from tutti.hardware.cluster import Cluster
 from tutti.models.plain import plain_gpt
@@ -18,7 +19,6 @@ from tutti.schedule.check import check_schedule
 from tutti.search import planner
 from tutti.search.bound import lower_bound
 from tutti.search.build import split_batch
-from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.effort import Progress
 from tutti.search.planner import plan
 from tutti.search.question import make_problem
@@ -288,29 +288,15 @@ def test_a_micro_batch_larger_than_the_batch_is_refused_with_the_numbers():
         plan(asked)
 
 
-def chain(copies: int, sequences: int, pace: float, fill: float = 0.0) -> Chain:
-    return Chain(
-        configs=(Config("pool", sequences=sequences),),
-        stages=(1,),
-        copies=copies,
-        sequences=sequences,
-        schedule=ScheduleOption(kind=ScheduleKind.ONE_F_ONE_B),
-        shard=0,
-        pace=pace,
-        fill=fill,
-        closing=0.0,
-    )
-
-
 def test_the_batch_is_shared_out_so_that_the_last_ends_soonest():
-    parts = split_batch([chain(2, 1, 1.0), chain(1, 1, 3.0)], 14)
+    parts = split_batch([one_stage(2, 1), one_stage(1, 1, pace=3.0)], 14)
     assert parts is not None
     assert sum(p.copies * p.micro_batches * p.chain.sequences for p in parts) == 14
     assert max(p.micro_batches * p.chain.pace for p in parts) == pytest.approx(6.0)
 
 
 def test_a_batch_that_micro_batches_cannot_make_up_is_none():
-    assert split_batch([chain(2, 4, 1.0)], 13) is None
+    assert split_batch([one_stage(2, 4)], 13) is None
 
 
 def test_the_bound_is_below_plans_of_every_schedule_and_level():

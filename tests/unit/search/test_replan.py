@@ -291,3 +291,23 @@ def test_losing_chips_costs_no_more_than_what_they_did():
     before = replan(old, replace(problem, cluster=MIXED))
     assert found.result.best.step_seconds < 2.0 * before.result.best.step_seconds
     assert check_plan(found.result.best.plan, LLAMA, change.cluster) == []
+
+
+@pytest.mark.parametrize(
+    "narrower",
+    [Space(shard=(1,)), Space(sequences=(4, 8)), Space(max_stages=1, sequences=(1, 2))],
+)
+def test_a_start_outside_of_the_space_is_none(narrower):
+    old = own_pipelines()
+    problem = Problem(model=LLAMA, cluster=MIXED, job=old.job)
+    assert _seeds(old, problem)
+    assert _seeds(old, replace(problem, space=narrower)) == ()
+
+
+def test_a_start_keeps_to_narrower_degrees():
+    old = two_stages(tp=2)
+    problem = Problem(model=LLAMA, cluster=MIXED, job=old.job)
+    assert _seeds(old, problem)
+    assert not _seeds(old, replace(problem, space=Space(tp=(1,))))
+    assert not _seeds(old, replace(problem, space=Space(max_stages=1)))
+    assert not _seeds(old, replace(problem, space=Space(schedules=(ScheduleKind.INTERLEAVED,))))

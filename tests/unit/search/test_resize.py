@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.chains import one_stage
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
-from tutti.plan.job import Job, ScheduleKind
+from tutti.plan.job import Job
 from tutti.search.bound import lower_bound
 from tutti.search.build import Part, cuts_of, split_batch
 from tutti.search.candidate import Candidate
-from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.crossing import Crossing
 from tutti.search.pace import chain_seconds
 from tutti.search.planner import plan
@@ -33,20 +33,6 @@ MIXED = Cluster.load("small-mixed")
 JOB = Job(sequence_length=1024, global_batch=768)
 
 
-def chain(pool: str, copies: int, sequences: int, *, pace: float = 1.0, fill: float = 0.0) -> Chain:
-    return Chain(
-        configs=(Config(pool, sequences=sequences),),
-        stages=(1,),
-        copies=copies,
-        sequences=sequences,
-        schedule=ScheduleOption(kind=ScheduleKind.ONE_F_ONE_B),
-        shard=0,
-        pace=pace,
-        fill=fill,
-        closing=0.0,
-    )
-
-
 def taken(parts: tuple[Part, ...]) -> int:
     return sum(part.copies * part.micro_batches * part.chain.sequences for part in parts)
 
@@ -56,7 +42,7 @@ def end(parts: tuple[Part, ...]) -> float:
 
 
 def load(pool: str, sequences: int, count: int, seconds: float) -> _Load:
-    own = chain(pool, 99, sequences, pace=seconds / count)
+    own = one_stage(99, sequences, pool=pool, pace=seconds / count)
     return _Load(sequences * count, seconds, own, count)
 
 
@@ -120,7 +106,7 @@ def test_a_copy_may_stay_idle_where_chips_may():
 
 
 def test_of_equal_sizes_copies_stay_one_chain():
-    own = chain("a", 4, 3)
+    own = one_stage(4, 3, pool="a")
     more, less = (_Load(3 * n, float(n), own, n) for n in (3, 2))
     found = _first_even([[less, more]], [4], 30, 9.0)
     assert found is not None
@@ -136,9 +122,9 @@ def test_the_fluid_end_is_when_all_end_at_once():
 
 def test_pools_that_take_nothing_give_nothing_back():
     # a round of the second chain ends too late: all is taken by the first, too much of it
-    slow = chain("h100", 8, 16, pace=100.0)
+    slow = one_stage(8, 16, pool="h100", pace=100.0)
     for copies in (63, 64):
-        found = split_batch((chain("a100", copies, 4), slow), 480)
+        found = split_batch((one_stage(copies, 4, pool="a100"), slow), 480)
         assert found is None or taken(found) == 480
 
 
@@ -148,7 +134,7 @@ def test_few_copies_that_share_states_are_no_reason_to_give_a_strategy_up():
     problem = make_problem("gpt-3-175b", cluster, sequence_length=2048, global_batch=4096)
     tables = Tables(problem)
     config = Config("a800", tp=8, sequences=16)
-    own = replace(chain("a800", 65, 16, pace=20.0), configs=(config,), shard=2)
+    own = replace(one_stage(65, 16, pool="a800", pace=20.0), configs=(config,), shard=2)
     ragged = split_batch((own,), 2048)
     assert ragged is not None
     assert [(part.copies, part.micro_batches) for part in ragged] == [(63, 2), (2, 1)]
@@ -171,7 +157,7 @@ def tables_of(space: Space | None = None, job: Job = JOB, cluster: Cluster = MIX
 def test_a_copy_less_need_not_cost_a_round():
     # 15 copies of 16 sequences: 768 of them are 4 rounds, the last one nearly empty
     tables = tables_of()
-    own = (chain("a100", 15, 16),)
+    own = (one_stage(15, 16, pool="a100"),)
     ragged = split_batch(own, 768)
     assert ragged is not None
     found = resized(tables, own, ragged, {})
@@ -185,7 +171,7 @@ def test_a_copy_less_need_not_cost_a_round():
 @pytest.mark.parametrize(("copies", "size"), [(16, 8), (15, 16), (13, 4), (11, 2)])
 def test_other_sizes_are_faster_or_not_chosen(copies, size):
     tables = tables_of()
-    own = (chain("a100", copies, size),)
+    own = (one_stage(copies, size, pool="a100"),)
     usual = split_batch(own, 768)
     assert usual is not None
     found = resized(tables, own, usual, {})
@@ -204,7 +190,7 @@ def played(tables: Tables, parts: tuple[Part, ...]) -> float:
 
 
 def test_strategies_that_do_not_add_up_are_mended():
-    chains = (chain("a100", 15, 16), chain("h100", 8, 16))
+    chains = (one_stage(15, 16, pool="a100"), one_stage(8, 16, pool="h100"))
     seed = tuple(Part(chain=c, copies=c.copies, micro_batches=2) for c in chains)
     assert taken(seed) != 768
     found = resized(tables_of(), chains, seed, {})
@@ -214,7 +200,7 @@ def test_strategies_that_do_not_add_up_are_mended():
 
 def test_only_sizes_of_the_space_are_chosen():
     given_sizes = tables_of(Space(sequences=(4, 8, 16)))
-    own = (chain("a100", 15, 16),)
+    own = (one_stage(15, 16, pool="a100"),)
     ragged = split_batch(own, 768)
     assert ragged is not None
     assert given_sizes.problem.all_sequence_counts() == (4, 8, 16)
@@ -250,3 +236,13 @@ def test_a_lost_node_costs_about_its_part(batch):
     lost = plan(Problem(model=LLAMA, cluster=fewer, job=job), compare=False)
     chips = sum(pool.num_chips for pool in cluster.pools)
     assert lost.best.step_seconds < whole.best.step_seconds * chips / (chips - 8) * 1.12
+
+
+def test_many_micro_batches_make_no_endless_list():
+    """Each of two chains may take thousands of loads: those near the fluid end are enough."""
+    job = Job(sequence_length=1024, global_batch=60_001)
+    chains = (one_stage(7, 4, pool="a100"), one_stage(5, 4, pool="h100"))
+    seed = tuple(Part(chain=c, copies=c.copies, micro_batches=1250) for c in chains)
+    found = resized(tables_of(job=job), chains, seed, {})
+    assert found is not None
+    assert taken(found) == 60_001
