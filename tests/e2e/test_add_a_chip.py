@@ -68,7 +68,7 @@ def shell(desk: Path, script: str) -> subprocess.CompletedProcess[str]:
         ["sh", "-ec", script],
         capture_output=True,
         text=True,
-        timeout=290,
+        timeout=800,
         cwd=desk,
         env={
             **os.environ,

@@ -16,7 +16,7 @@ def second_device(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
         cwd=ROOT,
         env={
             **os.environ,

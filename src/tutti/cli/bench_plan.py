@@ -119,7 +119,7 @@ def plan_table(rows: Sequence[Row]) -> Table:
     from rich.table import Table
 
     title = "CPU seconds of one core, comparisons included; efficiency also with ½ of the links"
-    table = Table(box=box.SIMPLE, title=title, pad_edge=False)
+    table = Table(box=box.SIMPLE, title=title, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("instance", no_wrap=True)
     for name in ("CPU", "MiB", "step", "MFU", "gap", "efficiency", "½ links", "uniform",
                  "speed-up", "re-plan"):  # fmt: skip

@@ -63,6 +63,21 @@ def test_a_row_has_every_figure(tmp_path, capsys):
     assert f"{row['replan_cpu_s']:.2f} s → {row['replan_step_time_s']:.4g} s" in out
 
 
+def test_the_longest_figures_are_not_cut_off(capsys):
+    figures = {
+        "instance": "H16384", "search_cpu_s": 123.45, "peak_mib": 1234.5, "step_time_s": 0.012346,
+        "mfu": 0.4567, "gap_pct": 123.4, "mixed_efficiency_pct": 102.34,
+        "efficiency_half_links_pct": 101.23, "uniform_step_time_s": 0.023456, "speedup": 12.345,
+        "replan_cpu_s": 12.345, "replan_step_time_s": 0.012468, "unlimited_memory": ["A800"],
+    }  # fmt: skip
+    print_rich(plan_table([figures]))
+    line = next(line for line in capsys.readouterr().out.splitlines() if "H16384" in line)
+    assert " ".join(line.split()) == (
+        "H16384 123.45 s 1,234 0.01235 s 45.7% 123.4 % 102.3 %* 101.2 % 0.02346 s 12.35× "
+        "12.35 s → 0.01247 s"
+    )
+
+
 def test_a_worker_says_why_there_is_no_row(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tutti.cli.bench_worker.warm_up", lambda: None)
     main(["OPT-8", str(tmp_path / "nowhere")])
