@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -45,8 +45,7 @@ LAUNCH_S = 5e-6  # of one kernel, in the priors of host times
 _NARROW = {Dtype.FP8: 1.0, Dtype.FP4: 2.0}  # what Strategy.fp8 calls them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitTimes:
+class UnitTimes(NamedTuple):
     """Seconds of one unit for one micro-batch on one rank."""
 
     forward: float
@@ -78,6 +77,10 @@ class _Inside(NamedTuple):
     overlap_chunks: int
     context_kind: ContextKind
     placement: Placement
+
+
+_SheetKey = tuple[str, Recompute, _Inside]  # with the kind of a unit first
+_Sheet = dict[_SheetKey, FloatArray]  # seconds by pass and workload
 
 
 class PoolPrices:
@@ -117,6 +120,7 @@ class PoolPrices:
             hop_s=_number(self.constants.nic_latency_s),
         )
         self._units: dict[object, UnitTimes] = {}
+        self._prepared: dict[Workload, tuple[_Sheet, int]] = {}
         self._outside: dict[Workload, tuple[str, ...]] = {}  # what a profile does not know of each
 
     @property
@@ -185,16 +189,23 @@ class PoolPrices:
         self, work: Workload, unit: int, recompute: Recompute, inside: _Inside
     ) -> UnitTimes:
         """Return what the cost model says; equal units are priced once."""
-        key = (work, self._model.unit_kind(unit), recompute, inside)
+        name = self._model.unit_kind(unit)
+        key = (work, name, recompute, inside)
         if key not in self._units:
-            found = self._price((work,), unit, recompute, inside)
-            self._units[key] = UnitTimes(
-                forward=_number(found.forward),
-                recompute=_number(found.recompute),
-                backward_input=_number(found.backward_input),
-                backward_weight=_number(found.backward_weight),
-            )
+            seconds = self._looked_up(work, (name, recompute, inside))
+            if seconds is None:
+                found = self._price_one(work, unit, recompute, inside)
+                seconds = [_number(column) for column in _passes(found)]
+            self._units[key] = UnitTimes(*seconds)
         return self._units[key]
+
+    def _looked_up(self, work: Workload, key: _SheetKey) -> list[float] | None:
+        """Return what `prepare` has said of a workload; None if nothing."""
+        sheet, column = self._prepared.get(work, ({}, 0))
+        if key not in sheet:
+            return None
+        found: list[float] = sheet[key][:, column].tolist()
+        return found if math.isfinite(found[0]) else None
 
     def prepare(
         self,
@@ -202,62 +213,84 @@ class PoolPrices:
         units: Sequence[int],
         *,
         overlap_chunks: Sequence[int] = (1,),
-    ) -> None:
-        """Price many aligned workloads at once; `unit` then only looks them up."""
-        tensor = [work for work in works if work.tp > 1]
-        for chunks in overlap_chunks:
-            inside = _Inside(chunks, ContextKind.RING, ALIGNED)
-            chosen = works if chunks == 1 else tensor
-            for unit, recompute in itertools.product(units if chosen else (), _RECOMPUTED):
-                name = self._model.unit_kind(unit)
-                found = self._price(chosen, unit, recompute, inside)
-                columns = [
-                    np.broadcast_to(column, len(chosen)).tolist()
-                    for column in (
-                        found.forward,
-                        found.recompute,
-                        found.backward_input,
-                        found.backward_weight,
-                    )
-                ]
-                for work, f, r, g, w in zip(chosen, *columns, strict=True):
-                    self._units[work, name, recompute, inside] = UnitTimes(
-                        forward=f, recompute=r, backward_input=g, backward_weight=w
-                    )
+    ) -> FloatArray:
+        """Price many aligned workloads at once; `unit` then only looks them up.
 
-    def _price(
-        self, works: Sequence[Workload], unit: int, recompute: Recompute, inside: _Inside
-    ) -> UnitSeconds:
-        """Price a unit for workloads that differ in degrees and sequences only."""
-        gemm, attention, elementwise, network = _RECOMPUTED[recompute]
+        Returns seconds by chunks, recomputation (none, selective, full), unit, pass as in UnitTimes
+        and workload; infinite where there are chunks and nothing to cut.
+        """
+        shape = (len(overlap_chunks), len(_RECOMPUTED), len(units), 4, len(works))
+        seconds = np.full(shape, np.inf)
+        tensor = [i for i, work in enumerate(works) if work.tp > 1]
+        rows = [
+            (chunks, again, i)
+            for chunks, count in enumerate(overlap_chunks)
+            for again in range(len(_RECOMPUTED))
+            for i in (range(len(works)) if count == 1 else tensor)
+        ]
+        if not rows:
+            return seconds
+        chunks, again, i = np.array(rows, dtype=np.intp).T
+        strategy = replace(
+            self._strategy(works, ContextKind.RING).take(i),
+            overlap_chunks=np.array(overlap_chunks, dtype=np.float64)[chunks],
+            **_run_again(np.array(list(_RECOMPUTED.values()))[again].T),
+        )
+        for u, unit in enumerate(units):
+            for p, column in enumerate(_passes(self._price(strategy, unit, Spans()))):
+                seconds[chunks, again, u, p, i] = column
+        sheet = {
+            (
+                self._model.unit_kind(unit),
+                recompute,
+                _Inside(count, ContextKind.RING, ALIGNED),
+            ): seconds[c, r, u]
+            for c, count in enumerate(overlap_chunks)
+            for r, recompute in enumerate(_RECOMPUTED)
+            for u, unit in enumerate(units)
+        }
+        self._prepared |= {work: (sheet, i) for i, work in enumerate(works)}
+        return seconds
+
+    def _strategy(self, works: Sequence[Workload], context_kind: ContextKind) -> Strategy:
+        """Return workloads that differ in degrees and sequences only; nothing runs again."""
         first = works[0]
 
         def column(name: str) -> FloatArray:
             found = np.array([getattr(work, name) for work in works], dtype=np.float64)
             return found if len(works) > 1 else found[0]
 
-        strategy = Strategy.filled(
+        return Strategy.filled(
             sequence_length=first.sequence_length,
             sequences=column("sequences"),
             tp=column("tp"),
             cp=column("cp"),
             ep=column("ep"),
             sequence_parallel=column("sequence_parallel"),
-            recompute_gemm=gemm,
-            recompute_attention=attention,
-            recompute_elementwise=elementwise,
-            recompute_network=network,
             flash=float(first.fused_attention),
             fp8=_NARROW.get(self._compute, 0.0),
-            overlap_chunks=inside.overlap_chunks,
             shared_beside=1.0,
-            context_gather=float(inside.context_kind is ContextKind.ALL_GATHER),
+            context_gather=float(context_kind is ContextKind.ALL_GATHER),
         )
-        model, node, machine = self._model, self._pool.node, self._machine
+
+    def _price_one(
+        self, work: Workload, unit: int, recompute: Recompute, inside: _Inside
+    ) -> UnitSeconds:
+        """Price a unit for one workload, wherever its chips lie."""
+        strategy = replace(
+            self._strategy((work,), inside.context_kind),
+            overlap_chunks=np.asarray(inside.overlap_chunks, dtype=np.float64),
+            **_run_again(np.array(_RECOMPUTED[recompute])),
+        )
+        placement, node, machine = inside.placement, self._pool.node, self._machine
         spans = Spans(
-            tp=span_of(inside.placement.tp, first.tp, machine, node),
-            cp=span_of(inside.placement.cp, first.cp, machine, node),
+            tp=span_of(placement.tp, work.tp, machine, node),
+            cp=span_of(placement.cp, work.cp, machine, node),
         )
+        return self._price(strategy, unit, spans)
+
+    def _price(self, strategy: Strategy, unit: int, spans: Spans) -> UnitSeconds:
+        model, machine = self._model, self._machine
         measured = None
         if self._measured is not None:
             measured = measured_unit(self._measured, unit_calls(model, unit, strategy))
@@ -295,6 +328,17 @@ class PoolPrices:
         fair = host.memory_bandwidth * node.hosts / node.num_chips
         rate = fair if host_bandwidth is None else host_bandwidth
         return host.device_latency_s + num_bytes / min(host.device_bandwidth, rate)
+
+
+def _run_again(shares: Iterable[FloatArray]) -> dict[str, FloatArray]:
+    """Return the shares of a row of `_RECOMPUTED` by their names in a Strategy."""
+    names = ("recompute_gemm", "recompute_attention", "recompute_elementwise", "recompute_network")
+    return {name: np.asarray(share) for name, share in zip(names, shares, strict=True)}
+
+
+def _passes(found: UnitSeconds) -> tuple[FloatArray, ...]:
+    """Return the seconds of the passes in the order of UnitTimes."""
+    return found.forward, found.recompute, found.backward_input, found.backward_weight
 
 
 def _number(value: object) -> float:

@@ -239,8 +239,9 @@ class _Leads:
         """
         order = self._by_lead[:, kind]
         costs = cost[order, kind]
-        least = np.minimum.accumulate(costs)
-        kept = np.flatnonzero(np.r_[True, costs[1:] < least[:-1]])
+        better = np.ones(len(costs), dtype=bool)
+        np.less(costs[1:], np.minimum.accumulate(costs)[:-1], out=better[1:])
+        kept = np.flatnonzero(better)
         return costs[kept], self._lead[order[kept], kind], float(self._ways.counts[kind])
 
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from tutti.cost.holdings import Holdings
 from tutti.cost.memory import MemoryModel
 from tutti.cost.plan_costs import pool_prices
-from tutti.cost.pool_prices import UnitTimes
 from tutti.cost.profiled import memory_model, profiled_pools
 from tutti.errors import InputError
 from tutti.hardware.cluster import Pool
 from tutti.models.memory import Recompute
+from tutti.models.operators import Workload
 from tutti.models.parameters import ParameterClass
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
@@ -32,6 +32,7 @@ from tutti.search.space import Problem
 FloatArray = npt.NDArray[np.float64]
 KINDS: tuple[Recompute, ...] = ("none", "selective", "full")
 NONE, SELECTIVE, FULL = range(3)
+_PASSES = ("forward", "recompute", "backward_input", "backward_weight")  # as in UnitTimes
 CHUNKS = (1, 2, 4, 8)  # into which tensor-parallel collectives may be cut
 
 
@@ -90,6 +91,7 @@ class Tables:
         self.references = (refer_to_model(model), refer_to_cluster(cluster))
         self._known: dict[Config, ConfigTable | None] = {}
         self._sums: dict[Config, FloatArray] = {}
+        self._workloads: dict[Config, Workload] = {}  # by configuration, on any chip
         self._kept_bytes: dict[Config, dict[str, Any]] = {}  # by configuration, on any chip
         self._state_bytes: dict[Config, dict[str, Any]] = {}
         self.layers = profiled_pools(
@@ -150,36 +152,43 @@ class Tables:
             if config not in self._known and self.layers.get(config.pool) is None:
                 missing.setdefault(config.pool, []).append(config)
         for pool, found in missing.items():
-            works = [self._holdings(config).workload for config in found]
-            self.prices[pool].prepare(works, self._examples, overlap_chunks=CHUNKS)
+            works = [self._workload(config) for config in found]
+            prices = self.prices[pool]
+            seconds = prices.prepare(works, self._examples, overlap_chunks=CHUNKS)
+            best = _best_chunks(seconds)
+            passes = seconds[best, :, :, :, range(len(works))].transpose(0, 3, 1, 2)
+            passes = self._spread(passes, modelled=True)  # config × pass × recompute × unit
+            for i, config in enumerate(found):
+                self._known[config] = ConfigTable(
+                    config=config,
+                    **dict(zip(_PASSES, passes[i], strict=True)),
+                    **self._bytes(config),
+                    overlap_chunks=CHUNKS[best[i]],
+                )
 
     def _make(self, config: Config) -> ConfigTable:
-        prices, layers = self.prices[config.pool], self.layers.get(config.pool)
-        work = self._holdings(config).workload
-        units = range(self.problem.model.num_units) if layers is not None else self._examples
-        best: tuple[float, int] | None = None
-        times: list[list[UnitTimes]] = []
-        for chunks in CHUNKS if config.tp > 1 and layers is None else (1,):
-            rows = [
-                [prices.unit(work, unit, kind, overlap_chunks=chunks) for unit in units]
-                for kind in KINDS
-            ]
-            total = sum(t.forward + t.backward_input + t.backward_weight for t in rows[NONE])
-            if best is None or total < best[0] * (1.0 - 1e-9):
-                best, times = (total, chunks), rows
-
-        def spread(rows: list[list[float]]) -> FloatArray:
-            return self._spread(rows, layers is None)
-
+        """Return one table: of measured layers, which are looked up by all their units."""
+        layers = self.layers.get(config.pool)
+        if layers is None:
+            self.prepare((config,))
+            found = self._known[config]
+            assert found is not None
+            return found
+        work, prices = self._workload(config), self.prices[config.pool]
+        units = range(self.problem.model.num_units)
+        times = np.array([[prices.unit(work, unit, kind) for unit in units] for kind in KINDS])
         return ConfigTable(
             config=config,
-            forward=spread([[t.forward for t in row] for row in times]),
-            recompute=spread([[t.recompute for t in row] for row in times]),
-            backward_input=spread([[t.backward_input for t in row] for row in times]),
-            backward_weight=spread([[t.backward_weight for t in row] for row in times]),
+            **dict(zip(_PASSES, np.ascontiguousarray(times.transpose(2, 0, 1)), strict=True)),
             **self._bytes(config),
-            overlap_chunks=best[1] if best is not None else 1,
         )
+
+    def _workload(self, config: Config) -> Workload:
+        """Return what a rank of a configuration has to do, the same on all chips."""
+        alike = config._replace(pool="")
+        if alike not in self._workloads:
+            self._workloads[alike] = self._holdings(config).workload
+        return self._workloads[alike]
 
     def _bytes(self, config: Config) -> dict[str, Any]:
         """Return the bytes of a configuration, the same on all chips unless they were measured."""
@@ -243,8 +252,8 @@ class Tables:
             "boundary": memory.boundary(),
         }
 
-    def _spread(self, rows: Sequence[Sequence[float]], modelled: bool) -> FloatArray:
-        """Return rows of one figure per kind of unit as rows of one per unit."""
+    def _spread(self, rows: npt.ArrayLike, modelled: bool) -> FloatArray:
+        """Return figures by kind of unit, on the last axis, as figures by unit."""
         found: FloatArray = np.array(rows, dtype=np.float64)
         if modelled:
             found = np.ascontiguousarray(np.take(found, self._kind_of, axis=-1))
@@ -266,6 +275,17 @@ class Tables:
         stage = Stage(units=units, replicas=(replica,), experts=groups)
         place = (0, 0, 0)
         return Holdings(self._plan((stage,)), self.problem.model, place, self.sources.kernels)
+
+
+def _best_chunks(seconds: FloatArray) -> npt.NDArray[np.intp]:
+    """Return, by workload, which number of chunks takes least; the fewest of equal ones."""
+    forward, backward, weights = (seconds[:, NONE, :, i] for i in (0, 2, 3))
+    totals = (forward + backward + weights).sum(axis=1)
+    found, best = np.zeros(totals.shape[1], dtype=np.intp), totals[0]
+    for chunks, total in enumerate(totals[1:], start=1):
+        less = total < best * (1.0 - 1e-9)
+        found, best = np.where(less, chunks, found), np.where(less, total, best)
+    return found
 
 
 def _single(op: Op, unit: int, what: What = What.NOTHING) -> Instruction:
