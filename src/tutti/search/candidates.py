@@ -110,8 +110,9 @@ class Candidates:
             kinds.setdefault(key, []).append(candidate)
         self._skipped += len(candidates)
         chosen = []
+        most = self.effort.refinement(self.problem.num_chips)
         for (_, _, number, order), found in kinds.items():
-            few = max(1, self.effort.refined // (1 if self.problem.model.num_experts else number))
+            few = max(1, most // (1 if self.problem.model.num_experts else number))
             if order is not None:
                 few = max(1, few // 2)
             chosen += found[:few]

@@ -24,7 +24,8 @@ class Effort:
     polished: int = 2
     groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
     seeds: tuple[tuple[Part, ...], ...] = ()  # likely strategies: those of a warm start
-    refined: int = 5  # candidates of every schedule and shard level whose chains are cut exactly
+    refined: int = 16  # candidates of every schedule and shard level whose chains are cut exactly
+    refined_large: int = 5  # on a large cluster, where it takes long
     wider: int = 2  # times as many of them, of single chains, on a large cluster
     large: int = 256  # chips
     improved: int = 2  # drafts from which small steps lead on
@@ -38,6 +39,10 @@ class Effort:
     def improvement(self, num_chips: int) -> int:
         """Return the instructions that small steps may simulate."""
         return min(self.most_improved, self.per_chip_improved * max(0, num_chips - self.large))
+
+    def refinement(self, num_chips: int) -> int:
+        """Return how many candidates of every schedule and shard level are cut exactly."""
+        return min(self.refined, self.refined_large if num_chips >= self.large else self.refined)
 
     def width(self, num_chips: int) -> int:
         """Return how many times as many single chains are looked at."""

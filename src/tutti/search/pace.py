@@ -52,7 +52,8 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     if chain.schedule.kind is ScheduleKind.ZERO_BUBBLE and chain.shard < 2:
         bare = part.micro_batches * float(passes.sum(axis=0).max())
         found -= _FILLED * (found - bare) * 0.5
-    return (found + chain.closing) * slowdown(tables, chain)
+    closing = chain.closing + _tied_seconds(tables, chain, configs)
+    return (found + closing) * slowdown(tables, chain)
 
 
 def timed(tables: Tables, part: Part, cut: Cut, seconds: float) -> Chain:
@@ -122,6 +123,27 @@ def _exposed_traffic(
     return traffic + units * (exposed + max(0.0, 0.5 * traffic - weight))
 
 
+def _tied_seconds(tables: Tables, chain: Chain, configs: Sequence[Config]) -> float:
+    """Return what a table takes that two stages hold: its gradient one way, then itself back."""
+    problem = tables.problem
+    model, precision = problem.model, problem.job.precision
+    if len(configs) == 1 or not model.ties_weights:
+        return 0.0
+    first, last = configs[0], configs[-1]
+    far = (0, 0) if first.pool != last.pool else _far(tables, last)
+    link = link_of(problem.cluster, Position(first.pool, 0, 0), Position(last.pool, *far))
+    rate = link.contended_bandwidth * tables.prices[first.pool].efficiency.fabric
+    moved: float = model.vocab * model.embedding.dim
+    moved *= precision.gradients.num_bytes + precision.parameters.num_bytes
+    sharing = min(end.tp * (_sharers(chain, end) if chain.shard else 1) for end in (first, last))
+    return 2.0 * link.latency_s + moved / (rate * sharing)
+
+
+def _sharers(chain: Chain, config: Config) -> int:
+    """Return how many chips of a stage share out one state, beside those that split matrices."""
+    return chain.copies * (chain.sequences // config.sequences) * config.cp
+
+
 def _send_seconds(tables: Tables, configs: list[Config]) -> FloatArray:
     """Return the transfer behind each stage (the last one's leads back to the first)."""
     problem = tables.problem
@@ -154,11 +176,17 @@ def _far(tables: Tables, config: Config) -> tuple[int, int]:
 def _play(  # pragma: no cover - compiled
     passes: Any, sends: Any, depth: int, virtual: int, count: int, all_forward_first: bool
 ) -> float:
-    """Run every stage's passes in its order; return when the last one ends."""
+    """Run every stage's passes in its order; return when the last one ends.
+
+    Every boundary carries one tensor of a kind after the other.
+    """
     chunks = depth * virtual
     total = count * virtual
-    forward = np.full((chunks, count), -1.0)
+    forward = np.full((chunks, count), -1.0)  # when a chunk has what its passes wait for
     backward = np.full((chunks, count), -1.0)
+    forward[0] = 0.0
+    sent_forward = np.zeros(chunks)  # when the boundary behind a chunk is free
+    sent_backward = np.zeros(chunks)  # and that before it
     free = np.zeros(depth)
     done_f = np.zeros(depth, dtype=np.int64)
     done_b = np.zeros(depth, dtype=np.int64)
@@ -195,28 +223,25 @@ def _play(  # pragma: no cover - compiled
                     round_ = rest // (high - low)
                     micro = low + rest % (high - low)
                     chunk = (round_ if wants_f else virtual - 1 - round_) * depth + s
+                ready = forward[chunk, micro] if wants_f else backward[chunk, micro]
+                if ready < 0.0:
+                    break
+                start = max(free[s], ready)
                 if wants_f:
-                    ready = 0.0
-                    if chunk > 0:
-                        if forward[chunk - 1, micro] < 0.0:
-                            break
-                        ready = forward[chunk - 1, micro] + sends[(s - 1) % depth]
-                    start = max(free[s], ready)
                     free[s] = start + passes[0, chunk]
-                    forward[chunk, micro] = free[s]
+                    if chunk == chunks - 1:
+                        backward[chunk, micro] = free[s]
+                    else:
+                        sent_forward[chunk] = max(sent_forward[chunk], free[s]) + sends[s]
+                        forward[chunk + 1, micro] = sent_forward[chunk]
                     done_f[s] += 1
                 else:
-                    if chunk == chunks - 1:
-                        ready = forward[chunk, micro]
-                    else:
-                        ready = backward[chunk + 1, micro]
-                        if ready >= 0.0:
-                            ready += sends[s]
-                    if ready < 0.0:
-                        break
-                    start = max(free[s], ready)
-                    backward[chunk, micro] = start + passes[1, chunk]
-                    free[s] = backward[chunk, micro] + passes[2, chunk]
+                    end = start + passes[1, chunk]
+                    if chunk > 0:
+                        behind = sends[(s - 1) % depth]
+                        sent_backward[chunk] = max(sent_backward[chunk], end) + behind
+                        backward[chunk - 1, micro] = sent_backward[chunk]
+                    free[s] = end + passes[2, chunk]
                     done_b[s] += 1
                 moved = True
         if not moved and finished < depth:
