@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tutti.accelerator.gradients import WeightGradients
-from tutti.accelerator.reference.linear import HALF, later_embedding
+from tutti.accelerator.products import HALF
+from tutti.accelerator.reference.linear import later_embedding
 from tutti.accelerator.registry import Implementation, register
 
 SUM_WIDE = ("cuda",)  # where gradients are known to be summed in float32

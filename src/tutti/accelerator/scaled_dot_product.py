@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tutti.accelerator.products import widens
 from tutti.accelerator.reference.attention import visible
 from tutti.accelerator.registry import Implementation, register
 from tutti.accelerator.segments import Segments
@@ -70,12 +71,15 @@ def attention(
 ) -> Tensor:
     """Return (T, H, E), as the reference does."""
     del soft_cap, sinks, key_bias
+    dtype = q.dtype
+    if widens(q):
+        q, k, v = q.float(), k.float(), v.float()
     q, k, v = aligned(q), aligned(k), aligned(v)
     options = {"scale": scale, "causal": causal, "window": window, "window_kind": window_kind}
     if segments.is_batch:
         length = segments.queries[0]
         parts = [tensor.unflatten(0, (-1, length)) for tensor in (q, k, v)]
-        return _rectangle(*parts, **options).flatten(0, 1)  # type: ignore[arg-type]
+        return _rectangle(*parts, **options).flatten(0, 1).to(dtype)  # type: ignore[arg-type]
     outputs = []
     for start, queries, first, keys in zip(
         segments.query_starts, segments.queries, segments.key_starts, segments.keys, strict=True
@@ -84,7 +88,7 @@ def attention(
         parts = [q[start : start + queries], k[own], v[own]]
         one = _rectangle(*(part.unsqueeze(0) for part in parts), **options)  # type: ignore[arg-type]
         outputs.append(one.squeeze(0))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).to(dtype)
 
 
 def _rectangle(

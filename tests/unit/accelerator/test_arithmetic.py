@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.arithmetic import Product, wrong_product
+from tutti.accelerator.products import product
 
 SIZES = [Product(128, 256, 512), Product(200, 96, 1000)]
 
@@ -21,14 +22,14 @@ class Broken(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, which: str, value: float) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.which, ctx.value = which, value
-        return Broken.tile(x @ w.t(), which == "y", value)
+        return Broken.tile(product(x, w.t()), which == "y", value)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, w = ctx.saved_tensors
         g = gradients[0]
-        dx = Broken.tile(g @ w, ctx.which == "dx", ctx.value)
-        return dx, Broken.tile(g.t() @ x, ctx.which == "dw", ctx.value), None, None
+        dx = Broken.tile(product(g, w), ctx.which == "dx", ctx.value)
+        return dx, Broken.tile(product(g.t(), x), ctx.which == "dw", ctx.value), None, None
 
     @staticmethod
     def tile(found: Tensor, broken: bool, value: float) -> Tensor:

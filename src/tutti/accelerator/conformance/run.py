@@ -17,6 +17,7 @@ from tutti.accelerator.conformance.compare import Distance, distance
 from tutti.accelerator.conformance.report import Outcome, Report, Verdict
 from tutti.accelerator.conformance.tolerance import DTYPES
 from tutti.accelerator.operators import Operators
+from tutti.accelerator.products import product
 from tutti.accelerator.registry import (
     REFERENCES,
     Implementation,
@@ -95,7 +96,9 @@ def _dtypes(accelerator: Accelerator) -> Iterator[tuple[torch.dtype, str | None]
     for dtype in DTYPES:
         try:
             ones = accelerator.to_device(torch.ones(2, 2, dtype=dtype))
-            missing = None if float((ones @ ones).sum()) == 8.0 else "a product of ones is wrong"
+            missing = (
+                None if float(product(ones, ones).sum()) == 8.0 else "a product of ones is wrong"
+            )
         except (RuntimeError, TypeError, NotImplementedError) as error:
             missing = _one_line(error)
         yield dtype, missing

@@ -16,6 +16,7 @@ import torch
 
 from tutti.accelerator.accelerator import Accelerator, DeviceMemoryError
 from tutti.accelerator.arithmetic import Product, wrong_product
+from tutti.accelerator.products import product
 from tutti.accelerator.profiling.cases import Case, Prepared, prepare
 from tutti.accelerator.profiling.links import device_links
 from tutti.accelerator.profiling.timer import Run, Samples, Timer, describe, timer_for
@@ -153,7 +154,7 @@ class Session:
             a = self._workspace.take(side, side, gradient=False)
             samples = Samples()
             for _ in range(3):
-                self._timer.sample(lambda a=a: a @ a, 1, samples)  # type: ignore[misc]
+                self._timer.sample(lambda a=a: product(a, a), 1, samples)  # type: ignore[misc]
             self._rates["flops"] = 2.0 * side**3 / min(samples.seconds)
             if min(samples.seconds) > ENOUGH_S or side >= LAST_SIDE:
                 return

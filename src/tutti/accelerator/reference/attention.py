@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tutti.accelerator.products import product
 from tutti.accelerator.segments import Segments
 
 WindowKind = Literal["sliding", "chunked"]
@@ -107,7 +108,7 @@ def _segments_of(
         q_htd = q[start : start + queries].transpose(0, 1)
         k_hsd = k[own].transpose(0, 1).repeat_interleave(group, dim=0)
         v_hse = v[own].transpose(0, 1).repeat_interleave(group, dim=0)
-        scores_hts = (q_htd @ k_hsd.transpose(1, 2)) * scale
+        scores_hts = product(q_htd, k_hsd.transpose(1, 2)) * scale
         if soft_cap is not None:
             scores_hts = soft_cap * torch.tanh(scores_hts / soft_cap)
         if key_bias is not None:
@@ -128,4 +129,4 @@ def _weighted(scores_hts: Tensor, v_hse: Tensor, sinks: Tensor | None) -> tuple[
     wide = scores_hts if scores_hts.dtype == torch.float64 else scores_hts.float()
     weights_hts = functional.softmax(wide, dim=-1)[..., :keys].to(v_hse.dtype)
     lse_th = torch.logsumexp(wide, dim=-1).transpose(0, 1)
-    return (weights_hts @ v_hse).transpose(0, 1), lse_th
+    return product(weights_hts, v_hse).transpose(0, 1), lse_th

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.products import add_product, linear_product, product, write_product
 
-HALF = (torch.float16, torch.bfloat16)
 TableGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -21,7 +20,7 @@ def linear(
 ) -> Tensor:
     """Return x·Wᵀ + b; with `later`, the weight's gradient is left there by backward."""
     if later is None or not torch.is_grad_enabled():
-        return functional.linear(x, weight, bias)
+        return linear_product(x, weight, bias)
     y: Tensor = _LaterLinear.apply(x, weight, bias, later)
     return y
 
@@ -35,7 +34,7 @@ class _LaterLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.later = weight, bias, later  # the parameters themselves
-        return functional.linear(x, weight, bias)
+        return linear_product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
@@ -44,9 +43,9 @@ class _LaterLinear(torch.autograd.Function):
         rows, columns = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
         ctx.later.defer(
             weight,
-            lambda: rows.t() @ columns,
-            lambda target: torch.mm(rows.t(), columns, out=target),
-            lambda total: _add_product(total, rows.t(), columns),
+            lambda: product(rows.t(), columns),
+            lambda target: write_product(target, rows.t(), columns),
+            lambda total: add_product(total, rows.t(), columns),
         )
         if bias is not None:
             ctx.later.defer(
@@ -55,31 +54,7 @@ class _LaterLinear(torch.autograd.Function):
                 lambda target: torch.sum(rows, 0, out=target),
                 lambda total: total.add_(rows.sum(0, dtype=total.dtype)),
             )
-        return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None
-
-
-@functools.cache
-def _adds_wide(device: str) -> bool:
-    """Tell whether products of half precision can be written in float32: by trying one."""
-    if device == "cpu":
-        return False
-    try:
-        a = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
-        total = torch.ones(8, 8, device=device)
-        torch.addmm(total, a, a, out_dtype=torch.float32, out=total)
-    except (RuntimeError, TypeError):
-        return False
-    return True
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a·b to a sum, in the sum's precision where the device can."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    elif total.dtype is torch.float32 and a.dtype in HALF and _adds_wide(total.device.type):
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:
-        total.add_(a @ b)
+        return (product(gradient, weight) if ctx.needs_input_grad[0] else None), None, None, None
 
 
 def grouped_linear(
@@ -102,7 +77,7 @@ def grouped_linear(
 
 def _each_expert(x: Tensor, weight: Tensor, sizes: list[int], bias: Tensor | None) -> Tensor:
     runs = [
-        functional.linear(run, weight[e], None if bias is None else bias[e])
+        linear_product(run, weight[e], None if bias is None else bias[e])
         for e, run in enumerate(x.split(sizes))
     ]
     return torch.cat(runs)
@@ -131,13 +106,13 @@ class _LaterGrouped(torch.autograd.Function):
         runs, inputs = gradient.split(ctx.sizes), x.split(ctx.sizes)
         ctx.later.defer(
             weight,
-            lambda: torch.stack([g.t() @ own for g, own in zip(runs, inputs, strict=True)]),
+            lambda: torch.stack([product(g.t(), own) for g, own in zip(runs, inputs, strict=True)]),
         )
         if bias is not None:
             ctx.later.defer(bias, lambda: torch.stack([g.sum(0) for g in runs]))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
-        grad_x = torch.cat([g @ weight[e] for e, g in enumerate(runs)])
+        grad_x = torch.cat([product(g, weight[e]) for e, g in enumerate(runs)])
         return grad_x, None, None, None, None
 
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tutti.accelerator.products import add_product, product
+
 CHUNK_ELEMENTS = 1 << 26  # logits held at a time: 256 MiB in float32
 
 
@@ -104,9 +106,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 gradient *= 1.0 - (capped / soft_cap).square()
             gradient = (gradient / divisor).to(x.dtype)
             if grad_x is not None:
-                grad_x[own] = gradient @ weight
+                grad_x[own] = product(gradient, weight)
             if grad_weight is not None:
-                grad_weight.addmm_(gradient.t(), x[own])
+                add_product(grad_weight, gradient.t(), x[own])
             if grad_bias is not None:
                 grad_bias += gradient.sum(0)
         ctx.gradients = (grad_x, grad_weight, grad_bias)
@@ -128,7 +130,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _logits(
     x: Tensor, weight: Tensor, bias: Tensor | None, divisor: float, wide: torch.dtype
 ) -> Tensor:
-    logits = x @ weight.t()
+    logits = product(x, weight.t())
     if bias is not None:
         logits = logits + bias
     logits = logits.to(wide)
