@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutti.accelerator.products import product
+
 FAR = 2147483647
 
 
@@ -123,7 +125,7 @@ class FakeTorchNpu(types.ModuleType):
             k, v = (
                 t[k0:k1].float().transpose(0, 1).repeat_interleave(group, 0) for t in (key, value)
             )
-            scores = q @ k.transpose(1, 2) * scale
+            scores = product(q, k.transpose(1, 2)) * scale
             own = torch.arange(k1 - k0 - (q1 - q0), k1 - k0).unsqueeze(1)  # lower right corner
             other = torch.arange(k1 - k0)
             seen = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool)
@@ -134,7 +136,7 @@ class FakeTorchNpu(types.ModuleType):
             else:
                 assert sparse_mode == 0
             weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-            parts.append((weights @ v).transpose(0, 1))
+            parts.append(product(weights, v).transpose(0, 1))
         return torch.cat(parts).to(query.dtype), None, None, None, 0, 0, 0
 
     def npu_grouped_matmul(
@@ -160,7 +162,7 @@ class FakeTorchNpu(types.ModuleType):
             if group_type == 0:  # rows of x, weight (E, in, out)
                 assert weight[0].dim() == 3
                 runs = x[0].split(sizes)
-                return [torch.cat([run @ weight[0][e] for e, run in enumerate(runs)])]
+                return [torch.cat([product(run, weight[0][e]) for e, run in enumerate(runs)])]
             assert group_type == 2  # what is summed over: x (out, T), weight (T, in)
             columns, rows = x[0].split(sizes, dim=1), weight[0].split(sizes)
-            return [torch.stack([a @ b for a, b in zip(columns, rows, strict=True)])]
+            return [torch.stack([product(a, b) for a, b in zip(columns, rows, strict=True)])]

@@ -28,6 +28,13 @@ from tutti.models import ModelSpec
 
 def run(task: Task, writer: DumpWriter) -> None:
     """Run a Hugging Face folder forward and, if asked for, backward."""
+    # a processor without bf16 instructions multiplies all the same, slowly; the user asked for it
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
+        _run(task, writer)
+
+
+def _run(task: Task, writer: DumpWriter) -> None:
     if (task.folder / MANIFEST).is_file():
         raise InputError(
             f"{task.folder}: is a tutti folder; the hf side runs Hugging Face folders "
