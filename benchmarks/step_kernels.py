@@ -1,6 +1,7 @@
 """Which kernels a training step of one chip spends its time in, and where it stands still.
 
 python benchmarks/step_kernels.py llama-3-8b 2
+python benchmarks/step_kernels.py mixtral-8x7b 2 --layers 4
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Kernel:
     end: float
 
 
-def measured(model: str, micro_batch: int) -> list[Kernel]:
+def measured(model: str, micro_batch: int, layers: int | None) -> list[Kernel]:
     """Return what ran on the chip in some steps, in order; only the chip is watched."""
     asked = SpeedQuestion(
-        model=model, device=None, micro_batch=micro_batch, sequence_length=4096, layers=None,
+        model=model, device=None, micro_batch=micro_batch, sequence_length=4096, layers=layers,
         precision="pure_bf16", steps=1,
     )  # fmt: skip
     accelerator, spec = open_accelerator(None), asked.spec()
@@ -90,9 +91,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("micro_batch", type=int)
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--rows", type=int, default=40)
     asked = parser.parse_args()
-    kernels = measured(asked.model, asked.micro_batch)
+    kernels = measured(asked.model, asked.micro_batch, asked.layers)
     print(f"{(kernels[-1].end - kernels[0].begin) / STEPS:.1f} ms per step")
     table("kernels", ((k.name[:110], k.end - k.begin) for k in kernels), asked.rows)
     table("pauses", gaps(kernels), asked.rows)

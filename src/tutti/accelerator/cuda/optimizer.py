@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import DTYPES, num_programs
+from tutti.accelerator.memory_runs import common_runs
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.accelerator.registry import Implementation
 
@@ -26,12 +27,18 @@ LARGE = 1 << 20  # elements of a tensor that is worth a kernel of its own
 
 @triton.jit
 def _adamw(
-    weight, gradient, mean, square, copy, factor, size, rate, beta1, beta2, eps, decay,
-    correction1, root_correction2,
+    weight, gradient, mean, square, copy, factor, run, weight_step, gradient_step, mean_step,
+    square_step, copy_step, rate, beta1, beta2, eps, decay, correction1, root_correction2,
     HAS_FACTOR: tl.constexpr, HAS_COPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < size
+    inside = places < run
+    row = tl.program_id(1).to(tl.int64)
+    weight += row * weight_step
+    gradient += row * gradient_step
+    mean += row * mean_step
+    square += row * square_step
+    copy += row * copy_step
     if HAS_FACTOR:
         scale = tl.load(factor)
         inside = inside & (scale == scale)  # not a number: everything stays as it is
@@ -73,13 +80,15 @@ def adamw(
         1.0 - settings.beta1**step,
         (1.0 - settings.beta2**step) ** 0.5,
     )
-    for i, weight in enumerate(weights):
-        size = weight.numel()
-        if not size:
+    targets = weights if copies is None else copies
+    for group in zip(weights, gradients, means, squares, targets, strict=True):
+        runs = common_runs(group)
+        assert runs is not None, "the call was supported"
+        if not runs.length:
             continue
-        _adamw[(triton.cdiv(size, BLOCK),)](
-            weight, gradients[i], means[i], squares[i], weight if copies is None else copies[i],
-            weight if gradient_factor is None else gradient_factor, size, *constants,
+        _adamw[(triton.cdiv(runs.length, BLOCK), runs.count)](
+            *group, group[0] if gradient_factor is None else gradient_factor,
+            runs.length, *runs.steps, *constants,
             HAS_FACTOR=gradient_factor is not None, HAS_COPY=copies is not None, BLOCK=BLOCK,
             num_warps=4,
         )  # fmt: skip
@@ -97,26 +106,30 @@ def _supports(
     for tensor in (*weights, *gradients, *means, *squares, *(copies or ())):
         if tensor.dtype not in DTYPES:
             return f"no {str(tensor.dtype).removeprefix('torch.')}"
-        if not tensor.is_contiguous():
-            return "tensors that are not contiguous"
+    for group in zip(weights, gradients, means, squares, copies or weights, strict=True):
+        if common_runs(group) is None:
+            return "tensors that do not lie in the same runs of memory"
     return None
 
 
 @triton.jit
-def _squares(x, sums, size, BLOCK: tl.constexpr):
+def _squares(x, sums, run, row_step, count, BLOCK: tl.constexpr):
     program, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     collected = tl.zeros((BLOCK,), tl.float32)
-    for start in range(program * BLOCK, size, step * BLOCK):
-        places = start + tl.arange(0, BLOCK)
-        values = tl.load(x + places, mask=places < size, other=0.0).to(tl.float32)
+    blocks = tl.cdiv(run, BLOCK)
+    for block in range(program, blocks * count, step):
+        places = (block % blocks) * BLOCK + tl.arange(0, BLOCK)
+        own = x + (block // blocks) * row_step
+        values = tl.load(own + places, mask=places < run, other=0.0).to(tl.float32)
         collected += values * values
     tl.store(sums + program, tl.sum(collected, axis=0))
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Return the sum of squares of all elements."""
-    large = [t for t in tensors if t.numel() >= LARGE and t.is_contiguous()]
-    small = [t for t in tensors if t.numel() < LARGE or not t.is_contiguous()]
+    large = [t for t in tensors if t.numel() >= LARGE and common_runs((t,)) is not None]
+    chosen = set(map(id, large))
+    small = [t for t in tensors if id(t) not in chosen]
     total = torch.zeros((), dtype=torch.float32, device=tensors[0].device)
     if small:
         total += torch.stack(torch._foreach_norm(small, 2.0, dtype=torch.float32)).square().sum()
@@ -124,7 +137,11 @@ def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
         programs = num_programs(large[0], NORM_PROGRAMS)
         sums = torch.empty((len(large), programs), dtype=torch.float32, device=total.device)
         for tensor, own in zip(large, sums, strict=True):
-            _squares[(programs,)](tensor, own, tensor.numel(), BLOCK=NORM_BLOCK, num_warps=8)
+            runs = common_runs((tensor,))
+            assert runs is not None, "chosen by it"
+            _squares[(programs,)](
+                tensor, own, runs.length, *runs.steps, runs.count, BLOCK=NORM_BLOCK, num_warps=8
+            )
         total += sums.sum()
     return total
 
