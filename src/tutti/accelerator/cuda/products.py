@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -25,9 +26,13 @@ def grouped_linear(
         y = torch._grouped_mm(x, weight.transpose(1, 2), offs=ends)
     else:
         y = _LaterGrouped.apply(x, weight, ends, later)
-    if bias is not None:
-        y = y + bias.repeat_interleave(counts, dim=0, output_size=x.shape[0])
-    return y
+    if bias is None:
+        return y
+    if importlib.util.find_spec("triton") is None:
+        return y + bias.repeat_interleave(counts, dim=0, output_size=x.shape[0])
+    from tutti.accelerator.cuda.expert_bias import with_bias
+
+    return with_bias(y, bias, ends)
 
 
 class _LaterGrouped(torch.autograd.Function):
