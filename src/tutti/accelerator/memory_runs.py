@@ -18,7 +18,7 @@ MOST_RUNS = 65_535  # what the second dimension of a grid takes
 class Runs(NamedTuple):
     """Equally long runs of memory that several tensors have in common."""
 
-    count: int
+    number: int
     length: int
     steps: tuple[int, ...]  # from one run's first element to the next one's, for each tensor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,7 @@ class Capture(StrEnum):
 
 
 def train(
-    model: Annotated[str, typer.Argument(help="A Llama-like model, by name.")] = "llama-3.2-1b",
+    model: Annotated[str, typer.Argument(help="A model of the catalog, by name.")] = "llama-3.2-1b",
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, … (default: the best here).")
     ] = None,
@@ -41,7 +42,7 @@ def train(
         Capture, typer.Option(help="Our blocks as graphs: where it pays, or can be.")
     ] = Capture.AUTO,
     peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Also the loop of transformers.")
+        bool, typer.Option("--peers/--no-peers", help="Also transformers, plain and with Liger.")
     ] = True,
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Where each millisecond of our step goes.")
@@ -64,6 +65,8 @@ def train(
         rows = [our_speed(asked, line.say, breakdown=breakdown)]
         if peers:
             rows.append(hugging_face_speed(asked, line.say))
+            if importlib.util.find_spec("liger_kernel") is not None:
+                rows.append(hugging_face_speed(asked, line.say, liger=True))
     if json:
         print_json({"rows": rows})
         return

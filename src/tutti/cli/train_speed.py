@@ -154,24 +154,22 @@ def _where(engine: Engine) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def hugging_face_speed(asked: SpeedQuestion, say: Say) -> dict[str, Any]:
-    """Time the plain loop: from_config, SDPA, loss by labels, fused AdamW on the weights held."""
-    say("transformers")
+def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -> dict[str, Any]:
+    """Time the plain loop: from_config, SDPA, loss by labels, fused AdamW on the weights held.
+
+    With `liger`, its kernels take the place of transformers' own, for the rest of the process.
+    """
+    precision = PRECISIONS[asked.precision]
+    who = "transformers + Liger" if liger else "transformers"
+    who += ", no masters" if precision.master else ""
+    say(who)
     gc.collect()
     accelerator, spec = open_accelerator(asked.device), asked.spec()
     accelerator.empty_cache()
     accelerator.reset_peak()
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    values = asked.config()
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    config.use_cache = False
-    precision = PRECISIONS[asked.precision]
-    dtype = TORCH_DTYPES[precision.parameters]
-    who = "transformers, no masters" if precision.master else "transformers"
-    make: Any = AutoModelForCausalLM.from_config
-    with torch.device(accelerator.device):
-        model = make(config, attn_implementation="sdpa", dtype=dtype)
+    model, attention = _peer_model(asked, accelerator)
+    if liger and not _with_liger(model):
+        return {"who": who, "failed": f"has no kernels for {model.config.model_type}"}
     model.train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=SETTINGS.learning_rate, betas=(SETTINGS.beta1, SETTINGS.beta2),
@@ -188,9 +186,35 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say) -> dict[str, Any]:
         return float(loss.detach())
 
     try:
-        return _timed(who, asked, spec, accelerator, step)
+        return {**_timed(who, asked, spec, accelerator, step), "attention": attention}
     except torch.OutOfMemoryError:
         return {"who": who, "failed": "out of memory"}
+
+
+def _peer_model(asked: SpeedQuestion, accelerator: Accelerator) -> tuple[Any, str]:
+    """Return transformers' model on the device, and its attention: SDPA where it has that."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = asked.config()
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    config.use_cache = False
+    dtype = TORCH_DTYPES[PRECISIONS[asked.precision].parameters]
+    make: Any = AutoModelForCausalLM.from_config
+    with torch.device(accelerator.device):
+        try:
+            return make(config, attn_implementation="sdpa", dtype=dtype), "sdpa"
+        except ValueError:  # gpt-oss has sinks, which SDPA does not know
+            return make(config, attn_implementation="eager", dtype=dtype), "eager"
+
+
+def _with_liger(model: Any) -> bool:
+    """Put Liger's kernels into a model; tell whether it has some for it."""
+    from liger_kernel.transformers import monkey_patch
+
+    if model.config.model_type not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
+        return False
+    monkey_patch._apply_liger_kernel_to_instance(model=model)
+    return True
 
 
 def _tokens(

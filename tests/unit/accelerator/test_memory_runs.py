@@ -17,7 +17,7 @@ def walked(tensor: Tensor, runs: Runs, which: int) -> list[int]:
     first, step = tensor.storage_offset(), runs.steps[which]
     return [
         int(flat[first + run * step + place])
-        for run in range(runs.count)
+        for run in range(runs.number)
         for place in range(runs.length)
     ]
 
@@ -40,7 +40,7 @@ def test_every_element_in_its_order(part: Tensor) -> None:
     beside = torch.empty_like(part, memory_format=torch.contiguous_format)
     runs = common_runs((beside, part))
     assert runs is not None
-    assert runs.count * runs.length == part.numel()
+    assert runs.number * runs.length == part.numel()
     assert walked(part, runs, 1) == part.flatten().tolist()
     assert runs.steps[0] == runs.length
 

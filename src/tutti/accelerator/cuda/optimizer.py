@@ -86,7 +86,7 @@ def adamw(
         assert runs is not None, "the call was supported"
         if not runs.length:
             continue
-        _adamw[(triton.cdiv(runs.length, BLOCK), runs.count)](
+        _adamw[(triton.cdiv(runs.length, BLOCK), runs.number)](
             *group, group[0] if gradient_factor is None else gradient_factor,
             runs.length, *runs.steps, *constants,
             HAS_FACTOR=gradient_factor is not None, HAS_COPY=copies is not None, BLOCK=BLOCK,
@@ -140,7 +140,7 @@ def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
             runs = common_runs((tensor,))
             assert runs is not None, "chosen by it"
             _squares[(programs,)](
-                tensor, own, runs.length, *runs.steps, runs.count, BLOCK=NORM_BLOCK, num_warps=8
+                tensor, own, runs.length, *runs.steps, runs.number, BLOCK=NORM_BLOCK, num_warps=8
             )
         total += sums.sum()
     return total
