@@ -23,7 +23,7 @@ class TokenTable(Holder):
     def __init__(self, make: Maker, name: str = "token") -> None:
         super().__init__()
         self.operators, self.parallel = make.operators, make.parallel
-        self.hold("weight", make, f"{name}.weight", sees="all")
+        self.hold("weight", make, f"{name}.weight")
         self.start: int = self.pieces["weight"][0].slices[0].start
 
     def forward(self, tokens_t: Tensor, later: WeightGradients | None = None) -> Tensor:

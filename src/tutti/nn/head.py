@@ -44,8 +44,8 @@ class Logits(Holder):
     def __init__(self, make: Maker, model: ModelSpec) -> None:
         super().__init__()
         self.operators, self.parallel, self.spec = make.operators, make.parallel, model.head
-        self.hold("weight", make, "logits.weight", sees="all")
-        self.hold("bias", make, "logits.bias", sees="all")
+        self.hold("weight", make, "logits.weight")
+        self.hold("bias", make, "logits.bias")
         self.columns = shares(model.vocab, make.parallel.tensor.size)
         start = self.pieces["weight"][0].slices[0].start
         sliced = make.parallel.tensor.size > 1

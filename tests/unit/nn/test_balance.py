@@ -58,8 +58,8 @@ def test_it_reaches_the_output_and_the_router() -> None:
     out.balance.backward()
     routers = [x for x in model.logical_tensors() if x.name.endswith("moe.router.weight")]
     assert all(float(x.gradient.norm()) > 0 for x in routers)
-    with torch.no_grad():
-        assert model(None, batch).balance is None, "no gradients, no balancing"
+    with torch.no_grad():  # the first run of what is recomputed, and an evaluation
+        assert torch.equal(model(None, batch).balance, out.balance.detach())
 
 
 def test_transformers_agrees_for_one_layer_and_one_sequence() -> None:
