@@ -149,7 +149,7 @@ PLANS: dict[str, Plan] = {
     .line((FOUR, [{"tp": 2}]), experts={0: (ExpertGroup(chips=2),)}).plan(),
     "experts sliced with the rest": Draft(**MOE)
     .line((FOUR, [{"tp": 2}, {"pool": "slow"}])).plan(ZERO),
-    "one key-value head for two ranks": Draft(kv_heads=1)
+    "one key-value head for two ranks, a padding row": Draft(kv_heads=1, padding=200, tied=True)
     .line((FOUR, [{"tp": 2}])).plan(),
     "two key-value heads for four ranks, sharded": Draft(kv_heads=2, biases=True)
     .line((((0, 2),), [{"tp": 4, "tp_overlap_chunks": 2}]), (((2, 4),), [ONE]))

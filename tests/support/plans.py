@@ -65,6 +65,7 @@ def small_model(
     head_norm: Literal["head", "heads", "all"] | None = None,
     biases: bool = False,
     balance_loss: float = 0.0,
+    padding: int | None = None,
 ) -> ModelSpec:
     """Return a tiny decoder; `experts_in` lists the layers (from 0) with experts."""
     norm = NormSpec(eps=1e-5)
@@ -87,7 +88,7 @@ def small_model(
             experts_per_token=2,
             hidden=32,
             bias=biases,
-            router=RouterSpec(balance_loss=balance_loss),
+            router=RouterSpec(balance_loss=balance_loss, balance_loss_on=balance_loss > 0),
         ),
     )
     kinds = [1 if layer in experts_in else 0 for layer in range(layers)]
@@ -98,7 +99,7 @@ def small_model(
         hidden=64,
         vocab=256,
         max_length=SEQUENCE_LENGTH,
-        embedding=EmbeddingSpec(dim=64),
+        embedding=EmbeddingSpec(dim=64, padding=padding),
         blocks=(dense, sparse),
         cycle=cycle_of(kinds),
         head=HeadSpec(norm=norm, tied=tied),
@@ -138,6 +139,7 @@ def models(draw: st.DrawFn) -> ModelSpec:
         head_norm=draw(st.sampled_from([None, "head", "heads", "all"])),
         biases=draw(st.booleans()),
         balance_loss=draw(st.sampled_from([0.0, 0.1])),
+        padding=draw(st.sampled_from([None, 0, 200])),
     )
 
 

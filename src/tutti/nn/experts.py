@@ -101,7 +101,9 @@ class Experts(Holder):
             self.router.correction,
         )
         loss = None
-        if self.spec.router.balance_loss and batch.cache is None:  # also where a pass is run again
+        router = self.spec.router
+        # without gradients too: what is recomputed runs so first
+        if router.balance_loss_on and router.balance_loss and batch.cache is None:
             loss = balance_loss(routing, self.spec, batch, self.parallel, spread=spread)
         if spread:
             return self._spread(x, own, routing, batch.num_tokens, later), loss

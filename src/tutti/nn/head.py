@@ -118,7 +118,7 @@ class Head(Holder):
         self.logits = Logits(make, model)
         self.token: TokenTable | None = None
         if model.prediction_heads:
-            self.token = TokenTable(make, "prediction.token")
+            self.token = TokenTable(make, "prediction.token", padding=model.embedding.padding)
         self.predictions = nn.ModuleList(
             PredictionHead(make.under(f"prediction.{head}"), model, model.head_unit + head)
             for head in range(model.prediction_heads)
