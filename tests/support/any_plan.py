@@ -149,4 +149,19 @@ PLANS: dict[str, Plan] = {
     .line((FOUR, [{"tp": 2}]), experts={0: (ExpertGroup(chips=2),)}).plan(),
     "experts sliced with the rest": Draft(**MOE)
     .line((FOUR, [{"tp": 2}, {"pool": "slow"}])).plan(ZERO),
+    "one key-value head for two ranks, a padding row": Draft(kv_heads=1, padding=200, tied=True)
+    .line((FOUR, [{"tp": 2}])).plan(),
+    "two key-value heads for four ranks, sharded": Draft(kv_heads=2, biases=True)
+    .line((((0, 2),), [{"tp": 4, "tp_overlap_chunks": 2}]), (((2, 4),), [ONE]))
+    .plan(ZERO, level(1)),
+    "norms of heads, plain tensor parallel": Draft(head_norm="head")
+    .line((FOUR, [{"tp": 2}])).plan(PLAIN, level(3)),
+    "norms across few heads, one sequence parallel": Draft(kv_heads=1, head_norm="all")
+    .line((((0, 2),), [{"tp": 2, "sequence_parallel": True}]), (((2, 4),), [{"tp": 2}]))
+    .plan(),
+    "biases of sliced experts": Draft(biases=True, **MOE)
+    .line((FOUR, [{"tp": 2}])).plan(),
+    "balanced experts that are recomputed": Draft(balance_loss=0.1, **MOE)
+    .line((FOUR, [{"tp": 2, "recompute": FULL, "sequences": 2}]),
+          experts={0: (ExpertGroup(chips=2),)}).plan(),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.support.plans import plans
 from tutti.errors import InputError
 from tutti.models.parameters import ParameterClass
+from tutti.models.spec import ModelSpec
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import ContextKind, Pipeline, Plan, Replica, Stage
 from tutti.schedule.buckets import make_buckets, tied_apart
@@ -26,9 +27,26 @@ OFFLOAD = {f"offload {what}" for what in ("optimizer", "parameters", "gradients"
 LEVELS = {f"{kind} level {level}" for kind in ParameterClass for level in range(4)}
 MODELS = {"dense model", "experts model", "tied apart", "tied together"}
 CONTEXT_KINDS = {f"context {kind}" for kind in ContextKind}
+# how tensor parallelism is run × how many copies there are × what its ranks then hold alike
+ALIKE = {
+    f"{how}, {copies}, {what}"
+    for how in ("plain tensor", "sequence")
+    for copies in ("one copy", "copies")
+    for what in ("few kv heads", "norms of heads", "sliced experts with biases", "nothing more")
+}
 UNLIKE = {"unlike chips", "unlike widths", "unlike cuts"}
 EVERYTHING = frozenset().union(
-    PARALLEL, OVERLAP, SCHEDULES, SHARES, RECOMPUTE, OFFLOAD, LEVELS, MODELS, CONTEXT_KINDS, UNLIKE
+    PARALLEL,
+    OVERLAP,
+    SCHEDULES,
+    SHARES,
+    RECOMPUTE,
+    OFFLOAD,
+    LEVELS,
+    MODELS,
+    CONTEXT_KINDS,
+    UNLIKE,
+    ALIKE,
 )
 
 
@@ -52,11 +70,36 @@ def _features(plan: Plan) -> Iterator[str]:
             yield "unlike cuts"
     for line in plan.pipelines:
         yield from _line_features(line)
+    yield from _alike(plan, spec)
     for bucket in make_buckets(plan):
         for kind, rule in bucket.rules():
             yield f"{kind} level {rule.shard_level}"
             if len({share.weight for share in rule.shares}) > 1:
                 yield "ragged shards"
+
+
+def _alike(plan: Plan, spec: ModelSpec) -> Iterator[str]:
+    """Yield what tensor-parallel ranks of a block hold alike, by how they are run."""
+    for unit in range(1, spec.num_layers + 1):
+        block = spec.block(unit)
+        stages = [stage for _, _, stage in plan.holders(unit)]
+        replicas = [replica for stage in stages for replica in stage.replicas]
+        copies = "copies" if sum(r.count * r.cp for r in replicas) > 1 else "one copy"
+        for replica in replicas:
+            if replica.tp == 1:
+                continue
+            attention = block.attention
+            norm = attention.qk_norm
+            true = {
+                "few kv heads": attention.kv_heads < replica.tp,
+                "norms of heads": norm is not None and norm.span == "head",
+                "sliced experts with biases": block.moe is not None
+                and block.moe.bias
+                and not any(stage.experts for stage in stages),
+            }
+            how = "sequence" if replica.sequence_parallel else "plain tensor"
+            for what in [word for word, is_so in true.items() if is_so] or ["nothing more"]:
+                yield f"{how}, {copies}, {what}"
 
 
 def _line_features(line: Pipeline) -> Iterator[str]:

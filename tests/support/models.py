@@ -62,6 +62,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts": 5,
         "num_experts_per_tok": 2,
         "router_aux_loss_coef": 0.5,
+        "output_router_logits": True,
     },
     "expert-bias": {
         "model_type": "gpt_oss",

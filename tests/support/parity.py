@@ -51,7 +51,7 @@ WINDOWED += ("gpt_oss", "gpt_oss/plain")
 
 def parity_config(name: str) -> dict[str, Any]:
     """Return a tiny config whose windows and scalings are in reach of `LENGTHS`."""
-    values: dict[str, Any] = tiny_config(name)
+    values: dict[str, Any] = {**tiny_config(name), "pad_token_id": 0}
     if name in WINDOWED:
         values["sliding_window"] = WINDOW
     values.update(copy.deepcopy(OTHERWISE.get(name, {})))
@@ -61,14 +61,13 @@ def parity_config(name: str) -> dict[str, Any]:
 def hf_model(name: str, values: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
     """Return a transformers model in which no parameter is at its trivial first value."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(**{**values, "pad_token_id": 0})
+    config = transformers.AutoConfig.for_model(**{"pad_token_id": 0, **values})
     model = transformers.AutoModelForCausalLM.from_config(
         config,
         dtype=torch.float32,
         attn_implementation=IMPLEMENTATION.get(name, "eager"),
         experts_implementation="eager",
     )
-    model.get_input_embeddings().padding_idx = None  # transformers gives its row no gradient
     saved = model.state_dict()
     buffers = [tensor for name, tensor in model.named_buffers() if name in saved]
     with torch.no_grad():
@@ -104,7 +103,7 @@ def tokens_and_targets(
     tokens = torch.randint(0, vocab, (sum(lengths),), generator=generator)
     targets = torch.randint(0, vocab, (sum(lengths),), generator=generator)
     targets[3] = -100
-    tokens[5] = 0  # what transformers takes for padding
+    tokens[5] = 0  # padding: its row gets no gradient for it
     return tokens, targets
 
 

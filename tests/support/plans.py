@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hypothesis import strategies as st
 
@@ -24,6 +25,9 @@ from tutti.models.parts import (
     MlpSpec,
     MoeSpec,
     NormSpec,
+    QkNormSpec,
+    RotarySpec,
+    RouterSpec,
 )
 from tutti.models.spec import ModelSpec, cycle_of
 from tutti.plan.chips import ChipSet
@@ -52,16 +56,40 @@ SEQUENCE_LENGTH = 64
 
 
 def small_model(
-    layers: int = 4, *, experts_in: tuple[int, ...] = (), tied: bool = False, heads: int = 8
+    layers: int = 4,
+    *,
+    experts_in: tuple[int, ...] = (),
+    tied: bool = False,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    head_norm: Literal["head", "heads", "all"] | None = None,
+    biases: bool = False,
+    balance_loss: float = 0.0,
+    padding: int | None = None,
 ) -> ModelSpec:
     """Return a tiny decoder; `experts_in` lists the layers (from 0) with experts."""
     norm = NormSpec(eps=1e-5)
-    attention = AttentionSpec(heads=heads, kv_heads=heads // 2, head_dim=8)
+    attention = AttentionSpec(
+        heads=heads,
+        kv_heads=kv_heads or heads // 2,
+        head_dim=8,
+        qkv_bias=biases,
+        output_bias=biases,
+        # without positions a key's bias changes no score: its gradient is rounding alone
+        rotary=RotarySpec(theta=10_000.0, dim=8) if biases else None,
+        qk_norm=None if head_norm is None else QkNormSpec(norm=norm, span=head_norm),
+    )
     dense = BlockSpec(attention=attention, norm=norm, mlp=MlpSpec(hidden=128))
     sparse = BlockSpec(
         attention=attention,
         norm=norm,
-        moe=MoeSpec(experts=EXPERTS, experts_per_token=2, hidden=32),
+        moe=MoeSpec(
+            experts=EXPERTS,
+            experts_per_token=2,
+            hidden=32,
+            bias=biases,
+            router=RouterSpec(balance_loss=balance_loss, balance_loss_on=balance_loss > 0),
+        ),
     )
     kinds = [1 if layer in experts_in else 0 for layer in range(layers)]
     return ModelSpec(
@@ -71,7 +99,7 @@ def small_model(
         hidden=64,
         vocab=256,
         max_length=SEQUENCE_LENGTH,
-        embedding=EmbeddingSpec(dim=64),
+        embedding=EmbeddingSpec(dim=64, padding=padding),
         blocks=(dense, sparse),
         cycle=cycle_of(kinds),
         head=HeadSpec(norm=norm, tied=tied),
@@ -103,7 +131,16 @@ class Allocator:
 def models(draw: st.DrawFn) -> ModelSpec:
     layers = draw(st.integers(1, 9))
     experts_in = draw(st.sets(st.integers(0, layers - 1))) if draw(st.booleans()) else set()
-    return small_model(layers, experts_in=tuple(experts_in), tied=draw(st.booleans()))
+    return small_model(
+        layers,
+        experts_in=tuple(experts_in),
+        tied=draw(st.booleans()),
+        kv_heads=draw(st.sampled_from([1, 2, 4, 8])),
+        head_norm=draw(st.sampled_from([None, "head", "heads", "all"])),
+        biases=draw(st.booleans()),
+        balance_loss=draw(st.sampled_from([0.0, 0.1])),
+        padding=draw(st.sampled_from([None, 0, 200])),
+    )
 
 
 @st.composite

@@ -146,12 +146,17 @@ class Executor:
             p for p in peers if not self._has_entered(p, run) and self._answers[p].waits_for is None
         ]
         waiting = [p for p in peers if self._answers[p].idle_s >= run.timeout_s / 2]
+        # Of a message there is no "entering": one that waits for nobody and sends nothing owes it.
+        owing = [p for p in peers if run.is_point_to_point and self._answers[p].waits_for is None]
         if silent:
             self._time_out(run, min(silent), "does not answer: stopped, or its host is gone")
         elif absent:
             last = self._answers[min(absent)].entered.get(str(run.group), -1)
             seen = "nothing" if last < 0 else f"#{last}"
             self._time_out(run, min(absent), f"is alive but has not entered it (last: {seen})")
+        elif owing and idle > 1.25 * run.timeout_s:
+            due = "sent" if (min(owing), True) in {key[:2] for key in run.outstanding} else "taken"
+            self._time_out(run, min(owing), f"is alive but has not {due} it")
         elif not peers:
             self._time_out(run, None, "a native call of its island does not return")
         elif len(waiting) == len(peers) and idle > 1.25 * run.timeout_s + 0.5:

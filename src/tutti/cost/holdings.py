@@ -219,7 +219,7 @@ class Holdings:
             # Levels 2 and 3 shard inside a pipeline: with one copy there, there is nothing to.
             alone = level >= 2 and self._copies(kind) < 2
             holders = [stage for _, _, stage in self._index.of(unit)]
-            shared = not alone and is_shared(holders, kind)
+            shared = not alone and is_shared(holders, kind, (unit,), self.plan.model.spec)
             self._levels[key] = level if shared else 0
         return self._levels[key]
 

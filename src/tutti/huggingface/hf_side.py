@@ -70,7 +70,7 @@ def _load(task: Task) -> Any:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{task.folder}: transformers cannot load it ({first})") from None
     whole: Any = model
-    whole.get_input_embeddings().padding_idx = None  # its row has a gradient like any other
+    whole.config.output_router_logits = False  # the token loss alone is compared
     return whole.to(task.device).eval()  # dropout would make the sides differ
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Literal
 
 from tutti.models.parts import (
     AttentionSpec,
@@ -57,6 +58,9 @@ class Parameter:
     matmul_uses: int = 0  # how often a token is multiplied with it; 0: no matrix product
     experts: int = 0  # dimension 0 is cut by expert parallelism
     experts_per_token: int = 0
+    # a tensor that tensor-parallel ranks hold whole, though each makes a part of its gradient:
+    # a norm of heads, the bias of sliced experts; a router only where experts are spread
+    in_part: Literal["never", "spread", "always"] = "never"
     tied_to: str | None = None  # "unit.name" of the tensor it is a copy of
     trainable: bool = True
     buffer: bool = False  # state that is saved but that nobody counts as a parameter
@@ -75,6 +79,22 @@ class Parameter:
     def counted(self) -> bool:
         """Whether it is in the model's parameter count."""
         return self.tied_to is None and not self.buffer
+
+    def is_partial(self, *, tp: int, sequence_parallel: bool, spread: bool) -> bool:
+        """Tell whether ranks that hold the same slice each have a part of its gradient to add up.
+
+        If not, each of them has all of it, of its own sequences. `spread`: experts are shared out
+        whole, and each rank routes its own tokens.
+        """
+        if self.experts and spread:
+            return True
+        if tp == 1:
+            return False
+        if self.slice_dim is not None:
+            return self.slice_parts < tp
+        return sequence_parallel or self.in_part in (
+            ("always", "spread") if spread else ("always",)
+        )
 
     def local_size(self, *, tp: int = 1, ep: int = 1, expert_tp: int = 1) -> int:
         """Return how many numbers one rank holds; what does not divide is padded or copied."""
@@ -220,7 +240,7 @@ def _qk_norm(name: str, spec: QkNormSpec, heads: int, width: int) -> Iterator[Pa
     whole = width if spec.span == "head" else heads * width
     for parameter in _norm(name, spec.norm, whole):
         if spec.span == "head":
-            yield parameter
+            yield replace(parameter, in_part="always")
         else:
             yield replace(parameter, slice_dim=0, slice_parts=heads)
 
@@ -232,7 +252,8 @@ def _mlp(name: str, spec: MlpSpec, hidden: int) -> Iterator[Parameter]:
 
 
 def _moe(spec: MoeSpec, hidden: int) -> Iterator[Parameter]:
-    yield from _whole("moe.router", spec.experts, hidden, bias=spec.router.bias)
+    for parameter in _whole("moe.router", spec.experts, hidden, bias=spec.router.bias):
+        yield replace(parameter, in_part="spread")
     if spec.router.correction != "none":
         yield Parameter(
             name="moe.router.correction",
@@ -248,6 +269,7 @@ def _moe(spec: MoeSpec, hidden: int) -> Iterator[Parameter]:
             parameter,
             shape=(spec.experts, *parameter.shape),
             slice_dim=None if cut is None else cut + 1,
+            in_part="always" if cut is None else "never",
             group=ParameterClass.EXPERT,
             experts=spec.experts,
             experts_per_token=spec.experts_per_token,

@@ -8,7 +8,7 @@ large it is, `parameters`' and `operators`'.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -216,7 +216,10 @@ class RouterSpec:
     scale: Positive = 1.0  # of the chosen weights
     jitter: Probability = 0.0
     balance_loss: NotNegative = 0.0  # its published coefficient
-    balance_loss_on: bool = False  # whether transformers adds it (output_router_logits)
+    balance_loss_on: bool = False  # whether it is added to the loss (output_router_logits)
+    # how much of the coefficient a layer gets; transformers takes one mean over all layers, and
+    # does not divide by the choices of a token
+    balance_share: Positive = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +274,15 @@ class BlockSpec:
         if self.residual is not Residual.SEQUENTIAL and self.placement is not Placement.PRE:
             raise ValueError("a parallel residual needs norm placement 'pre'")
 
+    def with_balance(self, *, on: bool, share: float | None = None) -> BlockSpec:
+        """Return the block with its router's balancing loss added to the loss, or not."""
+        if self.moe is None:
+            return self
+        router = self.moe.router
+        share = router.balance_share if share is None else share
+        router = replace(router, balance_loss_on=on, balance_share=share)
+        return replace(self, moe=replace(self.moe, router=router))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingSpec:
@@ -281,6 +293,7 @@ class EmbeddingSpec:
     position_offset: Natural = 0  # row of position 0 (OPT: 2)
     norm: NormSpec | None = None
     scale: Positive = 1.0
+    padding: Natural | None = None  # a token whose row gets no gradient where it is looked up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

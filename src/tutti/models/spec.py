@@ -102,8 +102,35 @@ class ModelSpec:
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of everything but the name."""
-        return files.fingerprint({**document.plain(self), "name": ""})
+        """A short hash of everything but the name, and but what only training asks about.
+
+        A plan is good whether or not a balancing loss is added and a padding row trained.
+        """
+        plain = replace(
+            self,
+            embedding=replace(self.embedding, padding=None),
+            blocks=tuple(block.with_balance(on=False, share=1.0) for block in self.blocks),
+        )
+        return files.fingerprint({**document.plain(plain), "name": ""})
+
+    def with_training(self, *, balance: bool | None = None, padding: bool = False) -> ModelSpec:
+        """Return the model with its balancing loss on or off, and with a trained padding row.
+
+        Without a choice it stays as the model's own config says.
+        """
+        found = self
+        if padding:
+            found = replace(found, embedding=replace(found.embedding, padding=None))
+        if balance is not None:
+            routers = [block.moe.router for block in self.blocks if block.moe is not None]
+            if balance and not any(router.balance_loss for router in routers):
+                raise InputError(
+                    f"{self.name}: its config has no coefficient of a balancing loss that could be "
+                    "switched on (router_aux_loss_coef, or aux_loss_alpha of DeepSeek-V2)"
+                )
+            blocks = tuple(block.with_balance(on=balance) for block in self.blocks)
+            found = replace(found, blocks=blocks)
+        return found
 
     # --- units -----------------------------------------------------------------------------
 

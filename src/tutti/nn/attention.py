@@ -31,7 +31,7 @@ class Core(Holder):
         super().__init__()
         self.operators, self.parallel, self.spec = make.operators, make.parallel, spec
         self.unit = unit
-        self.hold("sinks", make, "attention.sinks", sees="all")
+        self.hold("sinks", make, "attention.sinks")
         group = make.parallel.tensor
         self.heads = spec.heads // group.size
         self.first_head = self.heads * group.rank

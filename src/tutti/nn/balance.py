@@ -1,7 +1,8 @@
 """The load-balancing loss of a router, defined per sequence.
 
 For a sequence of T tokens with K of E experts each: fᵢ = E ÷ (K·T) · (choices of expert i), Pᵢ =
-the mean of the tokens' probabilities of i, loss = coefficient · Σᵢ fᵢ·Pᵢ. What is returned is the
+the mean of the tokens' probabilities of i, loss = coefficient · Σᵢ fᵢ·Pᵢ, where the coefficient is
+the layer's share of the model's (`RouterSpec.balance_share`). What is returned is the
 sum of that over the sequences, each times its tokens, like the sum of token losses: divided by the
 same number of tokens it is the mean. Only the counts, which have no gradient, need the ranks that
 share a sequence, so that no plan changes the training.
@@ -47,4 +48,5 @@ def balance_loss(
         probabilities_te = probabilities_te / probabilities_te.sum(-1, keepdim=True)
     counts_se = counts.view(sequences, experts).to(probabilities_te.dtype)
     share_se = counts_se * experts / (spec.experts_per_token * lengths)
-    return spec.router.balance_loss * (share_se[sequence_t] * probabilities_te).sum()
+    coefficient = spec.router.balance_loss * spec.router.balance_share
+    return coefficient * (share_se[sequence_t] * probabilities_te).sum()

@@ -16,24 +16,35 @@ from tutti.nn.storage import Holder, Maker
 
 
 class TokenTable(Holder):
-    """The rows of tokens; each tensor-parallel rank holds a part of the vocabulary."""
+    """The rows of tokens; each tensor-parallel rank holds a part of the vocabulary.
+
+    The row of `padding` is looked up like any other, but gets no gradient for it.
+    """
 
     weight: Tensor
 
-    def __init__(self, make: Maker, name: str = "token") -> None:
+    def __init__(self, make: Maker, name: str = "token", *, padding: int | None = None) -> None:
         super().__init__()
-        self.operators, self.parallel = make.operators, make.parallel
-        self.hold("weight", make, f"{name}.weight", sees="all")
+        self.operators, self.parallel, self.padding = make.operators, make.parallel, padding
+        self.hold("weight", make, f"{name}.weight")
         self.start: int = self.pieces["weight"][0].slices[0].start
 
     def forward(self, tokens_t: Tensor, later: WeightGradients | None = None) -> Tensor:
         """Return the tokens' rows, of this rank's tokens; a negative token has zeros."""
         if self.parallel.tensor.size == 1:
-            return self.operators.embedding(tokens_t, self.weight, later=later)
+            return self._rows(tokens_t, later)
         local_t = tokens_t - self.start
         outside = (local_t < 0) | (local_t >= self.weight.shape[0])
-        rows = self.operators.embedding(local_t.masked_fill(outside, -1), self.weight, later=later)
-        return leave(rows, self.parallel)
+        return leave(self._rows(local_t.masked_fill(outside, -1), later), self.parallel)
+
+    def _rows(self, local_t: Tensor, later: WeightGradients | None) -> Tensor:
+        """Return the rows of tokens, counted from this rank's first."""
+        padding = -1 if self.padding is None else self.padding - self.start
+        if not 0 <= padding < self.weight.shape[0]:
+            return self.operators.embedding(local_t, self.weight, later=later)
+        pads = local_t == padding
+        rows = self.operators.embedding(local_t.masked_fill(pads, -1), self.weight, later=later)
+        return torch.where(pads.unsqueeze(-1), self.weight.detach()[padding], rows)
 
 
 class PositionTable(Holder):
@@ -67,7 +78,7 @@ class Embedding(Holder):
     def __init__(self, make: Maker, model: ModelSpec) -> None:
         super().__init__()
         spec = model.embedding
-        self.token = TokenTable(make)
+        self.token = TokenTable(make, padding=spec.padding)
         self.project_in = Linear(make, "project_in") if spec.dim != model.hidden else None
         self.position = PositionTable(make, spec.position_offset) if spec.positions else None
         self.norm = Norm(make, "norm", spec.norm) if spec.norm is not None else None

@@ -33,7 +33,7 @@ class Router(Linear):
 
     def __init__(self, make: Maker, spec: MoeSpec) -> None:
         # beside expert groups tensor-parallel ranks share out the tokens, whatever the rest does
-        super().__init__(make, "moe.router", sees="all" if make.parallel.expert_counts else "own")
+        super().__init__(make, "moe.router")
         self.spec = spec
         self.hold("correction", make, "moe.router.correction")
 
@@ -51,8 +51,8 @@ class ExpertMlp(Holder):
         self.operators, self.spec = make.operators, spec
         names = ("moe.experts.gate", "moe.experts.up") if spec.gated else ("moe.experts.up",)
         for kind in ("weight", "bias"):
-            self.hold(f"up_{kind}", make, *(f"{name}.{kind}" for name in names), sees="all")
-            self.hold(f"down_{kind}", make, f"moe.experts.down.{kind}", sees="all")
+            self.hold(f"up_{kind}", make, *(f"{name}.{kind}" for name in names))
+            self.hold(f"down_{kind}", make, f"moe.experts.down.{kind}")
         sliced = not make.parallel.expert_counts and make.parallel.tensor.size > 1
         # of sliced experts the ranks' outputs are summed: one rank adds the bias
         self.adds_bias = not sliced or make.parallel.tensor.rank == 0
@@ -101,7 +101,9 @@ class Experts(Holder):
             self.router.correction,
         )
         loss = None
-        if self.spec.router.balance_loss and torch.is_grad_enabled():
+        router = self.spec.router
+        # without gradients too: what is recomputed runs so first
+        if router.balance_loss_on and router.balance_loss and batch.cache is None:
             loss = balance_loss(routing, self.spec, batch, self.parallel, spread=spread)
         if spread:
             return self._spread(x, own, routing, batch.num_tokens, later), loss

@@ -44,8 +44,8 @@ class Logits(Holder):
     def __init__(self, make: Maker, model: ModelSpec) -> None:
         super().__init__()
         self.operators, self.parallel, self.spec = make.operators, make.parallel, model.head
-        self.hold("weight", make, "logits.weight", sees="all")
-        self.hold("bias", make, "logits.bias", sees="all")
+        self.hold("weight", make, "logits.weight")
+        self.hold("bias", make, "logits.bias")
         self.columns = shares(model.vocab, make.parallel.tensor.size)
         start = self.pieces["weight"][0].slices[0].start
         sliced = make.parallel.tensor.size > 1
@@ -118,7 +118,7 @@ class Head(Holder):
         self.logits = Logits(make, model)
         self.token: TokenTable | None = None
         if model.prediction_heads:
-            self.token = TokenTable(make, "prediction.token")
+            self.token = TokenTable(make, "prediction.token", padding=model.embedding.padding)
         self.predictions = nn.ModuleList(
             PredictionHead(make.under(f"prediction.{head}"), model, model.head_unit + head)
             for head in range(model.prediction_heads)

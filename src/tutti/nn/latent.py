@@ -36,14 +36,14 @@ class LatentAttention(Holder):
         norm = NormSpec(eps=self.latent.norm_eps)
         self.direct = self.latent.query_rank is None
         if self.direct:
-            self.query = Linear(make, "attention.query", sees="all")
+            self.query = Linear(make, "attention.query")
             self.down = Linear(make, "attention.kv_down")
         else:
             self.down = Linear(make, "attention.query_down", "attention.kv_down")
             self.query_norm = Norm(make, "attention.query_latent_norm", norm)
-            self.query = Linear(make, "attention.query_up", sees="all")
+            self.query = Linear(make, "attention.query_up")
         self.kv_norm = Norm(make, "attention.kv_latent_norm", norm)
-        self.kv_up = Linear(make, "attention.kv_up", sees="all")
+        self.kv_up = Linear(make, "attention.kv_up")
         self.core = Core(make, model, spec, unit)
         self.output = RowLinear(make, "attention.output")
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from tutti.accelerator.gradients import WeightGradients
 from tutti.nn.collectives import enter, leave
 from tutti.nn.overlap import Beside, Layer, column_products, row_product
-from tutti.nn.storage import Holder, Maker, Sees
+from tutti.nn.storage import Holder, Maker
 
 
 class Linear(Holder):
@@ -16,11 +16,11 @@ class Linear(Holder):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, make: Maker, *names: str, sees: Sees = "own") -> None:
+    def __init__(self, make: Maker, *names: str) -> None:
         super().__init__()
         self.operators = make.operators
-        self.hold("weight", make, *(f"{name}.weight" for name in names), sees=sees)
-        self.hold("bias", make, *(f"{name}.bias" for name in names), sees=sees)
+        self.hold("weight", make, *(f"{name}.weight" for name in names))
+        self.hold("bias", make, *(f"{name}.bias" for name in names))
         self.widths = [piece.stop - piece.start for piece in self.pieces["weight"]]
 
     def forward(self, x: Tensor, later: WeightGradients | None = None) -> Tensor:
@@ -37,7 +37,7 @@ class ColumnLinear(Linear):
     """A layer whose outputs are sliced: it sees all tokens, of which a rank may have its own."""
 
     def __init__(self, make: Maker, *names: str) -> None:
-        super().__init__(make, *names, sees="all")
+        super().__init__(make, *names)
         self.parallel = make.parallel
 
     def forward(  # type: ignore[override]  # the ranks' own tokens do not tell how many there are

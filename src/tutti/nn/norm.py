@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tutti.models import NormSpec, QkNormSpec
 from tutti.nn.collectives import total
-from tutti.nn.storage import Holder, Maker, Sees
+from tutti.nn.storage import Holder, Maker
 
 
 class Norm(Holder):
@@ -16,11 +16,11 @@ class Norm(Holder):
     weight: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, make: Maker, name: str, spec: NormSpec, *, sees: Sees = "own") -> None:
+    def __init__(self, make: Maker, name: str, spec: NormSpec) -> None:
         super().__init__()
         self.operators, self.spec = make.operators, spec
-        self.hold("weight", make, f"{name}.weight", sees=sees)
-        self.hold("bias", make, f"{name}.bias", sees=sees)
+        self.hold("weight", make, f"{name}.weight")
+        self.hold("bias", make, f"{name}.bias")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the norm of x."""
@@ -60,8 +60,8 @@ class HeadNorm(Holder):
         super().__init__()
         self.operators, self.spec, self.parallel = make.operators, spec, make.parallel
         self.heads = heads  # of all ranks together, each counted once
-        self.hold("weight", make, f"{name}.weight", sees="all")
-        self.hold("bias", make, f"{name}.bias", sees="all")
+        self.hold("weight", make, f"{name}.weight")
+        self.hold("bias", make, f"{name}.bias")
 
     def forward(self, x_thd: Tensor) -> Tensor:
         """Return the normed heads."""

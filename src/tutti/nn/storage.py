@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,6 @@ from tutti.accelerator.operators import Operators
 from tutti.models import Parameter
 from tutti.nn.parallel import ParallelContext, own_experts
 from tutti.plan.plan import ContextKind
-
-Sees = Literal["own", "all"]  # tokens: those between sliced layers, or those inside of one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +32,6 @@ class Piece:
     dim: int  # of the stored tensor along which pieces follow each other
     start: int
     stop: int
-    sees: Sees  # which tokens its gradient comes from
     # ranks that hold the same slice each have a part of its gradient: the sum is whole. If not,
     # each of them has all of it (for its own sequences)
     partial: bool
@@ -77,15 +74,13 @@ def slice_of(parameter: Parameter, parallel: ParallelContext) -> tuple[slice, ..
     return tuple(cuts)
 
 
-def is_partial(parameter: Parameter, parallel: ParallelContext, sees: Sees) -> bool:
+def is_partial(parameter: Parameter, parallel: ParallelContext) -> bool:
     """Tell whether copies of a slice must add their gradients up."""
-    if parameter.experts and parallel.expert_counts:
-        return True
-    if parallel.tensor.size == 1:
-        return False
-    if parameter.slice_dim is not None:
-        return parameter.slice_parts < parallel.tensor.size
-    return parallel.sequence_parallel or sees == "all"
+    return parameter.is_partial(
+        tp=parallel.tensor.size,
+        sequence_parallel=parallel.sequence_parallel,
+        spread=bool(parallel.expert_counts),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +108,7 @@ class Maker:
         cut = slice_of(self.parameters[self.prefix + name], self.parallel)[dim]
         return int(cut.stop - cut.start)
 
-    def pieces(self, names: tuple[str, ...], sees: Sees) -> tuple[Piece, ...]:
+    def pieces(self, names: tuple[str, ...]) -> tuple[Piece, ...]:
         """Return the pieces of a parameter in which tensors stand one below the other."""
         found: list[Piece] = []
         start = 0
@@ -129,8 +124,7 @@ class Maker:
                     dim=dim,
                     start=start,
                     stop=stop,
-                    sees=sees,
-                    partial=is_partial(parameter, self.parallel, sees),
+                    partial=is_partial(parameter, self.parallel),
                 )
             )
             start = stop
@@ -155,12 +149,12 @@ class Holder(nn.Module):
         super().__init__()
         self.pieces: dict[str, tuple[Piece, ...]] = {}
 
-    def hold(self, attribute: str, make: Maker, *names: str, sees: Sees = "own") -> None:
+    def hold(self, attribute: str, make: Maker, *names: str) -> None:
         """Give the module a parameter of these tensors; None if the model has none of them."""
         if not make.has(names[0]):
             self.register_parameter(attribute, None)
             return
-        self.pieces[attribute] = make.pieces(names, sees)
+        self.pieces[attribute] = make.pieces(names)
         self.register_parameter(attribute, make.empty(self.pieces[attribute]))
 
 

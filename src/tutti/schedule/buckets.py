@@ -7,10 +7,11 @@ that all its holders hold all of it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tutti.models.parameters import ParameterClass
+from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Plan, Stage, Synchronisation, covers
 
 Span = tuple[int, int]  # half-open units
@@ -30,7 +31,7 @@ class Bucket:
     dense_span: Span
     expert: Synchronisation | None  # None: experts, if any, are synchronised with the rest
     expert_span: Span
-    reduce_dense: bool  # False where a single chip holds each parameter
+    reduce_dense: bool  # False where nobody else has a part of the gradients
     reduce_expert: bool
     several_pipelines: bool  # levels 2 and 3 shard inside a pipeline and join at the end
 
@@ -103,18 +104,39 @@ def _offload_cuts(plan: Plan) -> set[int]:
     }
 
 
-def is_shared(holders: Sequence[Stage], kind: ParameterClass) -> bool:
-    """Tell whether several chips hold the same parameters, given the stages that hold them.
+def is_shared(
+    holders: Sequence[Stage], kind: ParameterClass, units: Iterable[int], model: ModelSpec | None
+) -> bool:
+    """Tell whether gradients of some units are to be added up over several chips.
 
-    Tensor-parallel ranks do so where they share out tokens: with sequence parallelism all that is
-    not sliced, beside expert groups the router.
+    `holders` are the stages that hold the units. Copies of a replica add all of them up;
+    tensor-parallel ranks those of tensors that they hold alike and of whose gradients each has a
+    part. Of a plan that does not embed its model, any tensor may be one.
     """
     if kind is ParameterClass.EXPERT:
         return sum(group.count for stage in holders for group in stage.experts) > 1
-    replicas = [replica for stage in holders for replica in stage.replicas]
-    copies = sum(replica.count * replica.cp for replica in replicas)
-    routes = any(replica.tp > 1 for stage in holders if stage.experts for replica in stage.replicas)
-    return copies > 1 or routes or any(replica.sequence_parallel for replica in replicas)
+    if sum(r.count * r.cp for stage in holders for r in stage.replicas) > 1:
+        return True
+    ways = {
+        (replica.tp, replica.sequence_parallel, bool(stage.experts))
+        for stage in holders
+        for replica in stage.replicas
+        if replica.tp > 1
+    }
+    if model is None:
+        return bool(ways)
+    return any(has_partial(model, unit, *way) for way in ways for unit in units)
+
+
+def has_partial(
+    model: ModelSpec, unit: int, tp: int, sequence_parallel: bool, spread: bool
+) -> bool:
+    """Tell whether tensor-parallel ranks add up gradients of a unit's dense parameters."""
+    return any(
+        p.is_partial(tp=tp, sequence_parallel=sequence_parallel, spread=spread)
+        for p in model.parameters(unit)
+        if p.trainable and not (spread and p.experts)
+    )
 
 
 def _make_bucket(plan: Plan, start: int, stop: int, dense: Span, expert: Span) -> Bucket:
@@ -127,8 +149,8 @@ def _make_bucket(plan: Plan, start: int, stop: int, dense: Span, expert: Span) -
         dense_span=dense,
         expert=plan.synchronisation_of(start, ParameterClass.EXPERT) if has_groups else None,
         expert_span=expert,
-        reduce_dense=is_shared(holders, ParameterClass.DENSE),
-        reduce_expert=is_shared(holders, ParameterClass.EXPERT),
+        reduce_dense=is_shared(holders, ParameterClass.DENSE, range(*dense), plan.model.spec),
+        reduce_expert=is_shared(holders, ParameterClass.EXPERT, range(*expert), plan.model.spec),
         several_pipelines=len(plan.pipelines) > 1,
     )
 

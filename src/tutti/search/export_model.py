@@ -274,5 +274,5 @@ def _expert_flags(blocks: Sequence[BlockSpec], job: Job) -> Flags:
     balanced = router.balance_loss_on and router.balance_loss > 0
     flags["moe-router-load-balancing-type"] = "seq_aux_loss" if balanced else "none"
     if balanced:
-        flags["moe-aux-loss-coeff"] = float(router.balance_loss)
+        flags["moe-aux-loss-coeff"] = float(router.balance_loss * router.balance_share)
     return flags

@@ -184,7 +184,7 @@ class StateLayout:
                 continue
             sharing = [h for h in holders if rule.shard_level < 2 or h[0] == p]
             lower, upper = slices[p, s]
-            if self._level(stage, rule, holders) >= kind.shards_from:
+            if self._level(unit, stage, rule, holders) >= kind.shards_from:
                 share = self._shares(rule, sharing, (p, s))
                 edges = np.unique(np.concatenate([x for h in sharing for x in slices[h[:2]]]))
                 lower, upper = _cells(lower, upper, share, edges)
@@ -196,13 +196,18 @@ class StateLayout:
         return found or Holding(np.zeros(0, dtype=np.int64), empty, empty, spread)
 
     def _level(
-        self, stage: Stage, rule: Synchronisation, holders: tuple[tuple[int, int, Stage], ...]
+        self,
+        unit: int,
+        stage: Stage,
+        rule: Synchronisation,
+        holders: tuple[tuple[int, int, Stage], ...],
     ) -> int:
         """Return the level that takes effect: 0 where nobody else holds the same parameters."""
         kind = rule.parameter_class
         if rule.shard_level >= 2 and _copies(stage, kind) < 2:
             return 0
-        return rule.shard_level if is_shared([s for _, _, s in holders], kind) else 0
+        stages, model = [s for _, _, s in holders], self.plan.model.spec
+        return rule.shard_level if is_shared(stages, kind, (unit,), model) else 0
 
     def _shares(
         self,

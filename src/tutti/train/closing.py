@@ -51,7 +51,7 @@ class Sums:
             balance=self.balance / count,
             tokens=int(self.tokens),
             gradient_norm=norm,
-            skipped=not math.isfinite(norm),
+            skipped=not math.isfinite(norm) or not math.isfinite(self.loss),
             signals=int(self.signals),
         )
 
@@ -100,11 +100,12 @@ class LateSums:
 def gradient_factor(scalars: Tensor, loss_factor: float, clip_norm: float | None) -> Tensor:
     """Return what gradients are multiplied by on their way into the optimizer, on their device.
 
-    It is not a number where the gradients' norm is not finite: then nothing is to be updated.
+    It is not a number where loss or norm is not finite: then nothing is to be updated.
     """
     square, tokens = scalars[_NAMES.index("square")], scalars[_NAMES.index("tokens")]
     divisor = tokens.clamp_min(1.0) * loss_factor
     factor, norm = 1.0 / divisor, square.sqrt() / divisor
     if clip_norm is not None:
         factor = torch.where(norm > clip_norm, factor * clip_norm / norm, factor)
-    return torch.where(norm.isfinite(), factor, math.nan).float()
+    finite = norm.isfinite() & scalars[_NAMES.index("loss")].isfinite()
+    return torch.where(finite, factor, math.nan).float()

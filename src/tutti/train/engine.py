@@ -33,14 +33,13 @@ from tutti.train.context import EngineContext
 from tutti.train.evaluation import Evaluation, EvaluationResult
 from tutti.train.exchange import Boundaries
 from tutti.train.graphs import CaptureSettings, Graphs
-from tutti.train.layout import TensorRule
+from tutti.train.layout import TensorRule, tensor_rules
 from tutti.train.links import DONE, Done, Handle, Links
 from tutti.train.model import StageModel
 from tutti.train.offload import HostMoves
 from tutti.train.passes import Passes
 from tutti.train.recompute import SelectiveOperators
 from tutti.train.recorder import Recorder
-from tutti.train.rules import tensor_rules
 from tutti.train.scaling import LossScaling
 from tutti.train.seats import Seat, Seats, class_of
 from tutti.train.state import compute_dtype

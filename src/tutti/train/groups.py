@@ -16,9 +16,8 @@ from tutti.models.spec import ModelSpec
 from tutti.plan.plan import covers
 from tutti.schedule.buckets import Bucket, make_buckets, tied_apart
 from tutti.train.joining import shared_cuts
-from tutti.train.layout import TensorRule, bucket_spans
+from tutti.train.layout import TensorRule, bucket_spans, tensor_rules
 from tutti.train.links import Use
-from tutti.train.rules import tensor_rules
 from tutti.train.seats import Seat, Seats
 from tutti.train.tied import tied_ends
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from tutti.models.parameters import Parameter, ParameterClass
+from tutti.models.spec import ModelSpec
 from tutti.nn.parallel import ParallelContext
-from tutti.nn.storage import Sees, is_partial, slice_of
+from tutti.nn.storage import is_partial, slice_of
 from tutti.plan.plan import Synchronisation
 from tutti.schedule.buckets import Bucket
 from tutti.train.seats import Seat, Seats
@@ -70,12 +71,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
-    """A logical tensor and which tokens its gradient sees."""
+    """A logical tensor of a unit; its parameter says how it is sliced, and what adds up."""
 
     unit: int
     parameter: Parameter
-    sees: Sees
-    sees_spread: Sees  # where experts are spread over ranks: these route their own tokens only
+
+
+def tensor_rules(spec: ModelSpec, unit: int) -> list[TensorRule]:
+    """Return the tensors of a unit; tied ones too."""
+    return [TensorRule(unit, parameter) for parameter in spec.parameters(unit)]
 
 
 def shard_bounds(size: int, weights: Sequence[int]) -> tuple[int, ...]:
@@ -99,9 +103,7 @@ def weight_of(seat: Seat, rule: Synchronisation) -> int:
 
 def adds(rule: TensorRule, seat: Seat) -> bool:
     """Tell whether a holder's gradient is a part of the sum, not a copy of a neighbour's."""
-    context = cast(ParallelContext, seat)
-    sees = rule.sees_spread if seat.expert_counts else rule.sees
-    if is_partial(rule.parameter, context, sees) or seat.tensor.size == 1:
+    if seat.tensor.size == 1 or is_partial(rule.parameter, cast(ParallelContext, seat)):
         return True
     return rule.parameter.slice_dim is not None or seat.tensor.rank == 0
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import covers
 from tutti.schedule.buckets import Bucket, tied_apart
-from tutti.train.layout import Span, bucket_spans
-from tutti.train.rules import tensor_rules
+from tutti.train.layout import Span, bucket_spans, tensor_rules
 from tutti.train.seats import Seat, Seats
 from tutti.train.state import SpanState
 from tutti.train.synchronise import Synchronised

@@ -157,6 +157,32 @@ def test_a_rank_that_does_not_enter_is_named() -> None:
         pool.close()
 
 
+def owes_a_message(rank: int, seating: Seating, port: int) -> object:
+    comm = opened(rank, seating, port, timeout_s=TIMEOUT_S)
+    comm.barrier().wait()
+    try:
+        if rank == 1:  # alive, in no operation, and sends nothing
+            time.sleep(3 * TIMEOUT_S + 2.0)
+            comm.barrier().wait()
+        comm.receive(torch.ones(10), 1).wait()
+    except CommError as error:
+        return type(error).__name__, error.peer, str(error)
+    finally:
+        comm.close()
+    return None
+
+
+def test_a_rank_that_sends_nothing_is_named() -> None:
+    pool = RankPool(2)
+    seating = Seating("silent", ((0,), (1,)))
+    try:
+        for kind, peer, text in pool.run(owes_a_message, range(2), seating, pool.port):
+            assert (kind, peer) == ("CommTimeoutError", 1), text
+            assert "rank 1 is alive but has not sent it" in text
+    finally:
+        pool.close()
+
+
 def leaves_early(rank: int, seating: Seating, port: int) -> object:
     comm = opened(rank, seating, port, timeout_s=5.0)
     comm.all_reduce(torch.ones(10)).wait()

@@ -16,8 +16,8 @@ from tutti.train.links import Links
 ALONE: Links = None  # type: ignore[assignment]  # one rank talks to nobody
 
 
-def scalars(square: float, tokens: float) -> torch.Tensor:
-    named = {"square": square, "tokens": tokens, "loss": 7.0, "balance": 0.0, "signals": 1.0}
+def scalars(square: float, tokens: float, loss: float = 7.0) -> torch.Tensor:
+    named = {"square": square, "tokens": tokens, "loss": loss, "balance": 0.0, "signals": 1.0}
     return joined(ALONE, 1, {k: torch.tensor(v, dtype=torch.float64) for k, v in named.items()})
 
 
@@ -51,6 +51,10 @@ def test_the_factor_is_the_hosts(square: float, tokens: int, power: int, clip: f
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_what_is_not_finite_is_not_a_factor(square: float, clip: float | None) -> None:
     assert gradient_factor(scalars(square, 4.0), 1.0, clip).isnan()
+    assert gradient_factor(scalars(9.0, 4.0, loss=square), 1.0, clip).isnan()
+    late = LateSums(CpuAccelerator())
+    late.send(scalars(9.0, 4.0, loss=square))
+    assert late.read().result(1.0).skipped
 
 
 def test_sums_arrive_as_they_were_sent() -> None:

@@ -56,6 +56,7 @@ LLAMA_DEFAULTS: Mapping[str, object] = {
     "mlp_bias": False,
     "attention_dropout": 0.0,
     "tie_word_embeddings": False,
+    "pad_token_id": None,
 }
 
 Setting = bool | str
@@ -65,6 +66,15 @@ WHOLE_HEADS = RotaryForm()
 def setting(config: Config, value: Setting) -> bool:
     """Return a fixed setting, or the flag it names."""
     return config.flag(value) if isinstance(value, str) else value
+
+
+def padding_row(config: Config) -> int | None:
+    """Return the row of the padding token, whose look-ups transformers gives no gradient."""
+    vocab = config.integer("vocab_size")
+    row = config.maybe_integer("pad_token_id", minimum=-vocab)
+    if row is None or row >= vocab:
+        return None
+    return row % vocab  # torch counts negative ones from the end
 
 
 def rms_norm(config: Config) -> NormSpec:
@@ -226,6 +236,7 @@ class Decoder:
     head_bias: Setting = False
     dropout: Callable[[Config], DropoutSpec] = _attention_dropout
     prediction_heads: tuple[str, ...] = ()
+    has_padding: bool = True  # transformers gives its embedding a padding row
     refuse: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # key: what is fine
 
     @property
@@ -243,7 +254,11 @@ class Decoder:
             name,
             self.model_type,
             block=lambda layer: self._block(config, layer),
-            embedding=EmbeddingSpec(dim=config.hidden, scale=self.embedding_scale(config)),
+            embedding=EmbeddingSpec(
+                dim=config.hidden,
+                scale=self.embedding_scale(config),
+                padding=padding_row(config) if self.has_padding else None,
+            ),
             head=HeadSpec(
                 norm=self.norm(config),
                 tied=config.flag("tie_word_embeddings"),

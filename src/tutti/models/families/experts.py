@@ -35,8 +35,16 @@ class Sparse:
     def read(self, config: Config, layer: int) -> MlpSpec | MoeSpec:
         """Return the feed-forward layer of one layer."""
         if self.sparse(config, layer):
-            return self.moe(config)
+            return self._averaged(config, self.moe(config))
         return self.dense.read(config, layer)
+
+    def _averaged(self, config: Config, moe: MoeSpec) -> MoeSpec:
+        """Return experts whose coefficient is as strong as transformers' is, where it has one."""
+        if "router_aux_loss_coef" not in config.defaults:
+            return moe
+        layers = sum(self.sparse(config, layer) for layer in range(config.num_layers))
+        share = moe.experts_per_token / layers
+        return replace(moe, router=replace(moe.router, balance_share=share))
 
 
 BALANCE: dict[str, object] = {"router_aux_loss_coef": 0.001, "output_router_logits": False}
@@ -297,6 +305,7 @@ register(
     Decoder(
         model_type="ernie4_5_moe",
         differs={
+            "pad_token_id": 0,
             **BALANCE,
             "max_position_embeddings": 131072,
             "num_key_value_heads": 4,

@@ -66,6 +66,7 @@ def _gemma3_rotary(config: Config, layer: int) -> Config:
 
 
 _GEMMA: dict[str, object] = {
+    "pad_token_id": 0,
     "max_position_embeddings": 8192,
     "head_dim": 256,
     "tie_word_embeddings": True,

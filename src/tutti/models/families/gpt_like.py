@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tutti.models.config import Config
-from tutti.models.families.decoder import ACTIVATIONS, Attention, Decoder, Mlp, assemble, layer_norm
+from tutti.models.families.decoder import (
+    ACTIVATIONS,
+    Attention,
+    Decoder,
+    Mlp,
+    assemble,
+    layer_norm,
+    padding_row,
+)
 from tutti.models.families.registry import register
 from tutti.models.parts import (
     Activation,
@@ -54,6 +62,7 @@ def _neox_dropout(config: Config) -> DropoutSpec:
 
 GPT_NEOX = Decoder(
     model_type="gpt_neox",
+    has_padding=False,
     differs={
         "hidden_act": "gelu",
         "hidden_dropout": 0.0,
@@ -156,6 +165,7 @@ def _opt(config: Config, name: str) -> ModelSpec:
             dim=config.maybe_integer("word_embed_proj_dim") or config.hidden,
             positions=config.max_length + 2,
             position_offset=2,
+            padding=padding_row(config),
         ),
         head=HeadSpec(norm=norm if final else None, tied=config.flag("tie_word_embeddings")),
         dropout=DropoutSpec(
@@ -292,6 +302,7 @@ register(
             "enable_bias": True,
             "layer_norm_elementwise_affine": True,
             "tie_word_embeddings": True,
+            "pad_token_id": 1,
         },
         reader=_opt,
     ),

@@ -59,6 +59,7 @@ def _deepseek_v2_router(config: Config) -> RouterSpec:
         groups=config.integer("n_group") if grouped else 1,
         top_groups=config.integer("topk_group") if grouped else 1,
         scale=config.number("routed_scaling_factor"),
+        # published; transformers never adds it
         balance_loss=config.number("aux_loss_alpha", zero=True),
     )
 

@@ -93,6 +93,7 @@ def _dropouts(
 
 
 _GLM_DEFAULTS: dict[str, object] = {
+    "pad_token_id": 151329,
     "max_position_embeddings": 131072,
     "num_key_value_heads": 2,
     "head_dim": 128,
@@ -141,6 +142,7 @@ register(
     Decoder(
         model_type="phi3",
         differs={
+            "pad_token_id": 32000,
             "max_position_embeddings": 4096,
             "original_max_position_embeddings": 4096,
             "rms_norm_eps": 1e-5,
@@ -160,7 +162,7 @@ register(
     ),
     Decoder(
         model_type="olmo2",
-        differs={"rms_norm_eps": 1e-5},
+        differs={"pad_token_id": 1, "rms_norm_eps": 1e-5},
         attention=Attention(qk_norm=_olmo2_qk_norm),
         feed_forward=Mlp(bias=False),
         placement=Placement.BRANCH,
@@ -223,6 +225,7 @@ register(
     Decoder(
         model_type="ernie4_5",
         differs={
+            "pad_token_id": 0,
             "max_position_embeddings": 131072,
             "num_key_value_heads": 2,
             "head_dim": 128,
@@ -237,7 +240,7 @@ register(
     ),
     Decoder(
         model_type="hunyuan_v1_dense",
-        differs={"rms_norm_eps": 1e-5},
+        differs={"pad_token_id": 0, "rms_norm_eps": 1e-5},
         attention=Attention(qk_norm=_hunyuan_qk_norm, rotary=RotaryForm(alpha=True)),
         feed_forward=Mlp(bias=False),
     ),

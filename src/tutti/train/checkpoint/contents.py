@@ -19,8 +19,7 @@ from torch import Tensor
 from tutti.models.parameters import Parameter
 from tutti.schedule.buckets import tied_apart
 from tutti.train.checkpoint.rectangles import Rectangle, rectangles
-from tutti.train.layout import Block, TensorRule, blocks_of, shard_bounds
-from tutti.train.rules import tensor_rules
+from tutti.train.layout import Block, TensorRule, blocks_of, shard_bounds, tensor_rules
 from tutti.train.state import SpanState, local_part
 from tutti.train.tied import tied_ends
 

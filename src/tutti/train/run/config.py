@@ -116,6 +116,8 @@ class TrainConfig:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
+    balance_loss: Literal["config", "on", "off"] = "config"  # of experts' routers
+    padding_row: Literal["config", "trained"] = "config"  # of the embedding
     capture: Literal["auto", "on", "off"] = "auto"  # blocks as graphs: where it pays, or can be
     emulate: Literal["real", "stub"] = "real"  # emulated chips compute, or only take their time
     output: str = "out/train"

@@ -91,7 +91,7 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
             "validation.every is given, but the data hold nothing out: name data.validation, or "
             "data.holdout"
         )
-    spec = spec or load_model(config.model)
+    spec = trained(spec or load_model(config.model), config)
     cluster = plan.cluster.cluster or load_cluster(config.cluster)
     known = refer_to_model(spec)
     if plan.model.hash and plan.model.hash != known.hash:
@@ -101,6 +101,12 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
         )
     require_valid(plan, spec, cluster)
     return Job(config=config, plan=plan, spec=spec, cluster=cluster)
+
+
+def trained(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
+    """Return the model with what of it is trained as the job says, else as its own config does."""
+    balance = None if config.balance_loss == "config" else config.balance_loss == "on"
+    return spec.with_training(balance=balance, padding=config.padding_row == "trained")
 
 
 def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Report) -> Plan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,19 @@ def resume_together(config: TrainConfig) -> bool:
     return wait_for(store, "resume", config.timeout_s) == "yes"
 
 
-def run_rank(job: Job, *, resume: bool = False, events: Events | None = None) -> TrainResult:
-    """Be one rank of a job until it ends."""
+def run_rank(
+    job: Job,
+    *,
+    resume: bool = False,
+    events: Events | None = None,
+    failed: Callable[[BaseException], None] = lambda _error: None,
+) -> TrainResult:
+    """Be one rank of a job until it ends; `failed` hears of an error before it is left for."""
     from tutti.train.run.worker import Worker
 
     rank = rank_of_process(job.plan, os.environ)
     said = events or open_events(rank)
-    worker = Worker(job, rank, said)
+    worker = Worker(job, rank, said, failed)
     summary = worker.run(resume=resume)
     said.send("done", **summary)
     return result_of(summary, job)
@@ -85,11 +92,19 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     rank = int(os.environ["RANK"])
     events = open_events(rank)
+    known: list[BaseException] = []
+
+    def failed(error: BaseException) -> None:
+        if not known:  # told at once, and not again after all is closed
+            known.append(error)
+            events.send("error", **told(error))
+            traceback.print_exception(error)
+
     try:
-        run_rank(Job.load(Path(arguments[0])), resume="--resume" in arguments, events=events)
+        job = Job.load(Path(arguments[0]))
+        run_rank(job, resume="--resume" in arguments, events=events, failed=failed)
     except BaseException as error:
-        traceback.print_exc()
-        events.send("error", **told(error))
+        failed(error)
         return 1
     return 0
 

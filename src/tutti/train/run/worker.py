@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -41,17 +39,14 @@ from tutti.train.data.feeder import Feeder, Samples
 from tutti.train.data.opening import PackedData, open_data
 from tutti.train.engine import Engine
 from tutti.train.graphs import CaptureSettings
+from tutti.train.run.culprit import find_culprit
 from tutti.train.run.devices import open_chip
+from tutti.train.run.ending import Leaving, asking
 from tutti.train.run.events import Events
 from tutti.train.run.measure import Measure
 from tutti.train.run.planning import Job
 from tutti.train.run.rendezvous import agree, facts, open_store
-from tutti.train.run.safety import (
-    check_arithmetic,
-    explain_memory,
-    find_culprit,
-    hardware_differences,
-)
+from tutti.train.run.safety import check_arithmetic, explain_memory, hardware_differences
 from tutti.train.run.samples import sample_indices
 from tutti.train.run.step_tensors import StepTensors
 from tutti.train.run.tracing import Tracer
@@ -64,8 +59,15 @@ CHECKPOINTS, EXPORT = "checkpoints", "huggingface"
 class Worker:
     """A rank of a job, from its start to its end."""
 
-    def __init__(self, job: Job, rank: int, events: Events) -> None:
+    def __init__(
+        self,
+        job: Job,
+        rank: int,
+        events: Events,
+        failed: Callable[[BaseException], None] = lambda _error: None,
+    ) -> None:
         self.job, self.rank, self.events = job, rank, events
+        self._failed = failed  # hears of an error before anything is closed for it
         self.config, self.plan, self.spec = job.config, job.plan, job.spec
         self.world = job.plan.num_ranks
         self.seat = Seats(job.plan, job.spec)[rank]
@@ -80,32 +82,27 @@ class Worker:
         for line in hardware_differences(self.accelerator, chip):
             self.events.send("warning", text=f"rank {self.rank} ({self.position}): {line}")
         with ExitStack() as stack:
-            stack.enter_context(self._signals())
+            leaving = stack.enter_context(Leaving(self.rank, self._failed))
+            stack.enter_context(asking(self._ask_to_stop))
             try:
                 self._join(stack)
                 self._build()
                 self._load(stack, resume=resume)
                 return self._train(stack)
             except torch.OutOfMemoryError as error:
-                raise TuttiError(explain_memory(self, error)) from error
+                cause = TuttiError(explain_memory(self, error))
+                leaving.tell(cause)
+                raise cause from error
+            except BaseException as error:
+                leaving.tell(error)
+                raise
 
     def _say(self, text: str) -> None:
         self.events.send("say", text=text)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Let SIGTERM and Ctrl-C end the run after the step at hand."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            del number, frame
-            self._stop = True
-
-        before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _ask_to_stop(self) -> None:
+        """Let the run end after the step at hand."""
+        self._stop = True
 
     # --- the start -------------------------------------------------------------------------
 
@@ -283,6 +280,7 @@ class Worker:
                 validation.append((step + 1, self._validate(step + 1)))
             stopping = result.signals > 0
             if self._due(step + 1) and not stopping:
+                self._meet()
                 self.checkpointer.save(self.engine, self.progress)
             if stopping:
                 self._say(f"asked to stop: saving at step {step + 1}")
@@ -292,7 +290,13 @@ class Worker:
             rows = range(first * self.plan.job.global_batch, last)
             tokens = np.stack([self.data.train.row(sample).tokens for sample in rows])
             kept.write_facts(tokens, seed=config.seed, cluster=self.job.cluster.name)
+        self._meet()
         return self._finish(first, losses, validation, seconds)
+
+    def _meet(self) -> None:
+        """Make sure that all ranks are there: what waits for a save does not say who is not."""
+        if self.world > 1:
+            self.comm.barrier().wait()
 
     def _step_tensors(self, stack: ExitStack) -> StepTensors | None:
         """Open where every step's gradients and weights are kept, if that is wanted."""

@@ -27,10 +27,10 @@ from tutti.simulate.estimate import estimate  # noqa: E402
 from tutti.train.alone import NoLinks  # noqa: E402
 from tutti.train.checkpoint import Alone  # noqa: E402
 from tutti.train.engine import Engine  # noqa: E402
+from tutti.train.run.culprit import find_culprit  # noqa: E402
 from tutti.train.run.safety import (  # noqa: E402
     check_arithmetic,
     explain_memory,
-    find_culprit,
     hardware_differences,
 )
 
