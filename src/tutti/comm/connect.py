@@ -49,7 +49,7 @@ from tutti.cost.links import GroupLinks
 from tutti.cost.tuned import Tuned
 from tutti.errors import InputError
 from tutti.hardware.profile import Profile
-from tutti.launch.secret import Secret, all_here, find_secret, new_secret
+from tutti.launch.secret import Secret, all_here, find_secret
 
 ADDRESSES = "TUTTI_COMM_ADDRESSES"  # one per NIC, comma-separated
 
@@ -102,7 +102,7 @@ def connect(
         raise InputError(f"rank {rank} of {world}; ranks count from 0")
     settings = settings or Settings()
     if secret is None:
-        secret = Secret(new_secret().encode()) if world == 1 else find_secret(os.environ)
+        secret = find_secret(os.environ, world)
     known = place or Place()
     if not known.host:
         known = dataclasses.replace(known, host=this_host())

@@ -50,8 +50,8 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def find_secret(environ: Mapping[str, str]) -> Secret:
-    """Return the secret of the job that this process is a rank of.
+def find_secret(environ: Mapping[str, str], ranks: int | None = None) -> Secret:
+    """Return the secret of the job that this process is a rank of; it has `ranks`, or WORLD_SIZE.
 
     Processes that one agent of torchrun started on one machine need not be given any: the first of
     them leaves one for the others, in a file of this user's.
@@ -61,7 +61,7 @@ def find_secret(environ: Mapping[str, str]) -> Secret:
     if environ.get(SECRET_FILE):
         path = Path(environ[SECRET_FILE])
         return _of_text(_read_private(path, f"{SECRET_FILE}={path}"), f"{SECRET_FILE}={path}")
-    world = environ.get("WORLD_SIZE", "1")
+    world = environ.get("WORLD_SIZE", "1") if ranks is None else str(ranks)
     if world == "1":
         return Secret(new_secret().encode())
     if environ.get("LOCAL_WORLD_SIZE") == world and "TORCHELASTIC_RUN_ID" in environ:
