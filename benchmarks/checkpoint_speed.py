@@ -26,8 +26,10 @@ import torch
 import torch.distributed as dist
 
 from tutti.accelerator import open_accelerator
+from tutti.comm import connect
 from tutti.comm.ranks import LocalRanks
 from tutti.hardware.cluster import Cluster
+from tutti.launch.secret import SECRET, new_secret
 from tutti.models import ModelSpec, load_model
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS, Job
@@ -58,29 +60,31 @@ def plan_for(ranks: int) -> Plan:
 def rank_main(rank: int, ranks: int, port: int, folder: str, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     store = dist.PrefixStore(f"job-{ranks}", dist.TCPStore("127.0.0.1", port))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    comm = connect(store, rank, ranks)
     plan = plan_for(ranks)
     links = cast(Links, None)  # nothing is sent: no step is made
     engine = Engine(plan, model(), rank, open_accelerator("cpu"), links)
     initialize(engine.model)  # type: ignore[arg-type]
     engine.take_masters()
     figures: dict[str, Any] = {"bytes": sum(p.memory.nbytes for p in kept_pieces(engine))}
-    together = Processes()
+    together = Processes(comm)
     target = Path(folder) / f"ranks-{ranks}"
     for name, asynchronous in (("synchronous", False), ("asynchronous", True)):
         settings = CheckpointSettings(keep_last=1, asynchronous=asynchronous)
         keeper = Checkpointer(target, settings, together)
         for step in range(1, repeats + 2):
-            dist.barrier()
+            comm.barrier().wait()
             keeper.save(engine, Progress(step=step))
         keeper.close()
         figures[name] = [saved.writing_s for saved in keeper.history[1:]]
         if asynchronous:
             figures["stall"] = [saved.staging_s for saved in keeper.history]
-    figures["load"] = [timed(lambda: keeper.load(engine), dist.barrier) for _ in range(repeats)]
+    figures["load"] = [
+        timed(lambda: keeper.load(engine), comm.barrier().wait) for _ in range(repeats)
+    ]
     if ranks == 1:
         figures |= peers(engine, Path(folder) / "peers", repeats)
-    dist.destroy_process_group()
+    comm.close()
     return figures
 
 
@@ -125,6 +129,7 @@ def peers(engine: Engine, folder: Path, repeats: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
+    os.environ.setdefault(SECRET, new_secret())
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--folder", type=Path, default=Path())
     words.add_argument("--repeats", type=int, default=3)

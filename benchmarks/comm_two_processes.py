@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import tempfile
@@ -177,6 +178,7 @@ def mps() -> Iterator[bool]:
 
 def main() -> None:
     """Start both ranks."""
+    os.environ.setdefault("TUTTI_SECRET", secrets.token_hex(32))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20)

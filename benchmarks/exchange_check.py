@@ -8,6 +8,7 @@ the receiver's buffers are memory that compute has just let go.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -16,6 +17,7 @@ import torch
 from tutti.accelerator import open_accelerator
 from tutti.comm.connect import connect
 from tutti.comm.ranks import LocalRanks
+from tutti.launch.secret import SECRET, new_secret
 from tutti.train.run.local import free_port
 
 
@@ -71,6 +73,7 @@ def one(
 
 
 def main() -> None:
+    os.environ.setdefault(SECRET, new_secret())
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     ranks = LocalRanks(2)
     for rows, count, busy in ((16, 50, 2), (512, 40, 4), (4096, 40, 4)):

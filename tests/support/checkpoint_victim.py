@@ -22,7 +22,7 @@ import torch
 
 from tests.support.any_plan import FOUR, PLAIN, Draft, level
 from tests.support.checkpointing import train
-from tests.support.rank_checkpointing import begin, controlled
+from tests.support.rank_checkpointing import begin
 from tests.support.rank_training import joined
 from tests.support.training import in_fp32
 from tutti.accelerator import open_accelerator
@@ -59,21 +59,20 @@ def main(folder: Path, port: int, job: str, rank: int, steps: int, event: int) -
     spec = PLAN.model.spec
     assert spec is not None
     comm = joined(rank, port, job, PLAN.num_ranks)
-    with controlled(rank, port, job, PLAN.num_ranks):
-        engine = Engine(
-            PLAN, spec, rank, open_accelerator("cpu"), CommLinks(comm, PLAN, spec), clip_norm=1.0
-        )
-        if event:
-            kill_at(event, folder)
-        keeper = Checkpointer(folder, CheckpointSettings(keep_last=2), Processes())
-        begin(engine, keeper)
-        print(json.dumps({"first": engine.step_number}), flush=True)
-        while engine.step_number < steps:
-            loss = train(engine, 1)[0]
-            print(json.dumps({"step": engine.step_number, "loss": loss}), flush=True)
-            keeper.save(engine, Progress(step=engine.step_number))
-        keeper.close()
-        comm.close()
+    engine = Engine(
+        PLAN, spec, rank, open_accelerator("cpu"), CommLinks(comm, PLAN, spec), clip_norm=1.0
+    )
+    if event:
+        kill_at(event, folder)
+    keeper = Checkpointer(folder, CheckpointSettings(keep_last=2), Processes(comm))
+    begin(engine, keeper)
+    print(json.dumps({"first": engine.step_number}), flush=True)
+    while engine.step_number < steps:
+        loss = train(engine, 1)[0]
+        print(json.dumps({"step": engine.step_number, "loss": loss}), flush=True)
+        keeper.save(engine, Progress(step=engine.step_number))
+    keeper.close()
+    comm.close()
 
 
 def fork(rank: int, folder: Path, port: int, job: str, steps: int, event: int) -> int:

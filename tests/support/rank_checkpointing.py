@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from tests.support.checkpointing import kept, train
 from tests.support.rank_pool import RankPool
@@ -28,8 +23,6 @@ from tutti.train.checkpoint import (
 from tutti.train.comm_links import CommLinks
 from tutti.train.engine import Engine
 
-TIMEOUT_S = 60.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
@@ -39,18 +32,6 @@ class Ran:
     losses: list[float]
     kept: list[Any]  # at the last save
     saves: list[Saved]
-
-
-@contextmanager
-def controlled(rank: int, port: int, job: str, size: int) -> Iterator[None]:
-    """Give the process torch.distributed for a while, as a worker has it."""
-    store = dist.PrefixStore(f"{job}/control", dist.TCPStore("127.0.0.1", port))
-    timeout = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def run_one(
@@ -67,23 +48,22 @@ def run_one(
     spec = plan.model.spec
     assert spec is not None
     comm = joined(rank, port, job, plan.num_ranks)
-    with controlled(rank, port, job, plan.num_ranks):
-        links = CommLinks(comm, plan, spec)
-        engine = Engine(plan, spec, rank, open_accelerator("cpu"), links, clip_norm=1.0)
-        keeper = Checkpointer(folder, settings, Processes())
-        begin(engine, keeper)
-        first, losses, state = engine.step_number, [], []
-        for _ in range(steps):
-            losses += train(engine, 1)
-            keeper.poll()
-            if engine.step_number == save_after:
-                state = [(k, s, v.numpy()) for k, s, v in kept(engine)]
-                keeper.save(engine, Progress(step=engine.step_number, samples=7))
-        loaded = [(k, s, v.numpy()) for k, s, v in kept(engine)] if steps == 0 else state
-        keeper.close()
-        comm.barrier().wait()
-        comm.close()
-        return Ran(first=first, losses=losses, kept=loaded, saves=keeper.history)
+    links = CommLinks(comm, plan, spec)
+    engine = Engine(plan, spec, rank, open_accelerator("cpu"), links, clip_norm=1.0)
+    keeper = Checkpointer(folder, settings, Processes(comm))
+    begin(engine, keeper)
+    first, losses, state = engine.step_number, [], []
+    for _ in range(steps):
+        losses += train(engine, 1)
+        keeper.poll()
+        if engine.step_number == save_after:
+            state = [(k, s, v.numpy()) for k, s, v in kept(engine)]
+            keeper.save(engine, Progress(step=engine.step_number, samples=7))
+    loaded = [(k, s, v.numpy()) for k, s, v in kept(engine)] if steps == 0 else state
+    keeper.close()
+    comm.barrier().wait()
+    comm.close()
+    return Ran(first=first, losses=losses, kept=loaded, saves=keeper.history)
 
 
 def begin(engine: Engine, keeper: Checkpointer) -> None:

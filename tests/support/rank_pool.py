@@ -18,7 +18,9 @@ import torch
 import torch.distributed as dist
 
 from tutti.comm.ranks import LocalRanks, RankError
+from tutti.launch.secret import Secret
 
+SECRET = Secret(b"what the ranks of tests know of each other")
 _IMPORTS = ("tutti.train.comm_links", "tutti.train.engine", "tests.support.training")
 
 

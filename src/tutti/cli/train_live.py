@@ -67,7 +67,7 @@ class LiveRun:
     def hear(self, event: RankEvent) -> None:
         """Take an event of a rank."""
         values = dict(event.values)
-        if event.rank != 0 and event.kind != "warning":
+        if event.rank != 0 and event.kind not in ("warning", "stranger"):
             return
         if event.kind == "step":
             self._step = values
@@ -75,7 +75,7 @@ class LiveRun:
             self._said = ""
         elif event.kind == "validation":
             self._validation = f"validation loss {values['loss']:.4f} at step {values['step']}"
-        elif event.kind in ("say", "warning"):
+        elif event.kind in ("say", "warning", "stranger"):
             self._said = str(values["text"])
         if self._live is None and self._wanted:
             self._print(event.kind, values)

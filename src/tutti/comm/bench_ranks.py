@@ -19,10 +19,15 @@ from tutti.comm.bed import BedSpec, bed_ranks
 from tutti.comm.bench import Options, Row
 from tutti.comm.communicator import Communicator
 from tutti.comm.connect import connect
+from tutti.comm.meeting import open_store
 from tutti.comm.places import Place
+from tutti.comm.store import PrefixedStore
 from tutti.comm.wires import measured_links, nominal_links
 from tutti.errors import InputError
 from tutti.hardware.profile import CollectiveTime, LinkFigure, Profile
+from tutti.launch.secret import Secret, all_here, find_secret, new_secret
+
+_MEETING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +46,17 @@ def bench_on_bed(
 ) -> Outcome:
     """Measure in a test bed; `judge` measures twice to see what the automatic choice loses."""
     with bed_ranks(spec) as (bed, ranks), tempfile.TemporaryDirectory() as folder:
-        before = bed.sent_bytes()
+        before, secret = bed.sent_bytes(), Secret(new_secret().encode())
         answers = ranks.run(
-            _bed_rank, range(spec.world), spec, folder, options, profile, judge, timeout_s=3600
+            _bed_rank,
+            range(spec.world),
+            spec,
+            folder,
+            options,
+            profile,
+            judge,
+            secret,
+            timeout_s=3600,
         )
         after = bed.sent_bytes()
     found: Outcome = answers[0]
@@ -51,7 +64,13 @@ def bench_on_bed(
 
 
 def _bed_rank(
-    rank: int, spec: BedSpec, folder: str, options: Options, profile: Profile | None, judge: bool
+    rank: int,
+    spec: BedSpec,
+    folder: str,
+    options: Options,
+    profile: Profile | None,
+    judge: bool,
+    secret: Secret,
 ) -> Outcome:
     os.environ["GLOO_SOCKET_IFNAME"] = f"nic{spec.rail(rank)}"
     store = FileStore(f"{folder}/gloo", spec.world)
@@ -61,6 +80,7 @@ def _bed_rank(
         world=spec.world,
         store=lambda name: FileStore(f"{folder}/{name}", spec.world),
         place=spec.place(rank),
+        secret=secret,
     )
     try:
         return _outcome(joining, options, profile, judge)
@@ -79,13 +99,18 @@ def bench_under_torchrun(
     if accelerator is not None:
         place = Place(native=accelerator.collective_backend, device=str(accelerator.device))
         options = replace(options, device=str(accelerator.device))
+    secret = find_secret(os.environ)
+    if all_here(os.environ):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo")
-    meeting: Any = dist.distributed_c10d._get_default_store()
+    board: Any = dist.distributed_c10d._get_default_store()
+    store = open_store(secret, _MEETING_S, board=PrefixStore("tutti-bench", board))
     joining = Joining(
         rank=rank,
         world=world,
-        store=lambda name: PrefixStore(f"tutti-bench/{name}", meeting),
+        store=lambda name: PrefixedStore(name, store),
         place=place,
+        secret=secret,
         accelerator=accelerator,
     )
     try:
@@ -112,6 +137,7 @@ class Joining:
     world: int
     store: Callable[[str], Any]
     place: Place
+    secret: Secret
     accelerator: Accelerator | None = None
 
     def connect(self, name: str, profile: Profile | None) -> Communicator:
@@ -124,7 +150,8 @@ class Joining:
             accelerator=self.accelerator,
             profile=profile,
             timeout_s=120.0,
-            start_timeout_s=60.0,
+            start_timeout_s=_MEETING_S,
+            secret=self.secret,
         )
 
 

@@ -8,7 +8,7 @@ sizes; what runs is chosen by the cost model. Tensors must not be touched until 
 from __future__ import annotations
 
 import itertools
-import pickle
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +56,18 @@ class Communicator:
         Only its members call this; those who share several groups make them in the same order.
         Groups of the same ranks with different names have nothing to do with each other.
         """
-        return self._shared.make_group(ranks, name)
+        return self._shared.make_group(ranks, name, None)
+
+    def control(self, name: str, timeout_s: float | None = None) -> Communicator:
+        """Return a communicator of the same ranks for what hosts tell each other.
+
+        Its tensors are the host's, also where an emulated chip's lie there. It has a time-out of
+        its own, for those who wait while one rank writes for all.
+        """
+        limit = self._shared.timeout_s if timeout_s is None else timeout_s
+        made = self._shared.make_group(self.ranks, name, limit)
+        assert made is not None
+        return made
 
     def close(self) -> None:
         """Leave: others are told, connections closed, threads ended."""
@@ -300,14 +311,32 @@ class Communicator:
             Call(operation=Operation.BARRIER, counts=1, given=token, wanted=token, reduction="max")
         )
 
-    def gather_objects(self, value: object) -> list[Any]:
-        """Return every rank's value, by ascending rank; they are pickled."""
-        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    # --- plain values ----------------------------------------------------------------------
+
+    def gather_values(self, value: Any, root: int | None = None) -> list[Any] | None:
+        """Return every rank's value, by ascending rank; with a root there only, None elsewhere.
+
+        A value is what JSON can say: nothing that a rank sends can be more than that.
+        """
+        data = _json_bytes(value)
         lengths = self.all_gather(torch.tensor([data.numel()])).wait().tolist()
-        found = self.all_gather(data, counts=lengths).wait()
-        starts = [0, *itertools.accumulate(lengths)]
-        pieces = itertools.pairwise(starts)
-        return [pickle.loads(found[a:b].numpy().tobytes()) for a, b in pieces]
+        if root is None:
+            found = self.all_gather(data, counts=lengths).wait()
+        else:
+            found = self.gather(data, root, counts=lengths).wait()
+        if root not in (None, self.rank):
+            return None
+        pieces = itertools.pairwise([0, *itertools.accumulate(lengths)])
+        return [_json_value(found[a:b]) for a, b in pieces]
+
+    def broadcast_value(self, value: Any, root: int) -> Any:
+        """Return the root's value on every rank."""
+        data = _json_bytes(value) if self.rank == root else None
+        length = torch.tensor([0 if data is None else data.numel()])
+        size = int(self.broadcast(length, root).wait())
+        if data is None:
+            data = torch.empty(size, dtype=torch.uint8)
+        return _json_value(self.broadcast(data, root).wait())
 
     # --- how -------------------------------------------------------------------------------
 
@@ -327,3 +356,11 @@ class Communicator:
                 f"due are {elements} of {like.dtype}"
             )
         return output
+
+
+def _json_bytes(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _json_value(data: Tensor) -> Any:
+    return json.loads(data.numpy().tobytes())

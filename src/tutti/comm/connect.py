@@ -1,4 +1,4 @@
-"""connect: from a store and a rank to a communicator of all ranks.
+"""connect: from a store, a rank and a secret to a communicator of all ranks.
 
 Ranks tell each other their places through the store, check that they agree (versions, settings,
 overrides), and build the same topology: a rank with another idea of the job is named, instead of
@@ -14,16 +14,18 @@ import dataclasses
 import hashlib
 import json
 import os
+import secrets
 import socket
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import Store as TorchStore
 
 from tutti.accelerator import Accelerator
 from tutti.comm.choice import VARIABLE, Chooser
@@ -37,32 +39,19 @@ from tutti.comm.move import Buffers, DeviceMover, HostMover
 from tutti.comm.native import make_group
 from tutti.comm.places import Place, Topology
 from tutti.comm.reactor import Reactor, near_processors
+from tutti.comm.store import Store
 from tutti.comm.transport import shared as shared_memory
 from tutti.comm.transport import tcp
 from tutti.comm.transport.link import LinkOwner, Settings
+from tutti.comm.trust import Key
 from tutti.comm.wires import comm_links
 from tutti.cost.links import GroupLinks
 from tutti.cost.tuned import Tuned
 from tutti.errors import InputError
 from tutti.hardware.profile import Profile
+from tutti.launch.secret import Secret, all_here, find_secret
 
 ADDRESSES = "TUTTI_COMM_ADDRESSES"  # one per NIC, comma-separated
-
-
-class Store(Protocol):
-    """What we use of torch.distributed's stores."""
-
-    def set(self, key: str, value: str) -> None:
-        """Write a value."""
-
-    def get(self, key: str) -> bytes:
-        """Read a value, waiting for it."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Tell whether all keys are there."""
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Wait until all keys are there."""
 
 
 def this_host() -> str:
@@ -78,6 +67,8 @@ def _own_addresses() -> tuple[str, ...]:
     given = os.environ.get(ADDRESSES, "")
     if given:
         return tuple(part.strip() for part in given.split(",") if part.strip())
+    if all_here(os.environ):
+        return ("127.0.0.1",)
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((master, 9))  # sends nothing; tells which address of ours leads there
@@ -96,16 +87,22 @@ def connect(
     profile: Profile | None = None,
     timeout_s: float = 300.0,
     start_timeout_s: float = 120.0,
+    secret: Secret | None = None,
+    stranger: Callable[[str], None] | None = None,
 ) -> Communicator:
     """Return the communicator of all `world` ranks.
 
     `place` says what is known of this rank's island, rail, NIC and addresses; what it leaves out is
     found. `accelerator` is needed for device tensors. `profile` holds measured links and programs.
-    `timeout_s` is how long an operation may be without progress.
+    `timeout_s` is how long an operation may be without progress. `secret` is what the ranks prove
+    to each other on every connection; it is found in the environment unless it is given. `stranger`
+    is told who was turned away (by default, the log).
     """
     if not 0 <= rank < world:
         raise InputError(f"rank {rank} of {world}; ranks count from 0")
     settings = settings or Settings()
+    if secret is None:
+        secret = find_secret(os.environ, world)
     known = place or Place()
     if not known.host:
         known = dataclasses.replace(known, host=this_host())
@@ -114,7 +111,7 @@ def connect(
     listeners, known = _listen(known, rank)
     start = _Start(store, rank, world, start_timeout_s)
     try:
-        session = start.session()
+        key = Key(secret, "mesh", start.session())
         topology = start.topology(known)
         start.agree(
             protocol=PROTOCOL,
@@ -128,7 +125,7 @@ def connect(
         listeners.close()
         raise
     return _Job(store, rank, topology, settings, accelerator, profile, timeout_s).open(
-        listeners, session
+        listeners, key, stranger
     )
 
 
@@ -140,13 +137,23 @@ def _fingerprint(profile: Profile | None) -> str:
 
 def _listen(place: Place, rank: int) -> tuple[Listeners, Place]:
     """Open the sockets on which this rank is reached, and say where in its place."""
-    server = tcp.listen("::" if ":" in place.addresses[0] else "0.0.0.0")
+    server = _listen_at(place.addresses)
     local, name = None, ""
     if hasattr(os, "memfd_create") and hasattr(socket, "send_fds"):
         name = f"tutti-{os.getpid()}-{rank}-{uuid.uuid4().hex[:8]}"
         local = shared_memory.listen(name)
     port = server.getsockname()[1]
     return Listeners(server, local), dataclasses.replace(place, port=port, local_name=name)
+
+
+def _listen_at(addresses: tuple[str, ...]) -> socket.socket:
+    """Listen where others reach this rank, and nowhere else where that can be."""
+    if len(addresses) == 1:
+        with contextlib.suppress(OSError):  # declared, but an address of somebody in between
+            return tcp.listen(addresses[0])
+    elif all(address.startswith("127.") for address in addresses):
+        return tcp.listen("127.0.0.1")
+    return tcp.listen("::" if ":" in addresses[0] else "0.0.0.0")
 
 
 class _Start:
@@ -159,9 +166,9 @@ class _Start:
         self._timeout_s = timeout_s
 
     def session(self) -> str:
-        """Return a name that only the ranks of this job know."""
+        """Return a name that no other start of the job, nor another job, has."""
         if self._rank == 0:
-            self._store.set("tutti/session", uuid.uuid4().hex)
+            self._store.set("tutti/session", secrets.token_hex(16))
         self._wait(["tutti/session"], [0])
         return self._store.get("tutti/session").decode()
 
@@ -235,7 +242,9 @@ class _Job:
         self._made: dict[tuple[tuple[int, ...], str], int] = {}  # how often, by ranks and name
         self._shared: Shared | None = None
 
-    def open(self, listeners: Listeners, session: str) -> Communicator:
+    def open(
+        self, listeners: Listeners, key: Key, stranger: Callable[[str], None] | None
+    ) -> Communicator:
         """Start the executor and return the communicator of all ranks."""
         place = self._topology.places[self._rank]
         reactor = Reactor(f"tutti-comm-{self._rank}", processors=near_processors(place.numa))
@@ -243,7 +252,7 @@ class _Job:
         mover = None if accelerator is None else DeviceMover(accelerator, reactor)
         owner = LinkOwner(
             rank=self._rank,
-            session=session,
+            key=key,
             settings=self._settings,
             reactor=reactor,
             host_mover=HostMover(),
@@ -253,7 +262,7 @@ class _Job:
             replied=lambda *_: None,
             broken=lambda *_: None,
         )
-        executor = Executor(owner, self._topology, listeners)
+        executor = Executor(owner, self._topology, listeners, stranger)
         self._shared = Shared(
             executor=executor,
             accelerator=accelerator,
@@ -268,22 +277,34 @@ class _Job:
         assert world is not None
         return world
 
-    def group(self, ranks: Sequence[int], name: str = "") -> Communicator | None:
-        """Return a communicator of some ranks; only they need to call this."""
+    def group(
+        self, ranks: Sequence[int], name: str = "", control_s: float | None = None
+    ) -> Communicator | None:
+        """Return a communicator of some ranks; only they need to call this.
+
+        With `control_s` its messages are between hosts, whatever the chips, and that is its
+        time-out.
+        """
         group = self._topology.group(ranks)
         if self._rank not in group.ranks:
             return None
         key = (tuple(sorted(group.ranks)), name)
         self._made[key] = self._made.get(key, 0) + 1
         number = group_number(*key, self._made[key])
-        native = self._native_groups(number, group)
         assert self._shared is not None
+        shared, native = self._shared, frozenset[int]()
+        if control_s is None:
+            native = self._native_groups(number, group)
+        else:
+            shared = dataclasses.replace(
+                shared, accelerator=None, emulated=False, timeout_s=control_s
+            )
         chooser = Chooser(
             self.links(group),
             Tuned(() if self._profile is None else self._profile.collectives),
             connections=self._settings.connections,
         )
-        return Communicator(self._shared, number, group, chooser, native)
+        return Communicator(shared, number, group, chooser, native)
 
     def links(self, group: Any) -> GroupLinks:
         """Return what the group's edges are made of, measured where the profile knows."""
@@ -298,7 +319,11 @@ class _Job:
             if not backend:
                 continue
             if not dist.is_initialized():
-                prefixed = PrefixStore("tutti/native", self._store)  # type: ignore[arg-type]
+                if not isinstance(self._store, TorchStore):
+                    raise InputError(
+                        f"{backend} meets through torch.distributed: call init_process_group first"
+                    )
+                prefixed = PrefixStore("tutti/native", self._store)
                 dist.init_process_group(
                     "gloo", store=prefixed, rank=self._rank, world_size=self._topology.size
                 )

@@ -51,7 +51,13 @@ class _Answer:
 class Executor:
     """All operations of this rank."""
 
-    def __init__(self, owner: LinkOwner, topology: Topology, listeners: Listeners) -> None:
+    def __init__(
+        self,
+        owner: LinkOwner,
+        topology: Topology,
+        listeners: Listeners,
+        stranger: Callable[[str], None] | None = None,
+    ) -> None:
         self._owner = owner
         self.rank = owner.rank
         self.buffers: Buffers = owner.buffers
@@ -66,7 +72,12 @@ class Executor:
         owner.replied = self._replied
         owner.broken = self._broken
         owner.reactor.on_failure = self._crashed
-        events = Events(control=self._control, broken=self._broken, failed=self._mismatched)
+        events = Events(
+            control=self._control,
+            broken=self._broken,
+            failed=self._mismatched,
+            stranger=stranger,
+        )
         self._mesh = Mesh(owner, topology, listeners, events)
         owner.reactor.call(self._open)
 

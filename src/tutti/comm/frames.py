@@ -1,4 +1,4 @@
-"""Frames: what travels on a connection, a fixed header and then its payload.
+"""Frames: what travels on a connection of two ranks, a fixed header and then its payload.
 
 A `Tag` says which message a frame belongs to: group, number of the operation in that group, and the
 place in its program. Both ends derive it from the program, so nothing has to be negotiated.
@@ -11,15 +11,15 @@ import json
 import struct
 from typing import Any, NamedTuple
 
-PROTOCOL = 2
+PROTOCOL = 3
 _HEADER = struct.Struct("<B3xQQIIIIIQQQQ")
 HEADER_BYTES = _HEADER.size
+MOST_CONTROL_BYTES = 1 << 20  # of a control frame's payload
 
 
 class Kind(enum.IntEnum):
     """What a frame says."""
 
-    HELLO = 1  # who connects, and what for
     DATA = 2  # a fragment, its bytes in the payload
     SHARED = 3  # a fragment, its bytes in shared memory at `place`
     FREE = 4  # the shared memory that a fragment had at `place` is free again

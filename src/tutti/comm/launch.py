@@ -42,7 +42,7 @@ class Shared:
     accelerator: Accelerator | None  # None: tensors lie on the host
     emulated: bool  # the chip is emulated on the host, but its tensors count as its own
     timeout_s: float
-    make_group: Callable[[Sequence[int], str], Communicator | None]
+    make_group: Callable[[Sequence[int], str, float | None], Communicator | None]
     close: Callable[[], None]
 
 

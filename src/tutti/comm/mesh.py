@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tutti.comm import frames
-from tutti.comm.frames import HEADER_BYTES, Frame, Kind
+from tutti.comm.door import Door, Strangers
+from tutti.comm.frames import MOST_CONTROL_BYTES, Frame, Kind
 from tutti.comm.inbox import Inbox
 from tutti.comm.places import Topology
 from tutti.comm.transport.connection import Connection, Handler
 from tutti.comm.transport.link import LinkOwner, Opens, OutLink, plug_in, receive_control
 from tutti.comm.transport.shared import SharedLink, SharedReader, receive_memory
 from tutti.comm.transport.tcp import TcpLink, tune
+from tutti.comm.trust import Called
 
 _TRANSPORTS: dict[str, Opens] = {"tcp": TcpLink, "shared": SharedLink}
 
@@ -45,13 +47,14 @@ class Events:
     control: Callable[[int, Kind, dict[str, Any], Connection], None]
     broken: Callable[[int, str], None]
     failed: Callable[[int, BaseException], None]
+    stranger: Callable[[str], None] | None = None  # one was turned away, and who
 
 
 @dataclass(slots=True)
 class _Incoming:
-    """A connection that came in; its peer is known after the hello."""
+    """A connection that came in, of a rank that has proven itself."""
 
-    peer: int = -1
+    peer: int
     payload: bytearray = field(default_factory=bytearray)
     reader: SharedReader | None = None
     connection: Connection | None = None
@@ -71,14 +74,16 @@ class Mesh:
         self._inboxes: dict[int, Inbox] = {}
         self._incoming: list[_Incoming] = []
         self._left: set[int] = set()
+        self._doors: list[Door] = []
 
     def open(self) -> None:
         """Listen, and open the links on which news spreads."""
-        reactor, listeners = self._owner.reactor, self._listeners
-        reactor.watch(listeners.tcp, lambda: self._accept(listeners.tcp), None)
+        listeners = self._listeners
+        self._doors = [self._door(listeners.tcp, self._admit)]
         if listeners.local is not None:
-            local = listeners.local
-            reactor.watch(local, lambda: self._accept(local), None)
+            self._doors.append(self._door(listeners.local, self._admit_local))
+        for door in self._doors:
+            door.open()
         for peer in self.neighbours():
             with contextlib.suppress(OSError):  # it left at once; whoever needs it will be told
                 self.out(peer)
@@ -118,30 +123,36 @@ class Mesh:
 
     # --- connections that come in ----------------------------------------------------------
 
-    def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                sock, _ = listener.accept()
-                if listener is self._listeners.local:
-                    self._greet_local(sock)
-                else:
-                    tune(sock)
-                    self._greet(sock, _Incoming())
+    def _door(self, listener: socket.socket, admit: Callable[[socket.socket, int], None]) -> Door:
+        """Return a door through which ranks of this job come, and nobody else."""
+        owner, size = self._owner, self._topology.size
+        where = f"rank {owner.rank}'s local socket"
+        if listener.family != socket.AF_UNIX:
+            where = f"rank {owner.rank}'s port {listener.getsockname()[1]}"
+        strangers = Strangers(where, self._events.stranger)
+        return Door(
+            owner.reactor, listener, lambda: Called(owner.key, owner.rank, size), admit, strangers
+        )
 
-    def _greet_local(self, sock: socket.socket) -> None:
+    def _admit(self, sock: socket.socket, peer: int) -> None:
+        try:
+            tune(sock)
+        except OSError:  # it has left already
+            sock.close()
+            return
+        self._greet(sock, _Incoming(peer))
+
+    def _admit_local(self, sock: socket.socket, peer: int) -> None:
         """Wait for the memory that comes first on a local socket."""
-        sock.setblocking(False)
 
         def ready() -> None:
             self._owner.reactor.watch(sock, None, None)
             try:
                 memory = receive_memory(sock)
             except (OSError, IndexError, ValueError):
-                sock.close()  # no rank of ours
+                sock.close()  # it ended before it had sent anything
                 return
-            incoming = _Incoming()
-            incoming.reader = SharedReader(memory, self._owner)
-            self._greet(sock, incoming)
+            self._greet(sock, _Incoming(peer, reader=SharedReader(memory, self._owner)))
 
         self._owner.reactor.watch(sock, ready, None)
 
@@ -155,10 +166,9 @@ class Mesh:
         incoming.connection = Connection(self._owner.reactor, sock, handler)
 
     def _room(self, incoming: _Incoming, frame: Frame) -> list[memoryview]:
-        if receive_control(frame) or incoming.peer < 0:
-            if frame.length > 1 << 20 or (incoming.peer < 0 and frame.kind is not Kind.HELLO):
-                self._refuse(incoming)
-                return [memoryview(bytearray(HEADER_BYTES))]
+        if receive_control(frame):
+            if frame.length > MOST_CONTROL_BYTES:
+                raise ValueError(f"a control frame of {frame.length} bytes")
             incoming.payload = bytearray(frame.length)
             return [memoryview(incoming.payload)]
         try:
@@ -174,8 +184,6 @@ class Mesh:
             self.inbox(incoming.peer).arrived(frame)
         elif frame.kind is Kind.SHARED and incoming.reader is not None:
             self._take_shared(incoming, frame, connection)
-        elif frame.kind is Kind.HELLO:
-            self._hello(incoming)
         elif frame.kind is Kind.BYE:
             self._left.add(incoming.peer)
         else:
@@ -189,25 +197,12 @@ class Mesh:
         except ValueError as error:
             self._events.failed(incoming.peer, error)
 
-    def _hello(self, incoming: _Incoming) -> None:
-        hello = frames.read(incoming.payload)
-        if hello.get("session") != self._owner.session:
-            self._refuse(incoming)
-            return
-        incoming.peer = int(hello["rank"])
-
-    def _refuse(self, incoming: _Incoming) -> None:
-        """Close a connection that is none of our job's."""
-        if incoming.connection is not None:
-            incoming.connection.close()
-        self._incoming.remove(incoming)
-
     def _closed(self, incoming: _Incoming, reason: str) -> None:
         if incoming in self._incoming:
             self._incoming.remove(incoming)
         if incoming.reader is not None:
             incoming.reader.close()
-        if incoming.peer >= 0 and incoming.peer not in self._left:
+        if incoming.peer not in self._left:
             self._events.broken(incoming.peer, reason)
 
     # --- the end ---------------------------------------------------------------------------
@@ -220,9 +215,8 @@ class Mesh:
 
     def close(self) -> None:
         """Close every connection and listener."""
-        for sock in (self._listeners.tcp, self._listeners.local):
-            if sock is not None:
-                self._owner.reactor.watch(sock, None, None)
+        for door in self._doors:
+            door.close()
         self._listeners.close()
         for link in self._outs.values():
             link.close()

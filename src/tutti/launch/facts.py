@@ -20,6 +20,7 @@ from tutti.document import AtLeast, AtMost, Count, Natural, Place, build
 from tutti.errors import InputError, hint
 from tutti.hardware.cluster import Cluster, Pool
 from tutti.launch.hosts import expand_names
+from tutti.launch.secret import SECRET, SECRET_FILE
 
 Port = Annotated[int, AtLeast(1024), AtMost(65535)]
 Variables = Mapping[str, str | int | float]
@@ -28,7 +29,10 @@ Words = tuple[str, ...]
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[\w.:-]+", re.ASCII)
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_OURS = ("TUTTI_NODE", "TUTTI_ATTEMPT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+_OURS = (
+    *("TUTTI_NODE", "TUTTI_ATTEMPT", SECRET, SECRET_FILE),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"),
+)
 
 
 def _check_variables(variables: Variables) -> None:

@@ -1,8 +1,8 @@
 """`--to kubernetes`: a JobSet with one replicated job per pool, or the same under Kubeflow Trainer.
 
-Plan and configuration travel in a ConfigMap; checkpoints go to a volume that every pod mounts. A
-PyTorchJob has one template for the master and one for all workers, so it cannot say what a cluster
-of several kinds of chips needs.
+Plan and configuration travel in a ConfigMap, the job's secret in a Secret; checkpoints go to a
+volume that every pod mounts. A PyTorchJob has one template for the master and one for all workers,
+so it cannot say what a cluster of several kinds of chips needs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from tutti.errors import InputError
 from tutti.launch.apart import mistaken_pools
 from tutti.launch.facts import PoolLaunch, Volume
 from tutti.launch.job import Job, Part
+from tutti.launch.secret import SECRET_NAME, new_secret
 from tutti.launch.templating import render
 
 INPUTS = "/etc/tutti"
@@ -40,6 +41,7 @@ def kubernetes_files(job: Job) -> dict[str, str]:
     kind = job.facts.kubernetes.kind
     return {
         "inputs.yaml": render("inputs.yaml.j2", job=job),
+        f"{SECRET_NAME}.yaml": render("secret.yaml.j2", job=job, secret=new_secret()),
         f"{kind}.yaml": render(f"{kind}.yaml.j2", job=job, jobs=jobs),
     }
 
@@ -145,4 +147,5 @@ def _requests(part: Part) -> dict[str, str]:
 def next_command(job: Job, folder: str) -> str:
     """Return what to type next."""
     kind = job.facts.kubernetes.kind
-    return f"kubectl apply -f {folder}/inputs.yaml -f {folder}/{kind}.yaml"
+    files = ("inputs", SECRET_NAME, kind)
+    return "kubectl apply " + " ".join(f"-f {folder}/{name}.yaml" for name in files)

@@ -7,7 +7,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from tutti.launch.identity import NODE
 from tutti.launch.job import Job
 
 
@@ -31,22 +30,18 @@ class LocalCommand:
 def local_command(job: Job, plan: Path, config: Path | None) -> LocalCommand:
     """Return the command; plan and configuration are read where they are.
 
-    One node of a plan is this machine, with its slots in their order. The ranks of several nodes
-    are numbered as in the plan.
+    It starts the ranks itself, numbered as in the plan. torchrun is not needed for it, whose own
+    rendezvous would listen to every network that this machine is in.
     """
-    part, host = next(job.hosts())
+    part, _ = next(job.hosts())
     if job.num_hosts == 1:
-        environment = {**part.environment(scheduled=False), NODE: host.name}
+        environment = dict(part.launch.environment)
     else:
         threads = max(1, (os.cpu_count() or 1) // job.plan.num_ranks)
         common = {name: str(value) for name, value in job.facts.environment.items()}
         environment = {"OMP_NUM_THREADS": str(threads), **common}
     return LocalCommand(
         words=(
-            *part.launch.facts.launcher,
-            "--standalone",
-            f"--nproc-per-node={job.plan.num_ranks}",
-            "--no-python",
             *job.facts.command,
             *([str(config)] if config is not None else []),
             "--plan",

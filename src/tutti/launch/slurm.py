@@ -15,6 +15,7 @@ from tutti.launch.apart import mistaken_pools
 from tutti.launch.facts import PoolLaunch
 from tutti.launch.hosts import dns_label
 from tutti.launch.job import Job, Part
+from tutti.launch.secret import SECRET_NAME, new_secret
 from tutti.launch.templating import render
 from tutti.launch.torchrun import patterns
 
@@ -38,7 +39,8 @@ def slurm_files(job: Job) -> dict[str, str]:
         all_named=all(part.launch.hosts for part in job.parts),
     )
     start = render("start.sh.j2", job=job, slurm=True, patterns=patterns(job))
-    return {"job.sbatch": script, "start.sh": start, **job.inputs()}
+    secret = {SECRET_NAME: new_secret() + "\n"}
+    return {"job.sbatch": script, "start.sh": start, **secret, **job.inputs()}
 
 
 def _common_options(job: Job) -> list[str]:

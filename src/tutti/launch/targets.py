@@ -13,8 +13,10 @@ from tutti.errors import InputError
 from tutti.files import unwritable, write_text
 from tutti.launch import kubernetes, slurm, torchrun
 from tutti.launch.job import Job
+from tutti.launch.secret import SECRET_NAME
 
 _SCRIPTS = (".sh", ".sbatch")
+_PRIVATE = (SECRET_NAME, f"{SECRET_NAME}.yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ def write_folder(folder: Path, found: Mapping[str, str], *, force: bool = False)
     try:
         for name, text in found.items():
             write_text(staged / name, text)
+            if name in _PRIVATE:
+                (staged / name).chmod(0o600)
             if name.endswith(_SCRIPTS):
                 mode = (staged / name).stat().st_mode
                 (staged / name).chmod(mode | (mode & 0o444) >> 2)  # whoever reads may execute

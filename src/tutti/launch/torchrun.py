@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tutti.launch.containers import wrapper
 from tutti.launch.job import Job, Part
+from tutti.launch.secret import SECRET_NAME, new_secret
 from tutti.launch.templating import render
 
 
@@ -20,6 +21,7 @@ def torchrun_files(job: Job) -> dict[str, str]:
             "start.sh.j2", job=job, slurm=False, patterns=patterns(job), master=master
         ),
         "commands.txt": render("commands.txt.j2", job=job, wrappers=typed, master=master),
+        SECRET_NAME: new_secret() + "\n",
         **job.inputs(),
     }
     if all(part.launch.hosts for part in job.parts):

@@ -87,7 +87,7 @@ class TensorBoard:
 class Prometheus:
     """Gauges that a Prometheus server fetches over HTTP."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
         try:
             import prometheus_client
         except ImportError:
@@ -100,7 +100,7 @@ class Prometheus:
         self._gauges: dict[str, Any] = {}
         try:
             self._server, self._thread = prometheus_client.start_http_server(
-                port, registry=self._registry
+                port, address, registry=self._registry
             )
         except OSError as error:
             raise InputError(

@@ -26,6 +26,7 @@ from tutti.comm.communicator import Communicator
 from tutti.comm.connect import connect
 from tutti.comm.wires import measured_links
 from tutti.cost.arrays import Shape
+from tutti.launch.secret import Secret, new_secret
 from tutti.models.spec import ModelSpec
 from tutti.nn import Batch, Model, Ranks, initialize
 from tutti.nn.parallel import Group, InTurn, shares
@@ -129,7 +130,7 @@ def overlap_on_bed(question: Question) -> Outcome:
     spec = question.bed
     with bed_ranks(spec) as (bed, ranks), tempfile.TemporaryDirectory() as folder:
         before = bed.sent_bytes()
-        arguments = (spec, folder, question)
+        arguments = (spec, folder, question, Secret(new_secret().encode()))
         answers = ranks.run(_bed_rank, range(spec.world), *arguments, timeout_s=3600)
         after = bed.sent_bytes()
     rows, latency_s, bandwidth = answers[0][:3]
@@ -143,11 +144,13 @@ def overlap_on_bed(question: Question) -> Outcome:
 
 
 def _bed_rank(
-    rank: int, spec: BedSpec, folder: str, question: Question
+    rank: int, spec: BedSpec, folder: str, question: Question, secret: Secret
 ) -> tuple[tuple[Row, ...], float, float, bool]:
     torch.set_num_threads(1)
     store = FileStore(f"{folder}/overlap", spec.world)
-    comm = connect(store, rank, spec.world, place=spec.place(rank), timeout_s=_TIMEOUT_S)
+    comm = connect(
+        store, rank, spec.world, place=spec.place(rank), timeout_s=_TIMEOUT_S, secret=secret
+    )
     try:
         (link,) = profile_links(comm)
         comm.chooser.use(measured_links(comm.chooser.links, (link,)))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.support.rank_pool import SECRET
 from tutti.collective import Operation
 from tutti.comm import Communicator, Place, Settings, connect
 from tutti.comm.choice import Named
@@ -72,6 +73,7 @@ def opened(rank: int, seating: Seating, port: int, **options: Any) -> Communicat
             place=seating.place(rank),
             settings=options.pop("settings", SETTINGS),
             timeout_s=options.pop("timeout_s", 20.0),
+            secret=SECRET,
             **options,
         )
     return _open[seating.name]

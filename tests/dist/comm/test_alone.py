@@ -21,7 +21,9 @@ def test_one_rank_alone() -> None:
         out = torch.empty(5)
         assert torch.equal(comm.scatter(out, 0, tensor).wait(), tensor)
         comm.barrier().wait()
-        assert comm.gather_objects("x") == ["x"]
+        assert comm.gather_values({"x": [1, None]}) == [{"x": [1, None]}]
+        assert comm.gather_values("x", root=0) == ["x"]
+        assert comm.broadcast_value("y", 0) == "y"
         again = comm.subgroup([0])
         assert again is not None
         assert again.all_reduce(torch.ones(2), accumulate=torch.float64).wait().tolist() == [1, 1]

@@ -15,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import FileStore
 
 from tests.dist.comm.staged import StagedAccelerator
+from tests.support.rank_pool import SECRET
 from tutti.comm import Settings, connect
 from tutti.comm.bed import BEDS, MEGABIT, Bed, BedSpec, bed_ranks, why_not
 from tutti.comm.choice import Named
@@ -26,7 +27,7 @@ RAILS = BedSpec(name="t", nics=((400, 400),) * 2, ranks_per_host=2, spine=100.0)
 
 def reduced(rank: int, spec: BedSpec, folder: str, algorithm: str, num_bytes: int) -> None:
     store = FileStore(f"{folder}/{algorithm}", spec.world)
-    comm = connect(store, rank, spec.world, place=spec.place(rank), timeout_s=60.0)
+    comm = connect(store, rank, spec.world, place=spec.place(rank), timeout_s=60.0, secret=SECRET)
     if algorithm != "auto":
         comm.chooser.obey("all_reduce", Named(algorithm=algorithm))
     tensor = torch.full((num_bytes // 4,), float(rank))
@@ -108,6 +109,7 @@ def forwarded(rank: int, spec: BedSpec, folder: str, num_bytes: int) -> dict[str
             accelerator=StagedAccelerator(rate),
             settings=one,
             timeout_s=60.0,
+            secret=SECRET,
         )
         for name, one in settings.items()
     }

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.dist.comm.calls import Case, Seating, as_bytes, call, opened
-from tests.dist.comm.pool import RankPool
+from tests.support.rank_pool import RankPool
 from tests.dist.comm.staged import StagedAccelerator
 from tutti.accelerator import Accelerator, open_accelerator
 from tutti.collective import Operation, algorithms

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.dist.comm.calls import SETTINGS
-from tests.support.rank_pool import RankPool
+from tests.support.rank_pool import SECRET, RankPool
 from tutti.comm import Place, connect, register_transport
 from tutti.comm.frames import Tag
 from tutti.comm.spans import Spans
@@ -37,7 +37,7 @@ def reduced(rank: int, port: int, with_it: tuple[int, ...]) -> int:
     place = Place(host=f"host{rank // 2}", transports=("direct-rdma",) if rank in with_it else ())
     name = "-".join(map(str, with_it))
     store = dist.PrefixStore(f"plug-in-{name}", dist.TCPStore("127.0.0.1", port))
-    comm = connect(store, rank, 4, place=place, settings=SETTINGS, timeout_s=20.0)
+    comm = connect(store, rank, 4, place=place, settings=SETTINGS, timeout_s=20.0, secret=SECRET)
     tensor = torch.full((5000,), float(rank))
     comm.all_reduce(tensor).wait()
     assert (tensor == 6).all()

@@ -199,7 +199,12 @@ def grouped(rank: int, seating: Seating, port: int) -> None:
     for tensor, work, due in works:
         work.wait()
         assert (tensor == due).all()
-    assert comm.gather_objects(f"rank {rank}") == [f"rank {r}" for r in range(comm.size)]
+    said = [{"rank": r, "words": ["x"] * r} for r in range(comm.size)]
+    assert comm.gather_values(said[rank]) == said
+    assert comm.gather_values(said[rank], root=2) == (said if rank == 2 else None)
+    assert comm.broadcast_value(said[rank] if rank == 3 else None, 3) == said[3]
+    control = comm.control("control", 20.0)
+    assert control.gather_values(rank) == list(range(comm.size))
 
 
 def test_groups_overlap(pool: RankPool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.comm.pool import RankPool
+from tests.support.rank_pool import RankPool
 from tutti.comm.bench import Options
 from tutti.comm.bench_ranks import Outcome, bench_under_torchrun
 from tutti.hardware.profile import Profile
@@ -23,6 +23,7 @@ def as_torchrun_starts_it(rank: int, world: int, port: int, judge: bool) -> Outc
         "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TUTTI_SECRET": "known to these ranks alone, and long enough",
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there: nobody has to start it
     }
     os.environ.update(environment)

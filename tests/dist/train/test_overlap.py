@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from tests.support.rank_pool import RankPool
+from tests.support.rank_pool import SECRET, RankPool
 from tests.support.rank_training import joined
 from tutti.comm import connect
 from tutti.comm.bed import BedSpec, bed_ranks, why_not
@@ -45,7 +45,7 @@ def test_pieces_beside_each_other_have_the_bits_of_those_in_turn(
 def on_wires(rank: int, spec: BedSpec, folder: str, chunks: int, tokens: int, hidden: int) -> bool:
     torch.set_num_threads(1)
     store = FileStore(f"{folder}/{chunks}", spec.world)
-    comm = connect(store, rank, spec.world, place=spec.place(rank), timeout_s=120.0)
+    comm = connect(store, rank, spec.world, place=spec.place(rank), timeout_s=120.0, secret=SECRET)
     found = same_bits(comm, "products", chunks, tokens=tokens, hidden=hidden)
     comm.barrier().wait()
     comm.close()

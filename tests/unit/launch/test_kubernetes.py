@@ -57,7 +57,7 @@ FULL: dict[str, object] = {
 
 def documents(kind: str = "jobset", **facts: object) -> dict[str, dict[str, Any]]:
     found = kubernetes_files(crossed_job(**facts))
-    assert set(found) == {"inputs.yaml", f"{kind}.yaml"}
+    assert set(found) == {"inputs.yaml", "secret.yaml", f"{kind}.yaml"}
     listed = [d for text in found.values() for d in yaml.safe_load_all(text)]
     return {document["kind"]: document for document in listed}
 
@@ -78,6 +78,7 @@ def test_a_jobset_passes_its_schema(facts: dict[str, object]) -> None:
 def test_three_makers_pass_the_schema(tmp_path: Path) -> None:
     found = kubernetes_files(three_makers_job())
     require_kubernetes(yaml.safe_load(found["inputs.yaml"]))
+    require_kubernetes(yaml.safe_load(found["secret.yaml"]))
     jobset = yaml.safe_load(found["jobset.yaml"])
     require_kubernetes(jobset)
     pods = [job["template"]["spec"]["template"]["spec"] for job in replicated_jobs(jobset)]
@@ -90,7 +91,7 @@ def test_three_makers_pass_the_schema(tmp_path: Path) -> None:
 
 def test_a_train_job_passes_its_schema() -> None:
     found = documents("trainjob", **with_kind("trainjob"))
-    assert set(found) == {"ConfigMap", "TrainingRuntime", "TrainJob"}
+    assert set(found) == {"ConfigMap", "Secret", "TrainingRuntime", "TrainJob"}
     for document in found.values():
         require_kubernetes(document)
     assert found["TrainJob"]["spec"]["runtimeRef"]["name"] == "mixed"

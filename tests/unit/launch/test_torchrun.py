@@ -150,7 +150,8 @@ def test_the_next_command(tmp_path: Path) -> None:
     assert "commands.txt" in next_command("torchrun", crossed_job(), folder)
     assert next_command("slurm", crossed_job(), folder) == "cd 'my files' && sbatch job.sbatch"
     assert next_command("kubernetes", crossed_job(), folder) == (
-        "kubectl apply -f 'my files'/inputs.yaml -f 'my files'/jobset.yaml"
+        "kubectl apply -f 'my files'/inputs.yaml -f 'my files'/secret.yaml "
+        "-f 'my files'/jobset.yaml"
     )
 
 

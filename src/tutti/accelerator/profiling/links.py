@@ -15,6 +15,7 @@ import torch
 from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.profiling.timer import Run, Samples, Timer
 from tutti.hardware.profile import LinkFigure
+from tutti.launch.secret import all_here
 
 SMALL_BYTES = 4096
 LARGE_BYTES = 1 << 28
@@ -96,11 +97,15 @@ def peer_links(accelerator: Accelerator) -> list[LinkFigure]:
     """
     from torch import distributed
 
+    if all_here(os.environ):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(accelerator.collective_backend)
     try:
         own, count = distributed.get_rank(), distributed.get_world_size()
-        nodes: list[str | None] = [None] * count
-        distributed.all_gather_object(nodes, os.environ.get("GROUP_RANK", "0"))
+        node = torch.tensor([int(os.environ.get("GROUP_RANK", "0"))], device=accelerator.device)
+        gathered = [torch.zeros_like(node) for _ in range(count)]
+        distributed.all_gather(gathered, node)
+        nodes = [int(found) for found in gathered]
         found: dict[str, list[tuple[float, float]]] = {}
         for other in range(1, count):
             distributed.barrier()

@@ -2,7 +2,7 @@
 
 Sending takes memory views as they are (`sendmsg`), receiving asks its owner where a payload goes
 and reads straight into it (`recvmsg_into`): no copy of ours on either side, and the interpreter's
-lock is free while the kernel copies.
+lock is free while the kernel copies. A connection that this side opened begins with its handshake.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tutti.comm import frames
 from tutti.comm.frames import HEADER_BYTES, Frame
 from tutti.comm.reactor import Reactor
+from tutti.comm.trust import REPLY_BYTES, Caller, StrangerError
 
 _VIEWS = 64  # per call; the kernel takes 1024 at most
 _TURN_BYTES = 8 << 20  # moved before other sockets get their turn
@@ -38,14 +39,22 @@ class Handler:
     arrived: Callable[[Frame], None]  # it is there
     closed: Callable[[str], None]  # the other end is gone, and how
     refill: Callable[[], Outgoing | None] = lambda: None  # what to send next
+    trusted: Callable[[], None] = lambda: None  # both sides have proven themselves
 
 
 class Connection:
     """A socket, what waits to be sent on it, and the frame that is being read."""
 
     def __init__(
-        self, reactor: Reactor, sock: socket.socket, handler: Handler, *, connecting: bool = False
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        handler: Handler,
+        *,
+        connecting: bool = False,
+        caller: Caller | None = None,
     ) -> None:
+        """`caller` greets the other side; without it, the other side has proven itself before."""
         self._reactor = reactor
         self._socket = sock
         self._handler = handler
@@ -57,8 +66,15 @@ class Connection:
         self._writing = False
         self._blocked = connecting
         self._connecting = connecting
+        self._caller = caller  # until both sides are trusted
+        if caller is not None:
+            self._reply = bytearray(REPLY_BYTES)
+            self._room = [memoryview(self._reply)]
+            self._current = Outgoing([memoryview(caller.hello)])
         self.open = True
         self._watch()
+        if caller is not None:
+            self.kick()
 
     def _watch(self) -> None:
         if self.open:
@@ -112,7 +128,7 @@ class Connection:
         self._watch()
 
     def _next(self) -> bool:
-        if self._current is None:
+        if self._current is None and self._caller is None:
             self._current = self._queue.popleft() if self._queue else self._handler.refill()
         return self._current is not None
 
@@ -149,13 +165,37 @@ class Connection:
 
     def _filled(self) -> None:
         """Go on after a whole header, or a whole payload."""
+        if self._caller is not None:
+            self._prove(self._caller)
+            return
         if self._frame is None:
-            frame = self._frame = frames.unpack(self._header)
-            self._room = self._handler.room(frame) if frame.payload_bytes else []
+            try:
+                frame = self._frame = frames.unpack(self._header)
+                self._room = self._handler.room(frame) if frame.payload_bytes else []
+            except ValueError as error:
+                self.close(f"sent what is no frame ({error})")
+                return
         if not self._room:
             frame, self._frame = self._frame, None
             self._room = [memoryview(self._header)]
             self._handler.arrived(frame)
+
+    # --- the handshake ---------------------------------------------------------------------
+
+    def _prove(self, caller: Caller) -> None:
+        """Answer the other side's proof with ours."""
+        try:
+            proof = caller.answer(bytes(self._reply))
+        except StrangerError as error:
+            self.close(f"is not where it says: its port {error}")
+            return
+        self._room = [memoryview(self._header)]
+        self._current = Outgoing([memoryview(proof)], self._trust)
+        self.kick()
+
+    def _trust(self) -> None:
+        self._caller = None
+        self._handler.trusted()
 
     # --- ending ----------------------------------------------------------------------------
 
@@ -174,12 +214,28 @@ class Connection:
         """Send what waits, blocking, before the end."""
         if not self.open or self._connecting:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StrangerError):
             self._socket.settimeout(seconds)
+            if self._caller is not None:
+                self._prove_now(self._caller)
             while self._current is not None or self._queue:
                 for view in (self._current or self._queue.popleft()).views:
                     self._socket.sendall(view)
                 self._current = None
+
+    def _prove_now(self, caller: Caller) -> None:
+        """Finish the handshake, blocking."""
+        for view in self._current.views if self._current is not None else ():
+            self._socket.sendall(view)
+        if self._room and self._room[0].obj is self._reply:
+            while self._room:
+                received = self._socket.recv_into(self._room[0])
+                if not received:
+                    raise ConnectionResetError
+                _consume(self._room, received)
+            self._socket.sendall(caller.answer(bytes(self._reply)))
+        self._current = None
+        self._trust()
 
 
 def _consume(views: list[memoryview], count: int) -> None:

@@ -22,6 +22,7 @@ from tutti.comm.move import Buffers, DeviceMover, Mover
 from tutti.comm.places import Place
 from tutti.comm.reactor import Reactor
 from tutti.comm.spans import Spans
+from tutti.comm.trust import Caller, Key
 from tutti.errors import InputError, hint
 
 Then = Callable[[], None]
@@ -55,7 +56,7 @@ class LinkOwner:
     """What a link asks of the mesh that opened it."""
 
     rank: int
-    session: str
+    key: Key  # by which the ranks of this job know each other
     settings: Settings
     reactor: Reactor
     host_mover: Mover
@@ -64,6 +65,10 @@ class LinkOwner:
     buffers: Buffers
     replied: Callable[[int, Kind, dict[str, Any]], None]  # a control frame came back
     broken: Callable[[int, str], None]  # the link to a rank broke, and how
+
+    def caller(self, peer: int) -> Caller:
+        """Return what greets a rank at the begin of a connection to it."""
+        return Caller(self.key, self.rank, peer)
 
     def pin(self, memory: Tensor) -> bool:
         """Pin shared memory for the device; False where there is none, or it cannot be."""
@@ -181,6 +186,8 @@ class Replies:
 
     def room(self, frame: Frame) -> list[memoryview]:
         """Return where a control payload goes."""
+        if frame.length > frames.MOST_CONTROL_BYTES:
+            raise ValueError(f"an answer of {frame.length} bytes")
         self._payload = bytearray(frame.length)
         return [memoryview(self._payload)]
 

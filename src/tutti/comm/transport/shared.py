@@ -1,9 +1,10 @@
 """shared: a ring of shared memory from one process of a host to another.
 
 The memory has no name: it is created anonymously and handed over through a local socket, so nothing
-is left behind whoever is killed. The socket carries the headers, and tells at once when the other
-end dies. The receiver adds or copies straight out of the ring; where the device can, the ring is
-pinned, and the device copies into it and out of it without another stop.
+is left behind whoever is killed; it changes hands once both ends have proven who they are. The
+socket carries the headers, and tells at once when the other end dies. The receiver adds or copies
+straight out of the ring; where the device can, the ring is pinned, and the device copies into it
+and out of it without another stop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import socket
 import torch
 from torch import Tensor
 
-from tutti.comm import frames
 from tutti.comm.frames import Frame, Kind, Tag
 from tutti.comm.inbox import Inbox
 from tutti.comm.places import Place
@@ -39,7 +39,7 @@ def listen(name: str) -> socket.socket:
 
 
 def receive_memory(sock: socket.socket) -> mmap.mmap:
-    """Return the memory that the sender hands over as the first thing on its socket."""
+    """Return the memory that the sender hands over when both ends trust each other."""
     _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
     descriptor = descriptors[0]
     try:
@@ -114,13 +114,15 @@ class SharedLink:
         self._places = RingPlaces(self._size)
         self._messages: list[tuple[Priority, Message]] = []
         self._numbers = itertools.count()
-        descriptor = os.memfd_create(f"tutti-{owner.rank}-{peer}")
-        os.ftruncate(descriptor, self._size)
-        self._memory = _Memory(mmap.mmap(descriptor, self._size), owner)
+        self._descriptor = os.memfd_create(f"tutti-{owner.rank}-{peer}")
+        os.ftruncate(self._descriptor, self._size)
+        self._memory = _Memory(mmap.mmap(self._descriptor, self._size), owner)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.connect("\0" + away.local_name)
-        socket.send_fds(sock, [b"m"], [descriptor])
-        os.close(descriptor)
+        try:
+            sock.connect("\0" + away.local_name)
+        except OSError:
+            self._forget_descriptor()
+            raise
         sock.setblocking(False)
         self._replies = Replies(owner, peer)
         self._connection = Connection(
@@ -131,10 +133,20 @@ class SharedLink:
                 arrived=self._arrived,
                 closed=self._replies.closed,
                 refill=self._next,
+                trusted=lambda: self._hand_over(sock),
             ),
+            caller=owner.caller(peer),
         )
-        hello = {"rank": owner.rank, "session": owner.session, "use": "shared"}
-        self._connection.send(frames.message(Kind.HELLO, hello))
+
+    def _hand_over(self, sock: socket.socket) -> None:
+        """Give the memory to the other end, which has proven who it is."""
+        socket.send_fds(sock, [b"m"], [self._descriptor])
+        self._forget_descriptor()
+
+    def _forget_descriptor(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def send(self, tag: Tag, spans: Spans, done: Then, connections: int) -> None:
         """Put a message into the ring, piece by piece, as room becomes free."""
@@ -197,6 +209,7 @@ class SharedLink:
     def close(self) -> None:
         """Close the socket; the memory goes with its last user."""
         self._connection.close()
+        self._forget_descriptor()
         self._memory.unpin()
 
 

@@ -16,7 +16,6 @@ from collections import deque
 
 from torch import Tensor
 
-from tutti.comm import frames
 from tutti.comm.frames import Kind, Tag
 from tutti.comm.places import Place
 from tutti.comm.spans import Spans, memory
@@ -119,12 +118,13 @@ class TcpLink:
             closed=replies.closed,
             refill=lambda: self._next(index),
         )
-        connection = Connection(
-            self._owner.reactor, sock, handler, connecting=code == errno.EINPROGRESS
+        return Connection(
+            self._owner.reactor,
+            sock,
+            handler,
+            connecting=code == errno.EINPROGRESS,
+            caller=self._owner.caller(self._peer),
         )
-        hello = {"rank": self._owner.rank, "session": self._owner.session, "use": "tcp"}
-        connection.send(frames.message(Kind.HELLO, hello))
-        return connection
 
     def send(self, tag: Tag, spans: Spans, done: Then, connections: int) -> None:
         """Send a message in pieces over its connections."""

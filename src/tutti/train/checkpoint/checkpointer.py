@@ -218,9 +218,10 @@ class Checkpointer:
             part = write_part(partial, together.rank, order.pieces)
         except Exception as error:
             part = _reason(error)
-        parts = together.gather(part)
-        if parts is not None:
-            failed = [f"rank {r}: {p}" for r, p in enumerate(parts) if isinstance(p, str)]
+        told = together.gather(part if isinstance(part, str) else part.to_document())
+        if told is not None:
+            failed = [f"rank {r}: {p}" for r, p in enumerate(told) if isinstance(p, str)]
+            parts = [] if failed else [Part.from_document(p) for p in told]
             problem = failed[0] if failed else _attempt(lambda: self._finish(partial, order, parts))
             if problem:
                 shutil.rmtree(partial, ignore_errors=True)

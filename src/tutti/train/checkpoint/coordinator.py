@@ -1,17 +1,15 @@
-"""What saving needs of the ranks together: two calls, over a process group of their own.
+"""What saving needs of the ranks together: two calls, over a group of their own.
 
 A save in the background talks while training does; on the group that training uses the two would
-take each other's messages. Tests put threads in the processes' place.
+take each other's messages. Values are what JSON can say, so that lists may come as tuples went.
+Tests put threads in the processes' place.
 """
 
 from __future__ import annotations
 
-import datetime
 from typing import Any, Protocol, TypeVar
 
-import torch.distributed as dist
-
-from tutti.errors import TuttiError
+from tutti.comm import Communicator
 
 T = TypeVar("T")
 
@@ -45,38 +43,22 @@ class Alone:
 
 
 class Processes:
-    """All processes of torch.distributed, through a group that nothing else uses."""
+    """All ranks of a communicator, through a group that nothing else uses."""
 
-    def __init__(self, timeout_s: float = 1800.0) -> None:
-        """Make the group: every process of the job must do so at the same point."""
-        timeout = datetime.timedelta(seconds=timeout_s)
-        self._group = dist.new_group(backend="gloo", timeout=timeout)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+    def __init__(self, comm: Communicator, timeout_s: float = 1800.0) -> None:
+        """Make the group: every rank must do so at the same point."""
+        self._comm = comm.control("saving", timeout_s)
+        self.rank, self.size = comm.rank, comm.size
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return everybody's value on rank 0."""
-        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        try:
-            dist.gather_object(value, found, dst=0, group=self._group)
-        except RuntimeError as error:
-            raise _lost(error) from None
-        return found
+        return self._comm.gather_values(value, root=0)
 
     def broadcast(self, value: T | None) -> T:
         """Return rank 0's value."""
-        box = [value]
-        try:
-            dist.broadcast_object_list(box, src=0, group=self._group)
-        except RuntimeError as error:
-            raise _lost(error) from None
-        found = box[0]
+        found: T = self._comm.broadcast_value(value, 0)
         assert found is not None
         return found
-
-
-def _lost(error: RuntimeError) -> TuttiError:
-    first = str(error).splitlines()[0] if str(error) else "no reason given"
-    return TuttiError(f"another rank is gone or does not answer ({first})")
 
 
 def agree(coordinator: Coordinator, problem: str) -> str:

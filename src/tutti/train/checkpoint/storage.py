@@ -12,7 +12,7 @@ import importlib
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,6 +46,24 @@ class Part:
     file: str
     num_bytes: int
     chunks: tuple[Written, ...]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain values, to be sent to another rank."""
+        chunks = [
+            {**asdict(chunk), "dtype": str(chunk.dtype).removeprefix("torch.")}
+            for chunk in self.chunks
+        ]
+        return {**asdict(self), "chunks": chunks}
+
+    @classmethod
+    def from_document(cls, value: Mapping[str, Any]) -> Part:
+        """Read what `to_document` wrote."""
+        chunks = []
+        for chunk in value["chunks"]:
+            box = Rectangle(*(tuple(chunk["rectangle"][name]) for name in ("offsets", "sizes")))
+            dtype, shape = getattr(torch, chunk["dtype"]), tuple(chunk["shape"])
+            chunks.append(Written(**{**chunk, "dtype": dtype, "shape": shape, "rectangle": box}))
+        return cls(**{**value, "chunks": tuple(chunks)})
 
 
 # --- writing -------------------------------------------------------------------------------

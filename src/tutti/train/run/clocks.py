@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+
+from tutti.comm import Communicator
 
 ROUNDS = 8
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # where Linux names a running kernel
@@ -41,30 +42,32 @@ def best_offset(rounds: Sequence[tuple[float, float, float]]) -> Offset:
     return Offset(theirs - (asked + answered) / 2, (answered - asked) / 2)
 
 
-def clock_offsets(rank: int, kernels: Sequence[str]) -> dict[str, Offset]:
+def clock_offsets(comm: Communicator, kernels: Sequence[str]) -> dict[str, Offset]:
     """Return each host's offset by its name, on rank 0; every rank calls this at once."""
     found = {kernels[0]: Offset(0.0, 0.0)}
     leaders = {name: kernels.index(name) for name in kernels}
     for name, leader in leaders.items():
         if leader == 0:
             continue
-        if rank == 0:
-            found[name] = best_offset([_ask(leader) for _ in range(ROUNDS)])
-        elif rank == leader:
+        if comm.rank == 0:
+            found[name] = best_offset([_ask(comm, leader) for _ in range(ROUNDS)])
+        elif comm.rank == leader:
             for _ in range(ROUNDS):
-                _answer()
+                _answer(comm)
     return found
 
 
-def _ask(peer: int) -> tuple[float, float, float]:
-    theirs = torch.zeros((), dtype=torch.float64)
+def _ask(comm: Communicator, peer: int) -> tuple[float, float, float]:
+    question, theirs = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     asked = time.time()
-    dist.send(theirs, peer)
-    dist.recv(theirs, peer)
-    return asked, float(theirs), time.time()
+    sent = comm.send(question, peer)
+    comm.receive(theirs, peer).wait()
+    answered = time.time()
+    sent.wait()
+    return asked, float(theirs), answered
 
 
-def _answer() -> None:
-    question = torch.zeros((), dtype=torch.float64)
-    dist.recv(question, 0)
-    dist.send(torch.tensor(time.time(), dtype=torch.float64), 0)
+def _answer(comm: Communicator) -> None:
+    question = torch.zeros(1, dtype=torch.float64)
+    comm.receive(question, 0).wait()
+    comm.send(torch.tensor([time.time()], dtype=torch.float64), 0).wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from typing import Protocol, TextIO
 
 PIPE = "TUTTI_EVENTS"  # the file descriptor that a rank's events go to
@@ -22,11 +23,14 @@ class PipeEvents:
 
     def __init__(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "w", buffering=1, encoding="utf-8")
+        self._lock = threading.Lock()
 
     def send(self, kind: str, **values: object) -> None:
         """Write a line; a reader that has gone is no reason to stop."""
+        line = json.dumps({"kind": kind, **values}) + "\n"
         try:
-            self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+            with self._lock:
+                self._file.write(line)
         except (BrokenPipeError, ValueError):
             return
 
@@ -40,6 +44,8 @@ class TextEvents:
     def send(self, kind: str, **values: object) -> None:
         """Print what matters."""
         text = event_text(kind, values)
+        if kind == "stranger":  # the log, which is the terminal here, has it already
+            return
         if text and (self._rank == 0 or kind == "error"):
             self._stream.write(text + "\n")
             self._stream.flush()
@@ -55,7 +61,7 @@ def event_text(kind: str, values: dict[str, object]) -> str:
         return " · ".join(parts)
     if kind == "validation":
         return f"step {values['step']} · validation loss {values['loss']:.4f}"
-    if kind in ("say", "error", "warning"):
+    if kind in ("say", "error", "warning", "stranger"):
         return str(values["text"])
     return ""
 

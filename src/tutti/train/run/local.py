@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tutti.errors import InputError, TuttiError
+from tutti.launch.secret import SECRET, new_secret
 from tutti.train.run.events import PIPE
 
 LAST_WORDS_S = 5.0  # for other ranks to say more about a failure
@@ -83,6 +84,7 @@ class LocalRanks:
         port = self.port or free_port()
         logs = self.run_file.parent / "logs"
         logs.mkdir(exist_ok=True)
+        secret = new_secret()
         threads = str(max(1, (os.cpu_count() or 1) // self.num_ranks))
         for rank in range(self.num_ranks):
             ours, theirs = os.pipe()
@@ -91,9 +93,11 @@ class LocalRanks:
                 **os.environ,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(self.num_ranks),
                 "WORLD_SIZE": str(self.num_ranks),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
+                SECRET: secret,
                 PIPE: str(theirs),
                 **self.environment.get(rank, {}),
             }

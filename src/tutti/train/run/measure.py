@@ -8,14 +8,15 @@ waiting. All ranks do so, chips or not, for they gather in one order.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
+from tutti.comm.work import Work
+from tutti.launch.secret import all_here
 from tutti.models.flops import flops_per_token
 from tutti.observe.folder import METRICS
 from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
@@ -44,7 +45,7 @@ class Measure:
         places = [self._engine.seats.map.place(r) for r in range(worker.world)]
         self._pools = [place.chip.pool for place in places]
         self._taken: tuple[StepRecord, Readings] | None = None
-        self._pending: tuple[StepRecord, list[Tensor], dist.Work] | None = None
+        self._pending: tuple[StepRecord, Work] | None = None
         self._sinks: Sinks | None = None
         self._engine.recorder.expect(expected_seconds(self._engine, worker.predicted))
 
@@ -63,7 +64,8 @@ class Measure:
         if config.measure.tensorboard:
             made.append(TensorBoard(config.folder / "tensorboard"))
         if config.measure.prometheus_port is not None:
-            made.append(Prometheus(config.measure.prometheus_port))
+            address = "127.0.0.1" if all_here(os.environ) else "0.0.0.0"
+            made.append(Prometheus(config.measure.prometheus_port, address))
         self._sinks = Sinks(made)
         try:
             yield
@@ -105,19 +107,17 @@ class Measure:
         (record, readings), self._taken = self._taken, None
         times = self._engine.recorder.times(readings)
         own = torch.tensor(times.values(), dtype=torch.float64)
-        everyone = [torch.zeros(NUM_TIMES, dtype=torch.float64) for _ in self._pools]
-        work = dist.all_gather(everyone, own, async_op=True)
-        assert work is not None
+        work = self._worker.control.all_gather(own)
         self._write()
-        self._pending = (record, everyone, work)
+        self._pending = (record, work)
 
     def _write(self) -> None:
         """Write the step whose figures have arrived by now."""
         if self._pending is None:
             return
-        record, everyone, work = self._pending
+        record, work = self._pending
         self._pending = None
-        work.wait()
+        everyone = work.wait().view(len(self._pools), NUM_TIMES)
         if self._worker.rank != 0:
             return
         times = [RankTimes.of_values(values.tolist()) for values in everyone]

@@ -1,8 +1,7 @@
 """How the ranks of a job find each other, and make sure that they are of one mind.
 
 A process is started by torchrun, by `tutti launch`'s files or by `tutti train` itself; all of them
-set torchrun's variables. A store lives at the master's address; every restart of the job has names
-of its own in it, for a new generation must not read the addresses of a dead one.
+set torchrun's variables, and hand over the job's secret, which the ranks prove to each other.
 """
 
 from __future__ import annotations
@@ -10,45 +9,54 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from tutti.comm import meeting
+from tutti.comm.store import Store, StoreClient
 from tutti.errors import TuttiError
+from tutti.launch.secret import Secret, find_secret
 from tutti.plan.files import plan_to_document, refer_to_cluster, refer_to_model
 from tutti.train.run.planning import Job
 from tutti.version import code_version
 
+log = logging.getLogger("tutti")
+_hearers: list[Callable[[str], None]] = []
+
+
+def tell_of_strangers(hearer: Callable[[str], None]) -> None:
+    """Let somebody else than the log hear of strangers that were turned away from this process."""
+    _hearers.append(hearer)
+
+
+def name_stranger(text: str) -> None:
+    """Say who was turned away; called by any thread."""
+    log.warning(text)
+    for hearer in _hearers:
+        hearer(text)
+
 
 @functools.cache
-def open_store(timeout_s: float) -> Store:
-    """Return the job's store; the process with RANK 0 keeps it unless torchrun does already."""
-    address, rank = os.environ["MASTER_ADDR"], int(os.environ["RANK"])
-    port = int(os.environ["MASTER_PORT"])
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
-    try:
-        store = TCPStore(
-            address, port, None, is_master=rank == 0 and not agent,
-            timeout=timedelta(seconds=timeout_s), wait_for_workers=False,
-        )  # fmt: skip
-    except (dist.DistError, RuntimeError) as error:
-        first = str(error).splitlines()[0]
-        raise TuttiError(
-            f"no store at {address}:{port} ({first}); is the port in use, or rank 0 missing?"
-        ) from None
-    generation = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"tutti/{generation}", store)
+def job_secret() -> Secret:
+    """Return the secret of this process's job."""
+    return find_secret(os.environ)
+
+
+@functools.cache
+def open_store(timeout_s: float) -> StoreClient:
+    """Return the job's store; the process with RANK 0 keeps it."""
+    return meeting.open_store(job_secret(), timeout_s, stranger=name_stranger)
 
 
 def wait_for(store: Store, key: str, timeout_s: float) -> str:
     """Return a value that another rank writes."""
     try:
         store.wait([key], timedelta(seconds=timeout_s))
-    except (dist.DistError, RuntimeError):
+    except RuntimeError:
         raise TuttiError(f"after {timeout_s:g} s rank 0 has not said its {key}") from None
     return store.get(key).decode()
 
@@ -79,7 +87,7 @@ def agree(store: Store, rank: int, world: int, own: Mapping[str, str], timeout_s
     for other in range(world):
         try:
             store.wait([f"facts/{other}"], timedelta(seconds=timeout_s))
-        except (dist.DistError, RuntimeError):
+        except RuntimeError:
             missing = [r for r in range(world) if not store.check([f"facts/{r}"])]
             names = ", ".join(map(str, missing[:16])) + (", …" if len(missing) > 16 else "")
             raise TuttiError(

@@ -6,9 +6,9 @@ Only the steps that are asked for cost anything, and that after they were timed.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+import numpy as np
 
 from tutti.observe.folder import trace_name
 from tutti.schedule.instruction import Op
@@ -36,6 +36,36 @@ class RankSpans:
     sources: dict[tuple[int, str], tuple[int, ...]]
     emulated: bool
 
+    def to_document(self) -> dict[str, Any]:
+        """Return plain values."""
+        spans = self.spans
+        return {
+            "rank": self.rank,
+            "rank_class": self.rank_class,
+            "pool": self.pool,
+            "kernel": self.kernel,
+            "spans": {
+                "start": spans.start.tolist(),
+                "end": spans.end.tolist(),
+                "step_s": spans.step_s,
+                "began": spans.began,
+                "waited": spans.waited.tolist(),
+            },
+            "parts": self.parts,
+            "sources": [[unit, what, list(ranks)] for (unit, what), ranks in self.sources.items()],
+            "emulated": self.emulated,
+        }
+
+    @classmethod
+    def from_document(cls, value: dict[str, Any]) -> RankSpans:
+        """Read what `to_document` wrote."""
+        spans: dict[str, Any] = {
+            name: np.asarray(found, dtype=np.float64) if isinstance(found, list) else found
+            for name, found in value["spans"].items()
+        }
+        sources = {(unit, what): tuple(ranks) for unit, what, ranks in value["sources"]}
+        return cls(**{**value, "spans": Spans(**spans), "sources": sources})
+
 
 class Tracer:
     """Gathers and writes the steps that a run is to trace."""
@@ -57,18 +87,16 @@ class Tracer:
         if number not in self._steps:
             return
         worker = self._worker
-        kernels: list[str] = [""] * worker.world
         own = rank_spans(worker.engine)
         worker.measure.finish()  # the steps up to this one are told before its trace
-        dist.all_gather_object(kernels, own.kernel)
-        offsets = clock_offsets(worker.rank, kernels)
-        gathered: list[RankSpans] | None = None
-        if worker.rank == 0:
-            gathered = [own] * worker.world
-        dist.gather_object(own, gathered, dst=0)
+        kernels = worker.control.gather_values(own.kernel)
+        assert kernels is not None
+        offsets = clock_offsets(worker.control, kernels)
+        gathered = worker.control.gather_values(own.to_document(), root=0)
         if gathered is not None:
-            self._write(number, gathered, offsets)
-        dist.barrier()  # or the next step of the others would hold rank 0's writing as bubble
+            self._write(number, [RankSpans.from_document(value) for value in gathered], offsets)
+        # or the next step of the others would hold rank 0's writing as bubble
+        worker.control.barrier().wait()
 
     def _write(self, number: int, gathered: list[RankSpans], offsets: dict[str, Offset]) -> None:
         worker = self._worker

@@ -8,18 +8,16 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.comm.connect import connect
 from tutti.comm.places import place_of
+from tutti.comm.store import PrefixedStore
 from tutti.errors import TuttiError
 from tutti.nn.initialize import initialize
 from tutti.schedule.instruction import Instruction
@@ -45,7 +43,14 @@ from tutti.train.run.ending import Leaving, asking
 from tutti.train.run.events import Events
 from tutti.train.run.measure import Measure
 from tutti.train.run.planning import Job
-from tutti.train.run.rendezvous import agree, facts, open_store
+from tutti.train.run.rendezvous import (
+    agree,
+    facts,
+    job_secret,
+    name_stranger,
+    open_store,
+    tell_of_strangers,
+)
 from tutti.train.run.safety import check_arithmetic, explain_memory, hardware_differences
 from tutti.train.run.samples import sample_indices
 from tutti.train.run.step_tensors import StepTensors
@@ -108,27 +113,24 @@ class Worker:
 
     def _join(self, stack: ExitStack) -> None:
         self._say("waiting for the other ranks")
+        tell_of_strangers(lambda text: self.events.send("stranger", text=text))
         timeout_s = self.config.timeout_s
         store = open_store(timeout_s)
         agree(store, self.rank, self.world, facts(self.job), timeout_s)
-        dist.init_process_group(
-            "gloo",
-            store=PrefixStore("control", store),
-            rank=self.rank,
-            world_size=self.world,
-            timeout=timedelta(seconds=timeout_s),
-        )
-        stack.callback(dist.destroy_process_group)
-        self.saving = Processes()
         self.comm = connect(
-            PrefixStore("comm", store),
+            PrefixedStore("comm", store),
             self.rank,
             self.world,
             place=place_of(self.job.cluster, self.position),
             accelerator=self.accelerator,
             timeout_s=timeout_s,
+            start_timeout_s=timeout_s,
+            secret=job_secret(),
+            stranger=name_stranger,
         )
         stack.callback(self.comm.close)
+        self.control = self.comm.control("control")
+        self.saving = Processes(self.comm)
 
     def _build(self) -> None:
         self._say("building the model")
