@@ -77,12 +77,3 @@ class Processes:
 def _lost(error: RuntimeError) -> TuttiError:
     first = str(error).splitlines()[0] if str(error) else "no reason given"
     return TuttiError(f"another rank is gone or does not answer ({first})")
-
-
-def agree(coordinator: Coordinator, problem: str) -> str:
-    """Return the first rank's problem on every rank; empty if nobody has one."""
-    problems = coordinator.gather(problem)
-    first = ""
-    if problems is not None:
-        first = next((f"rank {r}: {p}" for r, p in enumerate(problems) if p), "")
-    return coordinator.broadcast((first,))[0]
