@@ -10,7 +10,6 @@ import difflib
 import signal
 from collections.abc import Iterable
 
-
 EXIT_CODES = {
     0: "done",
     1: "failed while running: a rank died, numbers were not finite, a save failed, a check said no",

@@ -280,9 +280,9 @@ class Checkpointer:
             self._damaged.add(path.name)
             self._say(f"checkpoint {path.name} is not used: {problem}")
         manifest = read_manifest(path)
-        if self._together.rank == 0 and path.parent == self.folder.resolve():
-            if str(which) != folders.LATEST:
-                folders.make_latest(path)
+        own = self._together.rank == 0 and path.parent == self.folder.resolve()
+        if own and str(which) != folders.LATEST:
+            folders.make_latest(path)
         if not restore_random_state(engine.accelerator, manifest.random):
             self._say(f"checkpoint {path.name}: its random state is of another kind of chip")
         engine.step_number = manifest.updates

@@ -66,6 +66,8 @@ def facts(job: Job) -> dict[str, str]:
         "steps": str(config.steps),
         "optimizer": str(config.optimizer),
         "start": config.start,
+        "checkpoint settings": str(config.checkpoints),
+        "validation settings": str(config.validation),
     }
 
 
