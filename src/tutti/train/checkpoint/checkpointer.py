@@ -21,6 +21,7 @@ import torch
 
 from tutti.errors import DamagedError, InputError, TuttiError
 from tutti.files import fingerprint, pretty_json
+from tutti.huggingface.plain import outside_links
 from tutti.plan.files import plan_to_document
 from tutti.train.checkpoint import folders
 from tutti.train.checkpoint.contents import Piece, expected_keys, written_pieces
@@ -114,6 +115,8 @@ class Checkpointer:
         if coordinator.rank == 0:
             prepare_format()
             folders.tidy(folder, self._say)
+            for name in outside_links(model_folder) if model_folder is not None else ():
+                self._say(f"{model_folder}: the link {name} leads outside of it; it is not copied")
         coordinator.broadcast((True,))
 
     # --- saving ----------------------------------------------------------------------------

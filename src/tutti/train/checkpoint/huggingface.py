@@ -21,6 +21,7 @@ from tutti.huggingface.checkpoint import StoredFile
 from tutti.huggingface.conversion import Conversion, export
 from tutti.huggingface.dtypes import BY_NAME, Dtype
 from tutti.huggingface.pieces import Bounds
+from tutti.huggingface.plain import plain_paths
 from tutti.huggingface.tensor_file import Raw
 from tutti.huggingface.tensors import to_raw
 from tutti.models.spec import ModelSpec
@@ -114,9 +115,8 @@ class SavedModel(Checkpoint):
 
     def plain_files(self) -> tuple[str, ...]:
         """Return the files beside the weights: config, tokenizer."""
-        found = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
-        names = (path.relative_to(self.folder).as_posix() for path in found)
-        return tuple(n for n in names if not n.startswith(".") and not _is_weights(n))
+        names = (path.relative_to(self.folder).as_posix() for path in plain_paths(self.folder))
+        return tuple(name for name in names if not _is_weights(name))
 
     def identity(self) -> object:
         """Return what tells this checkpoint from another."""

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from tutti.errors import TuttiError
+from tutti.document import plain
+from tutti.errors import InputError, TuttiError
 from tutti.plan.files import plan_to_document, refer_to_cluster, refer_to_model
 from tutti.train.run.planning import Job
 from tutti.version import code_version
@@ -66,8 +67,8 @@ def facts(job: Job) -> dict[str, str]:
         "steps": str(config.steps),
         "optimizer": str(config.optimizer),
         "start": config.start,
-        "checkpoint settings": str(config.checkpoints),
-        "validation settings": str(config.validation),
+        "checkpoint settings": json.dumps(plain(config.checkpoints)),
+        "validation settings": json.dumps(plain(config.validation)),
     }
 
 
@@ -91,7 +92,7 @@ def agree(store: Store, rank: int, world: int, own: Mapping[str, str], timeout_s
         theirs = json.loads(store.get(f"facts/{other}"))
         for name, value in own.items():
             if theirs.get(name) != value:
-                raise TuttiError(
+                raise InputError(
                     f"rank {other} has {name} {theirs.get(name)!r}, rank {rank} has {value!r}; "
                     "start all ranks with the same files and versions"
                 )

@@ -249,7 +249,7 @@ def test_where_none_is_whole_the_oldest_is_named(tmp_path: Path) -> None:
     saved_steps(tmp_path, 2)
     for step in (1, 2):
         spoil(tmp_path / f"step-{step:06}" / "__1_0.distcp")
-    with pytest.raises(Exception, match="step-000001/__1_0.distcp: the numbers at byte"):
+    with pytest.raises(Exception, match=r"step-000001/__1_0\.distcp: the numbers at byte"):
         load_of(tmp_path)
 
 
@@ -280,7 +280,7 @@ def test_a_step_may_be_chosen_and_the_run_goes_on_from_there(tmp_path: Path) -> 
 def test_a_chosen_step_that_is_damaged_is_no_other_step(tmp_path: Path) -> None:
     saved_steps(tmp_path, 3)
     spoil(tmp_path / "step-000002" / "__1_0.distcp")
-    with pytest.raises(Exception, match="step-000002/__1_0.distcp: the numbers at byte"):
+    with pytest.raises(Exception, match=r"step-000002/__1_0\.distcp: the numbers at byte"):
         load_of(tmp_path, 2)
     assert folders.find_latest(tmp_path) == tmp_path / "step-000003"
 
