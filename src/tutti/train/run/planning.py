@@ -82,11 +82,7 @@ def load_cluster(name: str) -> Cluster:
 
 def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> Job:
     """Return the job under a given plan, checked."""
-    if config.validation.every and not (config.data.validation or config.data.holdout):
-        raise InputError(
-            "validation.every is given, but the data hold nothing out: name data.validation, or "
-            "data.holdout"
-        )
+    require_held_out(config)
     spec = spec or load_model(config.model)
     cluster = plan.cluster.cluster or load_cluster(config.cluster)
     known = refer_to_model(spec)
@@ -97,6 +93,15 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
         )
     require_valid(plan, spec, cluster)
     return Job(config=config, plan=plan, spec=spec, cluster=cluster)
+
+
+def require_held_out(config: TrainConfig) -> None:
+    """Refuse a validation without data for it."""
+    if config.validation.every and not (config.data.validation or config.data.holdout):
+        raise InputError(
+            "validation.every is given, but the data hold nothing out: name data.validation, or "
+            "data.holdout"
+        )
 
 
 def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Report) -> Plan:

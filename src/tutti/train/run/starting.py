@@ -15,7 +15,7 @@ from tutti.train.checkpoint.manifest import Progress, check_model, read_manifest
 from tutti.train.data.opening import check_data
 from tutti.train.run.claim import PATIENCE_S, Claim, claim
 from tutti.train.run.config import TrainConfig
-from tutti.train.run.planning import Job
+from tutti.train.run.planning import Job, require_held_out
 from tutti.train.run.weights import model_folder, wants_pretrained
 from tutti.units import many
 
@@ -39,6 +39,7 @@ def check_sources(config: TrainConfig, resume: Resume, *, overwrite: bool = Fals
     """Refuse data, weights or a checkpoint that are not there."""
     if resume is not False and overwrite:
         raise InputError("--resume goes on with a run, --overwrite begins anew; choose one")
+    require_held_out(config)
     check_data(config.data, model_folder=model_folder(config.model))
     if resume is not False:
         resolve(config.folder / CHECKPOINTS, which_checkpoint(resume))

@@ -178,7 +178,7 @@ def test_moments_that_were_not_saved_are_named_unless_they_may_begin_at_zero(tmp
         return one.lines
 
     def refuse(one: Run) -> None:
-        with pytest.raises(InputError, match="holds no means of .*saved under sgd.*missing=zero"):
+        with pytest.raises(InputError, match=r"holds no means of .*saved under sgd.*missing=zero"):
             one.checkpointer.load(one.engine)
 
     run(plan_of(optimizer="sgd"), tmp_path, save)

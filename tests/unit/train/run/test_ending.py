@@ -10,22 +10,26 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.support.tiny import write_model  # noqa: E402
-from tests.unit.train.checkpoint.test_folders import published  # noqa: E402
-from tutti.document import Place, build  # noqa: E402
-from tutti.errors import InputError, StoppedError, TuttiError  # noqa: E402
-from tutti.train.checkpoint import Alone, Progress, Saved  # noqa: E402
-from tutti.train.run import ending  # noqa: E402
-from tutti.train.run.config import TrainConfig  # noqa: E402
-from tutti.train.run.trainer import result_of  # noqa: E402
+from tests.support.tiny import write_model
+from tests.unit.train.checkpoint.test_folders import published
+from tutti.document import Place, build
+from tutti.errors import InputError, StoppedError, TuttiError
+from tutti.train.checkpoint import Alone, Progress, Saved
+from tutti.train.run import ending
+from tutti.train.run.config import TrainConfig
+from tutti.train.run.trainer import result_of
 
 
 class Worker:
     """As much of a rank as an end needs."""
 
     def __init__(self, folder: Path, *, step: int = 12, problem: str = "") -> None:
-        written = {"model": str(write_model(folder / "model")), "steps": 12,
-                   "data": {"train": [{"kind": "synthetic"}]}, "output": str(folder / "out")}  # fmt: skip
+        written = {
+            "model": str(write_model(folder / "model")),
+            "steps": 12,
+            "data": {"train": [{"kind": "synthetic"}]},
+            "output": str(folder / "out"),
+        }
         self.config = build(TrainConfig, written, Place("test"))
         self.rank, self.stopped_by, self.saving = 0, 0, Alone()
         self.progress = Progress(step=step)
@@ -98,7 +102,7 @@ def test_an_export_that_failed_is_an_error_and_a_resume_writes_it(
         raise error
 
     monkeypatch.setattr(ending, "export_hf", export)
-    with pytest.raises(TuttiError, match="no Hugging Face folder could be written: .*--resume"):
+    with pytest.raises(TuttiError, match=r"no Hugging Face folder could be written: .*--resume"):
         Worker(tmp_path).finish([2.0, 1.0])
     assert not list((tmp_path / "out").glob(".huggingface*"))
     monkeypatch.setattr(ending, "export_hf", working)

@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.unit.train.checkpoint.test_folders import published  # noqa: E402
-from tests.unit.train.run.test_rendezvous import FakeStore  # noqa: E402
-from tutti.document import Place, build  # noqa: E402
-from tutti.errors import InputError, TuttiError  # noqa: E402
-from tutti.train.checkpoint.manifest import Progress  # noqa: E402
-from tutti.train.run import rank, rendezvous, starting  # noqa: E402
-from tutti.train.run.config import TrainConfig  # noqa: E402
+from tests.unit.train.checkpoint.test_folders import published
+from tests.unit.train.run.test_rendezvous import FakeStore
+from tutti.document import Place, build
+from tutti.errors import InputError, TuttiError
+from tutti.train.checkpoint.manifest import Progress
+from tutti.train.run import rank, rendezvous, starting
+from tutti.train.run.config import TrainConfig
 
 
 def config_of(folder: Path, **more: Any) -> TrainConfig:
@@ -180,9 +180,7 @@ def test_a_restart_before_the_first_checkpoint_begins_anew(tmp_path: Path, launc
     assert launched.start(config_of(tmp_path)).resume is False
 
 
-def test_a_refused_job_is_refused_again_when_it_is_restarted(
-    tmp_path: Path, launched: Any
-) -> None:
+def test_a_refused_job_is_refused_again_when_it_is_restarted(tmp_path: Path, launched: Any) -> None:
     """Launchers restart whatever fails; that must not make a forgotten --resume out of it."""
     left_by_a_run(tmp_path)
     with pytest.raises(InputError, match="of an earlier run"):
