@@ -257,7 +257,7 @@ class Runs:
         few = {"OMP_NUM_THREADS": threads}  # other jobs run at the same time
         environment = {rank: few | limits(of[chip.pool]) for rank, chip in enumerate(chips)}
         hear = functools.partial(self.hear, steps)
-        return run_local(job, environment=environment, listener=hear)
+        return run_local(job, environment=environment, listener=hear, overwrite=True)
 
     def hear(self, steps: list[float] | None, event: object) -> None:
         if getattr(event, "kind", "") not in ("step", "warning") or event.rank != 0:

@@ -1,4 +1,4 @@
-"""The errors that tutti answers instead of a stack trace.
+"""The errors that tutti answers instead of a stack trace, and the exit codes of every verb.
 
 `TuttiError` is anything a person can act on; `InputError` is a file or an argument that is wrong.
 The command line prints the message alone and exits with `exit_code`.
@@ -7,7 +7,17 @@ The command line prints the message alone and exits with `exit_code`.
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
+
+EXIT_CODES = {
+    0: "done",
+    1: "failed while running: a rank died, numbers were not finite, a save failed, a check said no",
+    2: "a file, an option or a value is wrong, or what is asked for does not fit",
+    130: "stopped by Ctrl-C before its work was done",
+    143: "stopped by SIGTERM before its work was done",
+}
+"""What a verb's exit code means; docs/reference/errors.md shows the same table."""
 
 
 class TuttiError(Exception):
@@ -17,13 +27,15 @@ class TuttiError(Exception):
 
 
 class StoppedError(TuttiError):
-    """Ctrl-C came before there was anything to show."""
+    """Somebody asked it to end before its work was done: Ctrl-C, or SIGTERM."""
 
-    exit_code = 130
+    def __init__(self, message: str, by: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + by  # as a shell says it of a process that a signal ended
 
 
 class InputError(TuttiError):
-    """A file, an option or a value given by the user is wrong.
+    """A file, an option or a value given by the user is wrong, or its question has no answer.
 
     The message quotes what the user gave; line breaks and control characters in it are escaped, so
     that it stays one line.
@@ -35,6 +47,17 @@ class InputError(TuttiError):
         super().__init__(
             "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
         )
+
+
+class DamagedError(InputError):
+    """A file is no longer what was written; another copy of it may be whole."""
+
+
+def error_with(exit_code: int, message: str) -> TuttiError:
+    """Return the error of another process, by what it exits with."""
+    if exit_code in (130, 143):
+        return StoppedError(message, by=exit_code - 128)
+    return InputError(message) if exit_code == 2 else TuttiError(message)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

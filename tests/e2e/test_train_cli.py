@@ -6,10 +6,7 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,68 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.launching import plan_of  # noqa: E402
+from tests.support.train_job import TUTTI, Capture, tutti, write_job  # noqa: E402
 from tutti.accelerator.operators import Operators  # noqa: E402
-from tutti.cli.main import run  # noqa: E402
-from tutti.document import Place  # noqa: E402
-from tutti.hardware.cluster import Cluster  # noqa: E402
 from tutti.huggingface import open_checkpoint  # noqa: E402
-from tutti.models.load import load_model  # noqa: E402
 from tutti.nn import Batch, Model, load  # noqa: E402
-from tutti.plan.chips import ChipSet  # noqa: E402
-from tutti.plan.files import save_plan  # noqa: E402
-from tutti.plan.plan import Replica  # noqa: E402
-from tutti.train.run.local import free_port  # noqa: E402
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320,
-    "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-CONFIG = """
-model: model
-plan: plan.json
-steps: 4
-data: {train: ["shipped:tales"], tokenizer: bytes, holdout: 0.05, cache: cache}
-optimizer: {learning_rate: 5e-3, schedule: constant}
-output: out
-"""
 PARTS = ("compute_s", "communication_s", "bubble_s", "copy_s", "data_s", "other_s")
-TUTTI = [sys.executable, "-m", "tutti.cli.main"]
-Capture = pytest.CaptureFixture[str]
-
-
-def write_job(folder: Path) -> Path:
-    (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
-    cluster, spec = Cluster.load("laptop"), load_model(str(folder / "model"))
-    chips = [[Replica(chips=ChipSet.of("fast/0/0"))], [Replica(chips=ChipSet.of("fast/0/1"))]]
-    save_plan(plan_of(cluster, chips, spec), folder / "plan.json")
-    together = [[Replica(chips=ChipSet.of("fast/0/0-1"), count=2)]]
-    larger = plan_of(cluster, together, spec)
-    save_plan(larger, folder / "larger.json")
-    pipeline = replace(larger.pipelines[0], micro_batches=1)
-    job = replace(larger.job, global_batch=2)
-    save_plan(replace(larger, pipelines=(pipeline,), job=job), folder / "other.json")
-    (folder / "train.yaml").write_text(CONFIG, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which commands are typed."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("TUTTI_DEBUG", "TUTTI_DEVICE", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    return write_job(tmp_path)
-
-
-def tutti(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stopped:
-        run(arguments)
-    out, err = capsys.readouterr()
-    return int(stopped.value.code or 0), out, err
 
 
 def trained(capsys: Capture, *arguments: str) -> dict[str, Any]:
@@ -87,6 +28,11 @@ def trained(capsys: Capture, *arguments: str) -> dict[str, Any]:
     assert err == ""  # with --json nothing is shown while it runs
     found: dict[str, Any] = json.loads(out)
     return found
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -178,11 +124,11 @@ def test_the_end_is_a_folder_that_transformers_loads(whole: tuple[Path, str, str
 def test_resumed_is_as_if_never_stopped(
     whole: tuple[Path, str, str], here: Path, capsys: Capture
 ) -> None:
-    """As after a crash past step 2: the last checkpoint is gone, the figures go further."""
+    """From step 2, though there is a later checkpoint, and the figures go further."""
     shutil.copytree(whole[0] / "out", here / "out")
-    shutil.rmtree(here / "out" / "checkpoints" / "step-000004")
     before = lines(here / "out" / "metrics.jsonl")
-    found = trained(capsys, "--resume", "--set", "validation.every=2")
+    found = trained(capsys, "--resume", "2", "--set", "validation.every=2")
+    assert found["finished"] is True
     losses = [line["loss"] for line in before if "loss" in line]
     assert found["losses"] == losses[2:]
     after = lines(here / "out" / "metrics.jsonl")
@@ -201,15 +147,59 @@ def test_nothing_left_to_do(whole: tuple[Path, str, str], here: Path, capsys: Ca
     assert "checkpoint: out/checkpoints/step-000004" in out
 
 
-def test_a_folder_with_an_earlier_run_is_pointed_out(
+def test_an_earlier_run_is_destroyed_only_if_that_is_asked_for(
     whole: tuple[Path, str, str], here: Path, capsys: Capture
 ) -> None:
     shutil.copytree(whole[0] / "out", here / "out")
-    code, _, err = tutti(capsys, "train", "train.yaml", "--steps", "1")
+    before = snapshot(here / "out")
+    code, out, err = tutti(capsys, "train", "train.yaml", "--steps", "1")
+    assert (code, out) == (2, "")
+    assert err == (
+        "tutti: out: holds 2 checkpoints, figures and a Hugging Face folder of an earlier run; go "
+        "on with it (--resume), begin anew over it (--overwrite), or name another --output\n"
+    )
+    assert snapshot(here / "out") == before
+    code, _, err = tutti(capsys, "train", "train.yaml", "--steps", "1", "--overwrite")
     assert code == 0, err
-    assert "out holds checkpoints of an earlier run; this one starts anew" in err
     assert [line["step"] for line in lines(here / "out" / "metrics.jsonl")] == [1]
-    assert (here / "out" / "checkpoints" / "latest").read_text().strip() == "step-000001"
+    assert not (here / "out" / "trace-step-3.json").exists()
+    names = {path.name for path in (here / "out" / "checkpoints").iterdir()}
+    assert names == {"latest", "step-000001"}
+
+
+def test_a_last_save_that_fails_is_no_success(
+    whole: tuple[Path, str, str], here: Path, capsys: Capture
+) -> None:
+    """A file is where the next checkpoint would be written; a full disk is no different."""
+    shutil.copytree(whole[0] / "out", here / "out")
+    shutil.rmtree(here / "out" / "huggingface")
+    (here / "out" / "checkpoints" / "step-000005.partial").touch()
+    code, out, err = tutti(capsys, "train", "train.yaml", "--resume", "--steps", "5", "--json")
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 1, err
+    assert "checkpoint of step 5 failed (" in err
+    assert "the last one is step-000004; mend it and go on with --resume" in err
+    assert not (here / "out" / "huggingface").exists()
+
+
+def test_one_job_at_a_time_and_none_after_a_kill(here: Path, capsys: Capture) -> None:
+    """A second job in the folder is refused; after kill -9 the next goes on, without a hole."""
+    command = [*TUTTI, "train", "train.yaml", "--steps", "4000", "--set", "checkpoints.every=1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        until_step(process)
+        code, _, err = tutti(capsys, "train", "train.yaml", "--overwrite", "--json")
+        assert code == 2
+        assert f"another job writes there now (process {process.pid} of " in err
+        assert len(err.splitlines()) == 1, err
+        process.kill()
+        process.wait(60)
+    latest = (here / "out" / "checkpoints" / "latest").read_text().strip()
+    reached = int(latest.removeprefix("step-"))
+    found = trained(capsys, "--resume", "--steps", str(reached + 1))
+    assert len(found["losses"]) == 1
+    figures = lines(here / "out" / "metrics.jsonl")
+    assert [line["step"] for line in figures] == list(range(1, reached + 2))
 
 
 @pytest.mark.slow
@@ -219,132 +209,67 @@ def test_another_plan_goes_on_with_the_same_curve(here: Path, capsys: Capture) -
     code, _, err = tutti(
         capsys, "train", "train.yaml", "--resume", "--plan", "larger.json", "--json"
     )
-    assert code == 1
+    assert code == 2
     assert "the checkpoint's run had a global batch of 2, the plan has 4; go on" in err
     second = trained(capsys, "--resume", "--plan", "other.json")
     assert first["losses"] + second["losses"] == pytest.approx(whole["losses"], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_sigterm_saves_and_a_resume_goes_on(here: Path, capsys: Capture) -> None:
+def until_step(process: subprocess.Popen[str]) -> None:
+    """Wait until a job shows its first step."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step "):
+            return
+    raise AssertionError("the job ended before its first step")
+
+
+@pytest.mark.parametrize(
+    ("whom", "number", "code"),
+    [
+        ("one rank", signal.SIGTERM, 143),
+        pytest.param("the command", signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param("the command", signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+)
+def test_who_is_asked_to_stop_saves_and_is_not_done(
+    here: Path, capsys: Capture, whom: str, number: signal.Signals, code: int
+) -> None:
     command = [*TUTTI, "train", "train.yaml", "--steps", "4000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("step "):
-                break
-        process.send_signal(signal.SIGTERM)
+        until_step(process)
+        found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(found[1]) if whom == "one rank" else process.pid, number)
         said = process.stderr.read()
-        assert process.wait() == 0, said
+        assert process.wait() == code, said
     assert "asked to stop: saving at step" in said
     stopped = lines(here / "out" / "metrics.jsonl")[-1]["step"]
+    how = "Ctrl-C" if number is signal.SIGINT else "SIGTERM"
+    last = said.splitlines()[-1]
+    assert last == f"tutti: stopped by {how} after step {stopped}; saved; go on with --resume"
     found = trained(capsys, "--resume", "--steps", str(stopped + 1))
     assert len(found["losses"]) == 1
     assert found["steps"] == stopped + 1
 
 
-# --- clumsy first tries, each one line -------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("words", "said"),
     [
-        (["trian.yaml"], "trian.yaml: no such file; did you mean 'train.yaml'?"),
-        ([], "name a training file, or --model (and --data), or --plan"),
-        (["model"], "model: is a folder; name a file"),
-        (["train.yaml", "--model", "modle"], "modle"),
-        (["train.yaml", "--cluster", "labtop", "--set", "plan=null"], "did you mean 'laptop'?"),
-        (["train.yaml", "--plan", "plam.json"], "did you mean 'plan.json'?"),
-        (["train.yaml", "--model", "gpt2"], "the plan is for model 'model', but 'gpt2' has"),
-        (["train.yaml", "--set", "optimizer.lr=1"], "tutti: options: optimizer: unknown key 'lr'"),
-        (["train.yaml", "--steps", "0"], "steps"),
-        (["train.yaml", "--data", "x.txt", "--set", "validation.every=1", "--set",
-          "data.holdout=0"], "the data hold nothing out: name data.validation, or data.holdout"),
-        (["train.yaml", "-o", "/proc/self"], "/proc/self/"),
-        (["train.yaml", "-o", "train.yaml/out"], "output 'train.yaml/out': cannot be made"),
-        (["train.yaml", "--model", "llama-3-70b", "--set", "plan=null", "--cluster", "laptop"],
-         "does not fit"),
-    ],
-)  # fmt: skip
-def test_wrong_words(here: Path, capsys: Capture, arguments: list[str], said: str) -> None:
-    code, out, err = tutti(capsys, "train", *arguments)
-    assert code in (1, 2)
-    assert out == ""
-    assert len(err.splitlines()) == 1, err
-    assert said in err
-    assert not (here / "out" / "logs").exists()
-
-
-def test_chips_of_a_cluster_are_refused_at_once(here: Path, capsys: Capture) -> None:
-    document = {"name": "big", "pools": [{"name": "a800", "chip": "A800", "nodes": 8}]}
-    cluster = Cluster.from_document(document, Place("big"))
-    spec = load_model("model")
-    chips = [[Replica(chips=ChipSet.of("a800/0-7/0-7"), count=64)]]
-    save_plan(plan_of(cluster, chips, spec), here / "big.json")
-    code, _, err = tutti(capsys, "train", "train.yaml", "--plan", "big.json")
-    assert code == 2
-    assert "needs 64 chips like A800, this machine has none" in err
-    assert "tutti launch" in err
-    assert not (here / "out").exists()
-
-
-def test_data_that_are_not_there_are_one_line(here: Path, capsys: Capture) -> None:
-    code, out, err = tutti(capsys, "train", "train.yaml", "--data", "corpse/*.txt", "--json")
-    assert (code, out) == (1, "")
-    assert len(err.splitlines()) == 1, err
-    assert "corpse/*.txt: no file matches" in err
-
-
-def test_a_port_in_use_is_one_line(here: Path, capsys: Capture) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        code, _, err = tutti(capsys, "train", "train.yaml", "--port", port, "--json")
-    assert code == 2
-    assert err.startswith(f"tutti: --port {port}: ")
-    assert not (here / "out" / "logs" / "rank-0.log").exists()
-
-
-def test_nothing_to_resume_is_one_line(here: Path, capsys: Capture) -> None:
-    code, _, err = tutti(capsys, "train", "train.yaml", "--resume", "--json")
-    assert code in (1, 2)
-    assert "holds no complete checkpoint to resume from" in err
-    assert len(err.splitlines()) == 1, err
-
-
-@pytest.mark.parametrize(
-    ("variables", "said"),
-    [
-        ({"WORLD_SIZE": "3"}, "WORLD_SIZE is 3, but the plan has 2 ranks"),
-        ({"WORLD_SIZE": "2"}, "after 3 s these ranks have not come: 1; were all processes started"),
+        (["--resume", "3"], "holds no checkpoint of step 3; there are 2, 4"),
+        (["--resume=3"], "holds no checkpoint of step 3; there are 2, 4"),
+        (["--resume=last"], "--resume last: write the step of a checkpoint, or --resume alone"),
+        (["--resume", "--overwrite"], "choose one"),
+        (["--resume", "--plan", "larger.json"], "had a global batch of 2, the plan has 4"),
     ],
 )
-def test_a_rank_without_the_others(here: Path, variables: dict[str, str], said: str) -> None:
-    rank = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **variables}
-    done = subprocess.run(
-        [*TUTTI, "train", "train.yaml", "--set", "timeout_s=3"],
-        env={**os.environ, **rank}, cwd=here, capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
-    assert done.returncode in (1, 2)
-    assert done.stderr.splitlines()[-1].startswith("tutti: ")
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_ranks_of_two_minds_say_who_differs(here: Path) -> None:
-    """As where one host has another version, file or plan."""
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [*TUTTI, "train", "train.yaml", "--set", "timeout_s=120", "--set", f"seed={rank}"],
-            env={**os.environ, **place, "RANK": str(rank)}, cwd=here, text=True,
-            stderr=subprocess.PIPE,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=800)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [1, 1]
-    assert "rank 1 has seed '1', rank 0 has '0'; start all ranks with the same files" in said[0]
-    assert "rank 0 has seed '0', rank 1 has '1'; start all ranks with the same files" in said[1]
-    assert "Traceback" not in "".join(said)
+def test_a_step_to_resume_from(
+    whole: tuple[Path, str, str], here: Path, capsys: Capture, words: list[str], said: str
+) -> None:
+    shutil.copytree(whole[0] / "out", here / "out")
+    shutil.rmtree(here / "out" / "logs")
+    code, _, err = tutti(capsys, "train", *words, "train.yaml")
+    assert code == 2
+    assert said in err
+    assert len(err.splitlines()) == 1, err
+    assert not (here / "out" / "logs").exists()

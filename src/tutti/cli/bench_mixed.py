@@ -150,7 +150,9 @@ class Runs:
             for pool in (event.values.get("pools") or {}).values():
                 overrun = max(overrun, float(pool["overrun"]))
 
-        return run_local(job, listener=hear), overrun
+        result = run_local(job, listener=hear)
+        result.require_finished()
+        return result, overrun
 
 
 def _row(name: str, instance: Instance, runs: Runs, line: ProgressLine) -> dict[str, Any]:

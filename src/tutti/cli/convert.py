@@ -68,6 +68,11 @@ def convert(
                 resume=resume,
                 progress=bar,
             )
+    if source.is_dir():
+        from tutti.huggingface.plain import outside_links
+
+        for name in outside_links(source):
+            typer.echo(f"note: the link {name} leads outside of {source}; not copied", err=True)
     if json:
         print_json(_document(done))
     else:

@@ -61,7 +61,7 @@ app.command()(report.report)
 app.command()(show.show)
 app.command()(validate.validate)
 app.command()(simulate.simulate)
-app.command()(train.train)
+app.command(cls=train.TrainCommand)(train.train)
 
 
 def _print_version(wanted: bool) -> None:

@@ -66,6 +66,8 @@ def search(asked: Asked, results: Results) -> None:
         results.say_written()
         if results.output is not None and asked.chip_profiles and not results.json:
             typer.echo("note: the plan does not hold profiles; predict and simulate need them, too")
+    if result.interrupted:
+        raise typer.Exit(130)
 
 
 def _show(result: SearchResult, problem: Problem) -> None:
@@ -130,6 +132,8 @@ def _replan(asked: Asked, old_plan: Path, results: Results) -> None:
     results.write_export(found.result.best.plan, problem.model, problem.cluster)
     if not results.prints_export:
         results.say_written()
+    if found.result.interrupted:
+        raise typer.Exit(130)
 
 
 def _require_running_on(path: Path, name: str, said: str, cluster: Cluster) -> None:

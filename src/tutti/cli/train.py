@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from tutti.cli.output import Json, print_json, print_rich
 from tutti.cli.torch_needed import require_torch
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from tutti.train.run.config import TrainConfig
     from tutti.train.run.planning import Job
     from tutti.train.run.trainer import TrainResult
+
+NEWEST = "newest"  # what --resume alone means
 
 
 def train(
@@ -39,7 +42,15 @@ def train(
         str | None, typer.Option("--output", "-o", help="The folder for everything it writes.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")
+        str | None,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest whole checkpoint in the folder, or from that of a step.",
+            metavar="[STEP]",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew over an earlier run in the folder.")
     ] = False,
     changes: Annotated[
         list[str] | None,
@@ -62,24 +73,53 @@ def train(
 ) -> None:
     """Train a model as planned, on this machine's chips or as a rank under torchrun.
 
-    Ctrl-C (or SIGTERM) finishes the step, saves and ends; --resume goes on from there.
+    Ctrl-C (or SIGTERM) finishes the step, saves and ends with 130 (143); --resume goes on.
     """
     require_torch("train")
     from tutti.train.run.launched import started_as_rank
+    from tutti.train.run.starting import check_inputs
 
+    going_on = _resume(resume)
     wanted = asked(config, plan=plan, model=model, cluster=cluster, data=data, steps=steps,
                    output=output, changes=changes or [], trace=trace)  # fmt: skip
     if started_as_rank(os.environ):
-        from tutti.train.run.rank import prepare_together, resume_together, run_rank
+        from tutti.train.run.rank import run_rank, start_together
 
-        run_rank(prepare_together(wanted), resume=resume or resume_together(wanted))
+        start = start_together(wanted, resume=going_on, overwrite=overwrite)
+        run_rank(start.job, resume=start.resume).require_finished()
         return
+    check_inputs(wanted, going_on, overwrite=overwrite)
     job = _prepared(wanted, quiet=json)
-    result = _run(job, resume=resume, port=port, quiet=json)
+    result = _run(job, resume=going_on, overwrite=overwrite, port=port, quiet=json)
     if json:
         print_json(result.to_document())
     else:
         print_rich(*_summary(result))
+    result.require_finished()
+
+
+class TrainCommand(TyperCommand):
+    """Lets --resume stand alone, or before a step."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a --resume without a step a value of its own."""
+        words = list(args)
+        for at, word in enumerate(words):
+            if word == "--":
+                break
+            if word == "--resume" and not "".join(words[at + 1 : at + 2]).isdecimal():
+                words[at] = f"--resume={NEWEST}"
+        return super().parse_args(ctx, words)
+
+
+def _resume(text: str | None) -> bool | int:
+    if text is None:
+        return False
+    if text == NEWEST:
+        return True
+    if not text.isdecimal():
+        raise InputError(f"--resume {text}: write the step of a checkpoint, or --resume alone")
+    return int(text)
 
 
 def asked(
@@ -141,12 +181,14 @@ def _prepared(config: TrainConfig, *, quiet: bool) -> Job:
         return prepare(config, line)
 
 
-def _run(job: Job, *, resume: bool, port: int | None, quiet: bool) -> TrainResult:
+def _run(
+    job: Job, *, resume: bool | int, overwrite: bool, port: int | None, quiet: bool
+) -> TrainResult:
     from tutti.cli.train_live import LiveRun
     from tutti.train.run.trainer import run_local
 
     with LiveRun(job, wanted=not quiet) as live:
-        return run_local(job, resume=resume, listener=live.hear, port=port)
+        return run_local(job, resume=resume, overwrite=overwrite, listener=live.hear, port=port)
 
 
 def _summary(result: TrainResult) -> list[str]:
@@ -167,6 +209,8 @@ def _summary(result: TrainResult) -> list[str]:
         )
     if result.checkpoint is not None:
         lines.append(f"checkpoint: {result.checkpoint}")
+    if result.best is not None and result.best != result.checkpoint:
+        lines.append(f"lowest validation loss: {result.best}")
     if result.huggingface is not None:
         lines.append(f"Hugging Face folder: {result.huggingface}")
     lines.append(f"figures: {result.output / 'metrics.jsonl'}")

@@ -18,6 +18,7 @@ from tutti.huggingface.checkpoint import Checkpoint, StoredFile
 from tutti.huggingface.dtypes import Dtype
 from tutti.huggingface.maps import key_table
 from tutti.huggingface.pieces import Bounds, gather, whole
+from tutti.huggingface.plain import plain_paths
 from tutti.huggingface.tensor_file import Entry, Raw, TensorFile
 from tutti.huggingface.weight_map import KeyTable
 from tutti.models import load_model
@@ -116,13 +117,8 @@ class HfFolder(Checkpoint):
 
     def plain_files(self) -> tuple[str, ...]:
         """Return everything that is no weights, below the folder too."""
-        found = []
-        for path in sorted(self.folder.rglob("*")):
-            name = path.relative_to(self.folder)
-            hidden = any(part.startswith(".") for part in name.parts)
-            if path.is_file() and not hidden and not is_weights(path.name):
-                found.append(name.as_posix())
-        return tuple(found)
+        found = (path for path in plain_paths(self.folder) if not is_weights(path.name))
+        return tuple(path.relative_to(self.folder).as_posix() for path in found)
 
     def identity(self) -> object:
         """Return each file's size, time and header."""

@@ -7,9 +7,9 @@ which keys stood in which Hugging Face file, so that the way back yields the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tutti.document import Count, Natural, Place, build, plain_fields, shown
 from tutti.files import parse_json, pretty_json, read_text
@@ -88,4 +88,16 @@ def read_manifest(folder: Path) -> Manifest:
     found = fields.pop("format", None)
     if found != FORMAT:
         raise place.error(f"'format' is {shown(found)}; this version of tutti reads '{FORMAT}'")
-    return build(Manifest, fields, place)
+    manifest = build(Manifest, fields, place)
+    for name in _named_files(manifest):
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise place.error(f"names '{name}', which is no file of this folder")
+    return manifest
+
+
+def _named_files(manifest: Manifest) -> Iterator[str]:
+    yield from manifest.files
+    yield from manifest.huggingface
+    for tensor in (*manifest.tensors.values(), *manifest.carried.values()):
+        yield tensor.file
+        yield from (part.file for part in tensor.parts)

@@ -20,6 +20,7 @@ NODE = "TUTTI_NODE"
 """Its node: "pool/node", or "pool/node/slots" where a node is made of several hosts."""
 ATTEMPT = "TUTTI_ATTEMPT"
 """How often the job was restarted before; set by whatever restarts it."""
+_RESTARTS = (ATTEMPT, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 def used_chips(plan: Plan) -> dict[Position, int]:
@@ -63,8 +64,11 @@ def device_index(environ: Mapping[str, str], slot: int) -> int:
 
 
 def is_restarted(environ: Mapping[str, str]) -> bool:
-    """Tell whether the job ran before and should go on from its last checkpoint, if it has one."""
-    return ATTEMPT in environ and _number(environ, ATTEMPT) > 0
+    """Tell whether the job ran before and should go on from its last checkpoint, if it has one.
+
+    Restarted by the launch files, by torchrun (--max-restarts), or requeued by Slurm.
+    """
+    return any(_number(environ, name) > 0 for name in _RESTARTS if environ.get(name))
 
 
 def _rank_at(plan: Plan, node: str, local_rank: int) -> int:

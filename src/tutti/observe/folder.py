@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 METRICS = "metrics.jsonl"  # a line per step
+SOON = ".metrics-soon.jsonl"  # steps whose lines are not complete yet
+TENSORBOARD = "tensorboard"
+CHECKPOINTS = "checkpoints"
+EXPORT = "huggingface"  # the trained model, as transformers loads it
 RUN_FILE = "run.json"  # the job as it was asked for
 PLAN_FILE = "plan.json"
 
 
-def trace_name(step: int) -> str:
-    """Return the file of a step's trace."""
+def trace_name(step: int | str) -> str:
+    """Return the file of a step's trace; of "*", the pattern of all."""
     return f"trace-step-{step}.json"

@@ -10,6 +10,7 @@ from typing import Any
 from tutti.errors import InputError
 from tutti.files import read_file, require_folder
 from tutti.observe.folder import METRICS, PLAN_FILE, RUN_FILE
+from tutti.observe.sinks import figure_lines
 from tutti.plan.files import load_plan
 from tutti.report.training import PoolFigures, RunFigures, StepFigures
 
@@ -55,8 +56,8 @@ def read_run(folder: Path, name: str = "") -> RunFigures:
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a file; its last line may be cut off where a run was killed."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """Yield the objects of a file; its last lines may be cut off where a run was killed."""
+    lines = figure_lines(path)
     for number, line in enumerate(lines, 1):
         try:
             found = json.loads(line)

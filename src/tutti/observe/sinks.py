@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from tutti.errors import InputError
+from tutti.files import write_text
+from tutti.observe.folder import SOON
 from tutti.observe.record import StepRecord
 
 
@@ -26,12 +29,24 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One object per line; a resumed run goes on after the step that it resumes from."""
+    """One object per line; a resumed run goes on after the step that it resumes from.
+
+    The line of a step is written when all its figures are there, a step or two later. What is known
+    already lies in a file beside it, for a process may be killed at any moment.
+    """
 
     def __init__(self, path: Path, *, after: int = 0) -> None:
-        kept = [line for line in _lines(path) if _step_of(line) <= after]
-        path.write_text("".join(kept), encoding="utf-8")
+        kept = [line for line in figure_lines(path) if _step_of(line) <= after]
+        write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._soon_path = path.with_name(SOON)
+        self._soon = self._soon_path.open("wb", buffering=0)
+
+    def soon(self, records: Sequence[StepRecord]) -> None:
+        """Keep what is known of steps whose lines are still to come."""
+        text = "".join(json.dumps(record.to_document()) + "\n" for record in records).encode()
+        os.pwrite(self._soon.fileno(), text, 0)
+        os.ftruncate(self._soon.fileno(), len(text))
 
     def write(self, record: StepRecord) -> None:
         """Write a line."""
@@ -44,17 +59,30 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+        self._soon.close()
+        self._soon_path.unlink(missing_ok=True)
+
+
+def figure_lines(path: Path) -> list[str]:
+    """Return the lines of a run's figures, and of steps before whose lines it was killed."""
+    found = [line for line in _lines(path) if line.endswith("\n")]  # the last may be cut off
+    last = max((_step_of(line) for line in found if '"loss"' in line), default=0)
+    later = [line for line in _lines(path.with_name(SOON)) if last < _step_of(line) < _CUT_OFF]
+    return [*found, *later]
 
 
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
 
 
+_CUT_OFF = 1 << 62  # the step of a line that is none
+
+
 def _step_of(line: str) -> int:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):  # cut off in the middle when the run was killed
-        return 1 << 62
+        return _CUT_OFF
 
 
 class TensorBoard:

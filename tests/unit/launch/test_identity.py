@@ -102,5 +102,8 @@ def test_restarts_are_counted() -> None:
     assert not is_restarted({})
     assert not is_restarted({"TUTTI_ATTEMPT": "0"})
     assert is_restarted({"TUTTI_ATTEMPT": "2"})
+    assert not is_restarted({"TUTTI_ATTEMPT": "", "TORCHELASTIC_RESTART_COUNT": "0"})
+    assert is_restarted({"TUTTI_ATTEMPT": "0", "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert is_restarted({"TUTTI_ATTEMPT": "0", "SLURM_RESTART_COUNT": "1"})
     with pytest.raises(InputError, match="TUTTI_ATTEMPT is 'x'"):
         is_restarted({"TUTTI_ATTEMPT": "x"})

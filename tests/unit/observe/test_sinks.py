@@ -6,14 +6,15 @@ import json
 import socket
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.observe.test_record import rank, record
 from tutti.errors import InputError
-from tutti.observe.record import by_pool
-from tutti.observe.sinks import JsonLines, Prometheus, Sinks, TensorBoard
+from tutti.observe.record import StepRecord, by_pool
+from tutti.observe.sinks import JsonLines, Prometheus, Sinks, TensorBoard, figure_lines
 
 
 @pytest.fixture
@@ -23,6 +24,10 @@ def path(tmp_path: Path) -> Path:
 
 def steps(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def at(step: int) -> StepRecord:
+    return replace(record(), step=step)
 
 
 def test_lines_are_there_as_soon_as_they_are_written(path: Path) -> None:
@@ -42,6 +47,35 @@ def test_a_resumed_run_goes_on_after_its_step_and_drops_half_a_line(path: Path) 
     sink.validation(4, 2.0)
     sink.close()
     assert steps(path) == [1, 2, 3, 4]
+
+
+def test_steps_that_wait_for_their_line_survive_a_kill(path: Path) -> None:
+    sink = JsonLines(path)
+    for step in range(1, 6):  # as a run does: two steps wait, the third is written
+        waiting = [at(s) for s in (step - 1, step) if s > 0]
+        if step > 2:
+            sink.write(at(step - 2))
+        sink.soon(waiting)
+    for file in (sink._file, sink._soon):  # as the kernel does when it kills a process
+        file.close()
+    assert steps(path) == [1, 2, 3]
+    assert [json.loads(line)["step"] for line in figure_lines(path)] == [1, 2, 3, 4, 5]
+    again = JsonLines(path, after=4)
+    assert steps(path) == [1, 2, 3, 4]
+    again.write(at(5))
+    again.close()
+    assert steps(path) == [1, 2, 3, 4, 5]
+    assert [p.name for p in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_step_is_not_told_twice(path: Path) -> None:
+    sink = JsonLines(path)
+    sink.soon([at(1), at(2)])
+    sink.write(at(1))  # killed before the other file was written again
+    assert [json.loads(line)["step"] for line in figure_lines(path)] == [1, 2]
+    sink.soon([at(2)])
+    assert [json.loads(line)["step"] for line in figure_lines(path)] == [1, 2]
+    sink.close()
 
 
 def test_a_new_run_begins_anew(path: Path) -> None:

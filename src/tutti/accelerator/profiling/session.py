@@ -22,7 +22,7 @@ from tutti.accelerator.profiling.links import device_links
 from tutti.accelerator.profiling.timer import Run, Samples, Timer, describe, timer_for
 from tutti.accelerator.profiling.workspace import TORCH_DTYPES, Workspace
 from tutti.cost.measured.forms import FORMS, Direction, row_name
-from tutti.errors import InputError
+from tutti.errors import InputError, StoppedError, TuttiError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import LinkFigure, OperatorTime, Profile
 
@@ -103,7 +103,7 @@ class Session:
             self.interrupted = True
         if not self._samples and not known:
             if self.interrupted:
-                raise InputError("stopped before the first measurement; nothing was written")
+                raise StoppedError("stopped before the first measurement; nothing was written")
             raise InputError(
                 f"--budget {self.budget_s:g}s: over before the first measurement; getting ready "
                 f"took {self._used:.1f} s, give at least {math.ceil(2 * self._used + 5)}s"
@@ -141,7 +141,7 @@ class Session:
         products = [Product(tokens, wide, out) for tokens, out, wide in shapes]
         wrong = wrong_product(self.accelerator, products, TORCH_DTYPES[self.dtype])
         if wrong:
-            raise InputError(f"{self.accelerator.chip} multiplies wrongly: {wrong}")
+            raise TuttiError(f"{self.accelerator.chip} multiplies wrongly: {wrong}")
 
     def _first_rates(self) -> None:
         """Find out roughly how fast the chip is, so that no case takes most of the budget."""
@@ -172,7 +172,7 @@ class Session:
                 self._visit(case)
             except Exception as error:  # a kernel that fails must not cost the others
                 first = str(error).strip().partition("\n")[0]
-                named = isinstance(error, (InputError, DeviceMemoryError))
+                named = isinstance(error, (TuttiError, DeviceMemoryError))
                 self._refuse(case, first if named else f"{type(error).__name__}: {first}")
             self.visits += 1
             if time.perf_counter() - self._saved > SAVE_EVERY_S:

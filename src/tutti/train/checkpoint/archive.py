@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import zipfile
 import zlib
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from tutti.errors import InputError
+from tutti.errors import DamagedError
 
 _NUMBERS = "archive/data/0"
 _LOCAL_HEADER_BYTES = 30  # before a file's name, in a zip archive
@@ -111,20 +112,34 @@ def read_tensor(stream: IO[bytes], start: int, length: int, into: Tensor, path: 
     try:
         with zipfile.ZipFile(_Section(stream, start, length)) as archive:
             entry = archive.getinfo(_NUMBERS)
-    except (zipfile.BadZipFile, KeyError, OSError):
-        raise InputError(f"{path}: damaged at byte {start}; load another checkpoint") from None
+        found = _read_entry(stream, start, entry, memory)
+    except _BROKEN:
+        raise DamagedError(f"{path}: damaged at byte {start}; load another checkpoint") from None
     if entry.file_size != memory.nbytes:
-        raise InputError(
+        raise DamagedError(
             f"{path}: holds {entry.file_size} bytes at {start} where {memory.nbytes} are expected; "
             "load another checkpoint"
         )
+    if found != memory.nbytes or zlib.crc32(memory) != entry.CRC:
+        raise DamagedError(
+            f"{path}: the numbers at byte {start} do not match their checksum; load another "
+            "checkpoint"
+        )
+
+
+# what zipfile raises on bytes that are no archive, or on one whose places are outside of the file
+_BROKEN = (
+    zipfile.BadZipFile, KeyError, OSError, ValueError, OverflowError, NotImplementedError,
+    EOFError, struct.error,
+)  # fmt: skip
+
+
+def _read_entry(stream: IO[bytes], start: int, entry: zipfile.ZipInfo, memory: memoryview) -> int:
+    """Read an entry's bytes straight into memory; return how many came."""
+    if entry.file_size != memory.nbytes:
+        return 0
     stream.seek(start + entry.header_offset)
     header = stream.read(_LOCAL_HEADER_BYTES)
     name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
     stream.seek(name + extra, io.SEEK_CUR)
-    found = stream.readinto(memory)  # type: ignore[attr-defined]
-    if found != memory.nbytes or zlib.crc32(memory) != entry.CRC:
-        raise InputError(
-            f"{path}: the numbers at byte {start} do not match their checksum; load another "
-            "checkpoint"
-        )
+    return int(stream.readinto(memory))  # type: ignore[attr-defined]

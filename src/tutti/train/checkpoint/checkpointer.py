@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tutti.errors import InputError, TuttiError
+from tutti.errors import DamagedError, InputError, TuttiError
 from tutti.files import fingerprint, pretty_json
+from tutti.huggingface.plain import outside_links
 from tutti.plan.files import plan_to_document
 from tutti.train.checkpoint import folders
 from tutti.train.checkpoint.contents import Piece, expected_keys, written_pieces
-from tutti.train.checkpoint.coordinator import Coordinator, agree
-from tutti.train.checkpoint.loading import load_state
+from tutti.train.checkpoint.coordinator import Coordinator
+from tutti.train.checkpoint.loading import Missing, load_state
 from tutti.train.checkpoint.manifest import (
     MANIFEST,
     MODEL_FOLDER,
@@ -33,9 +34,11 @@ from tutti.train.checkpoint.manifest import (
     Manifest,
     Progress,
     check_model,
+    damage,
     manifest_text,
     model_document,
     read_manifest,
+    saved_file,
 )
 from tutti.train.checkpoint.model_files import copy_model_files
 from tutti.train.checkpoint.random_state import random_state, restore_random_state
@@ -55,6 +58,8 @@ class CheckpointSettings:
 
     keep_last: int = 3
     keep_every: int | None = None  # steps that are a multiple of this are never deleted
+    keep_best: bool = False  # the one with the lowest validation loss is kept besides
+    missing: Missing = "error"  # moments that a checkpoint lacks
     asynchronous: bool = True
     stop_on_failure: bool = False  # raise at the next step when a save failed
 
@@ -105,10 +110,13 @@ class Checkpointer:
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._outcome: Saved | None = None
+        self._damaged: set[str] = set()  # found so when they were loaded
         self.history: list[Saved] = []
         if coordinator.rank == 0:
             prepare_format()
             folders.tidy(folder, self._say)
+            for name in outside_links(model_folder) if model_folder is not None else ():
+                self._say(f"{model_folder}: the link {name} leads outside of it; it is not copied")
         coordinator.broadcast((True,))
 
     # --- saving ----------------------------------------------------------------------------
@@ -151,13 +159,17 @@ class Checkpointer:
         outcome, self._outcome, self._thread = self._outcome, None, None
         self.history.append(outcome)
         if outcome.problem:
-            kept = folders.find_latest(self.folder)
-            last = f"the last one is {kept.name}" if kept else "there is none yet"
-            line = f"checkpoint of step {outcome.step} failed ({outcome.problem}); {last}"
+            line = self.failure(outcome)
             if self.settings.stop_on_failure:
                 raise TuttiError(line)
             self._say(line)
         return outcome
+
+    def failure(self, outcome: Saved) -> str:
+        """Say in one line what failed, and which checkpoint is there."""
+        kept = folders.find_latest(self.folder)
+        last = f"the last one is {kept.name}" if kept else "there is none yet"
+        return f"checkpoint of step {outcome.step} failed ({outcome.problem}); {last}"
 
     def wait(self) -> Saved | None:
         """Wait for the save that is under way, if any."""
@@ -235,56 +247,85 @@ class Checkpointer:
             folders.write_flushed(partial / name, text)
         if self._model_folder is not None:
             copy_model_files(self._model_folder, partial / MODEL_FOLDER)
-        sizes = {
-            path.relative_to(partial).as_posix(): path.stat().st_size
+        written = {
+            path.relative_to(partial).as_posix(): saved_file(path)
             for path in sorted(partial.rglob("*"))
             if path.is_file()
         }
-        manifest = replace(order.manifest, files=sizes, serial=folders.next_serial(self.folder))
+        manifest = replace(order.manifest, files=written, serial=folders.next_serial(self.folder))
         folders.write_flushed(partial / MANIFEST, manifest_text(manifest))
         folders.publish(partial)
+        self._damaged.discard(folders.folder_name(manifest.progress.step))
         folders.retire(
-            self.folder, keep_last=self.settings.keep_last, keep_every=self.settings.keep_every
+            self.folder,
+            keep_last=self.settings.keep_last,
+            keep_every=self.settings.keep_every,
+            keep_best=self.settings.keep_best,
+            besides=self._damaged,
         )
 
     # --- loading ---------------------------------------------------------------------------
 
-    def load(self, engine: Engine, which: str | Path = folders.LATEST) -> Progress:
+    def load(self, engine: Engine, which: folders.Which = folders.LATEST) -> Progress:
         """Fill an engine with a checkpoint of any plan; every rank calls this.
 
-        Afterwards the masters are what was saved: `take_masters` must not be called.
+        `which` is "latest", a step, a name or a path. If the latest is damaged, the one before it
+        is taken, and so on. Afterwards the masters are what was saved: `take_masters` must not be
+        called.
         """
         self.wait()
-        chosen = ""
-        if self._together.rank == 0:
-            problem = ""
-            try:
-                chosen = str(folders.resolve(self.folder, which, self._say).resolve())
-            except InputError as error:
-                problem = str(error)
-            self._together.broadcast((problem, chosen))
-        else:
-            problem, chosen = self._together.broadcast(None)
-        if problem:
-            raise InputError(problem)
-        path = Path(chosen)
-        problem = ""
-        try:
-            manifest = read_manifest(path)
-            check_model(path, manifest, engine.spec)
-            notes = load_state(engine, path)
-        except InputError as error:
-            problem = str(error)
-        first = agree(self._together, problem)
-        if first:
-            raise InputError(problem or first)
-        for note in notes:
-            self._say(note)
+        candidates = self._candidates(which)
+        for path, others in zip(candidates, range(len(candidates) - 1, -1, -1), strict=True):
+            problem, damaged = self._filled(engine, path)
+            if not problem:
+                break
+            if not (damaged and others):
+                raise (DamagedError if damaged else InputError)(problem)
+            self._damaged.add(path.name)
+            self._say(f"checkpoint {path.name} is not used: {problem}")
+        manifest = read_manifest(path)
+        own = self._together.rank == 0 and path.parent == self.folder.resolve()
+        if own and str(which) != folders.LATEST:
+            folders.make_latest(path)
         if not restore_random_state(engine.accelerator, manifest.random):
             self._say(f"checkpoint {path.name}: its random state is of another kind of chip")
         engine.step_number = manifest.updates
         engine.scaling.load_state_dict(manifest.progress.loss_scale)
         return manifest.progress
+
+    def _candidates(self, which: folders.Which) -> list[Path]:
+        """Return the folders to try, which rank 0 looks for."""
+        problem, found = "", list[str]()
+        if self._together.rank == 0:
+            try:
+                chosen = folders.resolve(self.folder, which, self._say)
+                found = [str(path.resolve()) for path in chosen]
+            except InputError as error:
+                problem = str(error)
+        problem, found = self._together.broadcast((problem, found))
+        if problem:
+            raise InputError(problem)
+        return [Path(path) for path in found]
+
+    def _filled(self, engine: Engine, path: Path) -> tuple[str, bool]:
+        """Load a checkpoint; return the first rank's problem, if any, and if it is damage."""
+        problem, damaged, notes = "", False, list[str]()
+        try:
+            if self._together.rank == 0:
+                found = damage(path, thorough=True)
+                if found is not None:
+                    raise DamagedError(found)
+            manifest = read_manifest(path)
+            check_model(path, manifest, engine.spec)
+            notes = load_state(engine, path, manifest, self.settings.missing)
+        except InputError as error:
+            problem, damaged = str(error), isinstance(error, DamagedError)
+        problems = self._together.gather((problem, damaged)) or []
+        first = next(((p, d) for p, d in problems if p), ("", False))
+        first = self._together.broadcast(first)
+        for note in notes if not first[0] else ():
+            self._say(note)
+        return first
 
 
 def _attempt(work: Callable[[], object]) -> str:

@@ -61,10 +61,3 @@ class Processes:
         return found
 
 
-def agree(coordinator: Coordinator, problem: str) -> str:
-    """Return the first rank's problem on every rank; empty if nobody has one."""
-    problems = coordinator.gather(problem)
-    first = ""
-    if problems is not None:
-        first = next((f"rank {r}: {p}" for r, p in enumerate(problems) if p), "")
-    return coordinator.broadcast((first,))[0]

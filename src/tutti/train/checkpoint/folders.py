@@ -4,8 +4,8 @@
 done are `step-000100.partial` (being written) and `step-000100.removed` (being deleted);
 `step-000100.old` is a complete one while another of the same step takes its name. Which is newest
 is told by the serial number in it: steps may come again after a restart, clocks may be wrong. The
-file `latest` names it for people. Whatever moment a process ends at, `find_latest` finds a complete
-one, and `tidy` puts the folder in order.
+file `latest` names it for people, `best` the one with the lowest validation loss. Whatever moment a
+process ends at, `find_latest` finds a complete one, and `tidy` puts the folder in order.
 """
 
 from __future__ import annotations
@@ -13,16 +13,24 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tutti.errors import InputError
-from tutti.train.checkpoint.manifest import damage, read_manifest
+from tutti.train.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    damage,
+    manifest_text,
+    read_manifest,
+)
 
-LATEST = "latest"
+LATEST, BEST = "latest", "best"
 PARTIAL, REMOVED, OLD = ".partial", ".removed", ".old"
 _NAME = re.compile(r"step-(\d{6,})")
 Say = Callable[[str], None]
+Which = str | Path | int  # a checkpoint: "latest", its step, its name, or a path
 
 
 def folder_name(step: int) -> str:
@@ -48,38 +56,67 @@ def complete_folders(folder: Path) -> list[Path]:
     return [found[step] for step in sorted(found)]
 
 
-def find_latest(folder: Path, say: Say = lambda _line: None) -> Path | None:
-    """Return the complete checkpoint that was saved last; None if there is none."""
+def newest_first(
+    folder: Path, say: Say = lambda _line: None, *, besides: Collection[str] = ()
+) -> list[tuple[Path, Manifest]]:
+    """Return the complete checkpoints, the one that was saved last first; `besides` some names."""
     sound = []
     for path in complete_folders(folder):
+        if path.name in besides:
+            continue
         problem = damage(path)
         if problem is None:
-            sound.append((read_manifest(path).serial, path))
+            sound.append((path, read_manifest(path)))
         else:
             say(f"checkpoint {path.name} is not used: {problem}")
-    return max(sound)[1] if sound else None
+    return sorted(sound, key=lambda found: -found[1].serial)
+
+
+def find_latest(folder: Path, say: Say = lambda _line: None) -> Path | None:
+    """Return the complete checkpoint that was saved last; None if there is none."""
+    found = newest_first(folder, say)
+    return found[0][0] if found else None
+
+
+def find_best(found: Iterable[tuple[Path, Manifest]]) -> Path | None:
+    """Return the checkpoint with the lowest validation loss; None where none was taken."""
+    losses = [
+        (manifest.progress.validation_loss, manifest.serial, path)
+        for path, manifest in found
+        if manifest.progress.validation_loss is not None
+    ]
+    return min(losses)[2] if losses else None
 
 
 def next_serial(folder: Path) -> int:
     """Return the number of the next save in this folder."""
-    latest = find_latest(folder)
-    return 1 if latest is None else read_manifest(latest).serial + 1
+    found = newest_first(folder)
+    return found[0][1].serial + 1 if found else 1
 
 
-def resolve(folder: Path, which: str | Path, say: Say = lambda _line: None) -> Path:
-    """Return the folder that a person means: "latest", a name in the run's folder, or a path."""
+def resolve(folder: Path, which: Which, say: Say = lambda _line: None) -> list[Path]:
+    """Return the folder that a person means: a step, a name in the run's folder, or a path.
+
+    Of "latest", those to try, the newest first.
+    """
     if str(which) == LATEST:
-        found = find_latest(folder, say)
-        if found is None:
+        found = [path for path, _ in newest_first(folder, say)]
+        if not found:
             raise InputError(f"{folder}: holds no complete checkpoint to resume from")
         return found
-    path = Path(which)
-    if not path.is_dir() and (folder / path).is_dir():
+    path = Path(str(which))
+    if isinstance(which, int):
+        path = folder / folder_name(which)
+        if not path.is_dir():
+            steps = [step_of(other.name.removesuffix(OLD)) for other in complete_folders(folder)]
+            there = f"there are {', '.join(map(str, steps))}" if steps else "there is none at all"
+            raise InputError(f"{folder}: holds no checkpoint of step {which}; {there}")
+    elif not path.is_dir() and (folder / path).is_dir():
         path = folder / path
     problem = damage(path)
     if problem is not None:
         raise InputError(problem)
-    return path
+    return [path]
 
 
 # --- changing it ---------------------------------------------------------------------------
@@ -125,13 +162,28 @@ def publish(partial: Path) -> Path:
         target.rename(old)
     partial.rename(target)
     flush_folder(folder)
-    marker = folder / f".{LATEST}"
-    write_flushed(marker, target.name + "\n")
-    marker.replace(folder / LATEST)
-    flush_folder(folder)
+    _write_whole(folder / LATEST, target.name + "\n")
     if old.exists():
         remove(old)
     return target
+
+
+def make_latest(path: Path) -> None:
+    """Let an older checkpoint count as saved last: the run goes on from it, and so do restarts."""
+    folder = path.parent
+    if find_latest(folder) == path:
+        return
+    manifest = replace(read_manifest(path), serial=next_serial(folder))
+    _write_whole(path / MANIFEST, manifest_text(manifest))
+    _write_whole(folder / LATEST, path.name + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is there in its old or its new form, whenever the process ends."""
+    fresh = path.with_name(f".{path.name}")
+    write_flushed(fresh, text)
+    fresh.replace(path)
+    flush_folder(path.parent)
 
 
 def remove(path: Path) -> None:
@@ -163,31 +215,65 @@ def tidy(folder: Path, say: Say = lambda _line: None) -> None:
 
 
 def superseded(
-    saved: Sequence[tuple[int, int]], *, keep_last: int, keep_every: int | None
+    saved: Sequence[tuple[int, int]],
+    *,
+    keep_last: int,
+    keep_every: int | None,
+    best: int | None = None,
 ) -> set[int]:
     """Return the steps that may go, of (serial, step); never the last one saved. Pure."""
     order = [step for _, step in sorted(saved)]
-    kept = set(order[-max(1, keep_last) :])
+    kept = {*order[-max(1, keep_last) :], best}
     if keep_every:
         kept |= {step for step in order if step % keep_every == 0}
     return set(order) - kept
 
 
-def retire(folder: Path, *, keep_last: int, keep_every: int | None) -> list[str]:
+def retire(
+    folder: Path,
+    *,
+    keep_last: int,
+    keep_every: int | None,
+    keep_best: bool = False,
+    besides: Collection[str] = (),
+) -> list[str]:
     """Delete what the rule lets go; return the names. What is damaged is neither kept nor counted.
 
     A damaged folder is left where it is: only a person can tell whether anything in it is of use.
+    `besides` are those that were found damaged when they were loaded.
     """
-    found: dict[int, Path] = {}
-    saved: list[tuple[int, int]] = []
-    for path in complete_folders(folder):
-        step = step_of(path.name)
-        if step is not None and damage(path) is None:
-            found[step] = path
-            saved.append((read_manifest(path).serial, step))
-    gone = superseded(saved, keep_last=keep_last, keep_every=keep_every)
-    _remove_all(found[step] for step in sorted(gone))
-    return [found[step].name for step in sorted(gone)]
+    found = [
+        (step, path, manifest)
+        for path, manifest in newest_first(folder, besides=besides)
+        if (step := step_of(path.name)) is not None
+    ]
+    best = find_best((path, manifest) for _, path, manifest in found) if keep_best else None
+    gone = superseded(
+        [(manifest.serial, step) for step, _, manifest in found],
+        keep_last=keep_last,
+        keep_every=keep_every,
+        best=None if best is None else step_of(best.name),
+    )
+    if best is not None and _named(folder / BEST) != best.name:
+        _write_whole(folder / BEST, best.name + "\n")
+    retired = sorted(path for step, path, _ in found if step in gone)
+    _remove_all(retired)
+    return [path.name for path in retired]
+
+
+def _named(marker: Path) -> str:
+    return marker.read_text(encoding="utf-8").strip() if marker.is_file() else ""
+
+
+def clear(folder: Path) -> None:
+    """Delete every checkpoint of a folder, whole or not, and what names them; nothing else."""
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and step_of(path.name.split(".", 1)[0]) is not None:
+            remove(path)
+    for name in (LATEST, BEST):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _remove_all(paths: Iterable[Path]) -> None:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from tutti.document import Place, build
-from tutti.errors import InputError
+from tutti.errors import DamagedError, InputError
 from tutti.huggingface import Checkpoint, open_checkpoint
 from tutti.huggingface.checkpoint import StoredFile
 from tutti.huggingface.conversion import Conversion, export
 from tutti.huggingface.dtypes import BY_NAME, Dtype
 from tutti.huggingface.pieces import Bounds
+from tutti.huggingface.plain import plain_paths
 from tutti.huggingface.tensor_file import Raw
 from tutti.huggingface.tensors import to_raw
 from tutti.models.spec import ModelSpec
@@ -28,7 +29,7 @@ from tutti.train.checkpoint.archive import read_tensor
 from tutti.train.checkpoint.contents import Kind
 from tutti.train.checkpoint.folders import LATEST, resolve
 from tutti.train.checkpoint.loading import load_weights
-from tutti.train.checkpoint.manifest import MANIFEST, MODEL_FOLDER, read_manifest
+from tutti.train.checkpoint.manifest import MANIFEST, MODEL_FOLDER, damage, read_manifest
 from tutti.train.checkpoint.rectangles import Rectangle, intersection
 from tutti.train.checkpoint.storage import Chunk, Stored, read_metadata
 from tutti.train.state import TORCH_DTYPES
@@ -54,7 +55,7 @@ class SavedModel(Checkpoint):
             )
         super().__init__(beside, spec)
         self.checkpoint, self.manifest = checkpoint, manifest
-        self._stored = read_metadata(checkpoint)
+        self._stored = read_metadata(checkpoint, manifest.files)
         self._held: OrderedDict[Chunk, Tensor] = OrderedDict()
 
     def _tensor(self, name: str) -> Stored:
@@ -114,9 +115,8 @@ class SavedModel(Checkpoint):
 
     def plain_files(self) -> tuple[str, ...]:
         """Return the files beside the weights: config, tokenizer."""
-        found = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
-        names = (path.relative_to(self.folder).as_posix() for path in found)
-        return tuple(n for n in names if not n.startswith(".") and not _is_weights(n))
+        names = (path.relative_to(self.folder).as_posix() for path in plain_paths(self.folder))
+        return tuple(name for name in names if not _is_weights(name))
 
     def identity(self) -> object:
         """Return what tells this checkpoint from another."""
@@ -142,7 +142,10 @@ def export_hf(
     Weights are rounded to `dtype`, which is the one that the run computed with if none is given.
     """
     if not (checkpoint / MANIFEST).is_file():
-        checkpoint = resolve(checkpoint, LATEST)
+        checkpoint = resolve(checkpoint, LATEST)[0]
+    problem = damage(checkpoint, thorough=True)
+    if problem is not None:
+        raise DamagedError(problem)
     source = SavedModel(checkpoint, like=like)
     kept = TORCH_DTYPES[source.manifest.precision.parameters]
     wanted = dtype or BY_NAME[str(kept).removeprefix("torch.")]

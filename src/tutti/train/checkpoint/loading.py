@@ -7,12 +7,13 @@ for those that are gathered at the start of a step (levels 1 to 3).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from tutti.errors import InputError
 from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Kind, Piece, kept_pieces
+from tutti.train.checkpoint.manifest import Manifest
 from tutti.train.checkpoint.storage import Stored, Target, read_into, read_metadata
 
 if TYPE_CHECKING:
@@ -20,10 +21,15 @@ if TYPE_CHECKING:
     from tutti.train.engine import Engine
 
 
+Missing = Literal["error", "zero"]  # what a checkpoint lacks: refused, or begun at zero
+
+
 @torch.no_grad()
-def load_state(engine: Engine, folder: Path) -> list[str]:
+def load_state(
+    engine: Engine, folder: Path, manifest: Manifest, missing: Missing = "error"
+) -> list[str]:
     """Fill weights and moments; return what a person should know of it, a line each."""
-    stored = read_metadata(folder)
+    stored = read_metadata(folder, manifest.files)
     pieces = kept_pieces(engine)
     notes: dict[str, None] = {}  # ordered, each once
     wanted: dict[str, list[Target]] = {}
@@ -34,6 +40,12 @@ def load_state(engine: Engine, folder: Path) -> list[str]:
         if piece.key not in stored:
             if piece.kind is Kind.WEIGHT:
                 raise InputError(f"{folder}: holds no weights of '{piece.name}'")
+            if missing == "error":
+                raise InputError(
+                    f"{folder}: holds no {piece.kind}s of '{piece.name}' (it was saved under "
+                    f"{manifest.optimizer}); to begin them at zero, give --set "
+                    "checkpoints.missing=zero"
+                )
             piece.memory.zero_()
             notes[f"checkpoint {folder.name}: no {piece.kind}s in it; they begin at zero"] = None
             continue

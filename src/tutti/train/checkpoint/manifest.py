@@ -1,11 +1,13 @@
 """`tutti.json` of a checkpoint: what was saved, by which job, and how far it had come.
 
 It is the last file that is written and names all others with their sizes, so a folder that lost one
-is recognised without reading it.
+is recognised without reading it. It has a checksum of itself and of every file but the ranks' own,
+whose tensors have one each: what changed on the disk is refused by name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,15 +15,16 @@ from pathlib import Path
 
 from tutti import document
 from tutti.document import Count, Natural, Place, build, plain_fields, shown
-from tutti.errors import InputError
-from tutti.files import parse_json, pretty_json, read_text
+from tutti.errors import DamagedError, InputError
+from tutti.files import fingerprint, parse_json, pretty_json, read_text
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Precision
 
 MANIFEST = "tutti.json"
 PLAN = "plan.json"
 MODEL_FOLDER = "model"  # config.json, tokenizer: what an export needs beside the weights
-FORMAT = "tutti-training/1"
+RANK_FILE = ".distcp"  # the ending of a rank's own file
+FORMAT = "tutti-training/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class Progress:
     seed: int = 0
     loss_scale: Mapping[str, float] = field(default_factory=dict)  # filled in by a save
     data: Mapping[str, object] = field(default_factory=dict)  # the data's own state, plain values
+    validation_loss: float | None = None  # if it was taken after this very step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,14 @@ class RandomState:
 
     device: str
     state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFile:
+    """One file of a checkpoint."""
+
+    num_bytes: Natural
+    sha256: str = ""  # none of a rank's file: each of its tensors has a checksum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +73,13 @@ class Manifest:
     version: str  # of tutti
     torch_version: str
     random: RandomState
-    files: Mapping[str, Natural]  # name → bytes
+    files: Mapping[str, SavedFile]  # by name, seen from the folder
 
 
 def manifest_text(manifest: Manifest) -> str:
     """Return the file's text."""
-    return pretty_json({"format": FORMAT, **plain_fields(manifest)}) + "\n"
+    fields = json.loads(json.dumps({"format": FORMAT, **plain_fields(manifest)}))
+    return pretty_json({**fields, "checksum": fingerprint(fields)}) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -84,22 +97,61 @@ def read_manifest(folder: Path) -> Manifest:
     found = fields.pop("format", None)
     if found != FORMAT:
         raise place.error(f"'format' is {shown(found)}; this version of tutti reads '{FORMAT}'")
+    checksum = fields.pop("checksum", None)
+    if checksum != fingerprint({"format": found, **fields}):
+        raise DamagedError(
+            f"{path}: does not match its checksum: damaged, or changed by hand; load another "
+            "checkpoint"
+        )
     return build(Manifest, fields, place)
 
 
-def damage(folder: Path) -> str | None:
-    """Say in one line why a folder is no complete checkpoint; None if it is one."""
+def damage(folder: Path, *, thorough: bool = False) -> str | None:
+    """Say in one line why a folder is no complete checkpoint; None if it is one.
+
+    If `thorough`, every file but the ranks' own is read. Theirs are when they are loaded.
+    """
     try:
         manifest = read_manifest(folder)
+        for name, file in manifest.files.items():
+            _check_size(folder, name, file)
+            if thorough and file.sha256:
+                read_checked(folder, name, manifest.files)
     except InputError as error:
         return str(error)
-    for name, num_bytes in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{path}: is missing"
-        if path.stat().st_size != num_bytes:
-            return f"{path}: expected {num_bytes} bytes, found {path.stat().st_size}"
     return None
+
+
+def _check_size(folder: Path, name: str, file: SavedFile) -> None:
+    path = folder / name
+    if not path.is_file():
+        raise DamagedError(f"{path}: is missing")
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{path}: lies outside of the checkpoint; it is not opened")
+    if path.stat().st_size != file.num_bytes:
+        raise DamagedError(f"{path}: expected {file.num_bytes} bytes, found {path.stat().st_size}")
+
+
+def saved_file(path: Path) -> SavedFile:
+    """Return what a manifest says of a file that was written."""
+    ours = path.suffix == RANK_FILE
+    digest = "" if ours else hashlib.sha256(path.read_bytes()).hexdigest()
+    return SavedFile(num_bytes=path.stat().st_size, sha256=digest)
+
+
+def read_checked(folder: Path, name: str, files: Mapping[str, SavedFile]) -> bytes:
+    """Return a file's bytes if they are what was saved."""
+    path, expected = folder / name, files.get(name)
+    if expected is None or not expected.sha256:
+        raise InputError(f"{path}: has no checksum in {MANIFEST}; load another checkpoint")
+    _check_size(folder, name, expected)
+    try:
+        found = path.read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
+    if hashlib.sha256(found).hexdigest() != expected.sha256:
+        raise DamagedError(f"{path}: does not match its checksum; load another checkpoint")
+    return found
 
 
 # --- the model it is of --------------------------------------------------------------------

@@ -9,6 +9,7 @@ from whichever files hold it.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +20,10 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from tutti.errors import InputError, TuttiError
+from tutti.errors import DamagedError, InputError, TuttiError
 from tutti.train.checkpoint.archive import read_tensor, write_tensor
 from tutti.train.checkpoint.contents import Piece
+from tutti.train.checkpoint.manifest import RANK_FILE, SavedFile, read_checked
 from tutti.train.checkpoint.rectangles import Rectangle, intersection
 
 METADATA = ".metadata"
@@ -71,7 +73,7 @@ class Part:
 
 def write_part(folder: Path, rank: int, pieces: Sequence[Piece]) -> Part:
     """Write a rank's pieces, whose memory may be anywhere; return when they are on the disk."""
-    path = folder / f"__{rank}_0.distcp"
+    path = folder / f"__{rank}_0{RANK_FILE}"
     chunks = []
     with path.open("wb") as stream:
         for piece in pieces:
@@ -192,12 +194,25 @@ class _MetadataReader(pickle.Unpickler):
         raise pickle.UnpicklingError(f"holds a {module}.{name}")
 
 
-def read_metadata(folder: Path) -> dict[str, Stored]:
-    """Return what a folder holds, by key."""
-    path = folder / METADATA
+def read_metadata(folder: Path, files: Mapping[str, SavedFile]) -> dict[str, Stored]:
+    """Return what a folder holds, by key; `files` are those that its manifest names.
+
+    The bytes are held against their checksum before anything is made of them.
+    """
+    found = _parse_metadata(folder / METADATA, read_checked(folder, METADATA, files))
+    for key, tensor in found.items():
+        for chunk in tensor.chunks:
+            if chunk.file not in files or Path(chunk.file).name != chunk.file:
+                raise InputError(
+                    f"{folder / METADATA}: '{key}' is said to be in '{chunk.file}', which is no "
+                    "file of this checkpoint; it is not opened"
+                )
+    return found
+
+
+def _parse_metadata(path: Path, raw: bytes) -> dict[str, Stored]:
     try:
-        with path.open("rb") as stream:
-            metadata = _MetadataReader(stream).load()
+        metadata = _MetadataReader(io.BytesIO(raw)).load()
         places = {
             (index.fqn, tuple(index.offset)): place
             for index, place in metadata.storage_data.items()
@@ -206,12 +221,8 @@ def read_metadata(folder: Path) -> dict[str, Stored]:
             key: _stored(key, tensor, places)
             for key, tensor in metadata.state_dict_metadata.items()
         }
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror}); load another checkpoint"
-        ) from None
     except (pickle.UnpicklingError, EOFError, AttributeError, KeyError, TypeError, ValueError):
-        raise InputError(f"{path}: is damaged; load another checkpoint") from None
+        raise DamagedError(f"{path}: is damaged; load another checkpoint") from None
 
 
 def _stored(key: str, tensor: Any, places: Mapping[tuple[str, tuple[int, ...]], Any]) -> Stored:
@@ -248,7 +259,7 @@ def read_into(
                     num_bytes += chunk.length
                     _read_chunk(stream, path, chunk, tensor, targets)
         except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+            raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
     return num_bytes
 
 

@@ -17,7 +17,7 @@ from tutti.train.data.row import Rows
 from tutti.train.data.sources.find import find
 from tutti.train.data.store import TokenStore
 from tutti.train.data.synthetic import SyntheticRows
-from tutti.train.data.tokenizer import Tokenizer, open_tokenizer
+from tutti.train.data.tokenizer import Tokenizer, find_tokenizer, open_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,30 @@ class PackedData:
                 "data: not what the checkpoint was trained on (sources, tokenizer, packing, "
                 "sequence length or seed differ); restore them, or start from its weights alone"
             )
+
+
+def check_data(
+    config: DataConfig, *, base: Path = Path(), model_folder: Path | None = None
+) -> None:
+    """Raise where a source or the tokenizer is not there; nothing of them is read."""
+    kinds = {
+        find(source, base)[0]
+        for source in (*config.train, *config.validation)
+        if not _endless(source)
+    }
+    if kinds - {Kind.MEGATRON}:
+        find_tokenizer(_tokenizer_name(config, model_folder), folder=base)
+
+
+def _tokenizer_name(config: DataConfig, model_folder: Path | None) -> str:
+    if config.tokenizer:
+        return config.tokenizer
+    if model_folder is not None:
+        return str(model_folder.resolve())
+    raise InputError(
+        "data: 'tokenizer' is missing, and the model has no folder with one; name a Hugging Face "
+        "folder or 'bytes'"
+    )
 
 
 def open_data(
@@ -184,15 +208,8 @@ class _Opener:
 
     def _opened(self) -> Tokenizer:
         if self.tokenizer is None:
-            if self.config.tokenizer:
-                self.tokenizer = open_tokenizer(self.config.tokenizer, folder=self._base)
-            elif self._model_folder is not None:
-                self.tokenizer = open_tokenizer(str(self._model_folder.resolve()))
-            else:
-                raise InputError(
-                    "data: 'tokenizer' is missing, and the model has no folder with one; "
-                    "name a Hugging Face folder or 'bytes'"
-                )
+            name = _tokenizer_name(self.config, self._model_folder)
+            self.tokenizer = open_tokenizer(name, folder=self._base)
         return self.tokenizer
 
     def _packed(self, store: TokenStore) -> CutRows | FitRows:

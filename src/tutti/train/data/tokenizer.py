@@ -225,13 +225,19 @@ def _digest(folder: Path) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def open_tokenizer(name: str, *, folder: Path = Path()) -> Tokenizer:
-    """Return the tokenizer called `name`: "bytes", or a Hugging Face folder."""
+def find_tokenizer(name: str, *, folder: Path = Path()) -> Path | None:
+    """Return the folder of the tokenizer called `name`; None for "bytes", which needs none."""
     if name == "bytes":
-        return ByteTokenizer()
+        return None
     path = folder / Path(name).expanduser()
     if path.name == "tokenizer.json":
         path = path.parent
     if not path.is_dir():
         raise InputError(f"tokenizer: no folder '{path}'; name a Hugging Face folder or 'bytes'")
-    return FolderTokenizer(path)
+    return path
+
+
+def open_tokenizer(name: str, *, folder: Path = Path()) -> Tokenizer:
+    """Return the tokenizer called `name`: "bytes", or a Hugging Face folder."""
+    path = find_tokenizer(name, folder=folder)
+    return ByteTokenizer() if path is None else FolderTokenizer(path)

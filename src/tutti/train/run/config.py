@@ -77,9 +77,11 @@ class CheckpointConfig:
     every: Natural = 0  # steps; 0: at the end only
     keep: Count = 2
     keep_every: Natural = 0  # steps of which a checkpoint is never deleted
+    keep_best: bool = True  # also the one with the lowest validation loss, if that is taken
     asynchronous: bool = True
     final: bool = True  # also after the last step
     huggingface: bool = True  # at the end, as a folder that transformers loads
+    missing: Literal["error", "zero"] = "error"  # moments that a resumed checkpoint lacks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

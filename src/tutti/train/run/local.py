@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tutti.errors import InputError, TuttiError
+from tutti.errors import InputError, StoppedError, error_with
 from tutti.launch.secret import SECRET, new_secret
 from tutti.train.run.events import PIPE
 
@@ -73,9 +73,11 @@ class LocalRanks:
     num_ranks: int
     port: int | None = None
     environment: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # per rank, besides
-    resume: bool = False
+    resume: bool | int = False  # True: from the newest checkpoint; else from that of a step
+    claim: int | None = None  # a file descriptor by which the first rank holds the folder, too
     _ranks: list[_Rank] = field(default_factory=list)
     _asked: int = 0
+    asked_by: int = 0  # the signal that came first
 
     def start(self) -> None:
         """Start them all."""
@@ -103,15 +105,21 @@ class LocalRanks:
             }
             log = logs / f"rank-{rank}.log"
             command = [sys.executable, "-m", "tutti.train.run.rank", str(self.run_file)]
+            held = (self.claim,) if self.claim is not None and rank == 0 else ()
             with log.open("wb") as file:
                 process = subprocess.Popen(
-                    [*command, "--resume"] if self.resume else command,
-                    env=environment, pass_fds=(theirs,), stdin=subprocess.DEVNULL,
+                    [*command, *self._resumed()],
+                    env=environment, pass_fds=(theirs, *held), stdin=subprocess.DEVNULL,
                     stdout=file, stderr=file, start_new_session=True,
                 )  # fmt: skip
             os.close(theirs)
             os.set_blocking(ours, False)
             self._ranks.append(_Rank(process, os.fdopen(ours, "rb", buffering=0), log))
+
+    def _resumed(self) -> list[str]:
+        if self.resume is False:
+            return []
+        return ["--resume" if self.resume is True else f"--resume={self.resume}"]
 
     def events(self) -> Iterator[RankEvent]:
         """Yield what the ranks say until all have ended; raise when one failed."""
@@ -135,10 +143,13 @@ class LocalRanks:
                     deadline = time.monotonic() + LAST_WORDS_S
         if self._asked > 1:
             self.end()
-            raise TuttiError("ended at once, as asked; what was not saved is lost")
+            raise StoppedError(
+                "ended at once, as asked; what was not saved is lost", by=self.asked_by
+            )
         if failures:
             self.end()
-            raise TuttiError(self._blame(failures))
+            cause = next((f for f in failures if f.values.get("cause")), failures[0])
+            raise error_with(int(cause.values.get("code", 1)), self._blame(cause))
         for rank in self._ranks:
             rank.process.wait()
 
@@ -149,21 +160,20 @@ class LocalRanks:
         if code == 0 or any(f.rank == number for f in failures):
             return []
         if self._asked == 1 and code == -signal.SIGTERM:  # not yet ready to listen
-            return [
-                RankEvent(number, "error", {"text": "was stopped before it began", "cause": True})
-            ]
+            said = {"text": "was stopped before it began", "code": 128 + self.asked_by}
+            return [RankEvent(number, "error", {"cause": True, **said})]
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
         return [RankEvent(number, "error", {"text": how, "cause": True})]
 
-    def _blame(self, failures: list[RankEvent]) -> str:
-        cause = next((f for f in failures if f.values.get("cause")), failures[0])
+    def _blame(self, cause: RankEvent) -> str:
         where = cause.values.get("where", "")
         of = f"rank {cause.rank}" + (f" ({where})" if where else "")
         return f"{of}: {cause.values['text']}; its log: {self._ranks[cause.rank].log}"
 
-    def ask_to_stop(self) -> None:
+    def ask_to_stop(self, by: int = signal.SIGTERM) -> None:
         """Let the ranks finish their step, save and end; asked twice, end them now."""
         self._asked += 1
+        self.asked_by = self.asked_by or by
         self._signal(signal.SIGTERM if self._asked == 1 else signal.SIGKILL)
 
     def _signal(self, number: int) -> None:

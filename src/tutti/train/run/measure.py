@@ -18,7 +18,7 @@ import torch
 from tutti.comm.work import Work
 from tutti.launch.secret import all_here
 from tutti.models.flops import flops_per_token
-from tutti.observe.folder import METRICS
+from tutti.observe.folder import METRICS, TENSORBOARD
 from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
 from tutti.observe.sinks import JsonLines, Prometheus, Sink, Sinks, TensorBoard
 from tutti.schedule.instruction import Op, What
@@ -47,6 +47,7 @@ class Measure:
         self._taken: tuple[StepRecord, Readings] | None = None
         self._pending: tuple[StepRecord, Work] | None = None
         self._sinks: Sinks | None = None
+        self._lines: JsonLines | None = None
         self._engine.recorder.expect(expected_seconds(self._engine, worker.predicted))
 
     def mfu(self, seconds: float) -> float:
@@ -60,9 +61,10 @@ class Measure:
             yield
             return
         config = self._worker.config
-        made: list[Sink] = [JsonLines(config.folder / METRICS, after=after)]
+        self._lines = JsonLines(config.folder / METRICS, after=after)
+        made: list[Sink] = [self._lines]
         if config.measure.tensorboard:
-            made.append(TensorBoard(config.folder / "tensorboard"))
+            made.append(TensorBoard(config.folder / TENSORBOARD))
         if config.measure.prometheus_port is not None:
             address = "127.0.0.1" if all_here(os.environ) else "0.0.0.0"
             made.append(Prometheus(config.measure.prometheus_port, address))
@@ -70,8 +72,15 @@ class Measure:
         try:
             yield
         finally:
+            for record in self._unwritten():  # the others are gone, and their times with them
+                self._sinks.write(record)
             self._sinks.close()
-            self._sinks = None
+            self._sinks = self._lines = None
+
+    def _unwritten(self) -> list[StepRecord]:
+        """Return the steps whose lines wait for the ranks' times."""
+        waiting = [self._pending[0]] if self._pending is not None else []
+        return waiting + ([self._taken[0]] if self._taken is not None else [])
 
     def step(self, number: int, result: StepResult, seconds: float, rate: float) -> None:
         """Take the figures of a step."""
@@ -94,6 +103,8 @@ class Measure:
         )
         self._send()
         self._taken = (record, self._engine.recorder.last)
+        if self._lines is not None:
+            self._lines.soon(self._unwritten())
 
     def finish(self) -> None:
         """Write all steps that are left."""

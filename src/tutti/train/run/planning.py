@@ -9,7 +9,7 @@ from pathlib import Path
 from tutti import files
 from tutti.cost.sources import Sources
 from tutti.document import Place, build, plain
-from tutti.errors import InputError, TuttiError
+from tutti.errors import InputError, StoppedError
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.profile import Profile
 from tutti.models.load import load_model
@@ -22,6 +22,7 @@ from tutti.search.effort import Report, silent
 from tutti.search.planner import plan as search_plan
 from tutti.search.question import Limits, make_problem
 from tutti.simulate.estimate import Estimate, estimate
+from tutti.train.run.claim import make_folder
 from tutti.train.run.config import JobConfig, TrainConfig
 
 STEPS_FILE = "steps.json"  # of a folder with the steps that ranks kept for `tutti align`
@@ -39,12 +40,7 @@ class Job:
     def save(self) -> Path:
         """Write it into its folder; return the file that ranks are started with."""
         folder = self.config.folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except PermissionError as error:
-            raise files.unwritable(folder, error) from None
-        except OSError as error:
-            raise InputError(f"output '{folder}': cannot be made ({error.strerror})") from None
+        make_folder(folder)
         save_plan(self.plan, folder / PLAN_FILE)
         written = plain(self.config.with_whole_profile_paths())
         text = json.dumps(written, indent=1, ensure_ascii=False)
@@ -86,11 +82,7 @@ def load_cluster(name: str) -> Cluster:
 
 def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> Job:
     """Return the job under a given plan, checked."""
-    if config.validation.every and not (config.data.validation or config.data.holdout):
-        raise InputError(
-            "validation.every is given, but the data hold nothing out: name data.validation, or "
-            "data.holdout"
-        )
+    require_held_out(config)
     spec = trained(spec or load_model(config.model), config)
     cluster = plan.cluster.cluster or load_cluster(config.cluster)
     known = refer_to_model(spec)
@@ -107,6 +99,15 @@ def trained(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
     """Return the model with what of it is trained as the job says, else as its own config does."""
     balance = None if config.balance_loss == "config" else config.balance_loss == "on"
     return spec.with_training(balance=balance, padding=config.padding_row == "trained")
+
+
+def require_held_out(config: TrainConfig) -> None:
+    """Refuse a validation without data for it."""
+    if config.validation.every and not (config.data.validation or config.data.holdout):
+        raise InputError(
+            "validation.every is given, but the data hold nothing out: name data.validation, or "
+            "data.holdout"
+        )
 
 
 def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Report) -> Plan:
@@ -134,8 +135,10 @@ def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Re
         sources=sources_of(job),
     )
     result = search_plan(problem, compare=job.uniform, report=report)
+    if result.interrupted:
+        raise StoppedError("stopped while planning; nothing was trained")
     if not job.uniform:
         return result.best.plan
     if result.uniform is None:
-        raise TuttiError("no plan that treats all chips alike fits; drop 'uniform: true'")
+        raise InputError("no plan that treats all chips alike fits; drop 'uniform: true'")
     return result.uniform.plan

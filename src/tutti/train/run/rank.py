@@ -5,74 +5,127 @@ Whatever goes wrong is told in one line; the traceback goes to the rank's log.
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tutti import files
 from tutti.comm.errors import PeerLostError
 from tutti.comm.ranks import die_with_parent
-from tutti.errors import TuttiError
+from tutti.errors import InputError, TuttiError, error_with
 from tutti.launch.identity import is_restarted, rank_of_process
-from tutti.observe.folder import PLAN_FILE
+from tutti.observe.folder import CHECKPOINTS, PLAN_FILE
 from tutti.plan.files import plan_from_document
+from tutti.train.checkpoint.folders import complete_folders
+from tutti.train.run.claim import PATIENCE_S, Claim
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.events import Events, open_events
 from tutti.train.run.planning import Job, prepare, prepared
+from tutti.train.run.starting import (
+    Resume,
+    check_resumed,
+    check_sources,
+    require_fresh,
+    take_folder,
+)
 from tutti.train.run.trainer import TrainResult, result_of
 
 
-def prepare_together(config: TrainConfig) -> Job:
-    """Return the job where every rank was started with the same file: rank 0 plans for all."""
-    if config.plan is not None:
-        job = prepare(config)
-        if int(os.environ["RANK"]) == 0:
-            job.save()
-        return job
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the ranks of a launched job begin with."""
+
+    job: Job
+    resume: Resume
+    claim: Claim | None = None  # of the output folder, on RANK 0
+
+    def release(self) -> None:
+        """Let go of the output folder."""
+        if self.claim is not None:
+            self.claim.release()
+
+
+def start_together(
+    config: TrainConfig,
+    *,
+    resume: Resume = False,
+    overwrite: bool = False,
+    make: Callable[[TrainConfig], Job] = prepare,
+) -> Start:
+    """Return the job where every rank was started alike: RANK 0 looks, decides and plans for all.
+
+    It holds the output folder from then on. A restarted job goes on from its last checkpoint, if
+    it has one: it may have failed before the first, and hosts may see a shared folder at different
+    times, so the launcher cannot say --resume, and each rank must not look for itself.
+    """
     from tutti.train.run.rendezvous import open_store, wait_for
 
-    store = open_store(config.timeout_s)
+    store, key = open_store(config.timeout_s), f"start/{next(_starts)}"
     if int(os.environ["RANK"]) == 0:
         try:
-            job = prepare(config)
-            job.save()
+            start = _decide(config, resume, overwrite, make)
         except TuttiError as error:
-            store.set("plan", f"!{error}")
+            store.set(key, json.dumps({"error": str(error), "code": error.exit_code}))
             raise
-        store.set("plan", (config.folder / PLAN_FILE).read_text(encoding="utf-8"))
-        return job
-    text = wait_for(store, "plan", config.timeout_s)
-    if text.startswith("!"):
-        raise TuttiError(f"rank 0 could not plan: {text[1:]}")
-    return prepared(config, plan_from_document(files.parse_json(text, "plan"), "plan"))
+        text = (config.folder / PLAN_FILE).read_text(encoding="utf-8")
+        store.set(key, json.dumps({"resume": start.resume, "plan": text}))
+        return start
+    said = json.loads(wait_for(store, key, config.timeout_s))
+    if "error" in said:
+        raise error_with(int(said["code"]), f"rank 0: {said['error']}")
+    if config.plan is not None:  # this rank's own file: all compare theirs when they meet
+        return Start(job=make(config), resume=said["resume"])
+    plan = plan_from_document(files.parse_json(said["plan"], "plan"), "plan")
+    return Start(job=prepared(config, plan), resume=said["resume"])
 
 
-def resume_together(config: TrainConfig) -> bool:
-    """Tell whether a job that its launcher restarted has a checkpoint; one process looks for all.
+_starts = itertools.count()  # a process may run several jobs, one after the other
+_REFUSED = ".refused"  # a job that was refused is refused again when its launcher restarts it
 
-    A job may fail before its first checkpoint, and hosts may see a shared folder at different
-    times: so the launcher cannot say --resume, and each rank must not look for itself.
-    """
-    from tutti.train.checkpoint.folders import find_latest
-    from tutti.train.run.rendezvous import open_store, wait_for
-    from tutti.train.run.worker import CHECKPOINTS
 
-    if not is_restarted(os.environ):
-        return False
-    store = open_store(config.timeout_s)
-    if int(os.environ["RANK"]) == 0:
-        found = find_latest(config.folder / CHECKPOINTS)
-        store.set("resume", "no" if found is None else "yes")
-    return wait_for(store, "resume", config.timeout_s) == "yes"
+def _decide(
+    config: TrainConfig, resume: Resume, overwrite: bool, make: Callable[[TrainConfig], Job]
+) -> Start:
+    restarted = is_restarted(os.environ)
+    if restarted:  # whatever the command says: it was obeyed the first time
+        resume, overwrite = bool(complete_folders(config.folder / CHECKPOINTS)), False
+    fresh = not restarted and resume is False and not overwrite
+    check_sources(config, resume, overwrite=overwrite)
+    _check_fresh(config.folder, fresh=fresh, restarted=restarted)
+    job = make(config)
+    check_resumed(job, resume)
+    wait_s = config.timeout_s if restarted else PATIENCE_S  # for what the last attempt left
+    held = take_folder(config.folder, overwrite=overwrite, fresh=fresh, wait_s=wait_s)
+    if held.note:
+        open_events(0).send("warning", text=held.note)
+    (config.folder / _REFUSED).unlink(missing_ok=True)
+    job.save()
+    return Start(job=job, resume=resume, claim=held)
+
+
+def _check_fresh(folder: Path, *, fresh: bool, restarted: bool) -> None:
+    """Refuse a folder with an earlier run, also when the launcher then starts the job again."""
+    note = folder / _REFUSED
+    if restarted and note.is_file():
+        raise InputError(note.read_text(encoding="utf-8").strip())
+    if fresh:
+        try:
+            require_fresh(folder)
+        except InputError as error:
+            files.write_text(note, f"{error}\n")
+            raise
 
 
 def run_rank(
     job: Job,
     *,
-    resume: bool = False,
+    resume: Resume = False,
     events: Events | None = None,
     failed: Callable[[BaseException], None] = lambda _error: None,
 ) -> TrainResult:
@@ -102,11 +155,19 @@ def main(arguments: list[str]) -> int:
 
     try:
         job = Job.load(Path(arguments[0]))
-        run_rank(job, resume="--resume" in arguments, events=events, failed=failed)
+        run_rank(job, resume=_resume(arguments[1:]), events=events, failed=failed)
     except BaseException as error:
         failed(error)
-        return 1
+        return error.exit_code if isinstance(error, TuttiError) else 1
     return 0
+
+
+def _resume(arguments: list[str]) -> Resume:
+    for word in arguments:
+        name, equals, step = word.partition("=")
+        if name == "--resume":
+            return int(step) if equals else True
+    return False
 
 
 def told(error: BaseException) -> dict[str, Any]:
@@ -117,7 +178,8 @@ def told(error: BaseException) -> dict[str, Any]:
     lost: BaseException | None = error
     while lost is not None and not isinstance(lost, PeerLostError):
         lost = lost.__cause__
-    return {"text": text, "cause": lost is None}
+    code = error.exit_code if isinstance(error, TuttiError) else 1
+    return {"text": text, "cause": lost is None, "code": code}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import torch
 
 from tutti.comm import meeting
 from tutti.comm.store import Store, StoreClient
-from tutti.errors import TuttiError
+from tutti.document import plain
+from tutti.errors import InputError, TuttiError
 from tutti.launch.secret import Secret, find_secret
 from tutti.plan.files import plan_to_document, refer_to_cluster, refer_to_model
 from tutti.train.run.planning import Job
@@ -74,6 +75,8 @@ def facts(job: Job) -> dict[str, str]:
         "steps": str(config.steps),
         "optimizer": str(config.optimizer),
         "start": config.start,
+        "checkpoint settings": json.dumps(plain(config.checkpoints)),
+        "validation settings": json.dumps(plain(config.validation)),
     }
 
 
@@ -97,7 +100,7 @@ def agree(store: Store, rank: int, world: int, own: Mapping[str, str], timeout_s
         theirs = json.loads(store.get(f"facts/{other}"))
         for name, value in own.items():
             if theirs.get(name) != value:
-                raise TuttiError(
+                raise InputError(
                     f"rank {other} has {name} {theirs.get(name)!r}, rank {rank} has {value!r}; "
                     "start all ranks with the same files and versions"
                 )

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from tutti.document import Place, build
-from tutti.errors import InputError, TuttiError
+from tutti.errors import InputError, StoppedError
 from tutti.plan.plan import Plan
 from tutti.search.effort import Report, silent
 from tutti.train.data.config import DataConfig
@@ -26,6 +26,7 @@ from tutti.train.run.config import TrainConfig
 from tutti.train.run.here import require_chips_here
 from tutti.train.run.local import LocalRanks, RankEvent
 from tutti.train.run.planning import Job, prepare, prepared
+from tutti.train.run.starting import Resume, check_inputs, check_resumed, take_folder
 
 Listener = Callable[[RankEvent], None]
 
@@ -44,11 +45,23 @@ class TrainResult:
     checkpoint: Path | None
     huggingface: Path | None
     output: Path
+    best: Path | None = None  # the checkpoint with the lowest validation loss
+    finished: bool = True  # all steps were made
+    stopped_by: str = ""  # the signal that ended it before: SIGINT (Ctrl-C) or SIGTERM
 
     def to_document(self) -> dict[str, object]:
         """Return plain values."""
         written = dataclasses.asdict(self)
         return {k: str(v) if isinstance(v, Path) else v for k, v in written.items()}
+
+    def require_finished(self) -> None:
+        """Raise where somebody ended the run before its last step."""
+        if self.finished:
+            return
+        by = signal.Signals[self.stopped_by]
+        how = "Ctrl-C" if by is signal.SIGINT else by.name
+        saved = "saved; go on with --resume" if self.checkpoint is not None else "nothing is saved"
+        raise StoppedError(f"stopped by {how} after step {self.steps}; {saved}", by=by)
 
 
 class Trainer:
@@ -93,11 +106,17 @@ class Trainer:
         data: str | os.PathLike[str] | Sequence[str] | DataConfig | None = None,
         *,
         steps: int | None = None,
-        resume: bool = False,
+        resume: Resume = False,
+        overwrite: bool = False,
         listener: Listener | None = None,
         port: int | None = None,
     ) -> TrainResult:
-        """Train; under torchrun as one rank, otherwise on processes of this machine."""
+        """Train; under torchrun as one rank, otherwise on processes of this machine.
+
+        `resume` goes on with the run in the output folder, from its newest checkpoint or from that
+        of a step; `overwrite` begins anew over it. A rank that was asked to end before the last
+        step raises `StoppedError`, so that its launcher knows.
+        """
         config = self.config
         if data is not None:
             config = replace(config, data=_data(data))
@@ -110,10 +129,20 @@ class Trainer:
         from tutti.train.run.launched import started_as_rank
 
         if started_as_rank(os.environ):
-            from tutti.train.run.rank import run_rank
+            from tutti.train.run.rank import run_rank, start_together
 
-            return run_rank(self.prepare(), resume=resume)
-        return run_local(self.prepare(), resume=resume, listener=listener, port=port)
+            start = start_together(
+                config, resume=resume, overwrite=overwrite, make=lambda _: self.prepare()
+            )
+            try:
+                result = run_rank(start.job, resume=start.resume)
+            finally:
+                start.release()
+            result.require_finished()
+            return result
+        return run_local(
+            self.prepare(), resume=resume, overwrite=overwrite, listener=listener, port=port
+        )
 
 
 def _data(data: str | os.PathLike[str] | Sequence[str] | DataConfig) -> DataConfig:
@@ -127,7 +156,8 @@ def _data(data: str | os.PathLike[str] | Sequence[str] | DataConfig) -> DataConf
 def run_local(
     job: Job,
     *,
-    resume: bool = False,
+    resume: Resume = False,
+    overwrite: bool = False,
     listener: Listener | None = None,
     port: int | None = None,
     environment: dict[int, dict[str, str]] | None = None,
@@ -135,9 +165,28 @@ def run_local(
     """Run all ranks of a job on this machine and return what it came to."""
     if not environment:  # otherwise the caller has placed the ranks
         require_chips_here(job.plan, job.cluster, os.environ)
-    ranks = LocalRanks(
-        job.save(), job.plan.num_ranks, port=port, resume=resume, environment=environment or {}
-    )
+    check_inputs(job.config, resume, overwrite=overwrite)
+    check_resumed(job, resume)
+    held = take_folder(job.config.folder, overwrite=overwrite, fresh=resume is False)
+    try:
+        if held.note and listener is not None:
+            listener(RankEvent(0, "warning", {"text": held.note}))
+        ranks = LocalRanks(
+            job.save(),
+            job.plan.num_ranks,
+            port=port,
+            resume=resume,
+            environment=environment or {},
+            claim=held.descriptor,
+        )
+        summary = _summary_of(ranks, listener)
+    finally:
+        held.release()
+    return result_of(summary, job, asked_by=ranks.asked_by)
+
+
+def _summary_of(ranks: LocalRanks, listener: Listener | None) -> dict[str, Any]:
+    """Run ranks to their end; return what the first one says that it came to."""
     summary: dict[str, Any] | None = None
     with _stopping(ranks):
         try:
@@ -150,8 +199,9 @@ def run_local(
         finally:
             ranks.end()
     if summary is None:
-        raise TuttiError("the run was stopped before it had begun")
-    return result_of(summary, job)
+        by = ranks.asked_by or signal.SIGTERM
+        raise StoppedError("the run was stopped before it had begun", by=by)
+    return summary
 
 
 @contextmanager
@@ -162,8 +212,8 @@ def _stopping(ranks: LocalRanks) -> Iterator[None]:
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        ranks.ask_to_stop()
+        del frame
+        ranks.ask_to_stop(number)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -173,13 +223,18 @@ def _stopping(ranks: LocalRanks) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def result_of(summary: dict[str, Any], job: Job) -> TrainResult:
-    """Return a rank's summary as a result."""
+def result_of(summary: dict[str, Any], job: Job, *, asked_by: int = 0) -> TrainResult:
+    """Return a rank's summary as a result; `asked_by` is the signal that the starter got, if any.
+
+    Ranks of this machine are asked by SIGTERM, whatever their starter was asked by.
+    """
     folder = job.config.folder
     if summary.get("steps") is None:
         raise InputError("the run has no steps")
-    path = summary.get("checkpoint")
+    path, best = summary.get("checkpoint"), summary.get("best")
     exported = summary.get("huggingface")
+    finished = summary["steps"] >= job.config.steps
+    by = signal.Signals(asked_by or summary.get("stopped_by") or signal.SIGTERM).name
     return TrainResult(
         steps=summary["steps"],
         losses=tuple(summary["losses"]),
@@ -191,4 +246,7 @@ def result_of(summary: dict[str, Any], job: Job) -> TrainResult:
         checkpoint=None if path is None else Path(path),
         huggingface=None if exported is None else Path(exported),
         output=folder,
+        best=None if best is None else Path(best),
+        finished=finished,
+        stopped_by="" if finished else by,
     )

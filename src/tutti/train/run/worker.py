@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import statistics
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,8 +17,9 @@ from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.comm.connect import connect
 from tutti.comm.places import place_of
 from tutti.comm.store import PrefixedStore
-from tutti.errors import TuttiError
+from tutti.errors import InputError, TuttiError
 from tutti.nn.initialize import initialize
+from tutti.observe.folder import CHECKPOINTS
 from tutti.schedule.instruction import Instruction
 from tutti.simulate.estimate import Estimate
 from tutti.train.checkpoint import (
@@ -27,8 +27,6 @@ from tutti.train.checkpoint import (
     CheckpointSettings,
     Processes,
     Progress,
-    export_hf,
-    find_latest,
     load_hf,
 )
 from tutti.train.closing import StepResult
@@ -39,8 +37,9 @@ from tutti.train.engine import Engine
 from tutti.train.graphs import CaptureSettings
 from tutti.train.run.culprit import find_culprit
 from tutti.train.run.devices import open_chip
-from tutti.train.run.ending import Leaving, asking
+from tutti.train.run.ending import finish
 from tutti.train.run.events import Events
+from tutti.train.run.leaving import Leaving, asking
 from tutti.train.run.measure import Measure
 from tutti.train.run.planning import Job
 from tutti.train.run.rendezvous import (
@@ -53,12 +52,11 @@ from tutti.train.run.rendezvous import (
 )
 from tutti.train.run.safety import check_arithmetic, explain_memory, hardware_differences
 from tutti.train.run.samples import sample_indices
+from tutti.train.run.starting import Resume, check_batch, which_checkpoint
 from tutti.train.run.step_tensors import StepTensors
 from tutti.train.run.tracing import Tracer
 from tutti.train.run.weights import dropout_of, model_folder, wants_pretrained
 from tutti.train.seats import Seats, class_of
-
-CHECKPOINTS, EXPORT = "checkpoints", "huggingface"
 
 
 class Worker:
@@ -77,9 +75,9 @@ class Worker:
         self.world = job.plan.num_ranks
         self.seat = Seats(job.plan, job.spec)[rank]
         self.position = self.seat.place.chip
-        self._stop = False
+        self.stopped_by = 0  # the signal that asked this rank to stop
 
-    def run(self, *, resume: bool) -> dict[str, Any]:
+    def run(self, *, resume: Resume) -> dict[str, Any]:
         """Train until the last step, or until asked to stop; return what it came to."""
         self._say("opening the chip")
         chip = self.job.cluster.pool(self.position.pool).chip
@@ -105,9 +103,9 @@ class Worker:
     def _say(self, text: str) -> None:
         self.events.send("say", text=text)
 
-    def _ask_to_stop(self) -> None:
+    def _ask_to_stop(self, number: int) -> None:
         """Let the run end after the step at hand."""
-        self._stop = True
+        self.stopped_by = self.stopped_by or number
 
     # --- the start -------------------------------------------------------------------------
 
@@ -166,7 +164,7 @@ class Worker:
         table = dict(zip(entries, costs.seconds.tolist(), strict=True))
         return table.__getitem__
 
-    def _load(self, stack: ExitStack, *, resume: bool) -> None:
+    def _load(self, stack: ExitStack, *, resume: Resume) -> None:
         self.data: PackedData = self._open_data()
         folder = model_folder(self.config.model)
         saves = self.config.checkpoints
@@ -175,6 +173,8 @@ class Worker:
             CheckpointSettings(
                 keep_last=saves.keep,
                 keep_every=saves.keep_every or None,
+                keep_best=saves.keep_best,
+                missing=saves.missing,
                 asynchronous=saves.asynchronous,
             ),
             self.saving,
@@ -182,17 +182,11 @@ class Worker:
             say=self._say,
         )
         stack.callback(self.checkpointer.close)
-        if resume:
+        if resume is not False:
             self._say("reading the checkpoint")
-            self.progress = self.checkpointer.load(self.engine)
+            self.progress = self.checkpointer.load(self.engine, which_checkpoint(resume))
             self._check_data()
             return
-        if self.rank == 0 and find_latest(self.config.folder / CHECKPOINTS) is not None:
-            self.events.send(
-                "warning",
-                text=f"{self.config.folder} holds checkpoints of an earlier run; this one starts "
-                "anew, --resume would go on",
-            )
         self.progress = Progress(seed=self.config.seed)
         if wants_pretrained(self.config):
             assert folder is not None
@@ -217,20 +211,14 @@ class Worker:
         found = self.saving.gather(data.fingerprint)
         if found is not None and len(set(found)) > 1:
             other = next(i for i, text in enumerate(found) if text != found[0])
-            raise TuttiError(
+            raise InputError(
                 f"rank {other} has other data than rank 0; give all nodes the same files"
             )
         return data
 
     def _check_data(self) -> None:
         """Refuse to go on with other samples than the run would have had."""
-        batch, step = self.plan.job.global_batch, self.progress.step
-        if self.progress.samples != step * batch:
-            before = self.progress.samples / max(step, 1)
-            raise TuttiError(
-                f"the checkpoint's run had a global batch of {before:g}, the plan has {batch}; go "
-                "on with a plan of the same batch, or begin anew in another output folder"
-            )
+        check_batch(self.progress, self.plan.job.global_batch)
         saved = dict(self.progress.data)
         if saved:
             self.data.check(self.data.state(self.progress.samples).__class__(**saved))  # type: ignore[arg-type]
@@ -267,7 +255,7 @@ class Worker:
         for step in range(first, config.steps):
             settings = self.settings(rates.at(step + 1))
             begin = time.perf_counter()
-            self.engine.signal = self._stop
+            self.engine.signal = bool(self.stopped_by)
             result = self.engine.step(feeder.step(step), settings)
             seconds.append(time.perf_counter() - begin)
             self._check(step, result)
@@ -283,6 +271,7 @@ class Worker:
             stopping = result.signals > 0
             if self._due(step + 1) and not stopping:
                 self._meet()
+                self.measure.finish()  # a run that goes on from here has the figures before it
                 self.checkpointer.save(self.engine, self.progress)
             if stopping:
                 self._say(f"asked to stop: saving at step {step + 1}")
@@ -293,7 +282,7 @@ class Worker:
             tokens = np.stack([self.data.train.row(sample).tokens for sample in rows])
             kept.write_facts(tokens, seed=config.seed, cluster=self.job.cluster.name)
         self._meet()
-        return self._finish(first, losses, validation, seconds)
+        return finish(self, first, losses, validation, seconds)
 
     def _meet(self) -> None:
         """Make sure that all ranks are there: what waits for a save does not say who is not."""
@@ -333,6 +322,7 @@ class Worker:
             samples=samples,
             tokens=self.progress.tokens + result.tokens,
             data=dataclasses.asdict(state),
+            validation_loss=None,
         )
 
     def _due(self, step: int) -> bool:
@@ -355,55 +345,6 @@ class Worker:
                 total, tokens = total + found.loss * found.tokens, tokens + found.tokens
         loss = total / max(tokens, 1)
         self.measure.validation(step, loss)
+        if math.isfinite(loss):
+            self.progress = dataclasses.replace(self.progress, validation_loss=loss)
         return loss
-
-    # --- the end ---------------------------------------------------------------------------
-
-    def _finish(
-        self,
-        first: int,
-        losses: list[float],
-        validation: list[tuple[int, float]],
-        seconds: list[float],
-    ) -> dict[str, Any]:
-        self.measure.finish()
-        saves, exported = self.config.checkpoints, None
-        done = self.progress.step >= self.config.steps
-        if losses and (saves.final or not done):
-            self.checkpointer.save(self.engine, self.progress)
-            self.checkpointer.wait()
-            if done and saves.huggingface and self.rank == 0:
-                exported = self._export()
-        self.saving.broadcast((True,))
-        steady = statistics.median(seconds[1:] or seconds) if seconds else 0.0
-        tokens = self.plan.job.tokens / steady if steady else 0.0
-        latest = find_latest(self.config.folder / CHECKPOINTS)
-        return {
-            "steps": self.progress.step,
-            "first_step": first,
-            "losses": losses,
-            "validation": validation,
-            "seconds_per_step": steady,
-            "tokens_per_s": tokens,
-            "mfu": self.measure.mfu(steady) if steady else 0.0,
-            "predicted_s": self.predicted.step_seconds,
-            "checkpoint": None if latest is None else str(latest),
-            "huggingface": exported,
-        }
-
-    def _export(self) -> str | None:
-        """Write the Hugging Face folder, in place of an older one of this run."""
-        import shutil
-
-        target = self.config.folder / EXPORT
-        self._say(f"writing {target}")
-        fresh = target.with_name(f".{EXPORT}.new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        try:
-            export_hf(self.config.folder / CHECKPOINTS, fresh)
-        except TuttiError as error:
-            self.events.send("warning", text=f"no Hugging Face folder: {error}")
-            return None
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(fresh, target)
-        return str(target)

@@ -12,7 +12,7 @@ from tutti.accelerator.profiling.cases import Case, Prepared
 from tutti.accelerator.profiling.session import MOST_SAMPLES, Session, measure_profile
 from tutti.accelerator.profiling.timer import Timer
 from tutti.cost.measured.forms import FORMS, row_name
-from tutti.errors import InputError
+from tutti.errors import InputError, StoppedError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import CollectiveTime, LinkFigure, Profile
 
@@ -146,8 +146,9 @@ def test_ctrl_c_keeps_what_was_measured(clock):
     assert names(found) == wanted(CASES[:2])
     assert saved[-1] == found
     early = session(report=lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(InputError, match="stopped before the first measurement"):
+    with pytest.raises(StoppedError, match="stopped before the first measurement") as stopped:
         measure_profile(early)
+    assert stopped.value.exit_code == 130
 
 
 def test_a_kernel_that_fails_does_not_cost_the_others(clock, monkeypatch):

@@ -165,7 +165,7 @@ def test_another_precision_is_converted_with_a_line(before, after, notes, tmp_pa
             assert torch.equal(one.to(other.dtype), other), key
 
 
-def test_moments_that_were_not_saved_begin_at_zero_with_a_line(tmp_path):
+def test_moments_that_were_not_saved_are_named_unless_they_may_begin_at_zero(tmp_path):
     def save(one: Run) -> None:
         one.begin()
         one.train(1)
@@ -177,8 +177,14 @@ def test_moments_that_were_not_saved_begin_at_zero_with_a_line(tmp_path):
         assert not any(mean.any() for mean in means)
         return one.lines
 
+    def refuse(one: Run) -> None:
+        with pytest.raises(InputError, match=r"holds no means of .*saved under sgd.*missing=zero"):
+            one.checkpointer.load(one.engine)
+
     run(plan_of(optimizer="sgd"), tmp_path, save)
-    assert run(plan_of(), tmp_path, load)[0] == [
+    run(plan_of(), tmp_path, refuse)
+    zero = CheckpointSettings(missing="zero")
+    assert run(plan_of(), tmp_path, load, settings=zero)[0] == [
         "checkpoint step-000001: no means in it; they begin at zero",
         "checkpoint step-000001: no squares in it; they begin at zero",
     ]

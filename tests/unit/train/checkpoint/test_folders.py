@@ -19,6 +19,7 @@ from tutti.train.checkpoint.manifest import (
     Manifest,
     Progress,
     RandomState,
+    SavedFile,
     check_model,
     damage,
     manifest_text,
@@ -41,7 +42,7 @@ SAVED = Manifest(
     version="0.1.0",
     torch_version="2.13.0",
     random=RandomState(device="cpu", state="00ff"),
-    files={"numbers": 5},
+    files={"numbers": SavedFile(num_bytes=5)},
 )
 
 
@@ -122,9 +123,9 @@ def test_which_one_a_person_means(tmp_path):
     with pytest.raises(InputError, match="holds no complete checkpoint"):
         folders.resolve(tmp_path, "latest")
     path = published(tmp_path, 5)
-    assert folders.resolve(tmp_path, "latest") == path
-    assert folders.resolve(tmp_path, "step-000005") == path
-    assert folders.resolve(Path("elsewhere"), path) == path
+    assert folders.resolve(tmp_path, "latest") == [path]
+    assert folders.resolve(tmp_path, "step-000005") == [path]
+    assert folders.resolve(Path("elsewhere"), path) == [path]
     with pytest.raises(InputError, match="no such folder"):
         folders.resolve(tmp_path, "step-000006")
 

@@ -17,6 +17,7 @@ from tests.support.checkpointing import kept, run, whole
 from tests.support.training import in_fp32
 from tutti.errors import InputError, TuttiError
 from tutti.train.checkpoint.archive import read_tensor, write_tensor
+from tutti.train.checkpoint.manifest import SavedFile, saved_file
 from tutti.train.checkpoint.rectangles import Rectangle
 from tutti.train.checkpoint.storage import (
     Part,
@@ -76,6 +77,12 @@ def test_the_stock_reader_of_torch_distributed_takes_the_folder(tmp_path):
         assert torch.equal(state[key], value), key
 
 
+def listed(folder: Path, *others: str) -> dict[str, SavedFile]:
+    """Return what a manifest would say of a folder's metadata, and of ranks' files."""
+    found = {name: SavedFile(num_bytes=0) for name in others}
+    return {".metadata": saved_file(folder / ".metadata"), **found}
+
+
 def chunk(start: int, stop: int) -> Written:
     return Written(
         key="weight/0.a",
@@ -99,17 +106,24 @@ def test_numbers_that_nobody_wrote_or_two_wrote_are_no_checkpoint(tmp_path):
         write_metadata(tmp_path, parts(chunk(0, 4)), {"weight/0.a": 4, "weight/0.b": 2})
     assert list(tmp_path.iterdir()) == []
     write_metadata(tmp_path, parts(chunk(0, 4)), {"weight/0.a": 4})
-    stored = read_metadata(tmp_path)
+    stored = read_metadata(tmp_path, listed(tmp_path, "a"))
     with pytest.raises(InputError, match=r"5 numbers are needed at \[0\], the folder has 4"):
         read_into(tmp_path, stored, {"weight/0.a": [(Rectangle((0,), (5,)), torch.empty(5))]})
 
 
 def test_metadata_that_is_missing_or_damaged_is_one_line(tmp_path):
-    with pytest.raises(InputError, match=r"\.metadata: cannot be read \(No such file"):
-        read_metadata(tmp_path)
+    with pytest.raises(InputError, match=r"\.metadata: has no checksum in tutti.json"):
+        read_metadata(tmp_path, {})
     (tmp_path / ".metadata").write_bytes(b"nonsense")
+    files = listed(tmp_path)
     with pytest.raises(InputError, match=r"\.metadata: is damaged"):
-        read_metadata(tmp_path)
+        read_metadata(tmp_path, files)
+    (tmp_path / ".metadata").write_bytes(b"nonsence")
+    with pytest.raises(InputError, match=r"\.metadata: does not match its checksum"):
+        read_metadata(tmp_path, files)
+    (tmp_path / ".metadata").unlink()
+    with pytest.raises(InputError, match=r"\.metadata: is missing"):
+        read_metadata(tmp_path, files)
 
 
 class Tampered:
@@ -121,7 +135,7 @@ def test_metadata_that_was_tampered_with_runs_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Tampered()))
     with pytest.raises(InputError, match=r"\.metadata: is damaged"):
-        read_metadata(tmp_path)
+        read_metadata(tmp_path, listed(tmp_path))
     assert not (tmp_path / "here").exists()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tutti.errors import InputError, TuttiError
+from tutti.errors import InputError, StoppedError, TuttiError
 from tutti.train.run import local
 from tutti.train.run.local import LocalRanks, RankEvent, free_port, require_free
 
@@ -100,6 +100,20 @@ def test_where_all_are_victims_the_first_is_shown(ranks: Any) -> None:
         heard(found)
 
 
+@pytest.mark.parametrize("code", [1, 2])
+def test_what_a_rank_was_given_wrongly_is_bad_input_of_the_job(ranks: Any, code: int) -> None:
+    found = ranks(f"say('error', text='no such file', cause=True, code={code})", num_ranks=1)
+    with pytest.raises(TuttiError, match="rank 0: no such file") as failed:
+        heard(found)
+    assert failed.value.exit_code == code
+    assert isinstance(failed.value, InputError) is (code == 2)
+
+
+def test_a_step_to_resume_from_reaches_the_ranks(ranks: Any) -> None:
+    (event,) = heard(ranks("say('done', words=sys.argv[2:])", num_ranks=1, resume=12))
+    assert event.values["words"] == ["--resume=12"]
+
+
 def test_a_rank_that_is_killed_is_named_by_the_signal(ranks: Any) -> None:
     found = ranks(
         """
@@ -164,11 +178,12 @@ def test_asked_twice_they_are_ended(ranks: Any) -> None:
     found = ranks("signal.signal(15, signal.SIG_IGN)\nsay('say', text='ready')\ntime.sleep(600)\n")
     heard_all = found.events()
     assert [next(heard_all).kind, next(heard_all).kind] == ["say", "say"]
-    found.ask_to_stop()
+    found.ask_to_stop(signal.SIGINT)
     assert all(rank.process.poll() is None for rank in found._ranks)
     found.ask_to_stop()
-    with pytest.raises(TuttiError, match="ended at once, as asked"):
+    with pytest.raises(StoppedError, match="ended at once, as asked") as stopped:
         list(heard_all)
+    assert stopped.value.exit_code == 130
     assert all(rank.process.poll() is not None for rank in found._ranks)
 
 
@@ -178,8 +193,9 @@ def test_asked_before_they_listen(ranks: Any, monkeypatch: pytest.MonkeyPatch) -
     heard_all = found.events()
     assert [next(heard_all).kind, next(heard_all).kind] == ["say", "say"]
     found.ask_to_stop()
-    with pytest.raises(TuttiError, match="was stopped before it began"):
+    with pytest.raises(StoppedError, match="was stopped before it began") as stopped:
         list(heard_all)
+    assert stopped.value.exit_code == 143
 
 
 def test_ctrl_c_of_the_terminal_does_not_reach_them(ranks: Any) -> None:
