@@ -20,7 +20,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.uniform import Degrees, even_cuts, uniform_plan
 from tutti.search.build import in_flight
 from tutti.search.mixtures import GATHERED
-from tutti.search.remedies import BOUNDARIES, Slot, static_bytes
+from tutti.search.remedies import BOUNDARIES, Slot, made_bytes, static_bytes
 from tutti.search.room import usable_bytes
 from tutti.search.settle import Settler
 from tutti.search.tables import KINDS, NONE, Config, ConfigTable, FloatArray, Tables
@@ -284,11 +284,13 @@ def _fits(
         sharers=dp * degrees.cp,
         expert_sharers=max(1.0, dp * config.width / config.ep),
         shard=degrees.shard,
+        micro_batches=problem.job.global_batch // (dp * degrees.micro_batch),
     )
     blocks = (own > 0) & (own < problem.model.head_unit)
     kept = np.where(blocks, table.kept[recompute, own], table.kept[NONE, own])
     again = np.where(blocks, table.kept[NONE, own] - table.kept[recompute, own], 0.0)
-    held = float((static_bytes(slot)[own] + flight * kept).sum())
+    moving = np.maximum(flight * kept, made_bytes(slot)[own])
+    held = float((static_bytes(slot)[own] + moving).sum())
     passing = float((table.passing[own] + again).max()) + BOUNDARIES * table.boundary
     if degrees.shard >= 3:
         passing += GATHERED * float(table.parameter_bytes[own].max())
