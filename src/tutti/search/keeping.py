@@ -13,6 +13,7 @@ from tutti.plan.meetings import missed_meeting
 from tutti.plan.plan import ExpertGroup, Plan
 from tutti.search.draft import Draft, StageDraft, canonical, has_experts
 from tutti.search.space import Problem, Space
+from tutti.search.spending import chips_by_pool
 
 Stage = Sequence[tuple[str, int]]  # pool and sequences of its replicas
 
@@ -49,15 +50,10 @@ def plan_keeps(plan: Plan, problem: Problem) -> bool:
         [[(r.chips.pools[0], r.sequences) for r in stage.replicas] for stage in p.stages]
         for p in plan.pipelines
     ]
-    used: dict[str, int] = {}
-    for _, _, stage in plan.stages():
-        for replica in stage.replicas:
-            pool = replica.chips.pools[0]
-            used[pool] = used.get(pool, 0) + replica.num_chips
     return (
         _keeps(problem.space, pipelines)
         and _keeps_form(problem.space, plan)
-        and uses_enough(used, problem)
+        and uses_enough(chips_by_pool(plan), problem)
     )
 
 

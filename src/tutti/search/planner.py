@@ -22,6 +22,7 @@ from tutti.search.result import Alone, Pruned, SearchResult, Settled
 from tutti.search.searching import Search, search_parts, settled_best
 from tutti.search.settle import SearchDisagreementError, Settler
 from tutti.search.space import Problem
+from tutti.search.spending import spending_of
 from tutti.search.summary import summary_of
 from tutti.search.tables import Tables
 from tutti.search.uniform import best_uniform
@@ -50,7 +51,7 @@ def plan(
     report(Progress(doing="bounding"))
     if bound is None:
         bound = lower_bound(tables)
-    report(Progress(doing="pricing", lower_bound_seconds=bound))
+    report(Progress(doing="predicting", lower_bound_seconds=bound))
     search = Search(tables, effort, report, bound)
     state = search.run_exactly()
     if state is None or search.may_have_more:
@@ -85,6 +86,7 @@ def plan(
     return SearchResult(
         best=best,
         value=search.worth(best),
+        spending=spending_of(best.plan, best.step_seconds, problem.cluster),
         value_bound=value_bound(tables, _checked(bound, best)),
         lower_bound_seconds=_checked(bound, best),
         search_cpu_seconds=time.process_time() - started,
@@ -194,12 +196,14 @@ def _pruned(search: Search, state: State) -> tuple[Pruned, ...]:
     found = [
         Pruned(
             what="coarse strategies",
-            by="price of the vectorised model",
+            by="the time that the coarse model predicts",
             count=max(0, source.coarse.priced - search.settler.simulated - skipped),
         )
     ]
     if skipped:
-        found.append(Pruned(what="cut strategies", by="price or work budget", count=skipped))
+        found.append(
+            Pruned(what="cut strategies", by="predicted time or work budget", count=skipped)
+        )
     if rejected:
         by = "memory, after the exact cut"
         found.append(Pruned(what="strategies", by=by, count=rejected))

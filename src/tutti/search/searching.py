@@ -25,6 +25,7 @@ from tutti.search.result import Settled
 from tutti.search.settle import SHORTENED_WITHIN, Quick, Settler, require_agreement
 from tutti.search.skeletons import TooLargeError
 from tutti.search.space import Problem
+from tutti.search.spending import chips_by_pool
 from tutti.search.summary import summary_of
 from tutti.search.tables import Tables
 from tutti.search.ties import splitting
@@ -143,12 +144,7 @@ class Search:
 
     def plan_worth(self, plan: Plan, estimate: Estimate) -> float:
         """Return what the objective counts of a plan."""
-        chips: dict[str, int] = {}
-        for _, _, stage in plan.stages():
-            for replica in stage.replicas:
-                pool = replica.chips.pools[0]
-                chips[pool] = chips.get(pool, 0) + replica.num_chips
-        return value(estimate.step_seconds, chips, self.per_second)
+        return value(estimate.step_seconds, chips_by_pool(plan), self.per_second)
 
     def _settle(self, candidate: Candidate) -> float:
         """Simulate a candidate; return what it takes over what it promised."""
@@ -169,7 +165,7 @@ class Search:
             Progress(
                 doing="simulating",
                 best_seconds=best.seconds if best is not None else None,
-                lower_bound_seconds=self.bound,
+                lower_bound_seconds=self.bound if self.per_second is None else None,
                 settled=self.settler.simulated,
             )
         )
