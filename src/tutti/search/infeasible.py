@@ -111,9 +111,10 @@ def _remedies(problem: Problem) -> Iterator[tuple[str, Problem]]:
     for words, wider in given.items():
         yield words, replace(problem, space=wider)
     everything = replace(
-        space, recompute=ALL_RECOMPUTE, shard=(0, 1, 2, 3), offload=ALL_OFFLOAD,
-        tp=None, cp=None, sequences=None, max_stages=None,
-    )  # fmt: skip
+        space, recompute=ALL_RECOMPUTE, tp=None, cp=None, sequences=None, max_stages=None
+    )
+    if space.exportable is None:
+        everything = replace(everything, shard=(0, 1, 2, 3), offload=ALL_OFFLOAD)
     free = replace(problem, space=everything)
     also = ""
     if len(given) > 1:
@@ -141,11 +142,11 @@ def _loosened(space: Space) -> Iterator[tuple[str, Space]]:
     """Yield what a person has ruled out, one by one: what costs least time first."""
     if space.sequences is not None and min(space.sequences) > 1:
         yield "--micro-batch 1", replace(space, sequences=(1,))
-    if set(space.shard) != {0, 1, 2, 3}:
+    if set(space.shard) != {0, 1, 2, 3} and space.exportable is None:
         yield "allow shard levels 0-3", replace(space, shard=(0, 1, 2, 3))
     if set(space.recompute) != set(ALL_RECOMPUTE):
         yield "allow recomputation", replace(space, recompute=ALL_RECOMPUTE)
-    if set(space.offload) != set(ALL_OFFLOAD):
+    if set(space.offload) != set(ALL_OFFLOAD) and space.exportable is None:
         yield "allow offload", replace(space, offload=ALL_OFFLOAD)
     if space.tp is not None:
         yield "a larger --tp-max", replace(space, tp=None)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from tutti.errors import StoppedError
 from tutti.hardware.cluster import Pool
+from tutti.plan.plan import Plan
 from tutti.search.bound import lower_bound
 from tutti.search.effort import Effort, Progress, Report, silent
 from tutti.search.found import State
 from tutti.search.infeasible import explain_infeasible
-from tutti.search.keeping import plan_keeps
+from tutti.search.keeping import exports, plan_keeps
 from tutti.search.objective import value_bound
 from tutti.search.result import Alone, Pruned, SearchResult, Settled
 from tutti.search.searching import Search, search_parts, settled_best
@@ -52,18 +54,14 @@ def plan(
     if bound is None:
         bound = lower_bound(tables)
     report(Progress(doing="predicting", lower_bound_seconds=bound))
-    search = Search(tables, effort, report, bound)
-    state = search.run_exactly()
-    if state is None or search.may_have_more:
-        state = search.run()
-    if state.best is None and not search.interrupted:
-        search = search_parts(search)
-        state = search.state
-    if state.best is None:
-        if search.interrupted:
-            raise StoppedError("stopped before the first plan was found")
-        raise explain_infeasible(tables, _first_fit)
-    best, runner_up = settled_best(search, state)
+    search = _found(Search(tables, effort, report, bound))
+    state = search.state
+    if state.best is not None:
+        best, runner_up = settled_best(search, state)
+    elif search.interrupted:
+        raise StoppedError("stopped before the first plan was found")
+    else:
+        best, runner_up = _last_resort(tables), None
     uniform: Settled | str = "not looked for"
     alone: dict[str, Alone] = {}
     missing: dict[str, str] = {}
@@ -72,7 +70,8 @@ def plan(
         report(Progress(doing="comparing", best_seconds=best.step_seconds,
                         lower_bound_seconds=bound))  # fmt: skip
         try:
-            uniform = _uniform(tables)
+            wanted = (lambda plan: exports(plan, problem)) if problem.space.exportable else None
+            uniform = _uniform(tables, wanted)
             if (
                 isinstance(uniform, Settled)
                 and plan_keeps(uniform.plan, problem)
@@ -107,6 +106,25 @@ def plan(
     )
 
 
+def _found(search: Search) -> Search:
+    """Run a search, exactly where the space is small, in parts where nothing was found."""
+    state = search.run_exactly()
+    if state is None or search.may_have_more:
+        state = search.run()
+    if state.best is None and not search.interrupted:
+        return search_parts(search)
+    return search
+
+
+def _last_resort(tables: Tables) -> Settled:
+    """Return the best uniform plan, where it keeps to the space and nothing else was found."""
+    problem = tables.problem
+    uniform = _uniform(tables, lambda plan: plan_keeps(plan, problem))
+    if isinstance(uniform, str):
+        raise explain_infeasible(tables, _first_fit)
+    return uniform
+
+
 def _checked(bound: float, best: Settled) -> float:
     """Return the bound; one that a plan beats is no bound."""
     if bound > best.step_seconds * (1.0 + 1e-9):
@@ -133,9 +151,9 @@ def _recompute_share(found: Estimate) -> float:
     return (found.hfu - found.mfu) / found.hfu if found.hfu else 0.0
 
 
-def _uniform(tables: Tables) -> Settled | str:
+def _uniform(tables: Tables, wanted: Callable[[Plan], bool] | None = None) -> Settled | str:
     settler = Settler(tables)
-    found = best_uniform(tables, settler)
+    found = best_uniform(tables, settler, wanted)
     if isinstance(found, str):
         return found
     return settler.prove(*found, summary_of(found[0]))
