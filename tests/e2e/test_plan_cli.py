@@ -34,6 +34,24 @@ def plan(tmp_path, capsys):
     return path
 
 
+def test_an_existing_plan_is_exported(plan, capsys, tmp_path):
+    code, out, err = tutti(capsys, "show", str(plan), "--export", "flagscale")
+    assert code == 0, err
+    assert "hetero_process_meshes" in out
+    assert "no deadlock" not in out
+    target = tmp_path / "mesh.yaml"
+    code, said, _ = tutti(
+        capsys, "show", str(plan), "--export", "flagscale", "--export-to", str(target)
+    )
+    assert (code, target.read_text()) == (0, out)
+    assert f"written to {target}" in said
+    code, _, err = tutti(capsys, "show", str(plan), "--export", "megatron")
+    assert code == 2
+    assert "Megatron-LM: chips: " in err
+    code, _, err = tutti(capsys, "show", str(plan), "--export", "megatorn")
+    assert (code, "did you mean 'megatron'?" in err) == (2, True)
+
+
 def test_a_uniform_plan_is_drawn_written_and_shown(plan, capsys):
     code, out, _ = tutti(capsys, "show", str(plan))
     assert code == 0

@@ -129,6 +129,17 @@ def test_megatron_arguments_are_printed_or_written(question, capsys, tmp_path):
     assert "per step" in printed
 
 
+def test_a_search_can_be_kept_to_what_a_system_can_run(question, capsys):
+    arguments = [*question, "--pool-only", "new", "--shard", "2"]
+    code, _, err = tutti(capsys, *arguments, "--export", "flagscale")
+    assert code == 2
+    assert "; plan with --exportable flagscale to search only what it can run" in err
+    arguments = [*question, "--pool-only", "new", "--exportable", "flagscale"]
+    code, out, err = tutti(capsys, *arguments, "--export", "flagscale")
+    assert code == 0, err
+    assert "enable_hetero: true" in out
+
+
 def test_a_uniform_plan_can_be_exported(capsys):
     arguments = ["plan", "llama-2-7b", "E100", "--uniform", "tp=8,pp=4", "--export", "flagscale"]
     code, out, err = tutti(capsys, *arguments)

@@ -177,7 +177,8 @@ def test_a_plan_is_priced_by_a_chips_profile(plan, tmp_path, capsys):
     measured_profile().save(path)
     code, out, err = tutti(capsys, "predict", str(plan), "--chip-profile", str(path))
     assert code == 0, err
-    assert "priced by h200: profile of H200 (a known chip, 2026-01-31)" in " ".join(out.split())
+    said = " ".join(out.split())
+    assert "predicted from h200: profile of H200 (a known chip, 2026-01-31)" in said
     _, out, _ = tutti(capsys, "predict", str(plan), "--chip-profile", str(path), "--json")
     measured = json.loads(out)
     assert measured["extrapolations"] == []

@@ -30,6 +30,7 @@ def plan(
     no_mixed_stages: options.NoMixedStages = False,
     no_mixed_pipelines: options.NoMixedPipelines = False,
     use_all_pools: options.UseAllPools = False,
+    exportable: options.Exportable = None,
     calibrations: CalibrationFolder = None,
     profile: ProfileFolder = None,
     extrapolate: Extrapolate = False,
@@ -65,6 +66,7 @@ def plan(
         "mixed_stages": not no_mixed_stages,
         "mixed_pipelines": not no_mixed_pipelines,
         "idle": not use_all_pools,
+        "exportable": exportable,
     }
     given = {"what_if": what_if, "replan_from": replan_from, "html": html, "profile": profile,
              "calibrations": calibrations, "chip_profile": chip_profile}  # fmt: skip

@@ -81,6 +81,14 @@ UseAllPools = Annotated[
     bool, typer.Option("--use-all-pools", help="Leave no pool out, even if it slows the rest.")
 ]
 
+Exportable = Annotated[
+    str | None,
+    typer.Option(
+        help="Search only what megatron or flagscale can run, so that --export works.",
+        metavar="SYSTEM",
+    ),
+]
+
 # --- other questions and results ---------------------------------------------------------------
 
 WhatIf = Annotated[

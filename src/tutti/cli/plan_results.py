@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tutti.plan.plan import Plan
     from tutti.search.result import SearchResult
 
-EXPORTS = ("megatron", "flagscale")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
@@ -40,8 +38,8 @@ class Results:
         """Refuse what could not be written before anything is searched."""
         from tutti.files import require_apart
 
-        if self.export is not None and self.export not in EXPORTS:
-            raise InputError(f"--export: '{self.export}'; {hint(self.export, EXPORTS)}")
+        if self.export is not None and self.export not in _EXPORTERS:
+            raise InputError(f"--export: '{self.export}'; {hint(self.export, _EXPORTERS)}")
         if self.export_to is not None and self.export is None:
             raise InputError("--export-to: goes with --export megatron or --export flagscale")
         if self.prints_export and self.json:
@@ -68,13 +66,21 @@ class Results:
         if self.html is not None:
             write_planning_page(self.html, result, model, cluster)
 
-    def write_export(self, plan: Plan, model: ModelSpec, cluster: Cluster) -> None:
+    def write_export(
+        self, plan: Plan, model: ModelSpec, cluster: Cluster, *, searched: bool = False
+    ) -> None:
         """Print or write the plan in another program's words; what they cannot say is refused."""
         from tutti.files import write_text
 
         if self.export is None:
             return
-        text = _EXPORTERS[self.export](plan, model, cluster)
+        try:
+            text = _EXPORTERS[self.export](plan, model, cluster)
+        except InputError as error:
+            if not searched:
+                raise
+            remedy = f"plan with --exportable {self.export} to search only what it can run"
+            raise InputError(f"{error}; {remedy}") from None
         if self.export_to is not None:
             write_text(self.export_to, text)
         else:

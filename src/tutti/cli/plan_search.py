@@ -61,13 +61,18 @@ def search(asked: Asked, results: Results) -> None:
         _show(result, problem)
         if rows:
             print_rich(changes_table(rows))
-    results.write_export(result.best.plan, problem.model, problem.cluster)
+    _export(results, result, problem)
     if not results.prints_export:
         results.say_written()
         if results.output is not None and asked.chip_profiles and not results.json:
             typer.echo("note: the plan does not hold profiles; predict and simulate need them, too")
     if result.interrupted:
         raise typer.Exit(130)
+
+
+def _export(results: Results, result: SearchResult, problem: Problem) -> None:
+    free = problem.space.exportable != results.export
+    results.write_export(result.best.plan, problem.model, problem.cluster, searched=free)
 
 
 def _show(result: SearchResult, problem: Problem) -> None:
@@ -129,7 +134,7 @@ def _replan(asked: Asked, old_plan: Path, results: Results) -> None:
     results.write_plan(found.result.best.plan)
     results.write_page(found.result, problem.model, problem.cluster)
     _show_replanned(found, problem, results)
-    results.write_export(found.result.best.plan, problem.model, problem.cluster)
+    _export(results, found.result, problem)
     if not results.prints_export:
         results.say_written()
     if found.result.interrupted:

@@ -153,7 +153,7 @@ def _tables(found: Estimate) -> list[Table | str]:
         size = bytes_text(found.storage.checkpoint_bytes)
         parts.append(f"a checkpoint is {size} and is written in {seconds_text(write)}")
     basis = "; ".join(f"{pool}: {said}" for pool, said in found.priced.basis.items())
-    parts.append(f"[dim]priced by {basis}[/]")
+    parts.append(f"[dim]predicted from {basis}[/]")
     if found.priced.extrapolations:
         outside = "; ".join(found.priced.extrapolations)
         parts.append(f"[yellow]extrapolated beyond what was measured:[/] {outside}")

@@ -28,32 +28,39 @@ def show(
         bool, typer.Option("--schedule", help="Show the instruction list of each class of ranks.")
     ] = False,
     most: Annotated[int, typer.Option(help="Instructions shown per list.", min=1)] = 40,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            help="Print the plan as megatron arguments or flagscale YAML.", metavar="FORMAT"
+        ),
+    ] = None,
+    export_to: Annotated[
+        Path | None, typer.Option(help="Write the export to a file instead.", metavar="FILE")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Draw a plan, check it, and prove that its schedule cannot hang."""
+    from tutti.cli.plan_results import Results
     from tutti.hardware.cluster import Cluster
     from tutti.models.load import load_model
-    from tutti.plan.check import check_plan
+    from tutti.plan.check import check_plan, embedded_cluster, embedded_model
     from tutti.plan.drawing import draw_plan
     from tutti.plan.files import load_plan
     from tutti.schedule.check import check_schedule
     from tutti.schedule.schedule import build_schedule
 
+    results = Results(export=export, export_to=export_to, json=json)
+    results.check(str(plan), None)
     found = load_plan(plan)
-    problems = [
-        str(problem)
-        for problem in check_plan(
-            found,
-            load_model(model) if model else None,
-            Cluster.load(cluster) if cluster else None,
-        )
-    ]
+    spec = load_model(model) if model else None
+    machines = Cluster.load(cluster) if cluster else None
+    problems = [str(problem) for problem in check_plan(found, spec, machines)]
     lists = None if problems else build_schedule(found)
     if lists is not None:
         problems = check_schedule(lists)
     if json:
         print_json(_document(found, lists if schedule else None, problems))
-    else:
+    elif not results.prints_export:
         if found.pipelines:
             print_rich(draw_plan(found))
         if schedule and lists is not None:
@@ -62,6 +69,12 @@ def show(
         for problem in problems[1:]:
             typer.echo(f"tutti: {plan.name}: {problem}", err=True)
         raise InputError(f"{plan.name}: {problems[0]}")
+    if export is not None:
+        spec, machines = spec or embedded_model(found), machines or embedded_cluster(found)
+        results.write_export(found, spec, machines)
+    if results.prints_export:
+        return
+    results.say_written()
     if not json and lists is not None:
         total = sum(len(c.instructions) for c in lists.classes)
         typer.echo(

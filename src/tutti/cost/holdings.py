@@ -211,6 +211,21 @@ class Holdings:
         tp = self.workload.tp
         return sum(p.local_size(tp=tp, ep=1, expert_tp=tp) for p in tied)
 
+    def tied_above(self, unit: int) -> int:
+        """Return how many of a unit's gradients another one makes: a tied table's, in the head.
+
+        More than its own for the head, as many less for the embedding, where one stage holds both.
+        """
+        head = self.model.head_unit
+        if unit not in (0, head) or not all(covers(self.stage.units, end) for end in (0, head)):
+            return 0
+        return self._tied_here(head) if unit else -self._tied_here(head)
+
+    def is_shared(self, unit: int) -> bool:
+        """Tell whether several chips hold some of a unit's parameters."""
+        stages = [stage for _, _, stage in self._index.of(unit)]
+        return any(is_shared(stages, kind) for kind in ParameterClass)
+
     def level(self, unit: int, kind: ParameterClass) -> int:
         """Return the shard level of a unit's parameters; 0 where nobody else holds them."""
         key = (unit, kind)

@@ -5,6 +5,9 @@ runtime itself takes. Moving: activations between forward and weight gradient, w
 brings back, received and sent boundary tensors, gathered parameters, gradients before their
 reduction, and whatever offloading keeps only for its use. Summed over the list by the simulator,
 this is memory over time under the actual schedule.
+
+A step of one micro-batch has no sum of gradients that lies there throughout: each weight pass makes
+its units' gradients, in the place of their activations, and the optimizer's step lets them go.
 """
 
 from __future__ import annotations
@@ -68,6 +71,7 @@ class MemoryModel:
         self.precision = holdings.plan.job.precision
         self.offload = holdings.replica.offload
         self.units = [u for a, b in holdings.stage.units for u in range(a, b)]
+        self.num_micro_batches = holdings.plan.pipelines[holdings.place[0]].micro_batches
         self._updated: dict[object, float] = {}  # by likeness, as the next ones
         self._shards: dict[object, float] = {}
         self._gathered_bytes: dict[object, float] = {}
@@ -83,7 +87,7 @@ class MemoryModel:
 
         return StaticBytes(
             parameters=resident(self._parameter_shard, away.parameters),
-            gradients=resident(self._gradient_shard, away.gradients),
+            gradients=resident(self._standing_gradients, away.gradients),
             optimizer=resident(self._optimizer_shard, away.optimizer),
             buffers=2 * self.boundary(),  # one buffer in use, one being filled
         )
@@ -125,14 +129,29 @@ class MemoryModel:
             passing = max(self._input_gradients(u) + 2 * self._context_buffers(u) for u in units)
             return passing, passing + sum(map(self._brought, units))  # weights need them no more
         if entry.op is Op.BACKWARD_WEIGHT:
-            passing = max(map(self._weight_gradients, units))
-            taken = sum(self._transient_gradients(u) for u in units)
-            given = sum(self._kept(u) + self._again(u) for u in units)
-            return taken + passing, given + passing
+            return self._weight_pass(units)
         if entry.op in (Op.SEND, Op.RECEIVE):
             size = self.boundary()
             return size, size if entry.op is Op.SEND else 0.0
         return self._state_effect(entry)
+
+    def _weight_pass(self, units: range) -> tuple[float, float]:
+        """Return what the weight passes of some units take and give back.
+
+        Gradients that are made once take, unit by unit from the last one down, the place of what
+        the units above them kept.
+        """
+        taken = sum(map(self._transient_gradients, units))
+        given = sum(self._kept(u) + self._again(u) for u in units)
+        if not any(map(self.made_once, units)):
+            passing = max(map(self._weight_gradients, units))
+            return taken + passing, given + passing
+        held = peak = taken
+        for unit in reversed(units):
+            held += self._made_gradients(unit)
+            peak = max(peak, held + self._weight_gradients(unit))
+            held -= self._kept(unit) + self._again(unit)
+        return peak, peak - held
 
     def _state_effect(self, entry: Instruction) -> tuple[float, float]:
         units = range(entry.start, entry.stop)
@@ -147,7 +166,7 @@ class MemoryModel:
                 self._parameter_shard(u) for u in units if covers(self.offload.parameters, u)
             )
             used = (self._gradient_shard(u) for u in units if covers(self.offload.gradients, u))
-            return sum(updated), sum(used)
+            return sum(updated), sum(used) + sum(map(self._made_gradients, units))
         if entry.op not in (Op.FETCH, Op.OFFLOAD):
             return 0.0, 0.0
         size = {
@@ -199,7 +218,8 @@ class MemoryModel:
         if mlp is None:
             return 0.0
         weight = (2 if mlp.gated else 1) * model.hidden * mlp.hidden / work.tp
-        fresh = weight * (work.element_bytes + self.precision.gradients.num_bytes)
+        added = 0.0 if self._stays_as_made(unit) else self.precision.gradients.num_bytes
+        fresh = weight * (work.element_bytes + added)
         return fresh + self._input_gradients(unit)
 
     def _shard(self, unit: int, level: int) -> float:
@@ -230,6 +250,30 @@ class MemoryModel:
 
     def _gradient_shard(self, unit: int) -> float:
         return self._shard(unit, 2) * self.precision.gradients.num_bytes
+
+    def made_once(self, unit: int) -> bool:
+        """Tell whether a unit's gradients lie on the chip only from its weight pass to the step.
+
+        From level 2 on they are reduced at once, and what is left of them is a shard.
+        """
+        if self.num_micro_batches > 1 or covers(self.offload.gradients, unit):
+            return False
+        return all(self.holdings.level(unit, kind) < 2 for kind in ParameterClass)
+
+    def _stays_as_made(self, unit: int) -> bool:
+        """Tell whether nothing is added to a unit's gradients: they stay in the weights' dtype."""
+        return self.made_once(unit) and not self.holdings.is_shared(unit)
+
+    def _standing_gradients(self, unit: int) -> float:
+        return 0.0 if self.made_once(unit) else self._gradient_shard(unit)
+
+    def _made_gradients(self, unit: int) -> float:
+        """Gradients that come with a unit's weight pass; a tied table's come with the head's."""
+        if not self.made_once(unit):
+            return 0.0
+        precision = self.precision
+        dtype = precision.parameters if self._stays_as_made(unit) else precision.gradients
+        return (self._shard(unit, 2) + self.holdings.tied_above(unit)) * dtype.num_bytes
 
     def optimizer_parameters(self, unit: int) -> float:
         """Return how many parameters of a unit a rank updates."""

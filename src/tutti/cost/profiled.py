@@ -160,6 +160,11 @@ class ProfiledMemory(MemoryModel):
         del unit
         return 0.0
 
+    def made_once(self, unit: int) -> bool:
+        """Tell nothing apart: gradients are part of what was measured to stay."""
+        del unit
+        return False
+
     def _copies(self, unit: int) -> tuple[float, float, float]:
         """Return the unsharded bytes of parameters, gradients and optimizer states."""
         fixed = float(self._figures.fixed_bytes[unit])

@@ -8,6 +8,8 @@ every searched plan is held against.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tutti.errors import InputError, hint
@@ -80,8 +82,17 @@ def _degree(key: str, name: str, value: str) -> object:
     return bool(int(value)) if name == "sequence_parallel" else int(value)
 
 
-def uniform_plan(model: ModelSpec, cluster: Cluster, job: Job, degrees: Degrees) -> Plan:
-    """Lay the same strategy over all chips; what does not divide is refused with the numbers."""
+def uniform_plan(
+    model: ModelSpec,
+    cluster: Cluster,
+    job: Job,
+    degrees: Degrees,
+    chips: Mapping[str, int] | None = None,
+) -> Plan:
+    """Lay the same strategy over all chips; what does not divide is refused with the numbers.
+
+    `chips` says how many of each pool take part, the first ones; the others are idle.
+    """
     dp = _data_parallel(cluster, degrees)
     micro_batch = dp * degrees.micro_batch
     if job.global_batch % micro_batch:
@@ -98,7 +109,13 @@ def uniform_plan(model: ModelSpec, cluster: Cluster, job: Job, degrees: Degrees)
         for node in range(pool.nodes)
         for slot in range(pool.node.num_chips)
     ]
+    idle: list[Position] = []
+    if chips is not None:
+        ids, idle = _first_chips(ids, chips)
     width = dp * degrees.cp * degrees.tp
+    if len(ids) < degrees.pp * width:
+        raise InputError(f"{degrees.pp * width} chips are needed, {len(ids)} take part")
+    idle += ids[degrees.pp * width :]
     stages = tuple(
         _stage(tuple(cuts[s :: degrees.pp]), ids[s * width : (s + 1) * width], degrees, dp, model)
         for s in range(degrees.pp)
@@ -116,12 +133,23 @@ def uniform_plan(model: ModelSpec, cluster: Cluster, job: Job, degrees: Degrees)
         ),
         synchronisation=_rules(model, degrees),
         tied_owner=0 if model.ties_weights and degrees.pp > 1 else None,
-        idle=ChipSet.from_ids(ids[degrees.pp * width :])
-        if len(ids) > degrees.pp * width
-        else NO_CHIPS,
+        idle=ChipSet.from_ids(idle) if idle else NO_CHIPS,
     )
     require_valid(plan)
     return plan
+
+
+def _first_chips(
+    ids: list[Position], chips: Mapping[str, int]
+) -> tuple[list[Position], list[Position]]:
+    """Return the first so many chips of each pool, and the others."""
+    taken: Counter[str] = Counter()
+    used: list[Position] = []
+    others: list[Position] = []
+    for place in ids:
+        taken[place.pool] += 1
+        (used if taken[place.pool] <= chips.get(place.pool, 0) else others).append(place)
+    return used, others
 
 
 def default_batch(cluster: Cluster, degrees: Degrees) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from tutti.report.tiles import Tile, notes_html, tiles_html
 from tutti.search.explain import explain
 from tutti.search.explanation import PROVEN, Explanation, PoolRow, StageRow, step_text
 from tutti.search.result import SearchResult
+from tutti.search.spending import Spending
 from tutti.simulate.estimate import ClassMemory, Estimate
 from tutti.simulate.labels import labels_of
 from tutti.units import bytes_text, count_text, many, seconds_text
@@ -112,12 +113,18 @@ def _tiles(found: Explanation) -> list[Tile]:
         Tile(
             "Proven gap",
             "–" if gap is None else "0 %" if gap < PROVEN else f"≤ {gap:.1f} %",
-            "no bound"
-            if gap is None
-            else f"no plan is faster than {step_text(found.lower_bound_seconds)}",
+            "no bound" if gap is None else f"no plan has less than {found.bound_text}",
         ),
+        *_spending_tiles(found.spending),
         Tile("Search", f"{found.search_cpu_seconds:.3g} s", "of CPU time"),
     ]
+
+
+def _spending_tiles(spent: Spending | None) -> Iterator[Tile]:
+    if spent is not None and spent.cost_per_million_tokens is not None:
+        yield Tile("Cost", spent.cost_text(spent.cost_per_million_tokens), "per million tokens")
+    if spent is not None and spent.tokens_per_joule is not None:
+        yield Tile("Energy", f"{spent.tokens_per_joule:.4g}", "tokens per joule")
 
 
 # --- comparison --------------------------------------------------------------------------------
@@ -128,18 +135,19 @@ def _comparison(found: Explanation) -> Section:
         Bar(
             label=item.name,
             detail=item.detail,
-            parts={item.name: item.seconds},
-            note=f"{step_text(item.seconds)}{'' if item.ratio == 1.0 else _signed(item.ratio)}",
+            parts={item.name: item.amount},
+            note=f"{item.text}{'' if item.ratio == 1.0 else _signed(item.ratio)}",
         )
         for item in found.compared
     ]
     categories = [Category(name=name, color=color) for name, color in _COMPARED.items()]
-    whole = 1.02 * max(item.seconds for item in found.compared)
+    whole = 1.02 * max(item.amount for item in found.compared)
+    texts = {item.amount: item.text for item in found.compared}
     return Section(
         id="comparison",
         heading="Against other plans",
-        intro="Seconds per step; shorter is better.",
-        body=bars_html(bars, categories, whole=whole, text=step_text, legend=False)
+        intro=f"{found.counted.capitalize()}; shorter is better.",
+        body=bars_html(bars, categories, whole=whole, text=texts.__getitem__, legend=False)
         + _facts([(item.name, item.detail) for item in found.compared if item.detail])
         + _list(found.missing, "missing")
         + _paragraphs(found.bound, found.runner_up),
@@ -267,7 +275,7 @@ def _pools(found: Explanation) -> Section:
     return Section(
         id="pools",
         heading="Pools",
-        intro="How well each pool is used, and what its prices rest on.",
+        intro="How well each pool is used, and what its times are predicted from.",
         body=table_html(columns, [_pool_row(row) for row in found.pools]),
     )
 

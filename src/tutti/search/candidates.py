@@ -16,6 +16,7 @@ from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.coarse import Coarse
 from tutti.search.crossing import Crossing
 from tutti.search.effort import Effort
+from tutti.search.exportable import joins
 from tutti.search.matching import matching, possible
 from tutti.search.objective import rates, value
 from tutti.search.refine import Refiner
@@ -144,7 +145,13 @@ class Candidates:
 
         Where there is less than a sequence for every chip, fewer pools may well be faster.
         """
-        yield tuple(names)
+        system = self.problem.space.exportable
+
+        def joined(used: Sequence[str]) -> bool:
+            return joins(map(self.problem.cluster.pool, used), system)
+
+        if joined(names):
+            yield tuple(names)
         if len(names) == 1 or not self.problem.space.idle:
             return
         total = sum(rates.values())
@@ -152,7 +159,8 @@ class Candidates:
         for size in range(len(names) - 1, 0, -1):
             for used in itertools.combinations(names, size):
                 missing = total - sum(rates[name] for name in used)
-                if scarce or missing < 0.3 * total or self.per_second is not None:
+                few = missing < 0.3 * total or not joined(names)
+                if joined(used) and (scarce or few or self.per_second is not None):
                     yield used
 
     def _arrange(

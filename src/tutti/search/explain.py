@@ -24,13 +24,19 @@ from tutti.search.explanation import (
     StageRow,
     step_text,
 )
-from tutti.search.result import Objective, Pruned, SearchResult
+from tutti.search.result import Objective, Pruned, SearchResult, Settled
+from tutti.search.spending import energy_text, spending_of
 from tutti.simulate.result import IdleReason, SimulationResult
 from tutti.units import bytes_text, count_text, many
 
 __all__ = ["Explanation", "explain", "render"]
 
 _SHARDED = ("", "optimizer state is", "optimizer state and gradients are", "all training state is")
+_COUNTED = {
+    Objective.STEP_TIME: "seconds per step",
+    Objective.COST: "cost per step",
+    Objective.ENERGY: "energy per step",
+}
 _MOST_PIPELINES = 6
 _NOTICED = 0.01  # of the step; less recomputation than this is no bottleneck
 
@@ -52,12 +58,14 @@ def explain(result: SearchResult, model: ModelSpec, cluster: Cluster) -> Explana
         mixed_efficiency_pct=result.mixed_efficiency_pct,
         speedup=result.speedup,
         gap_pct=_gap(result),
-        lower_bound_seconds=result.lower_bound_seconds,
+        bound_text=_amount(result, bound) if (bound := _bound_of(result)) > 0 else "",
         search_cpu_seconds=result.search_cpu_seconds,
         bottleneck=_bottleneck(estimate.result, stages),
         stages=stages,
         pools=pools,
-        compared=tuple(_compared(result)),
+        compared=tuple(_compared(result, cluster)),
+        counted=_COUNTED[result.objective],
+        spending=result.spending,
         alone=tuple(_alone(result)),
         missing=tuple(_missing(result, cluster)),
         runner_up=_runner_up(result),
@@ -78,15 +86,16 @@ def _headline(result: SearchResult, cluster: Cluster) -> str:
     chips = many(plan.num_ranks, f"{kinds[0]} chip") if len(kinds) == 1 else ""
     goal = {
         Objective.STEP_TIME: "",
-        Objective.COST: " It was chosen for tokens per currency unit, not for time.",
-        Objective.ENERGY: " It was chosen for tokens per joule, not for time.",
+        Objective.COST: " It was chosen for its cost, not for time.",
+        Objective.ENERGY: " It was chosen for its energy, not for time.",
     }[result.objective]
+    spent = f" {words}" if result.spending and (words := result.spending.words) else ""
     return (
         f"{plan.model.name} trains on {chips or many(plan.num_ranks, 'chip')} "
         f"{'' if chips else f'of {len(kinds)} kinds ({_listed(kinds)}) '}"
         f"in {step_text(result.best.step_seconds)} per step: "
         f"{count_text(result.best.tokens_per_second)} tokens/s, "
-        f"{100 * result.best.estimate.mfu:.1f} % MFU.{goal}"
+        f"{100 * result.best.estimate.mfu:.1f} % MFU.{goal}{spent}"
     )
 
 
@@ -222,31 +231,60 @@ def _waits(row: StageRow) -> str:
 
 
 def _gap(result: SearchResult) -> float | None:
-    return result.gap_pct if result.lower_bound_seconds > 0 else None
+    return result.gap_pct if _bound_of(result) > 0 else None
 
 
-def _compared(result: SearchResult) -> Iterator[Compared]:
-    own = result.best.step_seconds
-    yield Compared(name="this plan", seconds=own, ratio=1.0, detail=result.best.summary)
-    for name, settled in (("runner-up", result.runner_up), ("best uniform", result.uniform)):
-        if settled is not None:
-            yield Compared(
-                name=name,
-                seconds=settled.step_seconds,
-                ratio=settled.step_seconds / own,
-                detail=settled.summary,
-            )
-    if result.lower_bound_seconds > 0:
+def _bound_of(result: SearchResult) -> float:
+    """Return what no plan has less of, in what the objective counts; 0 where nothing is proven."""
+    if result.objective is Objective.STEP_TIME:
+        return result.lower_bound_seconds
+    return result.value_bound or 0.0
+
+
+def _worth(result: SearchResult, settled: Settled, cluster: Cluster) -> float:
+    """Return what the objective counts of a plan's step."""
+    if result.objective is Objective.STEP_TIME:
+        return settled.step_seconds
+    spent = spending_of(settled.plan, settled.step_seconds, cluster)
+    found = spent.cost if result.objective is Objective.COST else spent.joules
+    return found or 0.0
+
+
+def _amount(result: SearchResult, amount: float) -> str:
+    """Return what the objective counts, with its unit."""
+    if result.objective is Objective.COST:
+        currency = result.spending.currency if result.spending is not None else ""
+        return f"{amount:,.4g} {currency}".rstrip()
+    return energy_text(amount) if result.objective is Objective.ENERGY else step_text(amount)
+
+
+def _compared(result: SearchResult, cluster: Cluster) -> Iterator[Compared]:
+    own = _worth(result, result.best, cluster)
+    bound = _bound_of(result)
+    rows = [
+        (name, _worth(result, settled, cluster), settled.summary)
+        for name, settled in (
+            ("this plan", result.best),
+            ("runner-up", result.runner_up),
+            ("best uniform", result.uniform),
+        )
+        if settled is not None
+    ]
+    if bound > 0:
+        rows.append(("lower bound", bound, ""))
+    for name, amount, detail in rows:
         yield Compared(
-            name="lower bound",
-            seconds=result.lower_bound_seconds,
-            ratio=result.lower_bound_seconds / own,
+            name=name,
+            amount=amount,
+            text=_amount(result, amount),
+            ratio=amount / own if own else 1.0,
+            detail=detail,
         )
 
 
 def _alone(result: SearchResult) -> Iterator[PoolAlone]:
     for pool, found in result.alone.items():
-        memory = "" if found.fits else "; cannot hold the model, priced with unlimited memory"
+        memory = "" if found.fits else "; cannot hold the model, predicted with unlimited memory"
         yield PoolAlone(
             pool=pool,
             tokens_per_second=found.settled.tokens_per_second,
@@ -290,12 +328,18 @@ def _bound(result: SearchResult) -> str:
     gap = _gap(result)
     if gap is None:
         return "The search proved no lower bound."
-    bound = step_text(result.lower_bound_seconds)
+    bound = _amount(result, _bound_of(result))
+    beaten, worse = {
+        Objective.STEP_TIME: (f"is faster than {bound}", "is at most {} slower than the best"),
+        Objective.COST: (f"costs less than {bound} per step",
+                         "costs at most {} more than the cheapest"),
+        Objective.ENERGY: (f"takes less than {bound} per step",
+                           "takes at most {} more than the most frugal"),
+    }[result.objective]  # fmt: skip
     if gap < PROVEN:
-        return f"No plan of the whole search space is faster than {bound}: this one is the best."
+        return f"No plan of the whole search space {beaten}: this one is the best."
     return (
-        f"No plan of the whole search space is faster than {bound}, so this one is at most "
-        f"{gap:.2f} % slower than the best."
+        f"No plan of the whole search space {beaten}, so this one {worse.format(f'{gap:.2f} %')}."
     )
 
 
@@ -321,12 +365,12 @@ def _caveats(result: SearchResult, pools: Sequence[PoolRow]) -> Iterator[str]:
     nominal = [row.pool for row in pools if row.nominal]
     if nominal:
         yield (
-            f"Nominal: the prices of {_listed(nominal)} rest on data sheets; nothing was measured."
+            f"Nominal: the times of {_listed(nominal)} rest on data sheets; nothing was measured."
         )
     unlimited = [pool for pool, found in result.alone.items() if not found.fits]
     if unlimited:
         yield (
-            f"{_listed(unlimited)} alone cannot hold the model and is priced with unlimited "
+            f"{_listed(unlimited)} alone cannot hold the model and is predicted with unlimited "
             "memory, which makes the mixed-chip efficiency look worse than it is."
         )
     if estimate.priced.extrapolations:

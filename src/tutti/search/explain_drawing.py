@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tutti.search.explanation import Explanation, PoolRow, StageRow, step_text
+from tutti.search.explanation import Explanation, PoolRow, StageRow
 from tutti.units import count_text, seconds_text
 
 WIDEST = 100
@@ -68,13 +68,13 @@ def _comparison(explanation: Explanation) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "right", "left"):
         grid.add_column(justify=justify, no_wrap=True)
-    slowest = max(item.seconds for item in explanation.compared)
+    most = max(item.amount for item in explanation.compared)
     for index, item in enumerate(explanation.compared):
-        share = item.seconds / slowest if slowest else 0.0
+        share = item.amount / most if most else 0.0
         grid.add_row(
             Text(item.name, style="bold" if index == 0 else ""),
             Text("█" * max(1, round(share * _BAR)), style="green" if index == 0 else "blue"),
-            step_text(item.seconds),
+            item.text,
             "" if index == 0 else f"{100 * (item.ratio - 1):+.1f} %",
         )
     if explanation.alone:
@@ -176,7 +176,7 @@ def _pools(rows: Sequence[PoolRow]) -> Table:
     for name, justify, fixed in (
         ("pool", "left", True), ("chips", "right", True), ("peak", "right", True),
         ("work", "right", True), ("idle", "right", True), ("of which", "left", False),
-        ("priced by", "left", False),
+        ("predicted from", "left", False),
     ):  # fmt: skip
         table.add_column(name, justify=justify, no_wrap=fixed)  # type: ignore[arg-type]
     for row in rows:
@@ -199,7 +199,7 @@ def _pools(rows: Sequence[PoolRow]) -> Table:
 
 def _pruned(explanation: Explanation) -> Iterator[RenderableType]:
     if explanation.pruned:
-        yield Text("Never priced one by one:")
+        yield Text("Never looked at one by one:")
         for line in explanation.pruned:
             yield Padding(Text(f"· {line}"), (0, 0, 0, 2))
     counted = f"; {explanation.work}" if explanation.work else ""

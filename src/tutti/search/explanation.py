@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tutti.search.spending import Spending
 from tutti.units import seconds_text
 
 PROVEN = 0.005  # percent: a smaller gap to the bound is shown as none
@@ -86,10 +87,11 @@ class Bottleneck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Seconds of a step of one of the plans that are held against each other."""
+    """What the objective counts of one of the plans that are held against each other."""
 
     name: str
-    seconds: float
+    amount: float  # seconds, currency or joules of a step
+    text: str  # with its unit
     ratio: float  # to the plan
     detail: str = ""
 
@@ -118,12 +120,14 @@ class Explanation:
     mixed_efficiency_pct: float | None
     speedup: float | None
     gap_pct: float | None
-    lower_bound_seconds: float
+    bound_text: str  # with its unit; empty where there is none
     search_cpu_seconds: float
     bottleneck: Bottleneck
     stages: tuple[StageRow, ...]
     pools: tuple[PoolRow, ...]
     compared: tuple[Compared, ...]  # the plan itself first
+    counted: str  # what is compared: "seconds per step"
+    spending: Spending | None
     alone: tuple[PoolAlone, ...]
     missing: tuple[str, ...]  # what could not be compared, and why
     runner_up: str

@@ -178,9 +178,11 @@ class Grid:
         more = self.sharing if shard == 1 else 1.0
         groups = np.maximum(1.0, more * chips / self._column(k, "ep"))
         divide = (1.0 - expert) / (more * replicas) + expert / groups
+        once = (rounds <= 1.0) & (shard < 2)  # then gradients take the place of activations
+        gradients = np.where(once, 0.0, self._column(k, "gradients"))
         states = (
             self._column(k, "parameters") * (divide if shard >= 3 else 1.0)
-            + self._column(k, "gradients") * (divide if shard >= 2 else 1.0)
+            + gradients * (divide if shard >= 2 else 1.0)
             + self._column(k, "optimizer") * (divide if shard >= 1 else 1.0)
         )
         fixed = self._column(k, "passing") + blocks * states
@@ -190,6 +192,11 @@ class Grid:
         if shard >= 3:
             fixed = fixed + 3.0 * self._column(k, "parameters")
         kept, least = self._column(k, "kept"), self._column(k, "kept_full")
+        if once.any():
+            alone = (replicas == 1) & (self._column(k, "width") == 1)
+            made = np.where(alone, self._column(k, "parameters"), self._column(k, "gradients"))
+            made = np.where(once, made, 0.0)
+            kept, least = np.maximum(kept, made), np.maximum(least, made)
         room = o.memory - fixed
         total = np.zeros(len(pace))
         movable = np.zeros(len(pace))

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tutti.models.spec import ModelSpec
+from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.meetings import missed_meeting
 from tutti.plan.plan import ExpertGroup, Plan
-from tutti.search.draft import Draft, StageDraft, canonical, has_experts
+from tutti.search.draft import Draft, StageDraft, canonical, has_experts, to_plan
+from tutti.search.exportable import export_refusal
 from tutti.search.space import Problem, Space
+from tutti.search.spending import chips_by_pool
 
 Stage = Sequence[tuple[str, int]]  # pool and sequences of its replicas
 
@@ -29,7 +32,12 @@ def draft_keeps(draft: Draft, problem: Problem) -> bool:
     ]
     if not (_keeps(problem.space, pipelines) and uses_enough(draft.chips(), problem)):
         return False
-    return all(meets(stage, problem.model) for pipeline in written for stage in pipeline.stages)
+    if not all(meets(stage, problem.model) for pipeline in written for stage in pipeline.stages):
+        return False
+    if problem.space.exportable is None:
+        return True
+    names = refer_to_model(problem.model), refer_to_cluster(problem.cluster)
+    return exports(to_plan(draft, names, problem.job, problem.model, problem.cluster), problem)
 
 
 def meets(stage: StageDraft, model: ModelSpec) -> bool:
@@ -43,21 +51,23 @@ def meets(stage: StageDraft, model: ModelSpec) -> bool:
     return missed_meeting(holders, groups, stage.units, model) is None
 
 
+def exports(plan: Plan, problem: Problem) -> bool:
+    """Tell whether the system can run a plan that it must be exportable to."""
+    system = problem.space.exportable
+    return system is None or not export_refusal(plan, problem.model, problem.cluster, system)
+
+
 def plan_keeps(plan: Plan, problem: Problem) -> bool:
     """Tell whether a plan that was made by other rules keeps to the problem's space."""
     pipelines = [
         [[(r.chips.pools[0], r.sequences) for r in stage.replicas] for stage in p.stages]
         for p in plan.pipelines
     ]
-    used: dict[str, int] = {}
-    for _, _, stage in plan.stages():
-        for replica in stage.replicas:
-            pool = replica.chips.pools[0]
-            used[pool] = used.get(pool, 0) + replica.num_chips
     return (
         _keeps(problem.space, pipelines)
         and _keeps_form(problem.space, plan)
-        and uses_enough(used, problem)
+        and uses_enough(chips_by_pool(plan), problem)
+        and exports(plan, problem)
     )
 
 

@@ -19,13 +19,13 @@ STATES = 4  # row of a unit's optimizer states
 
 def add_up(  # pragma: no cover - compiled
     all_seconds: Any, all_forward: Any, backward: Any, kept: Any, passes: Any, parameters: Any,
-    gradients: Any, static: Any, states: Any, shard: int, flight: float, relieved: float,
+    gradients: Any, static: Any, made: Any, states: Any, shard: int, flight: float, relieved: float,
     bandwidth: float, sums: Any, once: Any,
 ) -> None:  # fmt: skip
     """Sum up what units take, and what remedies save and add; ends have neither.
 
     What was copied to the host comes back one unit ahead: a copy that is longer than a unit's
-    backward passes shows (LATE).
+    backward passes shows (LATE). Gradients that are `made` once take the place of what a unit kept.
     """
     units = len(passes)
     for u in range(units):
@@ -43,12 +43,13 @@ def add_up(  # pragma: no cover - compiled
             sums[row, u + 1] = sums[row, u]
         sums[SECONDS, u + 1] += all_seconds[0, u]
         sums[FORWARD, u + 1] += all_forward[u]
-        sums[HELD, u + 1] += static[u] + flight * whole
+        full = max(flight * whole, made[u])
+        sums[HELD, u + 1] += static[u] + full
         sums[OPTIMIZER, u + 1] += states[u]
-        sums[STATIC, u + 1] += static[u]
-        sums[SAVED + SOME, u + 1] += relieved * (whole - some) * block
-        sums[SAVED + ALL, u + 1] += relieved * (whole - least) * block
-        sums[SAVED + AWAY, u + 1] += relieved * whole * block
+        sums[STATIC, u + 1] += static[u] + made[u]
+        sums[SAVED + SOME, u + 1] += min(relieved * (whole - some), full - made[u]) * block
+        sums[SAVED + ALL, u + 1] += min(relieved * (whole - least), full - made[u]) * block
+        sums[SAVED + AWAY, u + 1] += min(relieved * whole, full - made[u]) * block
         sums[ADDED + SOME, u + 1] += (all_seconds[1, u] - all_seconds[0, u]) * block
         sums[ADDED + ALL, u + 1] += (all_seconds[2, u] - all_seconds[0, u]) * block
         sums[ADDED + AWAY, u + 1] += copy * block

@@ -9,6 +9,7 @@ from tutti.errors import InputError
 from tutti.search.bound import cheapest_work
 from tutti.search.result import Objective
 from tutti.search.space import Problem
+from tutti.search.spending import cost_per_second
 from tutti.search.tables import Tables
 
 
@@ -20,8 +21,7 @@ def rates(problem: Problem) -> dict[str, float] | None:
     found: dict[str, float] = {}
     for pool in pools:
         if problem.objective is Objective.COST:
-            rate, key = pool.price_per_chip_hour, "price_per_chip_hour"
-            per_second = None if rate is None else rate / 3600.0
+            per_second, key = cost_per_second(pool), "price_per_chip_hour"
         else:
             per_second, key = pool.chip_watts, "watts"
         if per_second is None:

@@ -19,6 +19,7 @@ from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind
 from tutti.search.effort import Effort, Report, silent
+from tutti.search.exportable import exportable_space
 from tutti.search.objective import rates
 from tutti.search.planner import plan
 from tutti.search.result import Objective, SearchResult
@@ -51,6 +52,7 @@ class Limits:
     mixed_stages: bool = True
     mixed_pipelines: bool = True
     idle: bool = True  # chips may be left out
+    exportable: str | None = None  # only what this system can run: megatron or flagscale
 
     def __post_init__(self) -> None:
         for name in ("tp_max", "cp_max", "max_stages"):
@@ -99,11 +101,18 @@ def make_problem(
         cluster=found,
         job=job,
         sources=sources or Sources(),
-        space=space_of(limits or Limits(), found, job),
+        space=_limited_space(limits or Limits(), found, job, spec),
         objective=_objective(objective),
     )
     rates(problem)  # refuses an objective for which the cluster file lacks a figure
     return problem
+
+
+def _limited_space(limits: Limits, cluster: Cluster, job: Job, model: ModelSpec) -> Space:
+    space = space_of(limits, cluster, job)
+    if limits.exportable is None:
+        return space
+    return exportable_space(space, limits.exportable, model, job)
 
 
 def default_batch(cluster: Cluster) -> int:

@@ -57,6 +57,11 @@ class Slot:
     offload: tuple[str, ...] = ("optimizer", "activations")
 
     @property
+    def makes_once(self) -> bool:
+        """Whether gradients come and go with the only micro-batch of a step."""
+        return self.micro_batches == 1 and self.shard < 2 and self.table.gradients_made
+
+    @property
     def boundary_bytes(self) -> float:
         """What tensors at the stage's boundaries take."""
         return (BOUNDARIES + MORE_BOUNDARIES * (self.ranges - 1)) * self.table.boundary
@@ -71,11 +76,20 @@ class Slot:
 def static_bytes(slot: Slot) -> FloatArray:
     """Return, per unit, the bytes of states that lie on a chip from step to step."""
     table = slot.table
-    return (
-        _held(slot, table.parameter_bytes, 3)
-        + _held(slot, table.gradient_bytes, 2)
-        + _held(slot, table.optimizer_bytes, 1)
-    )
+    standing = _held(slot, table.parameter_bytes, 3) + _held(slot, table.optimizer_bytes, 1)
+    return standing if slot.makes_once else standing + _held(slot, table.gradient_bytes, 2)
+
+
+def made_bytes(slot: Slot) -> FloatArray:
+    """Return, per unit, the bytes of gradients that take the place of what the unit kept.
+
+    One micro-batch makes them once (`cost.memory`), in the weights' dtype where nobody shares them.
+    """
+    table = slot.table
+    if not slot.makes_once:
+        return np.zeros_like(table.gradient_bytes)
+    alone = max(slot.sharers, slot.expert_sharers, table.config.tp, table.config.ep) <= 1
+    return table.parameter_bytes if alone else table.gradient_bytes
 
 
 def _held(slot: Slot, size: FloatArray, level: int) -> FloatArray:
@@ -111,6 +125,7 @@ class Remedies:
             table.parameter_bytes,
             table.gradient_bytes,
             static_bytes(slot),
+            made_bytes(slot),
             _held(slot, table.optimizer_bytes, 1),
             slot.shard,
             slot.in_flight,

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from tutti.plan.files import plan_to_document
 from tutti.plan.plan import Plan
+from tutti.search.spending import Spending
 from tutti.simulate.estimate import Estimate
 
 
@@ -80,16 +81,23 @@ class SearchResult:
     interrupted: bool = False  # Ctrl-C: the best found so far
     value: float | None = None  # what the objective counts, per step: seconds, currency, joules
     value_bound: float | None = None  # no plan has less of it
+    spending: Spending | None = None  # of a step, in money and energy
     work: Mapping[str, int] = field(default_factory=dict)  # what was counted: priced, simulated
 
     @property
     def gap_pct(self) -> float:
-        """How far above the bound the plan is, at most this far from the best."""
-        if self.value is not None and self.value_bound:
-            return 100.0 * (self.value / self.value_bound - 1.0)
-        if self.lower_bound_seconds <= 0:
-            return math.inf
-        return 100.0 * (self.best.step_seconds / self.lower_bound_seconds - 1.0)
+        """How far above the objective's bound the plan is, at most this far from the best."""
+        value, bound = self.best.step_seconds, self.lower_bound_seconds
+        if self.objective is not Objective.STEP_TIME:
+            value, bound = self.value or 0.0, self.value_bound or 0.0
+        return 100.0 * (value / bound - 1.0) if bound > 0 else math.inf
+
+    @property
+    def value_unit(self) -> str:
+        """What `value` is counted in."""
+        if self.objective is Objective.COST:
+            return f"{self.spending.currency if self.spending else 'currency'} per step"
+        return "J per step" if self.objective is Objective.ENERGY else "s per step"
 
     @property
     def mixed_efficiency_pct(self) -> float | None:
@@ -115,6 +123,8 @@ class SearchResult:
             "objective": self.objective.value,
             "value": self.value,
             "value_bound": self.value_bound,
+            "value_unit": self.value_unit,
+            "spending": self.spending.to_document() if self.spending is not None else None,
             "step_time_s": estimate.step_seconds,
             "lower_bound_s": self.lower_bound_seconds,
             "gap_pct": self.gap_pct if math.isfinite(self.gap_pct) else None,

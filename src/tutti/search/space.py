@@ -49,6 +49,7 @@ class Space:
     mixed_pipelines: bool = True  # unlike chips along one pipeline
     max_pipelines: int | None = None  # that differ in chips, cuts or micro-batches
     idle: bool = True  # chips may be left out
+    exportable: str | None = None  # the system that must be able to run the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,7 @@ class ConfigTable:
     gradient_bytes: FloatArray
     optimizer_bytes: FloatArray
     boundary: float  # bytes of a rank's part of a boundary tensor
+    gradients_made: bool = True  # by a step's only micro-batch: measured layers hold them always
     overlap_chunks: int = 1  # into which tensor-parallel collectives are best cut
 
     seconds: FloatArray = field(init=False)  # all passes of a micro-batch
@@ -110,7 +111,8 @@ class Tables:
 
     def _plan(self, stages: tuple[Stage, ...]) -> Plan:
         model, cluster = self.references
-        pipelines = (Pipeline(micro_batch=1, micro_batches=1, stages=stages),) if stages else ()
+        # Two micro-batches, as a rule there are several: gradients are sums that stay.
+        pipelines = (Pipeline(micro_batch=1, micro_batches=2, stages=stages),) if stages else ()
         return Plan(model=model, cluster=cluster, job=self.problem.job, pipelines=pipelines)
 
     def for_problem(self, problem: Problem) -> Tables:
@@ -181,6 +183,7 @@ class Tables:
             config=config,
             **dict(zip(_PASSES, np.ascontiguousarray(times.transpose(2, 0, 1)), strict=True)),
             **self._bytes(config),
+            gradients_made=False,
         )
 
     def _workload(self, config: Config) -> Workload:

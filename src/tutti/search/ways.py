@@ -149,7 +149,7 @@ class _States:
 
     static: FloatArray
     passing: FloatArray  # beside them, at the height of a unit's backward
-    forward: FloatArray  # beside them, while a unit's forward runs
+    forward: FloatArray  # beside them, while a unit's forward runs; what comes later, less
     seconds: FloatArray  # that a micro-batch keeps the links busy
 
 
@@ -254,9 +254,13 @@ def _places(tables: Tables, table: ConfigTable) -> Iterator[_States]:
     if "gradients" in away:
         gradients = none
     resident = parameters + gradients
+    # A step's only micro-batch makes them after the lead; alone, in the dtype of the weights.
+    made = np.minimum(gradients, table.parameter_bytes) if table.gradients_made else gradients
+    early = -made if table.gradients_made else none
+    alone = parameters + made
     if max(space.shard) < 1 and "optimizer" not in away:
-        resident = resident + table.optimizer_bytes
-    yield _States(static=resident, passing=none, forward=none, seconds=none)
+        resident, alone = resident + table.optimizer_bytes, alone + table.optimizer_bytes
+    yield _States(static=alone, passing=none, forward=early, seconds=none)
     if max(space.shard) < 2 or (pool.num_chips < 2 and len(tables.problem.pools) < 2):
         return
     whole = np.maximum(table.dense + table.expert, 1.0)

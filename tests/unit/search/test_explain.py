@@ -159,7 +159,7 @@ def test_a_cluster_of_one_pool_has_nothing_to_mix(small):
 def test_caveats_name_what_figures_rest_on(small, pipelines):
     assert [line.split(":")[0] for line in of(small).caveats] == [
         "Nominal",
-        "v100 alone cannot hold the model and is priced with unlimited memory, which makes the "
+        "v100 alone cannot hold the model and is predicted with unlimited memory, which makes the "
         "mixed-chip efficiency look worse than it is.",
         "Beyond what was measured",
     ]
@@ -185,7 +185,7 @@ def test_words_say_what_the_plan_does(pipelines, small):
     moved = of(with_stage(small, 3, offload=Offload(optimizer=((38, 42),))))
     assert moved.stages[3].offload == "optimizer 38-41"
     assert "Host memory helps 1 replica group on v100." in moved.details
-    assert "tokens per joule" in of(small, objective=Objective.ENERGY).headline
+    assert "chosen for its energy" in of(small, objective=Objective.ENERGY).headline
 
 
 def shown(found: Explanation, width: int) -> list[str]:
