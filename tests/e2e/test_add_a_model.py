@@ -1,4 +1,4 @@
-"""The page "Add a model", followed to the letter: an installed package adds a type, tutti runs it."""
+"""The page "Add a model", followed to the letter: an installed package adds a type."""
 
 from __future__ import annotations
 
