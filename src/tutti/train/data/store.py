@@ -21,7 +21,7 @@ from tutti.document import Place, build
 from tutti.errors import InputError
 from tutti.train.data.encode import Encoded
 
-FORMAT = 1
+FORMAT = 2  # 2: no loss behind the end of a turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
