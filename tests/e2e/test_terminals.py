@@ -33,6 +33,7 @@ VERBS = {
     "simulate": ["simulate", "plan.json"],
     "launch": ["launch", "plan.json", "--to", "local"],
     "comm explain": ["comm", "explain", "small-mixed"],
+    "data show": ["data", "show", "shipped:tales", "--most", "1"],
     "align help": ["align", "compare", "-h"],
     "accelerator help": ["accelerator", "check", "-h"],
     "wrong model": ["model", "show", "modèle…×"],

@@ -21,6 +21,7 @@ from tutti.cli import (
     cluster,
     comm,
     convert,
+    data,
     launch,
     model,
     plan,
@@ -53,6 +54,7 @@ app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(comm.app, name="comm")
 app.command()(convert.convert)
+app.add_typer(data.app, name="data")
 app.command()(launch.launch)
 app.add_typer(model.app, name="model")
 app.command()(plan.plan)
