@@ -27,6 +27,7 @@ from tutti.files import parse_yaml
 from tutti.hardware import chip, cluster, fabric, node, profile
 from tutti.hardware.library import shipped
 from tutti.launch import facts
+from tutti.models.families.decoder import Attention, Decoder, Mlp
 from tutti.models.spec import ModelSpec
 from tutti.observe.record import PoolTimes, StepRecord
 from tutti.plan import job, plan
@@ -256,6 +257,7 @@ def table_rows(page: Path, title: str) -> dict[str, list[str]]:
         *((DOCS / "how-to/training-data.md", kind, set()) for kind in DATA_KEYS),
         *((REFERENCE / "launch-file.md", kind, set()) for kind in LAUNCH_KEYS),
         *((DOCS / "how-to/train.md", kind, set()) for kind in TRAIN_KEYS),
+        *((DOCS / "extend/add-a-model.md", kind, set()) for kind in (Decoder, Attention, Mlp)),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )

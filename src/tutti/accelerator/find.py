@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
 
+from tutti import plug_ins
 from tutti.accelerator.accelerator import Accelerator
 from tutti.errors import InputError, hint
 
@@ -51,18 +50,7 @@ def remove_kind(name: str) -> None:
 @functools.cache
 def load_plug_ins() -> None:
     """Import vendors' packages, once."""
-    for entry in entry_points(group=ENTRY_POINTS):
-        _imported(f"entry point '{entry.name}'", entry.load)
-    for name in filter(None, (part.strip() for part in os.environ.get(MODULES, "").split(","))):
-        _imported(f"{MODULES}: module '{name}'", functools.partial(import_module, name))
-
-
-def _imported(what: str, load: Callable[[], object]) -> None:
-    try:
-        load()
-    except Exception as error:  # a vendor's package may fail in any way
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{what} cannot be imported ({text})") from error
+    plug_ins.load(ENTRY_POINTS, MODULES)
 
 
 def kinds() -> tuple[str, ...]:
@@ -79,18 +67,16 @@ def kind_of_vendor(vendor: str) -> str:
 
 def count(kind: str) -> int:
     """Return how many devices of a kind this machine has."""
-    if kind in _added:
-        return _added[kind].count()
     if kind == "cpu":
         return 1
-    module = import_module(_KINDS[kind][0])
     try:
-        found: int = module.count()
+        if kind in _added:
+            return _added[kind].count()
+        found: int = import_module(_KINDS[kind][0]).count()
     except Exception as error:  # a plug-in that is installed but broken
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"kind '{kind}': its torch plug-in is installed but does not work ({text}); mend or "
-            "remove it, or name another device"
+            f"kind '{kind}': its torch plug-in is installed but does not work "
+            f"({plug_ins.reason(error)}); mend or remove it, or name another device"
         ) from error
     return found
 
@@ -107,12 +93,24 @@ def open_accelerator(device: str | None = None) -> Accelerator:
     index, present = int(number or 0), count(kind)
     if index >= present:
         raise InputError(f"device '{device}': this machine has {present} of kind '{kind}'")
-    if kind in _added:
-        return _added[kind].open(index)
     if kind == "cpu":
         from tutti.accelerator.devices.cpu import CpuAccelerator
 
         return CpuAccelerator()
-    module, class_name = _KINDS[kind]
-    opened: Accelerator = getattr(import_module(module), class_name)(index)
+    return _opened(kind, index)
+
+
+def _opened(kind: str, index: int) -> Accelerator:
+    try:
+        if kind in _added:
+            return _added[kind].open(index)
+        module, class_name = _KINDS[kind]
+        opened: Accelerator = getattr(import_module(module), class_name)(index)
+    except InputError:
+        raise
+    except Exception as error:  # a driver may fail in any way
+        raise InputError(
+            f"device '{kind}:{index}' cannot be opened ({plug_ins.reason(error)}); mend its "
+            "driver or plug-in, or name another device"
+        ) from error
     return opened

@@ -21,6 +21,7 @@ from tutti.cli import (
     cluster,
     comm,
     convert,
+    data,
     launch,
     model,
     plan,
@@ -29,6 +30,7 @@ from tutti.cli import (
     report,
     show,
     simulate,
+    terminal,
     train,
     validate,
 )
@@ -52,6 +54,7 @@ app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(comm.app, name="comm")
 app.command()(convert.convert)
+app.add_typer(data.app, name="data")
 app.command()(launch.launch)
 app.add_typer(model.app, name="model")
 app.command()(plan.plan)
@@ -97,8 +100,12 @@ def _said(error: OSError) -> str:
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a TuttiError is one line on standard error."""
+    terminal.prepare()
     try:
-        app(args=list(arguments) if arguments is not None else None)
+        try:
+            app(args=list(arguments) if arguments is not None else None)
+        finally:
+            sys.stdout.flush()  # while there is still someone to say that it fails
     except TuttiError as error:
         if os.environ.get("TUTTI_DEBUG") == "1":
             raise
@@ -107,8 +114,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         if os.environ.get("TUTTI_DEBUG") == "1":
             raise
-        # Standard output is gone or full; nothing more may be written to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        terminal.discard_output()
         if not isinstance(error, BrokenPipeError):  # `tutti … | head` is no failure of ours
             sys.stderr.write(f"tutti: {_said(error)}\n")
         sys.exit(1)

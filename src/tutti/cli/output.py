@@ -8,12 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from tutti.cli.terminal import can_show
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def print_json(value: Any) -> None:
     """Print a plain value as indented JSON on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    if not can_show(text):  # escaped, not replaced: the values stay what they are
+        text = json.dumps(value, indent=2)
+    sys.stdout.write(text + "\n")
 
 
 def print_rich(*renderables: Any) -> None:

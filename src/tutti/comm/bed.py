@@ -139,7 +139,8 @@ class Bed:
         reason = why_not()
         if reason is not None:
             raise InputError(reason)
-        known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+        control = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+        known = control.read_text(encoding="utf-8").split()
         if spec.senders not in known:
             raise InputError(f"--senders: '{spec.senders}'; {hint(spec.senders, known)}")
         self.spec = spec

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_a_module_that_cannot_be_imported(plug_ins: None, monkeypatch: pytest.Mo
         open_accelerator("cpu")
     assert str(error.value) == (
         "TUTTI_ACCELERATORS: module 'no_such_module' cannot be imported "
-        "(No module named 'no_such_module')"
+        "(No module named 'no_such_module'); mend it or remove it"
     )
 
 
@@ -103,3 +104,53 @@ def test_an_installed_package(
     (info / "entry_points.txt").write_text("[tutti.accelerators]\nvendor = vendor_chip\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert "plugged" in kinds()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise OSError('libacme.so: cannot open shared object file')", "libacme.so: cannot open"),
+        ("raise SystemExit", "SystemExit"),
+        ("raise RuntimeError('one\\ntwo')", "(one)"),
+    ],
+)
+def test_an_installed_package_that_fails(
+    plug_ins: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    (tmp_path / "vendor_broken.py").write_text(body)
+    info = tmp_path / "vendor_broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor-broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tutti.accelerators]\nbroken = vendor_broken\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError) as error:
+        open_accelerator("cpu")
+    text = str(error.value)
+    assert text.startswith("entry point 'broken' of tutti.accelerators cannot be imported (")
+    assert message in text
+    assert "\n" not in text
+    assert text.endswith("mend it or remove it")
+
+
+def fails(*_: object) -> int:
+    raise OSError("driver 0.1 is too old")
+
+
+@pytest.mark.parametrize(
+    ("count", "opened", "message"),
+    [
+        (
+            fails,
+            fails,
+            "kind 'plugged': its torch plug-in is installed but does not work (driver 0.1",
+        ),
+        (lambda: 1, fails, "device 'plugged:0' cannot be opened (driver 0.1 is too old)"),
+    ],
+)
+def test_a_plug_in_that_does_not_open(
+    plug_ins: None, count: Any, opened: Any, message: str
+) -> None:
+    find.add_kind(find.Kind(name="plugged", count=count, open=opened))
+    with pytest.raises(InputError) as error:
+        open_accelerator("plugged")
+    assert str(error.value).startswith(message)

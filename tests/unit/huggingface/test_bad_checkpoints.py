@@ -112,7 +112,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickle": (only_pickle, "it has pytorch_model.bin: save it with transformers' save_pretrained"),
     "index": (index_of_absent, "is said to be in 'model-00001-of-00002.safetensors', which is not"),
     "elsewhere": (index_of_elsewhere, "names '../other/model.safetensors', which is no file of"),
-    "type": (lambda f: edit_config(f, model_type="llamma"), "did you mean 'llama'?"),
+    "type": (lambda f: edit_config(f, model_type="llamma"), "the nearest architecture is 'llama'"),
     "option": (
         lambda f: edit_config(f, attention_chunk_size=128),
         "'attention_chunk_size' is 128; tutti does not model that option",
@@ -171,7 +171,7 @@ def test_a_type_without_a_map(monkeypatch: pytest.MonkeyPatch, source: Path) -> 
     from tutti.huggingface.maps import registry
 
     monkeypatch.delitem(registry._MAPS, "llama")
-    with pytest.raises(InputError, match="no weight map for model type 'llama'; known: bloom"):
+    with pytest.raises(InputError, match="no weight map for model type 'llama'; its package must"):
         open_checkpoint(source)
 
 

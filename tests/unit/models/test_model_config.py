@@ -36,12 +36,15 @@ def test_thirty_types_are_understood() -> None:
     ("config", "message"),
     [
         ({}, "m: 'model_type' is missing; this is not the config.json of a Hugging Face model"),
-        ({"model_type": "lama"}, "m: 'model_type' is 'lama'; did you mean 'llama'?"),
+        (
+            {"model_type": "lama"},
+            "m: 'model_type' is 'lama', which is not supported; did you mean 'llama'; docs",
+        ),
         (
             {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
-            "m: 'model_type' is 'gemma3'; only its 'text_config' can be read; save that",
+            "m: 'model_type' is 'gemma3', which is not supported; only its 'text_config' can",
         ),
-        ({"model_type": 3}, "m: 'model_type' is 3; known: bloom"),
+        ({"model_type": 3}, "m: 'model_type' is 3, which is not supported; known: bloom"),
         (
             without("num_hidden_layers"),
             "m: 'num_hidden_layers' or 'n_layer' is missing; a config.json of this model type",

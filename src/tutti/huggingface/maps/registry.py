@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from tutti.errors import InputError, hint
+from tutti.errors import InputError
 from tutti.huggingface.weight_map import KeyTable, UnmappedError, WeightMap, resolve
 from tutti.models import ModelSpec
+from tutti.models.families.registry import PAGE, load_plug_ins
 
 MapFor = Callable[[ModelSpec], WeightMap]  # where an option changes the names
 
@@ -14,13 +15,18 @@ _MAPS: dict[str, WeightMap | MapFor] = {}
 
 
 def register(weights: WeightMap | MapFor, *model_types: str) -> None:
-    """Make a map known for model types."""
+    """Make a map known for model types; one that is known already cannot be replaced."""
     for model_type in model_types:
-        _MAPS[model_type] = weights
+        if _MAPS.setdefault(model_type, weights) is not weights:
+            raise InputError(
+                f"model type '{model_type}' has a weight map already; a package may add types, "
+                "not replace them"
+            )
 
 
 def mapped_types() -> tuple[str, ...]:
     """Return every model type whose checkpoints can be read and written."""
+    load_plug_ins()
     return tuple(sorted(_MAPS))
 
 
@@ -30,9 +36,11 @@ def key_table(spec: ModelSpec, keys: Collection[str] | None = None) -> KeyTable:
     Keys decide one thing: whether they were saved with the base model's name before them.
     """
     if spec.model_type not in _MAPS:
+        load_plug_ins()
+    if spec.model_type not in _MAPS:
         raise InputError(
-            f"{spec.name}: no weight map for model type '{spec.model_type}'; "
-            f"{hint(spec.model_type, _MAPS)}"
+            f"{spec.name}: no weight map for model type '{spec.model_type}'; its package must "
+            f"register one: {PAGE}"
         )
     found = _MAPS[spec.model_type]
     weights = found if isinstance(found, WeightMap) else found(spec)
@@ -42,5 +50,5 @@ def key_table(spec: ModelSpec, keys: Collection[str] | None = None) -> KeyTable:
     except UnmappedError as error:
         raise InputError(
             f"{spec.name}: the weight map of '{spec.model_type}' does not name tensor "
-            f"'{error.args[0]}'; add it in tutti.huggingface.maps"
+            f"'{error.args[0]}'; add it to the map"
         ) from None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from tutti import plug_ins
 from tutti.document import Place, shown
 from tutti.errors import InputError, hint
 from tutti.models.config import Config
+from tutti.models.families.nearest import nearest_family
 from tutti.models.spec import ModelSpec
 
 
@@ -28,6 +31,12 @@ class Family(Protocol):
 
 _FAMILIES: dict[str, Family] = {}
 
+# Packages that add model types: installed ones name a module in this group of entry points, others
+# are named in the environment. Importing the module calls `register`, here and for weight maps.
+ENTRY_POINTS = "tutti.models"
+MODULES = "TUTTI_MODELS"
+PAGE = "docs/extend/add-a-model.md"
+
 # Options of any type that change the computation and that no adapter models.
 _NEVER: Mapping[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False, None),
@@ -40,13 +49,25 @@ _NEVER: Mapping[str, tuple[object, ...]] = {
 
 
 def register(*families: Family) -> None:
-    """Make adapters known."""
+    """Make adapters known; a type that is known already cannot be replaced."""
     for family in families:
-        _FAMILIES[family.model_type] = family
+        known = _FAMILIES.setdefault(family.model_type, family)
+        if known is not family:
+            raise InputError(
+                f"model type '{family.model_type}' is registered already; a package may add types, "
+                "not replace them"
+            )
+
+
+@functools.cache
+def load_plug_ins() -> None:
+    """Import packages that add model types, once; only where a type is not ours."""
+    plug_ins.load(ENTRY_POINTS, MODULES)
 
 
 def model_types() -> tuple[str, ...]:
     """Return every model type that is understood."""
+    load_plug_ins()
     return tuple(sorted(_FAMILIES))
 
 
@@ -58,13 +79,26 @@ def read_config(values: Mapping[str, object], name: str, file: str | None = None
         raise place.error(
             "'model_type' is missing; this is not the config.json of a Hugging Face model"
         )
+    if isinstance(model_type, str) and model_type not in _FAMILIES:
+        load_plug_ins()
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
-        inner = values.get("text_config")
-        known = hint(str(model_type), _FAMILIES)
-        if isinstance(inner, dict) and inner.get("model_type") in _FAMILIES:
-            known = "only its 'text_config' can be read; save that as a config.json of its own"
-        raise place.key("model_type").value_error(f"is {shown(model_type)}; {known}")
-    family = _FAMILIES[model_type]
+        raise place.key("model_type").value_error(
+            f"is {shown(model_type)}, which is not supported; {_remedy(values)}"
+        )
+    return _read(_FAMILIES[model_type], values, name, place)
+
+
+def _remedy(values: Mapping[str, object]) -> str:
+    inner = values.get("text_config")
+    if isinstance(inner, dict) and inner.get("model_type") in list(_FAMILIES):
+        return "only its 'text_config' can be read; save that as a config.json of its own"
+    near = nearest_family(values, _FAMILIES.values(), _read)
+    if near is None:
+        near = hint(str(values.get("model_type")), _FAMILIES)
+    return f"{near.removesuffix('?')}; {PAGE} shows how to add a type"
+
+
+def _read(family: Family, values: Mapping[str, object], name: str, place: Place) -> ModelSpec:
     config = Config(values=values, place=place, defaults=family.defaults)
     for key, allowed in _NEVER.items():
         config.refuse_unless(key, *allowed, why="tutti does not model that option")

@@ -4,6 +4,9 @@ Where a chat template marks the assistant's turns (`{% generation %}`) the marks
 are found by rendering: the conversation up to a turn, with the opening of that turn, must be a
 prefix of the whole. A template for which it is not (one that rewrites earlier turns) is refused,
 for a mask beside its text trains the wrong tokens.
+
+A turn is trained up to its end-of-turn token. What a template writes behind that, mostly a line
+break, the assistant never says: it stops there, and the template goes on.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ def encode_chat(
     try:
         marked = tokenizer.marked_chat(messages)
         if marked is not None:
-            return marked
+            return marked[0], _without_tails(tokenizer, *marked)
         text, spans = _spans(tokenizer, messages, place)
     except InputError:
         raise
@@ -63,7 +66,31 @@ def encode_chat(
     supervised = np.zeros(len(tokens), np.bool_)
     for first, last in spans:
         supervised |= (starts >= first) & (starts < last)
-    return tokens, supervised
+    return tokens, _without_tails(tokenizer, tokens, supervised)
+
+
+def _without_tails(
+    tokenizer: Tokenizer, tokens: Ids, supervised: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return the mask without what follows the end-of-turn token of each turn.
+
+    The tail of a turn is what it ends with of special tokens and white space; the first special
+    token in it ends the turn. Without one, the white space is all that does.
+    """
+    kept = supervised.copy()
+    ends = np.flatnonzero(supervised & ~np.append(supervised[1:], False)).tolist()
+    for end in ends:
+        at, last = end, None
+        while at >= 0 and supervised[at]:
+            token = int(tokens[at])
+            if token in tokenizer.special:
+                last = at
+            elif tokenizer.decode([token]).strip():
+                break
+            at -= 1
+        if last is not None:
+            kept[last + 1 : end + 1] = False
+    return kept
 
 
 def _spans(
@@ -75,8 +102,10 @@ def _spans(
     for number, message in enumerate(messages):
         if message["role"] != ASSISTANT:
             continue
-        before = tokenizer.render(messages[:number], prompt=True) if number else ""
+        before = tokenizer.render(messages[:number], prompt=True) if number else _opening(tokenizer)
         after = tokenizer.render(messages[: number + 1], prompt=False)
+        if not number and not after.startswith(before):
+            before = ""
         if not (after.startswith(before) and whole.startswith(after)):
             raise InputError(
                 f"{place()}: the chat template of {tokenizer.name} changes earlier text when "
@@ -85,3 +114,11 @@ def _spans(
             )
         spans.append((len(before), len(after)))
     return whole, spans
+
+
+def _opening(tokenizer: Tokenizer) -> str:
+    """Return what opens an assistant's turn that nothing precedes, where a template can say it."""
+    try:
+        return tokenizer.render([], prompt=True)
+    except Exception:  # many templates look at the first message
+        return ""

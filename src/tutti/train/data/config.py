@@ -21,6 +21,7 @@ class Kind(StrEnum):
     AUTO = "auto"
     TEXT = "text"
     JSONL = "jsonl"
+    JSON = "json"  # one array of objects
     PARQUET = "parquet"
     DATASET = "dataset"  # a folder of Hugging Face's `Dataset.save_to_disk`
     MEGATRON = "megatron"  # a pair of .bin and .idx, tokenised already
@@ -34,6 +35,7 @@ class Form(StrEnum):
     TEXT = "text"  # a document; loss on all of it
     CHAT = "chat"  # messages; loss on the assistant's
     PAIRS = "pairs"  # a prompt and its completion; loss on the completion
+    ALPACA = "alpaca"  # instruction, perhaps an input, and output; loss on the output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

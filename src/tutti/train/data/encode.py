@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tutti.document import shown
 from tutti.errors import InputError, hint
+from tutti.train.data.alpaca import ALPACA_FIELDS, alpaca_messages, alpaca_prompt
 from tutti.train.data.chat import encode_chat, messages_of
 from tutti.train.data.config import Form, Kind, SourceConfig
 from tutti.train.data.sources.find import reader_of
@@ -55,15 +57,28 @@ def shape_of(source: SourceConfig, kind: Kind, files: Sequence[Path]) -> Shape:
     chat = next((n for n in (source.messages, *_CHAT_FIELDS) if n in known), source.messages)
     pair = (source.prompt, source.completion)
     form = source.form
-    if form is Form.AUTO and source.text in known:
-        form = Form.TEXT
-    elif form is Form.AUTO:
-        form = Form.CHAT if chat in known else Form.PAIRS if set(pair) <= set(known) else Form.TEXT
-    fields = {Form.TEXT: (source.text,), Form.CHAT: (chat or "messages",), Form.PAIRS: pair}[form]
+    if form is Form.AUTO:
+        form = _form(known, source.text, chat, pair)
+    optional = ALPACA_FIELDS[2:] if form is Form.ALPACA else ()
+    fields = {
+        Form.TEXT: (source.text,), Form.CHAT: (chat or "messages",), Form.PAIRS: pair,
+        Form.ALPACA: (*ALPACA_FIELDS[:2], *(name for name in optional if name in known)),
+    }[form]  # fmt: skip
     for name in fields:
         if known and name not in known:
             raise InputError(f"{source.name}: the records have no '{name}'; {hint(name, known)}")
     return Shape(form=form, fields=fields)
+
+
+def _form(known: Sequence[str], text: str, chat: str, pair: tuple[str, str]) -> Form:
+    """Return what the fields of the first record say."""
+    if text in known:
+        return Form.TEXT
+    if chat in known:
+        return Form.CHAT
+    if set(pair) <= set(known):
+        return Form.PAIRS
+    return Form.ALPACA if set(ALPACA_FIELDS[:2]) <= set(known) else Form.TEXT
 
 
 def encode(
@@ -77,10 +92,7 @@ def encode(
     supervised: list[NDArray[np.bool_]] = []
     skipped = 0
     for record in records:
-        if shape.form is Form.CHAT:
-            ids, mask = _chat(record, shape.fields[0], tokenizer)
-        else:
-            ids, mask = _pair(record, shape.fields, tokenizer, end=end)
+        ids, mask = example(record, shape, tokenizer, end=end)
         if mask[1:].any():  # nothing stands before the first token to predict it
             tokens.append(ids)
             supervised.append(mask)
@@ -92,6 +104,24 @@ def encode(
         supervised=np.concatenate([*supervised, np.zeros(0, np.bool_)]),
         skipped=skipped,
     )
+
+
+def example(
+    record: Record, shape: Shape, tokenizer: Tokenizer, *, end: bool
+) -> tuple[Ids, NDArray[np.bool_]]:
+    """Return the tokens of a supervised record, and which of them have a loss."""
+    if shape.form is Form.CHAT:
+        return _chat(record, shape.fields[0], tokenizer)
+    if shape.form is Form.PAIRS:
+        prompt, completion = (_field(record, name) for name in shape.fields)
+        return _pair(prompt, completion, tokenizer, end=end)
+    given = {name: _field(record, name) for name in shape.fields if name in _mapping(record)}
+    missing = next((name for name in ALPACA_FIELDS[:2] if name not in given), None)
+    if missing is not None:
+        _field(record, missing)  # says so
+    if tokenizer.has_template:
+        return encode_chat(tokenizer, alpaca_messages(given), record.place)
+    return _pair(alpaca_prompt(given), given["output"], tokenizer, end=end)
 
 
 def _joined(parts: Sequence[Ids]) -> Ids:
@@ -146,12 +176,16 @@ def _portions(text: str) -> list[str]:
     return [*parts, text[at:]]
 
 
+def _mapping(record: Record) -> dict[str, Any]:
+    assert isinstance(record.value, dict)
+    return record.value
+
+
 def _field(record: Record, name: str) -> str:
     """Return the text of a field; "" where it is null."""
-    assert isinstance(record.value, dict)
-    if name not in record.value:
-        raise InputError(f"{record.place()}: no field '{name}'; {hint(name, record.value)}")
-    value = record.value[name]
+    if name not in _mapping(record):
+        raise InputError(f"{record.place()}: no field '{name}'; {hint(name, _mapping(record))}")
+    value = _mapping(record)[name]
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -168,10 +202,9 @@ def _chat(record: Record, name: str, tokenizer: Tokenizer) -> tuple[Ids, NDArray
 
 
 def _pair(
-    record: Record, fields: Sequence[str], tokenizer: Tokenizer, *, end: bool
+    prompt: str, completion: str, tokenizer: Tokenizer, *, end: bool
 ) -> tuple[Ids, NDArray[np.bool_]]:
     """Encode prompt and completion apart, as they are when the model is asked."""
-    prompt, completion = (_field(record, name) for name in fields)
     first, second = tokenizer.encode([prompt, completion])
     close = [tokenizer.end] if end and tokenizer.end is not None and len(second) else []
     tokens = np.concatenate([np.asarray(tokenizer.begin, np.int64), first, second, close])

@@ -21,7 +21,7 @@ from tutti.document import Place, build
 from tutti.errors import InputError
 from tutti.train.data.encode import Encoded
 
-FORMAT = 1
+FORMAT = 2  # 2: no loss behind the end of a turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def write_part(folder: Path, number: int, encoded: Encoded, dtype: str) -> None:
     if encoded.supervised is not None:
         Path(f"{stem}.supervised").write_bytes(encoded.supervised.data)
     facts = {"largest": int(encoded.tokens.max(initial=-1)), "skipped": encoded.skipped}
-    Path(f"{stem}.json").write_text(json.dumps(facts))
+    Path(f"{stem}.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def join(folder: Path, num_parts: int, dtype: str, *, supervised: bool) -> StoreFacts:
@@ -127,7 +127,7 @@ def join(folder: Path, num_parts: int, dtype: str, *, supervised: bool) -> Store
                     tokens.write(block)
             if bits is not None:
                 bits.append(np.fromfile(f"{stem}.supervised", np.bool_))
-            facts = json.loads(Path(f"{stem}.json").read_text())
+            facts = json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))
             largest, skipped = max(largest, facts["largest"]), skipped + facts["skipped"]
             for ending in ("tokens", "lengths", "supervised", "json"):
                 Path(f"{stem}.{ending}").unlink(missing_ok=True)

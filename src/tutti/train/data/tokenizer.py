@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +33,12 @@ class Tokenizer(Protocol):
     begin: tuple[int, ...]  # before a document
     end: int | None  # behind a document
     pad: int  # for places without a loss
+    special: frozenset[int]  # tokens that are no text: ends of turns and the like
     digest: str
+
+    @property
+    def has_template(self) -> bool:
+        """Whether it can render conversations."""
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the tokens of each text, nothing added."""
@@ -62,7 +67,9 @@ class ByteTokenizer:
     begin: tuple[int, ...] = (256,)
     end: int | None = 257
     pad = 258
+    special = frozenset((256, 257, 258))
     digest = "bytes-1"
+    has_template = True
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the bytes of each text."""
@@ -118,6 +125,7 @@ class FolderTokenizer:
         self.end = self._named("eos_token")
         pad = self._named("pad_token")
         self.pad = next((token for token in (pad, self.end) if token is not None), 0)
+        self.special = frozenset(self._added())
         self.digest = _digest(folder)
 
     @property
@@ -131,6 +139,19 @@ class FolderTokenizer:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise InputError(f"{self._folder}: no tokenizer can be read ({reason})") from None
         return self._transformers
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the folder holds a chat template."""
+        return bool(self._whole.chat_template)
+
+    def _added(self) -> Iterator[int]:
+        """Return the tokens that were added to the vocabulary of text; some add runs of spaces."""
+        if self._fast is not None:
+            added = self._fast.get_added_tokens_decoder()
+        else:
+            added = self._whole.added_tokens_decoder
+        yield from (token for token, about in added.items() if about.content.strip())
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         if self._fast is not None:

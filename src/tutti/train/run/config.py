@@ -139,7 +139,7 @@ class TrainConfig:
             model=_from(folder, self.model),
             cluster=_from(folder, self.cluster),
             plan=None if self.plan is None else _from(folder, self.plan),
-            data=_data_from(folder, self.data),
+            data=data_from(folder, self.data),
             job=dataclasses.replace(
                 self.job, chip_profiles=tuple(_from(folder, p) for p in self.job.chip_profiles)
             ),
@@ -162,7 +162,7 @@ def _from(folder: Path, name: str) -> str:
     return str(beside) if not Path(name).is_absolute() and beside.exists() else name
 
 
-def _data_from(folder: Path, data: DataConfig) -> DataConfig:
+def data_from(folder: Path, data: DataConfig) -> DataConfig:
     """Return the data with paths seen from a folder; there may be patterns in them."""
 
     def moved(source: SourceConfig) -> SourceConfig:

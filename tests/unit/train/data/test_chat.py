@@ -37,7 +37,7 @@ TALK = [
     {"role": "user", "content": "assistant"},
     {"role": "assistant", "content": "Yes."},
 ]
-SPOKEN = "Grüße, dear user.<|im_end|>\nYes.<|im_end|>\n"
+SPOKEN = "Grüße, dear user.<|im_end|>Yes.<|im_end|>"
 
 
 def write_folder(folder: Path, template: str | None = PLAIN, *, begin: bool = False) -> Path:
@@ -90,6 +90,63 @@ def test_marks_and_prefixes_agree(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+# As published models have them, reduced to roles: what ends a turn, and what stands behind that.
+TEMPLATES = {
+    "chatml": (PLAIN, "<|im_end|>"),
+    "llama-2": (
+        "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
+        "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}",
+        " </s>",
+    ),
+    "llama-3": (
+        "<s>{% for m in messages %}<|im_start|>{{ m.role }}<|im_start|>\n\n{{ m.content | trim }}"
+        "<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant<|im_start|>\n\n{% endif %}",
+        "<|im_end|>",
+    ),
+    "gemma": (
+        "<s>{% for m in messages %}<|im_start|>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+        "{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>model\n{% endif %}",
+        "<|im_end|>",
+    ),
+    "zephyr": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        "</s>",
+    ),
+    "end of text behind the turn": (
+        PLAIN.replace("<|im_end|>\n", "<|im_end|>\n{{ '</s>\n' if m.role == 'assistant' }}"),
+        "<|im_end|>",
+    ),
+    "marked with its line break": (MARKED, "<|im_end|>"),
+    # Nothing but a blank line ends a turn: it is trained, or the model never stops.
+    "no token": (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}",
+        "\n\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_turn_is_trained_up_to_its_end_and_no_further(name: str, tmp_path: Path) -> None:
+    template, end = TEMPLATES[name]
+    tokenizer = FolderTokenizer(write_folder(tmp_path, template))
+    talk = TALK[1:]
+    tokens, supervised = encode_chat(tokenizer, talk, lambda: "here")
+    runs = np.split(np.arange(len(tokens)), np.flatnonzero(np.diff(supervised)) + 1)
+    said = [tokenizer.decode(tokens[run].tolist()) for run in runs if supervised[run[0]]]
+    space = " " if name == "llama-2" else ""  # of the template, before the content
+    assert said == [f"{space}{m['content']}{end}" for m in talk if m["role"] == "assistant"]
+
+
+def test_content_that_ends_with_white_space_keeps_it(tmp_path: Path) -> None:
+    tokenizer = FolderTokenizer(write_folder(tmp_path))
+    talk = [TALK[1], {"role": "assistant", "content": "Yes.\n\n"}]
+    assert spoken(tokenizer, talk)[1] == "Yes.\n\n<|im_end|>"
+
+
 def test_bytes() -> None:
     _, said = spoken(ByteTokenizer())
     assert said == "Grüße, dear user.\x03Yes.\x03"
@@ -97,7 +154,7 @@ def test_bytes() -> None:
 
 def test_an_assistant_that_begins() -> None:
     _, said = spoken(ByteTokenizer(), [{"role": "assistant", "content": "Hello"}])
-    assert said == "\x02assistant\nHello\x03"
+    assert said == "Hello\x03"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +195,8 @@ def test_rows_of_conversations(tmp_path: Path) -> None:
     targets = np.concatenate([row.targets[row.targets >= 0] for row in rows])
     short = SPOKEN[: SPOKEN.index("Yes")]
     said = data.tokenizer.decode(targets.tolist())
-    assert sorted(said.split("\n")) == sorted((short * 4 + SPOKEN * 3).split("\n"))
+    end = "<|im_end|>"
+    assert sorted(said.split(end)) == sorted((short * 4 + SPOKEN * 3).split(end))
 
 
 # --- the tokenizer of a folder ---------------------------------------------------------------

@@ -42,7 +42,7 @@ def test_there_and_back() -> None:
     ("text", "message"),
     [
         ("train: [{pth: a}]", r"data: train\[0\]: unknown key 'pth'; did you mean 'path'"),
-        ("train: [{path: a, kind: json}]", "'kind' is 'json'; did you mean 'jsonl'"),
+        ("train: [{path: a, kind: jsonn}]", "'kind' is 'jsonn'; did you mean 'json"),
         ("train: [{path: a, weight: 0}]", "'weight' is 0; must be more than 0"),
         ("train: [{kind: synthetic, path: a}]", "a synthetic source has no path; found 'a'"),
         ("train: [{weight: 1}]", "'path' is missing"),
@@ -62,8 +62,8 @@ def test_plain_text_in_python() -> None:
     source = SourceConfig(kind="synthetic", form="text")  # type: ignore[arg-type]
     assert source.kind is Kind.SYNTHETIC
     assert source.form is Form.TEXT
-    with pytest.raises(ValueError, match="'json' is not a valid Kind"):
-        SourceConfig(path="a", kind="json")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'xml' is not a valid Kind"):
+        SourceConfig(path="a", kind="xml")  # type: ignore[arg-type]
 
 
 def open_here(folder: Path, text: str, **changes: object):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tutti.errors import InputError, hint
 from tutti.train.data.config import SHIPPED, Kind, SourceConfig
+from tutti.train.data.sources.array import JsonArrayReader
 from tutti.train.data.sources.arrow import (
     DatasetReader,
     ParquetReader,
@@ -25,6 +26,7 @@ ENDINGS: dict[str, Kind] = {
     ".md": Kind.TEXT,
     ".jsonl": Kind.JSONL,
     ".ndjson": Kind.JSONL,
+    ".json": Kind.JSON,
     ".parquet": Kind.PARQUET,
     ".bin": Kind.MEGATRON,
     ".idx": Kind.MEGATRON,
@@ -89,7 +91,9 @@ def _expanded(path: Path, source: SourceConfig) -> list[Path]:
         files = [file for file in inside if _kind(file) in wanted and not file.name.startswith(".")]
         if not files:
             raise InputError(f"{path}: the folder has no files to read ({_endings(wanted)})")
-        return sorted(files)
+        # Beside files of another kind a .json describes them.
+        data = [file for file in files if _kind(file) is not Kind.JSON]
+        return sorted(data or files)
     files = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
     if files:
         return sorted(files)
@@ -114,6 +118,7 @@ def reader_of(kind: Kind, *, blocks: bool) -> Reader:
     readers: dict[Kind, Reader] = {
         Kind.TEXT: TextReader(blocks=blocks),
         Kind.JSONL: JsonLinesReader(),
+        Kind.JSON: JsonArrayReader(),
         Kind.PARQUET: ParquetReader(),
         Kind.DATASET: DatasetReader(),
     }

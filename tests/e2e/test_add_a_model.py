@@ -1,0 +1,115 @@
+"""The page "Add a model", followed to the letter: an installed package adds a type."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.hf_models import saved, tiny_model
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/extend/add-a-model.md"
+TINY = {
+    "model_type": "seed_oss",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 160,
+    "max_position_embeddings": 512,
+}
+
+
+def titled(title: str) -> str:
+    text = PAGE.read_text(encoding="utf-8")
+    found = re.search(rf'^```\w+ title="{re.escape(title)}"\n(.*?)^```$', text, re.M | re.S)
+    assert found, f"the page has no file '{title}'"
+    return found[1]
+
+
+def script() -> list[str]:
+    (found,) = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    return str(found).splitlines()
+
+
+def shell(desk: Path, lines: list[str], *folders: Path) -> subprocess.CompletedProcess[str]:
+    path = ":".join(map(str, (*folders, ROOT / "src", ROOT)))
+    return subprocess.run(
+        ["sh", "-ec", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=desk,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model in it, and beside it an installed package that adds its type."""
+    desk = tmp_path_factory.mktemp("desk")
+    saved(tiny_model(TINY), desk / "seed-oss-tiny")
+    site = desk / "site"
+    info = site / "seed_oss_tutti-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "seed_oss_tutti.py").write_text(titled("seed_oss_tutti.py"))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: seed-oss-tutti\nVersion: 1.0\n")
+    group = titled("pyproject.toml").replace('[project.entry-points."', "[").replace('"]', "]")
+    (info / "entry_points.txt").write_text(group.replace('"', ""))
+    return desk
+
+
+def test_an_installed_package_adds_a_type(desk: Path) -> None:
+    """Show, convert there and back, align, plan: no variable is set, nothing of tutti is edited."""
+    (_, *commands) = script()
+    done = shell(desk, commands, desk / "site")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "seed-oss-tiny · seed_oss ·" in done.stdout
+    assert "A hf float32 on cpu · B tutti float32 on cpu" in done.stdout
+    assert re.search(r"no divergence in \d\d modules and gradients", done.stdout)
+    there, back = (
+        (desk / name / "model.safetensors").read_bytes()
+        for name in ("seed-oss-tiny", "seed-oss-back")
+    )
+    assert there == back
+    done = shell(desk, ["tutti model list"], desk / "site")
+    assert "seed_oss" in done.stdout.partition("types:")[2]
+
+
+def test_a_module_named_in_the_environment(desk: Path, tmp_path: Path) -> None:
+    (tmp_path / "seed_oss_tutti.py").write_text(titled("seed_oss_tutti.py"))
+    export, show, *_ = script()
+    done = shell(desk, [export, show], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "seed_oss" in done.stdout
+
+
+def test_without_it_the_type_is_refused_in_one_line(desk: Path) -> None:
+    done = shell(desk, ["tutti model show seed-oss-tiny"])
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "'seed_oss', which is not supported; the nearest architecture is '" in line
+    assert "docs/extend/add-a-model.md" in line
+
+
+def test_a_package_that_fails_is_one_line(desk: Path, tmp_path: Path) -> None:
+    (tmp_path / "seed_oss_tutti.py").write_text("import no_such_library\n")
+    done = shell(desk, ["export TUTTI_MODELS=seed_oss_tutti", "tutti model show seed-oss-tiny"],
+                 tmp_path)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "tutti: TUTTI_MODELS: module 'seed_oss_tutti' cannot be imported "
+        "(No module named 'no_such_library'); mend it or remove it\n"
+    )
