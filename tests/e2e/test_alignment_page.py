@@ -36,7 +36,7 @@ def test_the_page_says_where_two_sides_part(tmp_path: Path) -> None:
     assert console(log) == []
     assert dom.count("first to diverge") == 1
     at = dom.index("first to diverge")
-    assert "1.&lt;mlp&gt;" in dom[at : at + 200]
+    assert "1.<wbr>&lt;mlp&gt;" in dom[at - 200 : at]
     assert "3 of 4" in dom
     assert "only in A: forward/2" in dom
     assert dom.count('<tr class="strong">') == 1

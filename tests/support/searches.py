@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, replace
 
 from tutti.hardware.cluster import Cluster
@@ -11,7 +12,7 @@ from tutti.models.spec import ModelSpec
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import Job
-from tutti.plan.plan import Pipeline, Plan, Recompute, Replica, Stage, Synchronisation
+from tutti.plan.plan import Offload, Pipeline, Plan, Recompute, Replica, Stage, Synchronisation
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.search.result import Alone, Pruned, SearchResult, Settled
 from tutti.simulate.estimate import estimate
@@ -95,6 +96,33 @@ def small_case() -> Case:
             Pruned(what="tensor widths", by="memory", count=7),
         ),
         work={"priced": 4_212, "simulated": 6},
+    )
+    return Case(result, model, cluster)
+
+
+@functools.cache
+def crowded_case() -> Case:
+    """Return a plan whose table of stages has all columns, with long texts in them."""
+    model, cluster = load_model("llama-2-13b"), Cluster.load("S16")
+    job = Job(sequence_length=4096, global_batch=32)
+    bounds = (0, 6, 11, 16, 21, 26, 32, 37, 42)
+    stages = []
+    for index, units in enumerate(itertools.pairwise(bounds)):
+        blocks = range(max(1, units[0]), min(41, units[1]))
+        spread = tuple((unit, unit + 1) for unit in blocks[::2])
+        pool, first = ("a800", 2 * index) if index < 4 else ("v100", 2 * (index - 4))
+        replica = Replica(
+            chips=ChipSet.of(f"{pool}/0/{first}-{first + 1}"),
+            tp=2,
+            sequence_parallel=True,
+            recompute=Recompute(full=spread),
+            offload=Offload(optimizer=(units,)),
+        )
+        stages.append(Stage(units=(units,), replicas=(replica,)))
+    pipeline = Pipeline(micro_batch=1, micro_batches=32, stages=tuple(stages))
+    best = settle(mixed_plan(model, cluster, job, (pipeline,)), model, cluster, "8 stages")
+    result = SearchResult(
+        best=best, lower_bound_seconds=best.step_seconds * 0.9, search_cpu_seconds=0.2
     )
     return Case(result, model, cluster)
 

@@ -212,7 +212,11 @@ def _nth(values: list[str] | None, index: int, default: str) -> str:
 
 def _called(result: Comparison) -> tuple[str, str]:
     a, b = result.a, result.b
-    return f"{a.side} {a.dtype} on {a.device}", f"{b.side} {b.dtype} on {b.device}"
+    models = (f"{a.model}, ", f"{b.model}, ") if a.model != b.model else ("", "")
+    return (
+        f"{models[0]}{a.side} {a.dtype} on {a.device}",
+        f"{models[1]}{b.side} {b.dtype} on {b.device}",
+    )
 
 
 def _batch(result: Comparison) -> str:
@@ -292,6 +296,8 @@ def _losses(result: Comparison) -> list[str]:
     if not result.losses:
         return []
     first, last = result.losses[0], result.losses[-1]
+    if len(result.losses) == 1:
+        return [f"loss: A {first[1]:.6f}, B {first[2]:.6f}"]
     sides = (f"{name} {first[i]:.6f} → {last[i]:.6f}" for i, name in ((1, "A"), (2, "B")))
     return [f"loss of steps {first[0]} to {last[0]}: {', '.join(sides)}"]
 
@@ -337,7 +343,7 @@ def _write_page(path: Path, result: Comparison) -> None:
     notes = [f"only in {name}: {', '.join(keys[:8])}" for name, keys in missing if keys]
     write_alignment_page(
         path,
-        model=result.a.model,
+        model=result.a.model if result.a.model == result.b.model else "",
         sides=_called(result),
         batch=_batch(result),
         parts=_parts(result),

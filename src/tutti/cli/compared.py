@@ -27,7 +27,8 @@ def kinds_table(result: SimulationResult, step: MeasuredStep) -> Table:
         title=f"step {step.step}{emulated}: {seconds_text(real)}, "
         f"simulated {seconds_text(simulated)} (real ÷ simulated {real / simulated:.3f})",
         box=box.SIMPLE_HEAD,
-        caption="mean of all ranks; off the compute lane, measured has all that it waited for",
+        caption="mean of all ranks; off the compute lane: while at least one was under way, "
+        "waiting included",
     )
     for name in ("instruction", "lane", "predicted", "measured", "ratio", "compute waited"):
         table.add_column(name, justify="left" if name in ("instruction", "lane") else "right")

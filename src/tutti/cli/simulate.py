@@ -87,30 +87,40 @@ def _show(
     json: bool,
 ) -> None:
     """Write the files that were asked for, and print the rest."""
+    from tutti.plan.check import embedded_cluster
     from tutti.report.simulation import write_simulation_page
     from tutti.report.tiles import Tile
+    from tutti.simulate.estimate import class_memory, labels_with_peaks
     from tutti.simulate.table import result_table
     from tutti.simulate.trace import write_trace
     from tutti.units import count_text
 
+    # The peaks are those of `tutti predict` and `tutti plan`, allocator slack included.
+    memory = found.memory
+    if result is not found.result:
+        cluster = embedded_cluster(found.schedule.plan)
+        memory = class_memory(found.schedule, found.priced, result, cluster)
+    labels = labels_with_peaks(found.schedule, memory)
     # Slowed chips slow the whole prediction by as much.
     slower = result.step_seconds / found.result.step_seconds
     speed, slowdown = found.tokens_per_second / slower, found.priced.slowdown
     if html is not None:
         facts = [
-            Tile("MFU", f"{found.mfu / slower:.1%}", "of all chips' dense peak"),
-            Tile("Throughput", f"{count_text(speed)}/s", "tokens"),
+            Tile("MFU", f"{100 * found.mfu / slower:.1f} %", "of all chips' dense peak"),
+            Tile("Throughput", count_text(speed), "tokens per second"),
         ]
-        write_simulation_page(html, result, facts=facts, spread=spread, slowdown=slowdown)
+        write_simulation_page(
+            html, result, labels, memory=memory, facts=facts, spread=spread, slowdown=slowdown
+        )
     if trace is not None:
         write_trace(trace, result)
     if json:
-        document = result.to_document()
+        document = result.to_document(labels)
         document["step_seconds_slowest_node"] = result.step_seconds * slowdown
         print_json(document | ({"jitter": spread.to_document()} if spread is not None else {}))
         return
-    print_rich(result_table(result, spread=spread, slowdown=slowdown))
-    typer.echo(f"{count_text(speed)} tokens/s; allocator slack is not in the peaks (tutti predict)")
+    print_rich(result_table(result, labels, spread=spread, slowdown=slowdown))
+    typer.echo(f"{count_text(speed)} tokens/s")
     for path in filter(None, (html, trace)):
         typer.echo(f"written to {path}")
 

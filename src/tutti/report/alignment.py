@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.report.loss_curves import loss_section
-from tutti.report.page import Page, Section
+from tutti.report.page import Page, Section, escape
 from tutti.report.tables import Column, Html, Row, meter_html, table_html
 from tutti.report.tiles import Tile, notes_html, tiles_html
 
@@ -53,7 +54,10 @@ def write_alignment_page(
     notes: Sequence[str] = (),
     losses: Sequence[tuple[int, float, float]] = (),
 ) -> None:
-    """Write the page of two dumps; `losses` are those of training: step, A's, B's."""
+    """Write the page of two dumps, of one `model` or of those that `sides` name.
+
+    `losses` are those of training: step, A's, B's.
+    """
     page = alignment_page(
         model=model, sides=sides, batch=batch, parts=parts, notes=notes, losses=losses
     )
@@ -71,9 +75,9 @@ def alignment_page(
 ) -> Page:
     """Return the page of two dumps."""
     rows = [row for part in parts for row in part.rows]
-    summary = Section(id="summary", heading="", body=tiles_html(_tiles(rows)) + notes_html(notes))
+    summary = Section(id="summary", heading="", body=tiles_html(_tiles(parts)) + notes_html(notes))
     return Page(
-        title=f"{model}: {sides[0]} beside {sides[1]}",
+        title=f"{f'{model}: ' if model else ''}{sides[0]} beside {sides[1]}",
         subtitle=batch,
         sections=(
             summary,
@@ -88,27 +92,48 @@ def _first(rows: Sequence[AlignmentRow]) -> AlignmentRow | None:
     return next((row for row in rows if row.diverges), None)
 
 
-def _tiles(rows: Sequence[AlignmentRow]) -> list[Tile]:
+def _tiles(parts: Sequence[AlignmentPart]) -> list[Tile]:
+    rows = [row for part in parts for row in part.rows]
+    where = {id(row): part.heading for part in parts for row in part.rows}
     first = _first(rows)
-    worst = max(rows, key=lambda row: row.share if row.share == row.share else float("inf"))
+    furthest = max(rows, key=lambda row: _or_infinite(row.relative_l2))
+    nearest = max(rows, key=lambda row: _or_infinite(row.share))
+    unlike = min(rows, key=lambda row: row.cosine if not math.isnan(row.cosine) else -math.inf)
     apart = sum(row.diverges for row in rows)
+
+    def place(row: AlignmentRow) -> str:
+        heading = "" if row.name.startswith("step-") else f"{where[id(row)]}: "
+        return f"{heading}{row.name}"
+
     return [
         Tile(
             "First to diverge",
             first.name if first else "none",
-            "in the order of execution" if first else f"all {len(rows):,} agree",
+            f"{where[id(first)]}, in the order of execution"
+            if first
+            else f"all {len(rows):,} agree",
             alarm=first is not None,
         ),
-        Tile("Diverging", f"{apart:,} of {len(rows):,}", "modules and gradients", alarm=apart > 0),
-        Tile("Largest distance", f"{worst.relative_l2:.2g}", f"relative L2, {worst.name}"),
-        Tile("Smallest cosine", f"{min(row.cosine for row in rows):.6f}", "of all"),
+        Tile("Diverging", f"{apart:,} of {len(rows):,}", "tensors", alarm=apart > 0),
+        Tile("Largest distance", f"{furthest.relative_l2:.2g}", f"relative L2; {place(furthest)}"),
+        Tile(
+            "Most of its tolerance",
+            _share_text(nearest.share),
+            f"relative L2 {nearest.relative_l2:.2g} of {nearest.tolerance:.0e}; {place(nearest)}",
+            alarm=nearest.diverges,
+        ),
+        Tile("Smallest cosine", f"{unlike.cosine:.6f}", place(unlike)),
     ]
+
+
+def _or_infinite(value: float) -> float:
+    """Return a figure that sorts: what is no number is further away than any."""
+    return math.inf if math.isnan(value) else value
 
 
 def _section(part: AlignmentPart, first: AlignmentRow | None) -> Section:
     columns = (
-        Column("", kind="whole"),
-        Column("module", kind="whole"),
+        Column("tensor", kind="name"),
         Column("of its tolerance", detail="relative L2 ÷ tolerance"),
         Column("relative L2", figures=True, detail="‖a − b‖ ÷ max(‖a‖, ‖b‖)"),
         Column("tolerance", figures=True),
@@ -119,25 +144,42 @@ def _section(part: AlignmentPart, first: AlignmentRow | None) -> Section:
     return Section(
         id="-".join(part.heading.lower().split()),
         heading=part.heading,
-        intro="In the order of execution. The bar fills as the distance nears what the number "
-        "format explains.",
-        body=table_html(columns, rows, most=MOST_ROWS),
+        intro="In the order of execution. Relative L2 is ‖a − b‖ ÷ max(‖a‖, ‖b‖); the bar is full "
+        "when it reaches the tolerance, which is what the number format explains.",
+        body=table_html(columns, rows, most=MOST_ROWS, cards=False),
     )
 
 
 def _row(row: AlignmentRow, *, first: bool) -> Row:
     mark = "first to diverge" if first else "diverges" if row.diverges else ""
-    share = row.share if row.share == row.share else float("inf")
-    text = f"{share:.0%}" if share <= 1 else f"{share:.3g} ×"
     return Row(
         cells=(
-            Html(f'<b style="color:var(--alarm)">{mark}</b>') if mark else "",
-            row.name,
-            meter_html(share, text, color="forward", alarm=row.diverges),
-            f"{row.relative_l2:.2e}",
+            Html(_breakable(row.name) + (f'<span class="mark">{mark}</span>' if mark else "")),
+            meter_html(
+                _or_infinite(row.share), _share_text(row.share), color="forward", alarm=row.diverges
+            ),
+            _figure(row.relative_l2),
             f"{row.tolerance:.0e}",
-            f"{row.max_abs:.2e}",
+            _figure(row.max_abs),
             f"{row.cosine:.8f}",
         ),
         strong=first,
     )
+
+
+def _breakable(name: str) -> str:
+    """Return a tensor's name as HTML that breaks after its dots."""
+    return escape(name).replace(".", ".<wbr>").replace("/", "/<wbr>")
+
+
+def _figure(value: float) -> str:
+    return "0" if value == 0 else "no number" if math.isnan(value) else f"{value:.2e}"
+
+
+def _share_text(share: float) -> str:
+    """Return "12 %", or how many times the tolerance; little is not nothing."""
+    if math.isnan(share):
+        return "no number"
+    if share > 1:
+        return f"{share:.3g} ×"
+    return "0 %" if share == 0 else "< 1 %" if share < 0.01 else f"{100 * share:.0f} %"

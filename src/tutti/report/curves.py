@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,9 +32,13 @@ def curves_html(
     curves: Sequence[Curve],
     *,
     text: Callable[[float], str],
+    ticks: Callable[[float], str] | None = None,
     from_zero: bool = False,
 ) -> str:
-    """Return a figure with all curves on one scale; `text` writes a value."""
+    """Return a figure with all curves on one scale.
+
+    `text` writes the value of a point, `ticks` one of the axis (left out: as plain numbers).
+    """
     drawn = [(curve, _finite(curve.points)) for curve in curves]
     drawn = [(curve, points) for curve, points in drawn if points]
     if not drawn:
@@ -41,7 +46,7 @@ def curves_html(
     xs = [x for _, points in drawn for x, _ in points]
     ys = [y for _, points in drawn for _, y in points]
     scale = _Scale(xs, [0.0, *ys] if from_zero else ys)
-    body = [scale.grid(text)]
+    body = [scale.grid(ticks)]
     body += [_line(curve, points, scale, text) for curve, points in drawn]
     keys = "".join(
         f'<li><i class="{"dash" if c.dashed else ""}" style="{_key(c)}"></i>{escape(c.name)}</li>'
@@ -84,15 +89,15 @@ class _Scale:
         share = (value - self.low_y) / ((self.high_y - self.low_y) or 1.0)
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
-    def grid(self, text: Callable[[float], str]) -> str:
+    def grid(self, text: Callable[[float], str] | None) -> str:
         """Return lines at round values, and their texts."""
         parts = []
-        for value in self.ticks_y:
+        for value, said in zip(self.ticks_y, tick_texts(self.ticks_y, text), strict=True):
             y = self.y(value)
             parts.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
             parts.append(
-                f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">'
-                f"{escape(text(value))}</text>"
+                f'<text class="tick" x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">'
+                f"{escape(said)}</text>"
             )
         parts += [
             f'<text x="{self.x(value):.1f}" y="{_HEIGHT - _BOTTOM + 19}" '
@@ -101,6 +106,19 @@ class _Scale:
             if self.low_x <= value <= self.high_x and value == int(value)
         ]
         return f'<g class="grid">{"".join(parts)}</g>'
+
+
+def tick_texts(ticks: Sequence[float], text: Callable[[float], str] | None) -> list[str]:
+    """Return what stands at round values: all decimals that their step has, or by `text`.
+
+    Where `text` rounds two of them to one, it is not used.
+    """
+    said = [text(value) for value in ticks] if text is not None else []
+    if said and len(set(said)) == len(said):
+        return said
+    step = min(b - a for a, b in itertools.pairwise(ticks))
+    decimals = next(n for n in range(16) if math.isclose(round(step, n), step, rel_tol=1e-6))
+    return [f"{value:.{decimals}f}" for value in ticks]
 
 
 def nice_ticks(low: float, high: float) -> list[float]:
@@ -112,7 +130,8 @@ def nice_ticks(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * next(m for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    digits = 2 - math.floor(math.log10(step))  # 0.1 + 0.2 is 0.3; of 1e-14 nothing is lost
+    return [round(i * step, digits) for i in range(first, last + 1)]
 
 
 def _line(

@@ -65,6 +65,9 @@ class GanttRow:
     rank_class: int
     start: FloatArray  # over the instructions of the class, in list order, as is `end`
     end: FloatArray
+    # over the same, where known: the last seconds of an instruction in which compute waited for it;
+    # the rest of it is drawn pale
+    waited: FloatArray | None = None
 
 
 def gantt_section(
@@ -114,12 +117,10 @@ def timeline_section(
     intro: str = "",
 ) -> Section:
     """Return the chart of some rows; `path` are its critical instructions (row, position)."""
-    spans = [program.span(row.rank_class) for row in shown]
-    sizes = [span.stop - span.start for span in spans]
+    items = [_items(program, row) for row in shown]
+    sizes = [len(found[0]) for found in items]
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    which = np.concatenate([np.arange(span.start, span.stop) for span in spans])
-    start = np.concatenate([row.start for row in shown])
-    length = np.concatenate([row.end for row in shown]) - start
+    which, start, length, pale = (np.concatenate(columns) for columns in zip(*items, strict=True))
     row = np.repeat(np.arange(len(shown)), sizes) * len(Track) + program.track[which]
     order = np.lexsort((start, row))
     rows, starts = np.unique(row[order], return_index=True)
@@ -140,6 +141,7 @@ def timeline_section(
         "template": arrays.add(f"{name}.template", template),
         "micro": arrays.add(f"{name}.micro", program.micro_batch[which[order]] + 1),
         "path": arrays.add(f"{name}.path", place[critical]),
+        "pale": arrays.add(f"{name}.pale", pale[order] if pale.any() else pale[:0]),
     }  # fmt: skip
     return Section(
         id=name,
@@ -148,6 +150,25 @@ def timeline_section(
         body=_CONTROLS,
         scripts=("gantt.js",),
         data={"part": "gantt", **data},
+    )
+
+
+def _items(
+    program: Program, row: GanttRow
+) -> tuple[npt.NDArray[np.int64], FloatArray, FloatArray, npt.NDArray[np.int64]]:
+    """Return index, start, length and paleness of what a row draws, its instructions first."""
+    span = program.span(row.rank_class)
+    which, length = np.arange(span.start, span.stop), row.end - row.start
+    if row.waited is None:
+        return which, row.start, length, np.zeros(len(which), dtype=np.int64)
+    beside = program.track[which] != Track.COMPUTE
+    full = np.minimum(row.waited, length)
+    kept = np.flatnonzero(beside & (full > 0))
+    return (
+        np.concatenate([which, which[kept]]),
+        np.concatenate([row.start, (row.end - full)[kept]]),
+        np.concatenate([length, full[kept]]),
+        np.concatenate([beside.astype(np.int64), np.zeros(len(kept), dtype=np.int64)]),
     )
 
 

@@ -17,7 +17,10 @@ def memory_section(
 ) -> Section:
     """Return the chart; the class that is nearest to its limit is drawn bold."""
     step = result.step_seconds
-    curves = np.stack([result.memory(i).envelope(step, POINTS) for i in range(result.num_classes)])
+    curves = np.stack([
+        result.memory(i).envelope(step, POINTS) * _slack(found.peak_bytes, labels[i])
+        for i, found in enumerate(result.classes)
+    ])  # fmt: skip
     groups = list(dict.fromkeys(label.chip or label.pool for label in labels))
     data = {
         "step": step,
@@ -43,10 +46,21 @@ def tightest(result: SimulationResult, labels: tuple[ClassLabel, ...]) -> int:
     """Return the class whose peak is the largest part of its limit, or else the largest."""
 
     def fullness(index: int) -> tuple[float, float]:
-        peak, limit = result.classes[index].peak_bytes, labels[index].limit_bytes
+        peak, limit = peak_of(result, labels, index), labels[index].limit_bytes
         return (peak / limit if limit else 0.0, peak)
 
     return max(range(result.num_classes), key=fullness)
+
+
+def peak_of(result: SimulationResult, labels: tuple[ClassLabel, ...], index: int) -> float:
+    """Return the bytes that a chip of a class has in use at most."""
+    known = labels[index].peak_bytes
+    return result.classes[index].peak_bytes if known is None else known
+
+
+def _slack(simulated: float, label: ClassLabel) -> float:
+    """Return how many times what was simulated a chip needs: the allocator keeps some to spare."""
+    return label.peak_bytes / simulated if label.peak_bytes and simulated else 1.0
 
 
 def _limits(labels: tuple[ClassLabel, ...]) -> list[list[object]]:

@@ -34,6 +34,16 @@ PART_COLORS = {
     "data": "fetch",
     "other": "norm",
 }
+# What the head says of waiting; `recorder.times` splits a wait for the network in two.
+_WAITS = (
+    ("bubble", "Bubble", "compute of a mean rank waited for other ranks"),
+    (
+        "communication",
+        "Exposed communication",
+        "compute of a mean rank waited for the network itself, of each wait at most what was "
+        "predicted for the transfer",
+    ),
+)
 PART_CATEGORIES = tuple(Category(name=n, color=PART_COLORS[n]) for n in PARTS)
 
 
@@ -71,15 +81,11 @@ def _tiles(result: SimulationResult, step: MeasuredStep, pools: Sequence[PoolPar
         Tile("Real ÷ simulated", f"{real / simulated:.3f}", "1 is a perfect prediction"),
     ]
     ranks = sum(pool.ranks for pool in pools)
-    for name in ("bubble", "communication"):
+    for name, title, meaning in _WAITS:
         predicted = sum(p.ranks * p.predicted[name] for p in pools) / ranks
         measured = sum(p.ranks * p.measured[name] for p in pools) / ranks
         found.append(
-            Tile(
-                name.capitalize(),
-                seconds_text(measured),
-                f"mean of all ranks; simulated {seconds_text(predicted)}",
-            )
+            Tile(title, seconds_text(measured), f"{meaning}; simulated {seconds_text(predicted)}")
         )
     return found
 
@@ -102,6 +108,7 @@ def _timeline(result: SimulationResult, step: MeasuredStep, arrays: Pack) -> Sec
                 rank_class=index,
                 start=own.start,
                 end=own.end,
+                waited=own.waited,
             )
             for own in ranks[:MOST_RANKS]
         ]
@@ -116,7 +123,9 @@ def _timeline(result: SimulationResult, step: MeasuredStep, arrays: Pack) -> Sec
             for index, position in map(result.program.place, result.critical_indices)
         ],
         intro="Below each simulated class its real ranks, on one scale of time. What a real rank "
-        f"sends or receives is drawn until it was known to be over.{more}",
+        "sends, receives or copies is pale from when it was started until it was known to be over, "
+        "waiting for other ranks included, and full where compute waited for it: only that part "
+        f"lengthens the step.{more}",
     )
 
 
@@ -126,7 +135,7 @@ def _kinds(kinds: Sequence[KindTimes], pool: str) -> Section:
         Column("lane"),
         Column("per rank", figures=True, detail="instructions of a mean rank"),
         Column("predicted", figures=True),
-        Column("measured", figures=True, detail="off the compute lane with all that it waited for"),
+        Column("measured", figures=True),
         Column("measured ÷ predicted", figures=True),
         Column("compute waited", figures=True, detail="that compute was kept waiting for it"),
     )
@@ -148,7 +157,11 @@ def _kinds(kinds: Sequence[KindTimes], pool: str) -> Section:
     return Section(
         id=f"kinds-{pool}" if pool else "kinds",
         heading=f"Kinds of instruction, {pool}" if pool else "Kinds of instruction",
-        intro="" if pool else "Seconds of a mean rank in one step.",
+        intro=""
+        if pool
+        else "Seconds of a mean rank in one step. Compute lane: busy. Other lanes: at least one "
+        "was under way, which in reality counts from its start until it was known to be over, "
+        "waiting for other ranks included; what that cost the step is in the last column.",
         body=table_html(columns, rows),
     )
 
@@ -169,7 +182,8 @@ def _parts(pools: Sequence[PoolParts]) -> Section:
     return Section(
         id="parts",
         heading="Where the step goes",
-        intro="A mean rank of each pool: computing, and waiting for the network itself, for other "
-        "ranks (bubble), for copies and for data.",
+        intro="A mean rank of each pool, from its own begin to its own end: computing, and waiting "
+        "for the network itself (of each wait at most what was predicted for the transfer), for "
+        "other ranks (bubble: the rest of such waits), for copies and for data.",
         body=bars_html(bars, PART_CATEGORIES, whole=whole, text=seconds_text),
     )

@@ -15,6 +15,7 @@ from tutti.report.binary import Pack
 from tutti.report.cluster_map import cluster_map_section, stage_colors
 from tutti.report.gantt import gantt_section
 from tutti.report.lines import memory_section
+from tutti.report.memory_bars import memory_bars_section
 from tutti.report.page import Page, Section, escape
 from tutti.report.simulation import breakdown_section
 from tutti.report.tables import MOST_ROWS, Column, Html, Row, meter_html, table_html
@@ -23,8 +24,7 @@ from tutti.search.explain import explain
 from tutti.search.explanation import PROVEN, Explanation, PoolRow, StageRow, step_text
 from tutti.search.result import SearchResult
 from tutti.search.spending import Spending
-from tutti.simulate.estimate import ClassMemory, Estimate
-from tutti.simulate.labels import labels_of
+from tutti.simulate.estimate import Estimate
 from tutti.units import bytes_text, count_text, many, seconds_text
 
 MOST_INSTRUCTIONS = 500_000  # in the timeline, so that a page stays below 5 MB
@@ -34,13 +34,6 @@ _COMPARED = {
     "best uniform": "series-2",
     "lower bound": "series-8",
 }
-_MEMORY = (
-    Category(name="parameters", color="series-1"),
-    Category(name="gradients", color="series-2"),
-    Category(name="optimizer", color="series-3"),
-    Category(name="activations and buffers", color="series-5"),
-    Category(name="runtime", color="series-8"),
-)
 
 
 def write_planning_page(
@@ -218,10 +211,10 @@ def _stages(found: Explanation, result: SearchResult) -> Section:
         Column("Stage"),
         Column("Pool", kind="whole"),
         Column("Chips", figures=True),
-        Column("dp × each", detail="equal replicas, and how one is spread", kind="whole"),
-        Column("Units"),
-        Column("Batch", figures=True, detail="replicas × sequences of each micro-batch"),
-        *(Column(name) for name, _ in optional),
+        Column("dp × each", detail="equal replicas, and how one is spread", kind="list"),
+        Column("Units", kind="list"),
+        Column("Batch", detail="replicas × sequences of each micro-batch", kind="list"),
+        *(Column(name, kind="list") for name, _ in optional),
         Column("Micro-batch", figures=True, detail="compute from forward to weight gradient"),
         Column("Idle", detail="share of the step in which the chips compute nothing"),
         Column("Memory", detail="peak of one chip against what it has"),
@@ -261,7 +254,10 @@ def _stage_name(row: StageRow, rows: Sequence[StageRow], several: bool) -> str:
 
 
 def _memory_meter(row: StageRow) -> Html:
-    text = f"{bytes_text(row.memory_bytes)} of {bytes_text(row.limit_bytes)}"
+    used, limit = bytes_text(row.memory_bytes), bytes_text(row.limit_bytes)
+    if used.split()[1] == limit.split()[1]:
+        used = used.split()[0]  # the unit once: 12.9 of 96.0 GiB
+    text = f"{used} of {limit}"
     return meter_html(row.memory_share, text, color="series-1", alarm=row.memory_share > 1)
 
 
@@ -270,12 +266,12 @@ def _pools(found: Explanation) -> Section:
         Column("Pool"), Column("Chips", figures=True), Column("Without work", figures=True),
         Column("Peak", figures=True, detail="share of the cluster's peak FLOP/s"),
         Column("Work", figures=True, detail="share of the model FLOPs of a step"),
-        Column("Idle"), Column("Of which", kind="prose"), Column("Prices rest on", kind="prose"),
+        Column("Idle"), Column("Of which", kind="prose"), Column("Predicted by", kind="prose"),
     ]  # fmt: skip
     return Section(
         id="pools",
         heading="Pools",
-        intro="How well each pool is used, and what its times are predicted from.",
+        intro="How well each pool is used, and what the prediction of its times rests on.",
         body=table_html(columns, [_pool_row(row) for row in found.pools]),
     )
 
@@ -305,13 +301,13 @@ def _pool_row(row: PoolRow) -> Row:
 
 def _step(estimate: Estimate, found: Explanation, arrays: Pack) -> list[Section]:
     """Return timeline, memory and where the time goes, in the parts of a simulated step."""
-    result, labels = estimate.result, labels_of(estimate.schedule)
+    result, labels = estimate.result, estimate.labels
     shown = _shown_classes(result.program.size, result.num_classes, found.bottleneck.row)
     gantt = gantt_section(result, labels, arrays, shown=shown)
     if shown is not None:
         intro = f"{gantt.intro} {len(shown):,} of {result.num_classes:,} classes are drawn."
         gantt = dataclasses.replace(gantt, intro=intro)
-    sections = [gantt, memory_section(result, labels, arrays), _memory_bars(estimate.memory)]
+    sections = [gantt, memory_section(result, labels, arrays), memory_bars_section(estimate.memory)]
     if result.num_classes <= MOST_ROWS:
         sections.append(breakdown_section(result, labels))
     warnings = notes_html(result.warnings(labels))
@@ -329,30 +325,6 @@ def _shown_classes(size: int, num_classes: int, bottleneck: int) -> list[int] | 
     return sorted({*spread, bottleneck})
 
 
-def _memory_bars(memory: Sequence[ClassMemory]) -> Section:
-    names = [category.name for category in _MEMORY]
-    bars = []
-    for m in memory[:MOST_ROWS]:
-        sizes = (m.parameters, m.gradients, m.optimizer, m.moving, m.runtime)
-        bars.append(
-            Bar(
-                label=m.name,
-                aside=m.pool,
-                parts=dict(zip(names, sizes, strict=True)),
-                mark=m.limit,
-                note=bytes_text(m.total),
-                alarm=not m.fits,
-            )
-        )
-    whole = 1.02 * max(max(m.limit, m.total) for m in memory)
-    return Section(
-        id="peak",
-        heading="Peak memory per chip",
-        intro="What a chip of each class holds when it holds most.",
-        body=bars_html(bars, _MEMORY, whole=whole, text=bytes_text, mark_name="chip's memory"),
-    )
-
-
 # --- the search --------------------------------------------------------------------------------
 
 
@@ -361,7 +333,7 @@ def _search(found: Explanation) -> Section:
     cost = f"The search took {found.search_cpu_seconds:.3g} s of CPU time.{counted}"
     if found.pruned:
         body = (
-            _paragraphs("These strategies were never priced one by one:")
+            _paragraphs("The time of these strategies was never predicted one by one:")
             + _list(found.pruned, "plain")
             + _paragraphs(cost)
         )
@@ -397,4 +369,4 @@ def _signed(ratio: float) -> str:
 
 
 def _speed(value: float) -> str:
-    return f"{count_text(value)}/s"
+    return f"{count_text(value)} tok/s"

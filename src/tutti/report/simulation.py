@@ -8,10 +8,12 @@ from pathlib import Path
 from tutti.report.bars import Bar, Category, bars_html
 from tutti.report.binary import Pack
 from tutti.report.gantt import COLORS, gantt_section
-from tutti.report.lines import memory_section, tightest
+from tutti.report.lines import memory_section, peak_of, tightest
+from tutti.report.memory_bars import memory_bars_section
 from tutti.report.page import Page, Section
 from tutti.report.tiles import Tile, notes_html, tiles_html
 from tutti.schedule.instruction import Op
+from tutti.simulate.estimate import ClassMemory, labels_with_peaks
 from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.perturb import Spread
 from tutti.simulate.program import Track
@@ -37,6 +39,7 @@ def write_simulation_page(
     result: SimulationResult,
     labels: tuple[ClassLabel, ...] | None = None,
     *,
+    memory: Sequence[ClassMemory] | None = None,
     title: str = "",
     facts: Sequence[Tile] = (),
     spread: Spread | None = None,
@@ -44,10 +47,17 @@ def write_simulation_page(
 ) -> None:
     """Write the page of a simulated step; `facts` are further figures for its head.
 
-    `slowdown` is the slowest node's, which lengthens the whole step; what is drawn is without it.
+    `memory` are the parts of each class's peak, where they are known. `slowdown` is the slowest
+    node's, which lengthens the whole step; what is drawn is without it.
     """
     page = simulation_page(
-        result, labels, title=title, facts=facts, spread=spread, slowdown=slowdown
+        result,
+        labels,
+        memory=memory,
+        title=title,
+        facts=facts,
+        spread=spread,
+        slowdown=slowdown,
     )
     page.write(path)
 
@@ -56,6 +66,7 @@ def simulation_page(
     result: SimulationResult,
     labels: tuple[ClassLabel, ...] | None = None,
     *,
+    memory: Sequence[ClassMemory] | None = None,
     title: str = "",
     facts: Sequence[Tile] = (),
     spread: Spread | None = None,
@@ -63,7 +74,9 @@ def simulation_page(
 ) -> Page:
     """Return the page of a simulated step."""
     plan = result.program.schedule.plan
-    labels = labels_of(result.program.schedule) if labels is None else labels
+    schedule = result.program.schedule
+    if labels is None:
+        labels = labels_of(schedule) if memory is None else labels_with_peaks(schedule, memory)
     arrays = Pack()
     summary = Section(
         id="summary",
@@ -81,7 +94,7 @@ def simulation_page(
             gantt_section(result, labels, arrays),
             memory_section(result, labels, arrays),
             breakdown_section(result, labels),
-            peak_section(result, labels),
+            peak_section(result, labels, memory),
             critical_section(result),
         ),
         arrays=arrays,
@@ -96,7 +109,7 @@ def _tiles(
     slowdown: float,
 ) -> list[Tile]:
     fullest = tightest(result, labels)
-    peak, limit = result.classes[fullest].peak_bytes, labels[fullest].limit_bytes
+    peak, limit = peak_of(result, labels, fullest), labels[fullest].limit_bytes
     used = f"of {bytes_text(limit)}, " if limit else ""
     detail = many(result.program.size, "instruction")
     if slowdown > 1.0:
@@ -161,8 +174,12 @@ def _time_bar(found: ClassResult, label: ClassLabel) -> Bar:
     )
 
 
-def peak_section(result: SimulationResult, labels: tuple[ClassLabel, ...]) -> Section:
-    """Return peak memory per class against its chip's."""
+def peak_section(
+    result: SimulationResult, labels: tuple[ClassLabel, ...], memory: Sequence[ClassMemory] | None
+) -> Section:
+    """Return peak memory per class against its chip's, by what is known of its parts."""
+    if memory is not None:
+        return memory_bars_section(memory)
     categories = [
         Category(name="always there", color="static"),
         Category(name="activations and buffers at the peak", color="dynamic"),

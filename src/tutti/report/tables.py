@@ -9,6 +9,8 @@ from typing import Literal
 from tutti.report.page import escape
 
 MOST_ROWS = 256
+_SHOWN_WHOLE = 80  # a longer table scrolls by itself, and says so
+_CARDS = 24  # rows that become cards on a phone; more would be a page without end
 
 
 class Html(str):
@@ -24,7 +26,8 @@ class Column:
     name: str
     figures: bool = False
     detail: str = ""  # on hover
-    kind: Literal["", "whole", "prose"] = ""  # on one line; never squeezed
+    # on one line; never squeezed; a little squeezed; the long name of a row, broken where need be
+    kind: Literal["", "whole", "prose", "list", "name"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,10 @@ class Row:
     strong: bool = False
 
 
-def table_html(columns: Sequence[Column], rows: Sequence[Row], *, most: int = MOST_ROWS) -> str:
-    """Return a table that scrolls by itself where it is wider or longer than its place."""
+def table_html(
+    columns: Sequence[Column], rows: Sequence[Row], *, most: int = MOST_ROWS, cards: bool = True
+) -> str:
+    """Return a table; a short one is `cards` on a phone, a long one scrolls by itself."""
     heads = "".join(
         f'<th scope="col"{_kind(column)} title="{escape(column.detail)}">{escape(column.name)}</th>'
         for column in columns
@@ -44,17 +49,27 @@ def table_html(columns: Sequence[Column], rows: Sequence[Row], *, most: int = MO
     lines = []
     for row in rows[:most]:
         cells = "".join(
-            f"<td{_kind(column)}>{cell if isinstance(cell, Html) else escape(cell)}</td>"
+            f'<td{_kind(column)} data-name="{escape(column.name)}">'
+            f"{cell if isinstance(cell, Html) else escape(cell)}</td>"
             for column, cell in zip(columns, row.cells, strict=True)
         )
         kind = ' class="strong"' if row.strong else ""
         lines.append(f"<tr{kind}>{cells}</tr>")
-    rest = len(rows) - most
-    more = f'<p class="intro">… and {rest:,} more rows.</p>' if rest > 0 else ""
-    return (
-        f'<div class="table" tabindex="0" role="region" aria-label="Table"><table><thead><tr>'
-        f"{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>{more}"
+    size = (
+        "long" if len(lines) > _SHOWN_WHOLE else "cards" if cards and len(lines) <= _CARDS else ""
     )
+    return (
+        f'<div class="table {size}" tabindex="0" role="region" aria-label="Table"><table><thead>'
+        f"<tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        f"{_count(len(rows), len(lines))}"
+    )
+
+
+def _count(rows: int, shown: int) -> str:
+    if shown < rows:
+        return f'<p class="intro">{shown:,} of {rows:,} rows are shown; scroll inside of them.</p>'
+    scrolls = shown > _SHOWN_WHOLE
+    return f'<p class="intro">{rows:,} rows; the table scrolls.</p>' if scrolls else ""
 
 
 def _kind(column: Column) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tutti.report.page import escape
+
+_UNIT = re.compile(r"(\d) (%|×|[mµ]?s|[KMGT]?i?B)(?!\w)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +25,15 @@ def tiles_html(tiles: Sequence[Tile]) -> str:
     """Return a row of figures."""
     cells = "".join(
         f'<div class="tile{" alarm" if tile.alarm else ""}"><dt>{escape(tile.name)}</dt>'
-        f"<dd>{escape(tile.value)}<small>{escape(tile.detail)}</small></dd></div>"
+        f"<dd>{escape(tile.value)}<small>{_whole(tile.detail)}</small></dd></div>"
         for tile in tiles
     )
     return f'<dl class="tiles">{cells}</dl>'
+
+
+def _whole(text: str) -> str:
+    """Return a text as HTML in which no unit begins a line."""
+    return _UNIT.sub(lambda found: f"{found[1]}\u00a0{found[2]}", escape(text))
 
 
 def notes_html(lines: Sequence[str], *, most: int = 12) -> str:

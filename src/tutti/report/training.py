@@ -143,16 +143,17 @@ def _tiles(run: RunFigures) -> list[Tile]:
     said = "emulated" if run.emulated else many(run.num_ranks, "rank")
     found = [
         Tile("Loss", f"{last.loss:.4f}", f"step {last.step:,}; first {run.steps[0].loss:.4f}"),
-        Tile("Throughput", f"{count_text(run.tokens_per_s)}/s", f"tokens; {said}"),
-        Tile("MFU", f"{run.mfu:.1%}", "of all chips' dense peak"),
+        Tile("Throughput", count_text(run.tokens_per_s), f"tokens per second; {said}"),
+        Tile("MFU", f"{100 * run.mfu:.1f} %", "of all chips' dense peak"),
         Tile("Step", seconds_text(run.seconds), _predicted(run)),
     ]
     if run.validation:
         step, loss = run.validation[-1]
         found.insert(1, Tile("Validation loss", f"{loss:.4f}", f"at step {step:,}"))
     if run.emulated:
-        limit = f"emulated; counts up to {LARGEST_OVERRUN:.0%}"
-        found.append(Tile("Overrun", f"{run.overrun:.1%}", limit, alarm=not run.counts))
+        limit = f"host behind the emulated chips; times count up to {100 * LARGEST_OVERRUN:.0f} %"
+        overrun = f"{100 * run.overrun:.1f} %"
+        found.append(Tile("Overrun", overrun, limit, alarm=not run.counts))
     return found
 
 
@@ -160,7 +161,7 @@ def _predicted(run: RunFigures) -> str:
     if run.predicted_s is None:
         return "median, without the first"
     error = run.predicted_s / run.seconds - 1.0
-    return f"median; predicted {seconds_text(run.predicted_s)} ({error:+.1%})"
+    return f"median; predicted {seconds_text(run.predicted_s)} ({_signed(error)})"
 
 
 def _comparison(runs: Sequence[RunFigures]) -> Section:
@@ -170,7 +171,8 @@ def _comparison(runs: Sequence[RunFigures]) -> Section:
             label=run.name,
             aside=" · ".join(word for word in _kind(run) if word != run.name),
             parts={"tokens/s": run.tokens_per_s},
-            note=f"{count_text(run.tokens_per_s)}/s · {run.tokens_per_s / base.tokens_per_s:.2f} ×",
+            note=f"{count_text(run.tokens_per_s)} tok/s · "
+            f"{run.tokens_per_s / base.tokens_per_s:.2f} ×",
             alarm=run.emulated and not run.counts,
         )
         for run in runs
@@ -215,9 +217,9 @@ def _curves(runs: Sequence[RunFigures]) -> Section:
     speeds = [curve(run, color, "tokens_per_s") for run, color in pairs]
     shares = [curve(run, color, "mfu") for run, color in pairs]
     figures = (
-        curves_html("Loss", losses, text=lambda v: f"{v:.4g}"),
-        curves_html("Tokens per second", speeds, text=_count, from_zero=True),
-        curves_html("MFU", shares, text=lambda v: f"{100 * v:.3g} %", from_zero=True),
+        curves_html("Loss", losses, text=lambda v: f"{v:.4f}"),
+        curves_html("Tokens per second", speeds, text=_count, ticks=_count, from_zero=True),
+        curves_html("MFU", shares, text=_percent, ticks=_percent, from_zero=True),
     )
     return Section(
         id="curves",
@@ -230,11 +232,19 @@ def _count(value: float) -> str:
     return count_text(value) if value else "0"
 
 
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f} %".replace("-", "−")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
 def _predictions(runs: Sequence[RunFigures]) -> Section:
     shared = shared_step(runs)
     columns = (
         Column("run", kind="whole"),
-        Column("plan"),
+        Column("plan", kind="whole"),
         Column("ranks", figures=True),
         Column("steps", figures=True),
         Column("step, measured", figures=True, detail="median, without the first"),
@@ -259,13 +269,13 @@ def _predictions(runs: Sequence[RunFigures]) -> Section:
                     f"{run.steps[-1].step:,}",
                     seconds_text(run.seconds),
                     "–" if predicted is None else seconds_text(predicted),
-                    "–" if predicted is None else f"{predicted / run.seconds - 1:+.1%}",
+                    "–" if predicted is None else _signed(predicted / run.seconds - 1),
                     count_text(run.tokens_per_s),
-                    f"{run.mfu:.1%}",
+                    f"{100 * run.mfu:.1f} %",
                     f"{run.steps[-1].loss:.4f}",
                     *([f"{run.loss_at(shared):.4f}"] if shared is not None else []),
                     f"{run.validation[-1][1]:.4f}" if run.validation else "–",
-                    f"{run.overrun:.1%}" if run.emulated else "–",
+                    f"{100 * run.overrun:.1f} %" if run.emulated else "–",
                 )
             )
         )
@@ -276,8 +286,8 @@ def _parts(runs: Sequence[RunFigures]) -> Section:
     bars = [
         Bar(
             label=pool.pool if len(runs) == 1 else f"{run.name} · {pool.pool}",
-            aside=many(pool.ranks, "rank"),
-            detail=f"peak memory {bytes_text(pool.peak_bytes)}" if pool.peak_bytes else "",
+            aside=many(pool.ranks, "rank")
+            + (f" · peak {bytes_text(pool.peak_bytes)} per chip" if pool.peak_bytes else ""),
             parts=pool.parts,
             note=seconds_text(sum(pool.parts.values())),
         )
@@ -288,7 +298,8 @@ def _parts(runs: Sequence[RunFigures]) -> Section:
     return Section(
         id="pools",
         heading="Where the step goes",
-        intro="The mean rank of each pool in a mean step: computing, and waiting for the network "
-        "itself, for other ranks (bubble), for copies and for data.",
+        intro="The mean rank of each pool in a mean step (the table above has the median one): "
+        "computing, and waiting for the network itself (of each wait at most what was predicted "
+        "for the transfer), for other ranks (bubble: the rest of such waits), for copies and data.",
         body=bars_html(bars, PART_CATEGORIES, whole=whole, text=seconds_text),
     )

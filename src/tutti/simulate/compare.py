@@ -1,8 +1,9 @@
 """A real step beside the simulated one: seconds per kind of instruction, and where the step went.
 
-All figures are means per rank. Of the compute lane both sides are the seconds that a rank was busy;
-of the network and of copies the real side has everything from an instruction's start until it was
-known to be over, and so whatever it waited for.
+All figures are means per rank. Of the compute lane both sides are the seconds that a rank was busy.
+Of the network and of copies they are the seconds in which at least one instruction of the kind was
+under way, for many may be at once; the real side counts from an instruction's start until it was
+known to be over, and so has whatever it waited for.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tutti.cost.inputs import FloatArray
 from tutti.schedule.instruction import LANES, Lane, Op
-from tutti.schedule.listing import OPS
+from tutti.schedule.listing import OPS, Integers
 from tutti.simulate.measured import MeasuredRank, MeasuredStep
 from tutti.simulate.result import ClassResult, IdleReason, SimulationResult
 
@@ -70,9 +72,10 @@ def compare_kinds(
     for own in ranks:
         start, end = result.timeline(own.rank_class)
         codes = result.program.op[result.program.span(own.rank_class)]
-        weights = (np.ones(len(codes)), end - start, own.end - own.start, own.waited)
-        for row, values in enumerate(weights):
-            sums[row] += np.bincount(codes, weights=values, minlength=len(OPS))
+        sums[0] += np.bincount(codes, minlength=len(OPS))
+        sums[1] += _under_way(codes, start, end)
+        sums[2] += _under_way(codes, own.start, own.end)
+        sums[3] += np.bincount(codes, weights=own.waited, minlength=len(OPS))
     means = sums / max(1, len(ranks))
     return tuple(
         KindTimes(
@@ -85,6 +88,20 @@ def compare_kinds(
         for op, count, predicted, measured, waited in zip(OPS, *means, strict=True)
         if count
     )
+
+
+def _under_way(codes: Integers, start: FloatArray, end: FloatArray) -> FloatArray:
+    """Return the seconds of each kind: their sum on the compute lane, elsewhere their union."""
+    found: FloatArray = np.bincount(codes, end - start, len(OPS)).astype(np.float64)
+    for code in np.unique(codes).tolist():
+        if LANES[OPS[code]] is Lane.COMPUTE:
+            continue
+        own = codes == code
+        order = np.argsort(start[own], kind="stable")
+        begins, ends = start[own][order], np.maximum.accumulate(end[own][order])
+        before = np.concatenate([begins[:1], ends[:-1]])  # until when earlier ones reach
+        found[code] = np.maximum(0.0, ends - np.maximum(begins, before)).sum()
+    return found
 
 
 def compare_parts(result: SimulationResult, step: MeasuredStep) -> tuple[PoolParts, ...]:

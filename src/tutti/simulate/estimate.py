@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tutti.cost.holdings import workload_of
 from tutti.cost.plan_costs import PricedStep, price_schedule
@@ -17,7 +17,7 @@ from tutti.models.spec import ModelSpec
 from tutti.plan.check import embedded_cluster, embedded_model, require_valid
 from tutti.plan.plan import Plan, UnitRanges
 from tutti.schedule.schedule import Schedule, build_schedule
-from tutti.simulate.labels import labels_of
+from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.result import SimulationResult
 from tutti.simulate.run import simulate
 
@@ -67,6 +67,11 @@ class Estimate:
         return self.tokens / self.step_seconds
 
     @property
+    def labels(self) -> tuple[ClassLabel, ...]:
+        """What its classes of ranks are called, with the peaks of `memory`."""
+        return labels_with_peaks(self.schedule, self.memory)
+
+    @property
     def tightest(self) -> ClassMemory:
         """The class nearest to its limit."""
         return max(self.memory, key=lambda memory: memory.total / memory.limit)
@@ -106,7 +111,7 @@ def estimate(
         parts=_parts(result, priced.slowdown),
         mfu=useful / step / peak,
         hfu=(useful + again) / step / peak,
-        memory=_memory(schedule, priced, result, cluster),
+        memory=class_memory(schedule, priced, result, cluster),
         storage=storage_seconds(plan, model, cluster),
         tokens=plan.job.tokens,
     )
@@ -122,9 +127,16 @@ def _parts(result: SimulationResult, slowdown: float) -> dict[str, float]:
     return parts
 
 
-def _memory(
+def labels_with_peaks(schedule: Schedule, memory: Sequence[ClassMemory]) -> tuple[ClassLabel, ...]:
+    """Return the labels of all classes; every table and page then says the same peaks."""
+    pairs = zip(labels_of(schedule), memory, strict=True)
+    return tuple(replace(label, peak_bytes=found.total) for label, found in pairs)
+
+
+def class_memory(
     schedule: Schedule, priced: PricedStep, result: SimulationResult, cluster: Cluster
 ) -> tuple[ClassMemory, ...]:
+    """Return what a chip of each class holds at its peak; the simulation knows of no slack."""
     found: list[ClassMemory] = []
     labels = labels_of(schedule)
     for index, (label, static) in enumerate(zip(labels, priced.statics, strict=True)):

@@ -18,6 +18,7 @@ class ClassLabel:
     pool: str = ""
     chip: str = ""
     limit_bytes: float | None = None  # memory of one chip
+    peak_bytes: float | None = None  # of one chip, allocator slack included; None: as simulated
 
 
 def labels_of(schedule: Schedule) -> tuple[ClassLabel, ...]:

@@ -213,9 +213,10 @@ class SimulationResult:
         labels = labels_of(self.program.schedule) if labels is None else labels
         for index, label in enumerate(labels):
             curve = self.memory(index)
-            if label.limit_bytes is not None and curve.peak_bytes > label.limit_bytes:
+            peak = curve.peak_bytes if label.peak_bytes is None else label.peak_bytes
+            if label.limit_bytes is not None and peak > label.limit_bytes:
                 found.append(
-                    f"{label.name}: needs {bytes_text(curve.peak_bytes)} of "
+                    f"{label.name}: needs {bytes_text(peak)} of "
                     f"{bytes_text(label.limit_bytes)} per chip"
                 )
             slack = 1e-9 * curve.peak_bytes + 1.0

@@ -84,7 +84,8 @@ def _headline(result: SimulationResult, spread: Spread | None, slowdown: float) 
 def _row(found: ClassResult, label: ClassLabel) -> list[RenderableType]:
     step = found.step_seconds or 1.0
     limit = label.limit_bytes
-    over = limit is not None and found.peak_bytes > limit
+    peak = found.peak_bytes if label.peak_bytes is None else label.peak_bytes
+    over = limit is not None and peak > limit
     return [
         label.name,
         label.chip or label.pool,
@@ -92,7 +93,7 @@ def _row(found: ClassResult, label: ClassLabel) -> list[RenderableType]:
         _percent(found.bubble_share),
         _percent(found.exposed_communication_seconds / step),
         _percent(found.idle[IdleReason.COPY] / step),
-        Text(bytes_text(found.peak_bytes), style="bold red" if over else ""),
+        Text(bytes_text(peak), style="bold red" if over else ""),
         bytes_text(limit) if limit is not None else "–",
     ]
 

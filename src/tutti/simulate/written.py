@@ -59,7 +59,7 @@ def _class_document(result: SimulationResult, index: int, label: ClassLabel) -> 
         "idle_share": found.idle_share,
         "bubble_share": found.bubble_share,
         "static_bytes": found.static_bytes,
-        "peak_bytes": found.peak_bytes,
+        "peak_bytes": found.peak_bytes if label.peak_bytes is None else label.peak_bytes,
         "peak_time_s": result.memory(index).peak_time,
         "limit_bytes": label.limit_bytes,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 import zlib
@@ -10,17 +11,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tests.support.searches import Case, pipelines_case, small_case
 from tests.unit.report.test_page import Balance
 from tutti.plan.plan import RankMap
 from tutti.report import planning
+from tutti.report.binary import Pack
+from tutti.report.lines import memory_section
 from tutti.report.page import asset, escape
 from tutti.report.palette import stage_color
 from tutti.report.planning import planning_page, write_planning_page
+from tutti.report.simulation import simulation_page
 from tutti.report.tables import Column, Html, Row, meter_html, table_html
 from tutti.search.explanation import step_text
-from tutti.units import count_text
+from tutti.simulate.table import result_table
+from tutti.units import bytes_text, count_text
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +90,7 @@ def test_figures_at_the_head(small):
     assert "18 orders of pools, by the compute bound" in page
     for pool, basis in best.estimate.priced.basis.items():
         label = '<em class="nominal">nominal</em> ' if "nominal" in basis else ""
-        assert f"<td>{pool} (" in page
+        assert f">{pool} (" in page
         assert f">{label}{escape(basis)}</td>" in page
     for line in best.estimate.priced.extrapolations:
         assert escape(line) in page
@@ -179,7 +185,7 @@ def test_names_cannot_leave_their_place(small):
 def test_tables_are_cut_and_meters_stay_in_their_box():
     text = table_html([Column("n", figures=True)], [Row([str(n)]) for n in range(300)])
     assert text.count("<tr>") == 257
-    assert "… and 44 more rows" in text
+    assert "256 of 300 rows are shown" in text
     assert 'style="width:100.0%;background:var(--alarm)"' in meter_html(1.7, "x", alarm=True)
 
 
@@ -188,3 +194,29 @@ def test_the_file_is_written_whole(small, tmp_path):
     write_planning_page(path, small.result, small.model, small.cluster)
     assert path.read_text().endswith("</html>\n")
     assert [p.name for p in tmp_path.iterdir()] == ["plan.html"]
+
+
+def test_all_pages_and_tables_of_a_plan_say_the_same_peaks(pipelines):
+    """Allocator slack included: the simulation by itself knows of none."""
+    found = pipelines.result.best.estimate
+    peaks = [bytes_text(memory.total) for memory in found.memory]
+    assert peaks != [bytes_text(own.peak_bytes) for own in found.result.classes]
+    plan = planning_page(pipelines.result, pipelines.model, pipelines.cluster).html()
+    step = simulation_page(found.result, memory=found.memory).html()
+    for html in (plan, step):
+        section = html.partition('<section id="peak">')[2].partition("</section>")[0]
+        assert re.findall(r'<span class="note">([^<]+)</span>', section) == peaks
+    assert f"<dt>Peak memory</dt><dd>{bytes_text(found.tightest.total)}<" in step
+    console = Console(width=200, file=io.StringIO())
+    console.print(result_table(found.result, found.labels))
+    assert all(peak in console.file.getvalue() for peak in peaks)
+    document = found.result.to_document(found.labels)
+    assert [own["peak_bytes"] for own in document["classes"]] == [m.total for m in found.memory]
+
+
+def test_memory_over_time_reaches_the_peaks(pipelines):
+    found, arrays = pipelines.result.best.estimate, Pack()
+    memory_section(found.result, found.labels, arrays)
+    raw = zlib.decompress(base64.b64decode(arrays.text()))
+    values = np.frombuffer(raw, dtype="<f4").reshape(len(found.memory), -1)
+    assert values.max(axis=1) == pytest.approx([m.total for m in found.memory], rel=1e-6)

@@ -11,7 +11,7 @@ from tests.support.finished_runs import SHARES, finished_run
 from tutti.errors import InputError
 from tutti.observe.folder import METRICS
 from tutti.observe.history import read_run
-from tutti.report.curves import Curve, curves_html, nice_ticks
+from tutti.report.curves import Curve, curves_html, nice_ticks, tick_texts
 from tutti.report.training import baseline_of, shared_step, training_page
 
 
@@ -79,7 +79,7 @@ def test_runs_are_compared_with_the_uniform_one(tmp_path):
 
 def test_the_page_of_one_run_shows_every_figure(tmp_path):
     html = training_page([read_run(finished_run(tmp_path / "run"))]).html()
-    for text in ("Validation loss", "Tokens per second", "MFU", "predicted 450", "-10.0%"):
+    for text in ("Validation loss", "Tokens per second", "MFU", "predicted 450", "−10.0 %"):
         assert text in html
     assert "Throughput</h2>" not in html  # nothing to compare with
     for part in ("compute", "communication", "bubble", "copies", "data", "other"):
@@ -92,7 +92,7 @@ def test_emulated_runs_say_so_and_say_when_they_do_not_count(tmp_path):
     assert "· emulated" not in training_page([run]).html()
     html = training_page([replace(run, emulated=True)]).html()
     assert "· emulated" in html
-    assert "2.0%" in html
+    assert "2.0 %" in html
     assert "do not count" not in html
     late = replace(run, emulated=True, overrun=0.2)
     assert "do not count" in training_page([late]).html()
@@ -107,6 +107,26 @@ def test_ticks_are_round_and_hold_all_values(low, high):
     assert ticks[0] <= low <= high <= ticks[-1]
     assert 3 <= len(ticks) <= 9
     assert ticks == sorted(set(ticks))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (5.0870, 5.0966, ["5.0850", "5.0875", "5.0900", "5.0925", "5.0950", "5.0975"]),
+        (5.0901980, 5.0901986, None),
+        (3.2, 5.9, ["3", "4", "5", "6"]),
+        (0.0, 1.2e6, ["0", "500000", "1000000", "1500000"]),
+    ],
+)
+def test_what_stands_at_ticks_is_exact_and_distinct(low, high, said):
+    ticks = nice_ticks(low, high)
+    texts = tick_texts(ticks, None)
+    assert said is None or texts == said
+    assert len(set(texts)) == len(texts)
+    assert [float(text) for text in texts] == pytest.approx(ticks, rel=1e-12)
+    assert tick_texts(ticks, lambda value: f"{value:.2g}" if high > 100 else "5.09") == (
+        [f"{value:.2g}" for value in ticks] if high > 100 else texts
+    )
 
 
 def test_a_curve_leaves_out_what_is_no_number_and_thins_what_is_long():

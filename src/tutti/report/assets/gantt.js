@@ -6,12 +6,14 @@ Tutti.parts.gantt = (element, data) => {
   const view = element.querySelector("[data-role=view]");
   const space = element.querySelector("[data-role=space]");
   const pen = canvas.getContext("2d");
-  const [start, length, template, micro, path] = ["start", "length", "template", "micro", "path"].map(
+  const [start, length, template, micro, path, pale] = ["start", "length", "template", "micro", "path", "pale"].map(
     (name) => Tutti.arrays[data[name]],
   );
   const { step, classes, tracks, kinds, templates, rows } = data;
   const FULL = 2 ** 32 - 1;
   const AXIS = 26;
+  const LABELLED = 80; // up to so many classes each row has its name
+  const WHOLE = 1500; // pixels: a chart that is not taller than this is shown whole
   let gutter = 168; // for names; narrower on a phone
   const many = classes.length > 20;
   const critical = new Uint8Array(start.length);
@@ -31,7 +33,9 @@ Tutti.parts.gantt = (element, data) => {
 
   function arrange() {
     const room = Math.min(window.innerHeight * 0.72, 820) - AXIS;
-    const tall = many ? Math.max(8, Math.min(16, room / classes.length - 2)) : Math.max(16, Math.min(30, (room / classes.length) * 0.5));
+    // as tall as a label where every class gets one
+    const least = classes.length <= LABELLED ? 12 : 8;
+    const tall = many ? Math.max(least, Math.min(16, room / classes.length - 2)) : Math.max(16, Math.min(30, (room / classes.length) * 0.5));
     const low = many ? 3 : classes.length <= 10 ? 12 : 6;
     let y = 4;
     let current = -1;
@@ -51,8 +55,10 @@ Tutti.parts.gantt = (element, data) => {
     const content = arrange();
     width = view.clientWidth;
     gutter = width < 560 ? 96 : Math.min(Math.max(168, named()), width * 0.3);
-    height = Math.max(120, Math.min(content + AXIS, Math.min(window.innerHeight * 0.76, 900) - 2));
-    if (matchMedia("print").matches) height = content + AXIS;
+    const whole = content + AXIS;
+    const fits = whole <= WHOLE || matchMedia("print").matches;
+    height = fits ? whole : Math.max(120, Math.min(whole, Math.min(window.innerHeight * 0.76, 900) - 2));
+    view.style.maxHeight = fits ? "" : height + 2 + "px";
     ratio = Tutti.fit(canvas, width, height);
     space.style.height = Math.max(0, content + AXIS - height) + "px";
   }
@@ -126,10 +132,11 @@ Tutti.parts.gantt = (element, data) => {
     pixels.fill(pack(theme.ground));
     const visible = layout.filter(({ y, size }) => y + size > view.scrollTop && y - view.scrollTop < height);
     const line = new Float32Array((w - left) * 4);
+    const under = pale.length ? new Float32Array((w - left) * 4) : null;
     for (const place of visible) {
       const top = Math.max(AXIS * ratio, (AXIS + place.y - view.scrollTop) * ratio) | 0;
       const bottom = Math.min(h, (AXIS + place.y + place.size - view.scrollTop) * ratio) | 0;
-      if (bottom > top) paintRow(place, line, pixels, { left, w, top, bottom });
+      if (bottom > top) paintRow(place, line, under, pixels, { left, w, top, bottom });
     }
     pen.setTransform(1, 0, 0, 1, 0, 0);
     pen.putImageData(image, 0, 0);
@@ -146,8 +153,10 @@ Tutti.parts.gantt = (element, data) => {
 
   const pack = (rgb) => (255 << 24) | (rgb[2] << 16) | (rgb[1] << 8) | rgb[0];
 
-  function paintRow(place, line, pixels, { left, w, top, bottom }) {
+  // Pale items lie below: many may be under way at once, and together they are no darker than one.
+  function paintRow(place, line, under, pixels, { left, w, top, bottom }) {
     line.fill(0);
+    if (under) under.fill(0);
     const count = w - left;
     const scale = count / (state.high - state.low) / FULL;
     const origin = state.low * FULL;
@@ -156,15 +165,21 @@ Tutti.parts.gantt = (element, data) => {
       if (start[item] > until) break;
       let a = (start[item] - origin) * scale;
       let b = a + length[item] * scale;
-      if (b <= 0 || b <= a) continue;
+      if (length[item] === 0) b = a + ratio; // a moment: a Receive whose tensor had come
+      if (b <= 0) continue;
       if (b - a > 5 * ratio) b -= ratio; // a hair between neighbours
       const rgb = fill(item);
       const alpha = strength(item);
       a = Math.max(0, a);
       b = Math.min(count, b);
+      const below = under && pale[item];
       for (let column = a | 0; column < b; column++) {
         const part = alpha * (Math.min(b, column + 1) - Math.max(a, column));
         const at = column * 4;
+        if (below) {
+          if (0.3 * part > under[at + 3]) under.set([rgb[0], rgb[1], rgb[2], 0.3 * part], at);
+          continue;
+        }
         line[at] += rgb[0] * part;
         line[at + 1] += rgb[1] * part;
         line[at + 2] += rgb[2] * part;
@@ -178,11 +193,9 @@ Tutti.parts.gantt = (element, data) => {
       const sum = line[at + 3];
       const scaleBy = sum > 1 ? 1 / sum : 1;
       const rest = sum > 1 ? 0 : 1 - sum;
-      pixels[first + column] =
-        (255 << 24) |
-        ((line[at + 2] * scaleBy + base[2] * rest) << 16) |
-        ((line[at + 1] * scaleBy + base[1] * rest) << 8) |
-        (line[at] * scaleBy + base[0] * rest);
+      const cover = under ? under[at + 3] : 0;
+      const mixed = (n) => line[at + n] * scaleBy + (cover ? under[at + n] * cover + base[n] * (1 - cover) : base[n]) * rest;
+      pixels[first + column] = (255 << 24) | (mixed(2) << 16) | (mixed(1) << 8) | mixed(0);
     }
     for (let y = top + 1; y < bottom; y++) pixels.copyWithin(y * w + left, first, first + count);
   }
@@ -253,12 +266,12 @@ Tutti.parts.gantt = (element, data) => {
       if (head && middle >= next) {
         pen.fillStyle = Tutti.css(theme.text);
         pen.font = `${many ? 11 : 13}px system-ui, sans-serif`;
-        pen.fillText(classes[owner][0], 12, middle, gutter - 24);
-        next = middle + 13;
+        pen.fillText(shortened(classes[owner][0], gutter - 20), 8, middle);
+        next = middle + 12;
         if (!many && gutter > 120 && middle + 20 < height && classes.length <= 10) {
           pen.fillStyle = Tutti.css(theme.quiet);
           pen.font = "11px system-ui, sans-serif";
-          pen.fillText(classes[owner][1], 12, middle + 16, gutter - 80);
+          pen.fillText(shortened(classes[owner][1], gutter - 80), 8, middle + 16);
         }
       } else if (!many && track !== 0 && size >= 9 && middle > AXIS) {
         pen.fillStyle = Tutti.css(theme.quiet);
@@ -268,6 +281,16 @@ Tutti.parts.gantt = (element, data) => {
         pen.textAlign = "left";
       }
     }
+  }
+
+  // The name as the map and the tables write it where the whole one has no room, then cut.
+  function shortened(name, room) {
+    const wide = (text) => pen.measureText(text).width > room;
+    if (!wide(name)) return name;
+    let text = name.replace(/^pipeline (\d+) · stage (\d+)/, "stage $1.$2");
+    if (!wide(text)) return text;
+    while (text.length > 1 && wide(text + "…")) text = text.slice(0, -1);
+    return text + "…";
   }
 
   function drawAxis() {
