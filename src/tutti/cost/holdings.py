@@ -224,7 +224,9 @@ class Holdings:
     def is_shared(self, unit: int) -> bool:
         """Tell whether several chips hold some of a unit's parameters."""
         stages = [stage for _, _, stage in self._index.of(unit)]
-        return any(is_shared(stages, kind) for kind in ParameterClass)
+        return any(
+            is_shared(stages, kind, (unit,), self.plan.model.spec) for kind in ParameterClass
+        )
 
     def level(self, unit: int, kind: ParameterClass) -> int:
         """Return the shard level of a unit's parameters; 0 where nobody else holds them."""

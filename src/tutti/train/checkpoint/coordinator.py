@@ -59,5 +59,3 @@ class Processes:
         found: T = self._comm.broadcast_value(value, 0)
         assert found is not None
         return found
-
-

@@ -57,7 +57,7 @@ def find_culprit(worker: Worker, step: int) -> str:
 
 def _of_all(worker: Worker, own: Finding | None) -> list[Finding]:
     """Return the findings of all ranks, the most telling first; each rank comes by here."""
-    told = [own] if worker.plan.num_ranks == 1 else worker.comm.gather_objects(own)
+    told = [own] if worker.plan.num_ranks == 1 else worker.control.gather_values(own) or []
     return sorted(Finding(*found) for found in told if found is not None)
 
 
