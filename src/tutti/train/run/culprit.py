@@ -58,7 +58,7 @@ def find_culprit(worker: Worker, step: int) -> str:
 def _of_all(worker: Worker, own: Finding | None) -> list[Finding]:
     """Return the findings of all ranks, the most telling first; each rank comes by here."""
     told = [own] if worker.plan.num_ranks == 1 else worker.control.gather_values(own) or []
-    return sorted(Finding(*found) for found in told if found is not None)
+    return sorted(Finding(tuple(f[0]), f[1], f[2]) for f in told if f is not None)
 
 
 def _unit(name: str) -> int:
