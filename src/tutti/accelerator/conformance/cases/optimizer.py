@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tutti.accelerator.conformance.case import Case, Values
+from tutti.accelerator.conformance.case import Case, Layout, Values
 from tutti.accelerator.reference.optimizer import AdamSettings
 
 SIZES = ((7,), (33, 17), (1,), (4, 5, 6))
@@ -22,6 +22,7 @@ def _adamw(
     settings: AdamSettings = SETTINGS,
     factor: float | None = None,  # the scale of a random one
     copies: bool = False,
+    layout: Layout = "contiguous",  # of what a module holds: weights or their copies, gradients
 ) -> Case:
     def many(**options: Any) -> tuple[Values, ...]:
         return tuple(Values(size, trained=False, **options) for size in sizes)
@@ -31,12 +32,17 @@ def _adamw(
         values = Values((), factor, trained=False, wide=True, positive=True)
         options["gradient_factor"] = values
     if copies:
-        options["copies"] = many()
+        options["copies"] = many(layout=layout)
     states = {"wide": wide_states}
     return Case(
         "adamw",
         name,
-        (many(wide=wide_weights), many(), many(**states), many(positive=True, **states)),
+        (
+            many(wide=wide_weights, layout="contiguous" if copies else layout),
+            many(layout=layout),
+            many(**states),
+            many(positive=True, **states),
+        ),
         options,
         in_place=True,
     )
@@ -52,9 +58,25 @@ CASES = (
     _adamw("first step", step=1),
     _adamw("late step, no decay", step=100_000, settings=AdamSettings(learning_rate=0.02)),
     _adamw("one large tensor", sizes=((70_001,),), wide_weights=True),
+    _adamw("parts of stored tensors", sizes=((4, 5, 6), (3, 7)), layout="heads"),
+    _adamw(
+        "masters of parts",
+        sizes=((4, 5, 6),),
+        layout="heads",
+        wide_weights=True,
+        factor=1.0,
+        copies=True,
+    ),
+    _adamw("no runs of memory", sizes=((4, 5, 6),), layout="transposed"),
     _adamw("an empty tensor", sizes=((0,), (5,))),
     Case("squared_norm", "several", (tuple(Values(s, trained=False) for s in SIZES),), terms=561),
     Case("squared_norm", "large", ((Values((70_001,), trained=False),),), terms=70_001),
+    Case(
+        "squared_norm",
+        "large part of a stored tensor",
+        ((Values((11, 1000, 100), trained=False, layout="heads"),),),
+        terms=1_100_000,
+    ),
     Case(
         "squared_norm",
         "sliced and empty",
