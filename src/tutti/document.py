@@ -236,6 +236,8 @@ def _has_shape(kind: Any, value: object) -> bool:
 
 
 def _build_choice(choices: tuple[Any, ...], value: object, place: Place) -> object:
+    if isinstance(value, bool) and {"on", "off"} <= set(choices):
+        value = "on" if value else "off"  # YAML reads these words as true and false
     for choice in choices:
         if value == choice and type(value) is type(choice):
             return choice

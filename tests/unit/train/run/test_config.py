@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.plans import small_model
+from tests.support.tiny_configs import tiny_config
 from tutti.document import Place, build
 from tutti.errors import InputError
+from tutti.models.spec import ModelSpec
 from tutti.train.run.config import TrainConfig, with_changes
+from tutti.train.run.planning import trained
 
 LEAST = {"model": "gpt2", "data": {"train": [{"kind": "synthetic"}]}}
 
@@ -109,3 +113,35 @@ def test_a_change_keeps_what_was_not_named() -> None:
     after = with_changes(before, {"steps": 4})
     assert after == with_changes(after, {})
     assert (after.steps, after.optimizer.warmup_steps, after.seed) == (4, 2, 5)
+
+
+def test_on_and_off_are_words_though_yaml_reads_them_otherwise(tmp_path: Path) -> None:
+    text = "model: gpt2\ndata: {train: [{kind: synthetic}]}\ncapture: off\nbalance_loss: on\n"
+    found = TrainConfig.load(written(tmp_path, text))
+    assert (found.capture, found.balance_loss) == ("off", "on")
+    assert with_changes(found, {}, ["capture=on"]).capture == "on"
+
+
+def test_what_is_trained_is_the_models_choice_or_the_jobs() -> None:
+    spec = ModelSpec.from_config(
+        {**tiny_config("qwen3_moe"), "pad_token_id": 7, "output_router_logits": True}, "tiny"
+    )
+
+    def balanced(found: ModelSpec) -> set[bool]:
+        return {block.moe.router.balance_loss_on for block in found.blocks if block.moe}
+
+    assert trained(spec, config()) == spec
+    assert spec.embedding.padding == 7
+    assert balanced(spec) == {True}
+    other = trained(spec, with_changes(config(), {}, ["balance_loss=off", "padding_row=trained"]))
+    assert other.embedding.padding is None
+    assert balanced(other) == {False}
+    assert trained(other, config(balance_loss="on")) == spec.with_training(padding=True)
+    assert other.fingerprint == spec.fingerprint, "one plan serves them all"
+
+
+def test_there_may_be_no_balancing_loss_to_switch_on() -> None:
+    spec = small_model(2)
+    with pytest.raises(InputError, match="small: its config has no coefficient"):
+        trained(spec, config(balance_loss="on"))
+    assert trained(spec, config(balance_loss="off")) == spec
