@@ -70,7 +70,10 @@ def resume_together(config: TrainConfig) -> bool:
 
 def run_rank(job: Job, *, resume: bool = False, events: Events | None = None) -> TrainResult:
     """Be one rank of a job until it ends."""
+    from tutti.train.run.rendezvous import job_secret
     from tutti.train.run.worker import Worker
+
+    job_secret()  # without one, nobody need open a chip
 
     rank = rank_of_process(job.plan, os.environ)
     said = events or open_events(rank)
