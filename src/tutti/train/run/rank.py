@@ -130,7 +130,10 @@ def run_rank(
     failed: Callable[[BaseException], None] = lambda _error: None,
 ) -> TrainResult:
     """Be one rank of a job until it ends; `failed` hears of an error before it is left for."""
+    from tutti.train.run.rendezvous import job_secret
     from tutti.train.run.worker import Worker
+
+    job_secret()  # without one, nobody need open a chip
 
     rank = rank_of_process(job.plan, os.environ)
     said = events or open_events(rank)

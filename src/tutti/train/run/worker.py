@@ -35,6 +35,7 @@ from tutti.train.data.feeder import Feeder, Samples
 from tutti.train.data.opening import PackedData, open_data
 from tutti.train.engine import Engine
 from tutti.train.graphs import CaptureSettings
+from tutti.train.run import rendezvous
 from tutti.train.run.culprit import find_culprit
 from tutti.train.run.devices import open_chip
 from tutti.train.run.ending import finish
@@ -42,14 +43,6 @@ from tutti.train.run.events import Events
 from tutti.train.run.leaving import Leaving, asking
 from tutti.train.run.measure import Measure
 from tutti.train.run.planning import Job
-from tutti.train.run.rendezvous import (
-    agree,
-    facts,
-    job_secret,
-    name_stranger,
-    open_store,
-    tell_of_strangers,
-)
 from tutti.train.run.safety import check_arithmetic, explain_memory, hardware_differences
 from tutti.train.run.samples import sample_indices
 from tutti.train.run.starting import Resume, check_batch, which_checkpoint
@@ -111,10 +104,11 @@ class Worker:
 
     def _join(self, stack: ExitStack) -> None:
         self._say("waiting for the other ranks")
-        tell_of_strangers(lambda text: self.events.send("stranger", text=text))
+        rendezvous.tell_of_strangers(lambda text: self.events.send("stranger", text=text))
         timeout_s = self.config.timeout_s
-        store = open_store(timeout_s)
-        agree(store, self.rank, self.world, facts(self.job), timeout_s)
+        store = rendezvous.open_store(timeout_s)
+        facts = rendezvous.facts(self.job)
+        rendezvous.agree(store, self.rank, self.world, facts, timeout_s)
         self.comm = connect(
             PrefixedStore("comm", store),
             self.rank,
@@ -123,8 +117,8 @@ class Worker:
             accelerator=self.accelerator,
             timeout_s=timeout_s,
             start_timeout_s=timeout_s,
-            secret=job_secret(),
-            stranger=name_stranger,
+            secret=rendezvous.job_secret(),
+            stranger=rendezvous.name_stranger,
         )
         stack.callback(self.comm.close)
         self.control = self.comm.control("control")
