@@ -18,6 +18,7 @@ from tests.support.train_job import TUTTI, Capture, tutti, write_job  # noqa: E4
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.huggingface import open_checkpoint  # noqa: E402
 from tutti.nn import Batch, Model, load  # noqa: E402
+from tutti.train.run.local import free_port  # noqa: E402
 
 PARTS = ("compute_s", "communication_s", "bubble_s", "copy_s", "data_s", "other_s")
 
@@ -273,3 +274,36 @@ def test_a_step_to_resume_from(
     assert said in err
     assert len(err.splitlines()) == 1, err
     assert not (here / "out" / "logs").exists()
+
+
+@pytest.mark.slow
+def test_a_launched_job_that_is_asked_to_stop_is_started_again_and_goes_on(here: Path) -> None:
+    """SIGTERM to one rank ends both with 143; the restart needs no --resume."""
+
+    def ranks(steps: int, attempt: int) -> list[subprocess.Popen[str]]:
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        return [
+            subprocess.Popen(
+                [*TUTTI, "train", "train.yaml", "--steps", str(steps)],
+                env={**os.environ, **place, "RANK": str(rank), "TUTTI_ATTEMPT": str(attempt)},
+                cwd=here, text=True, stderr=subprocess.PIPE,
+            )
+            for rank in (0, 1)
+        ]  # fmt: skip
+
+    first = ranks(4000, 0)
+    until_step(first[0])
+    first[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=300)[1] for process in first]
+    assert [process.returncode for process in first] == [143, 143], said
+    assert "tutti: stopped by SIGTERM after step " in said[0]
+    stopped = lines(here / "out" / "metrics.jsonl")[-1]["step"]
+    again = ranks(stopped + 1, 1)
+    said = [process.communicate(timeout=300)[1] for process in again]
+    assert [process.returncode for process in again] == [0, 0], said
+    assert "reading the checkpoint" in said[0]
+    refused = ranks(stopped + 1, 0)  # typed once more by hand
+    said = [process.communicate(timeout=300)[1] for process in refused]
+    assert [process.returncode for process in refused] == [2, 2], said
+    assert "out: holds 2 checkpoints, figures and a Hugging Face folder of an earlier" in said[0]
+    assert said[1].splitlines()[-1].startswith("tutti: rank 0: out: holds")
