@@ -18,46 +18,9 @@ from tests.support.train_job import TUTTI, Capture, tutti, write_job  # noqa: E4
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.huggingface import open_checkpoint  # noqa: E402
 from tutti.nn import Batch, Model, load  # noqa: E402
+from tutti.train.run.local import free_port  # noqa: E402
 
 PARTS = ("compute_s", "communication_s", "bubble_s", "copy_s", "data_s", "other_s")
-<<<<<<< HEAD
-=======
-SECRET = "what the ranks of a job know of each other"
-TUTTI = [sys.executable, "-m", "tutti.cli.main"]
-Capture = pytest.CaptureFixture[str]
-
-
-def write_job(folder: Path) -> Path:
-    (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
-    cluster, spec = Cluster.load("laptop"), load_model(str(folder / "model"))
-    chips = [[Replica(chips=ChipSet.of("fast/0/0"))], [Replica(chips=ChipSet.of("fast/0/1"))]]
-    save_plan(plan_of(cluster, chips, spec), folder / "plan.json")
-    together = [[Replica(chips=ChipSet.of("fast/0/0-1"), count=2)]]
-    larger = plan_of(cluster, together, spec)
-    save_plan(larger, folder / "larger.json")
-    pipeline = replace(larger.pipelines[0], micro_batches=1)
-    job = replace(larger.job, global_batch=2)
-    save_plan(replace(larger, pipelines=(pipeline,), job=job), folder / "other.json")
-    (folder / "train.yaml").write_text(CONFIG, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which commands are typed."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("TUTTI_DEBUG", "TUTTI_DEVICE", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    return write_job(tmp_path)
-
-
-def tutti(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stopped:
-        run(arguments)
-    out, err = capsys.readouterr()
-    return int(stopped.value.code or 0), out, err
->>>>>>> trust
 
 
 def trained(capsys: Capture, *arguments: str) -> dict[str, Any]:
@@ -301,7 +264,6 @@ def test_who_is_asked_to_stop_saves_and_is_not_done(
         (["--resume", "--plan", "larger.json"], "had a global batch of 2, the plan has 4"),
     ],
 )
-<<<<<<< HEAD
 def test_a_step_to_resume_from(
     whole: tuple[Path, str, str], here: Path, capsys: Capture, words: list[str], said: str
 ) -> None:
@@ -312,35 +274,36 @@ def test_a_step_to_resume_from(
     assert said in err
     assert len(err.splitlines()) == 1, err
     assert not (here / "out" / "logs").exists()
-=======
-def test_a_rank_without_the_others(here: Path, variables: dict[str, str], said: str) -> None:
-    rank = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **variables}
-    rank["TUTTI_SECRET"] = SECRET
-    done = subprocess.run(
-        [*TUTTI, "train", "train.yaml", "--set", "timeout_s=3"],
-        env={**os.environ, **rank}, cwd=here, capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
-    assert done.returncode in (1, 2)
-    assert done.stderr.splitlines()[-1].startswith("tutti: ")
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
 
 
-def test_ranks_of_two_minds_say_who_differs(here: Path) -> None:
-    """As where one host has another version, file or plan."""
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    place["TUTTI_SECRET"] = SECRET
-    ranks = [
-        subprocess.Popen(
-            [*TUTTI, "train", "train.yaml", "--set", "timeout_s=120", "--set", f"seed={rank}"],
-            env={**os.environ, **place, "RANK": str(rank)}, cwd=here, text=True,
-            stderr=subprocess.PIPE,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=800)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [1, 1]
-    assert "rank 1 has seed '1', rank 0 has '0'; start all ranks with the same files" in said[0]
-    assert "rank 0 has seed '0', rank 1 has '1'; start all ranks with the same files" in said[1]
-    assert "Traceback" not in "".join(said)
->>>>>>> trust
+@pytest.mark.slow
+def test_a_launched_job_that_is_asked_to_stop_is_started_again_and_goes_on(here: Path) -> None:
+    """SIGTERM to one rank ends both with 143; the restart needs no --resume."""
+
+    def ranks(steps: int, attempt: int) -> list[subprocess.Popen[str]]:
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        return [
+            subprocess.Popen(
+                [*TUTTI, "train", "train.yaml", "--steps", str(steps)],
+                env={**os.environ, **place, "RANK": str(rank), "TUTTI_ATTEMPT": str(attempt)},
+                cwd=here, text=True, stderr=subprocess.PIPE,
+            )
+            for rank in (0, 1)
+        ]  # fmt: skip
+
+    first = ranks(4000, 0)
+    until_step(first[0])
+    first[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=300)[1] for process in first]
+    assert [process.returncode for process in first] == [143, 143], said
+    assert "tutti: stopped by SIGTERM after step " in said[0]
+    stopped = lines(here / "out" / "metrics.jsonl")[-1]["step"]
+    again = ranks(stopped + 1, 1)
+    said = [process.communicate(timeout=300)[1] for process in again]
+    assert [process.returncode for process in again] == [0, 0], said
+    assert "reading the checkpoint" in said[0]
+    refused = ranks(stopped + 1, 0)  # typed once more by hand
+    said = [process.communicate(timeout=300)[1] for process in refused]
+    assert [process.returncode for process in refused] == [2, 2], said
+    assert "out: holds 2 checkpoints, figures and a Hugging Face folder of an earlier" in said[0]
+    assert said[1].splitlines()[-1].startswith("tutti: rank 0: out: holds")

@@ -21,6 +21,8 @@ from tutti.plan.files import save_plan
 from tutti.plan.plan import Replica
 from tutti.train.run.local import free_port
 
+SECRET = "what the ranks of a job know of each other"
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -100,6 +102,7 @@ def test_nothing_to_resume_is_one_line(here: Path, capsys: Capture) -> None:
 )
 def test_a_rank_without_the_others(here: Path, variables: dict[str, str], said: str) -> None:
     rank = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **variables}
+    rank["TUTTI_SECRET"] = SECRET
     done = subprocess.run(
         [*TUTTI, "train", "train.yaml", "--set", "timeout_s=3"],
         env={**os.environ, **rank}, cwd=here, capture_output=True, text=True, timeout=800,
@@ -113,6 +116,7 @@ def test_a_rank_without_the_others(here: Path, variables: dict[str, str], said: 
 def test_ranks_of_two_minds_say_who_differs(here: Path) -> None:
     """As where one host has another version, file or plan."""
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place["TUTTI_SECRET"] = SECRET
     ranks = [
         subprocess.Popen(
             [*TUTTI, "train", "train.yaml", "--set", "timeout_s=120", "--set", f"seed={rank}"],

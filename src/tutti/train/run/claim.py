@@ -35,7 +35,9 @@ class Claim:
 
     def release(self) -> None:
         """Let go, as far as this process is concerned."""
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def claim(folder: Path, *, wait_s: float = PATIENCE_S) -> Claim:

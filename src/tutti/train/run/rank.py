@@ -23,7 +23,7 @@ from tutti.launch.identity import is_restarted, rank_of_process
 from tutti.observe.folder import CHECKPOINTS, PLAN_FILE
 from tutti.plan.files import plan_from_document
 from tutti.train.checkpoint.folders import complete_folders
-from tutti.train.run.claim import PATIENCE_S, Claim
+from tutti.train.run.claim import PATIENCE_S, Claim, claim
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.events import Events, open_events
 from tutti.train.run.planning import Job, prepare, prepared
@@ -31,8 +31,8 @@ from tutti.train.run.starting import (
     Resume,
     check_resumed,
     check_sources,
+    clear_run,
     require_fresh,
-    take_folder,
 )
 from tutti.train.run.trainer import TrainResult, result_of
 
@@ -66,12 +66,13 @@ def start_together(
     """
     from tutti.train.run.rendezvous import open_store, wait_for
 
-    store, key = open_store(config.timeout_s), f"start/{next(_starts)}"
+    number = next(_starts)
+    store, key = open_store(config.timeout_s), f"start {number}" if number else "start"
     if int(os.environ["RANK"]) == 0:
         try:
             start = _decide(config, resume, overwrite, make)
-        except TuttiError as error:
-            store.set(key, json.dumps({"error": str(error), "code": error.exit_code}))
+        except Exception as error:
+            store.set(key, json.dumps({"error": str(error), "code": _code(error)}))
             raise
         text = (config.folder / PLAN_FILE).read_text(encoding="utf-8")
         store.set(key, json.dumps({"resume": start.resume, "plan": text}))
@@ -86,7 +87,6 @@ def start_together(
 
 
 _starts = itertools.count()  # a process may run several jobs, one after the other
-_REFUSED = ".refused"  # a job that was refused is refused again when its launcher restarts it
 
 
 def _decide(
@@ -95,31 +95,46 @@ def _decide(
     restarted = is_restarted(os.environ)
     if restarted:  # whatever the command says: it was obeyed the first time
         resume, overwrite = bool(complete_folders(config.folder / CHECKPOINTS)), False
-    fresh = not restarted and resume is False and not overwrite
     check_sources(config, resume, overwrite=overwrite)
-    _check_fresh(config.folder, fresh=fresh, restarted=restarted)
-    job = make(config)
-    check_resumed(job, resume)
-    wait_s = config.timeout_s if restarted else PATIENCE_S  # for what the last attempt left
-    held = take_folder(config.folder, overwrite=overwrite, fresh=fresh, wait_s=wait_s)
+    # what the last attempt left may take a while to end; the others wait for twice as long
+    held = claim(config.folder, wait_s=config.timeout_s / 2 if restarted else PATIENCE_S)
+    try:
+        _check_fresh(config.folder, wanted=resume is False and not overwrite, restarted=restarted)
+        job = make(config)
+        check_resumed(job, resume)
+        if overwrite:
+            clear_run(config.folder)
+        job.save()
+    except BaseException:
+        held.release()
+        raise
     if held.note:
         open_events(0).send("warning", text=held.note)
-    (config.folder / _REFUSED).unlink(missing_ok=True)
-    job.save()
     return Start(job=job, resume=resume, claim=held)
 
 
-def _check_fresh(folder: Path, *, fresh: bool, restarted: bool) -> None:
-    """Refuse a folder with an earlier run, also when the launcher then starts the job again."""
+_REFUSED = ".refused"
+_LAUNCH = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _check_fresh(folder: Path, *, wanted: bool, restarted: bool) -> None:
+    """Refuse a folder with an earlier run, also when the launcher then starts the same job again.
+
+    Launchers restart whatever fails: without a note, a forgotten --resume would become one.
+    """
     note = folder / _REFUSED
-    if restarted and note.is_file():
-        raise InputError(note.read_text(encoding="utf-8").strip())
-    if fresh:
+    launch = {name: os.environ.get(name) for name in _LAUNCH}
+    if restarted:
+        said = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
+        if said.get("launch") == launch:
+            raise InputError(said["text"])
+    elif wanted:
         try:
             require_fresh(folder)
         except InputError as error:
-            files.write_text(note, f"{error}\n")
+            files.write_text(note, json.dumps({"launch": launch, "text": str(error)}) + "\n")
             raise
+    note.unlink(missing_ok=True)
 
 
 def run_rank(
@@ -161,8 +176,12 @@ def main(arguments: list[str]) -> int:
         run_rank(job, resume=_resume(arguments[1:]), events=events, failed=failed)
     except BaseException as error:
         failed(error)
-        return error.exit_code if isinstance(error, TuttiError) else 1
+        return _code(error)
     return 0
+
+
+def _code(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, TuttiError) else 1
 
 
 def _resume(arguments: list[str]) -> Resume:
@@ -181,8 +200,7 @@ def told(error: BaseException) -> dict[str, Any]:
     lost: BaseException | None = error
     while lost is not None and not isinstance(lost, PeerLostError):
         lost = lost.__cause__
-    code = error.exit_code if isinstance(error, TuttiError) else 1
-    return {"text": text, "cause": lost is None, "code": code}
+    return {"text": text, "cause": lost is None, "code": _code(error)}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tutti.observe.folder import CHECKPOINTS, EXPORT, METRICS, SOON, TENSORBOARD
 from tutti.train.checkpoint.folders import LATEST, clear, complete_folders, resolve
 from tutti.train.checkpoint.manifest import Progress, check_model, read_manifest
 from tutti.train.data.opening import check_data
-from tutti.train.run.claim import PATIENCE_S, Claim, claim
+from tutti.train.run.claim import Claim, claim
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import Job, require_held_out
 from tutti.train.run.weights import model_folder, wants_pretrained
@@ -67,9 +67,9 @@ def check_batch(progress: Progress, batch: int) -> None:
         )
 
 
-def take_folder(folder: Path, *, overwrite: bool, fresh: bool, wait_s: float = PATIENCE_S) -> Claim:
+def take_folder(folder: Path, *, overwrite: bool, fresh: bool) -> Claim:
     """Hold a run's folder, emptied of an earlier run with `overwrite`, refused if `fresh`."""
-    held = claim(folder, wait_s=wait_s)
+    held = claim(folder)
     try:
         if overwrite:
             clear_run(folder)

@@ -154,7 +154,7 @@ def test_all_ranks_hear_why_rank_0_refuses(tmp_path: Path, launched: Any) -> Non
     with pytest.raises(InputError, match=r"^rank 0: .*out: holds 1 checkpoint") as heard:
         launched.start(config_of(tmp_path), 1)
     assert heard.value.exit_code == 2
-    launched.store.set("start/0", json.dumps({"error": "no plan fits", "code": 1}))
+    launched.store.set("start", json.dumps({"error": "no plan fits", "code": 1}))
     with pytest.raises(TuttiError, match="no plan fits") as failed:
         launched.start(config_of(tmp_path), 1)
     assert failed.value.exit_code == 1
@@ -188,6 +188,11 @@ def test_a_refused_job_is_refused_again_when_it_is_restarted(tmp_path: Path, lau
     launched.environ("TUTTI_ATTEMPT", "1")
     with pytest.raises(InputError, match="of an earlier run"):
         launched.start(config_of(tmp_path))
+    launched.environ("SLURM_JOB_ID", "7")  # another job, which held the folder before
+    other = launched.start(config_of(tmp_path))
+    assert other.resume is True
+    other.claim.release()
+    launched.environ("SLURM_JOB_ID", "")
     launched.environ("TUTTI_ATTEMPT", "0")
     assert launched.start(config_of(tmp_path), resume=True).resume is True
     assert not (tmp_path / "out" / ".refused").exists()
