@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tutti.cli.output import print_json, print_rich
+from tutti.cli.output import print_json, print_rich, say_doubtful_length
 from tutti.cli.plan_results import Results
 from tutti.cli.progress import ProgressLine
 from tutti.errors import InputError
@@ -50,6 +50,8 @@ def search(asked: Asked, results: Results) -> None:
     from tutti.search.what_if import change_cluster
 
     problem = _problem(asked, asked.job)
+    if results.json or results.prints_export:  # else it stands below the tables
+        say_doubtful_length(problem.model, problem.job.sequence_length)
     changes = [(text, change_cluster(problem.cluster, text)) for text in asked.what_if]
     with ProgressLine("planning", wanted=not results.json) as line:
         result = plan(problem, report=line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.output import Json, print_json, print_rich, say_doubtful_length
 from tutti.cli.torch_needed import require_torch
 from tutti.errors import InputError
 
@@ -75,6 +75,7 @@ def train(
         run_rank(prepare_together(wanted), resume=resume or resume_together(wanted))
         return
     job = _prepared(wanted, quiet=json)
+    say_doubtful_length(job.spec, job.plan.job.sequence_length)
     result = _run(job, resume=resume, port=port, quiet=json)
     if json:
         print_json(result.to_document())
