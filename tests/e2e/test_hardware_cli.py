@@ -1,6 +1,7 @@
 """`tutti chips` and `tutti cluster` as a user types them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,40 @@ def test_chips_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {chip["name"] for chip in chips} >= {"V100-16", "MI300X", "CPU"}
     one = json.loads(tutti(capsys, "chips", "H20", "--json")[1])
     assert (one["peak"]["bf16"], one["basis"], one["measured"]) == (148e12, "nominal", False)
+
+
+def test_node_types(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = tutti(capsys, "chips", "--nodes")
+    assert code == 0
+    said = " ".join(out.split())
+    assert "HGX-A800 8 × A800 NVLink of 8:" in said
+    assert "8 × 200 Gb/s" in said
+    assert "18 × 144" in said  # the hosts of a rack
+    _, out, _ = tutti(capsys, "chips", "a800", "--nodes", "--json")
+    (node,) = json.loads(out)
+    assert (node["name"], node["chip"], node["num_chips"]) == ("HGX-A800", "A800", 8)
+    assert node["islands"][0]["bandwidth"] == 200e9
+    assert node["host"]["memory_bytes"] == 2 * 2**40
+
+
+def test_a_shell_completes_verbs_and_options(tmp_path: Path) -> None:
+    def completed(line: str) -> list[str]:
+        words = line.split(" ")
+        asked = {
+            "_TUTTI_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+        }
+        script = "import sys; sys.argv[0] = 'tutti'; from tutti.cli.main import run; run()"
+        command = [sys.executable, "-c", script]
+        found = subprocess.run(
+            command, env={**os.environ, **asked, "HOME": str(tmp_path)}, timeout=120, check=True,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        return found.stdout.split()
+
+    assert "plan" in completed("tutti pl")
+    assert "--exportable" in completed("tutti plan --exp")
 
 
 @pytest.mark.parametrize("name", shipped_cluster_names())

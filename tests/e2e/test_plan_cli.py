@@ -34,6 +34,19 @@ def plan(tmp_path, capsys):
     return path
 
 
+def test_a_length_beyond_what_a_model_was_made_for(capsys):
+    arguments = ["plan", "llama-2-7b", "E100", "--uniform", "tp=8,pp=4", "--sequence-length"]
+    code, _, err = tutti(capsys, *arguments, "8192")
+    assert code == 0
+    assert err.startswith("note: a sequence of 8,192 tokens is longer than the 4,096 that")
+    assert tutti(capsys, *arguments, "4096")[2] == ""
+    for given in ([], ["--uniform", "tp=1,pp=1"]):
+        code, _, err = tutti(capsys, "plan", "gpt2", "E100", "--sequence-length", "2048", *given)
+        assert code == 2
+        assert "2,048 tokens is longer than the 1,024 learned positions of 'gpt2'" in err
+        assert len(err.splitlines()) == 1
+
+
 def test_an_existing_plan_is_exported(plan, capsys, tmp_path):
     code, out, err = tutti(capsys, "show", str(plan), "--export", "flagscale")
     assert code == 0, err

@@ -179,11 +179,13 @@ def test_a_lost_node(question, planned, capsys, tmp_path):
     assert code == 0, err
     for said in ("re-planning", "state that moves", "time to move", "paid back after"):
         assert said in out
+    assert "new/1 → new/0 (old → new number)" in out
     assert load_plan(target).cluster.cluster.pool("new").nodes == 1
     code, out, _ = tutti(capsys, *question, *NARROW, *lost, "--json")
     found = json.loads(out)["replan"]
     assert found["moved_bytes"] >= 0
     assert {"kept_old", "payback_s", "movement_s", "words"} <= set(found)
+    assert found["renumbered"] == {"new/1": "new/0"}
 
 
 def test_the_running_job_is_the_default(question, planned, capsys):

@@ -10,12 +10,16 @@ from tutti.cli.output import Json, print_json, print_rich
 
 if TYPE_CHECKING:
     from tutti.hardware.chip import Chip
+    from tutti.hardware.node import NodeType
 
 _PEAKS = ("bf16", "fp16", "fp8", "fp32")
 
 
 def chips(
     name: Annotated[str | None, typer.Argument(help="A chip's name or alias.")] = None,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="The node types instead (those of the chip).")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List the known chips, or show one with the source of each figure."""
@@ -23,6 +27,14 @@ def chips(
     from tutti.hardware.library import shipped
 
     library = shipped()
+    if nodes:
+        held = list(library.nodes.values())
+        if name is not None:
+            chip = library.chip(name, Place("chips").key("chip"))
+            held = [node for node in held if node.chip.name == chip.name]
+            held = held or [library.node_for(chip)]
+        print_json([_node_document(node) for node in held]) if json else print_rich(*_nodes(held))
+        return
     if name is not None:
         chip = library.chip(name, Place("chips").key("chip"))
         print_json(_chip_document(chip)) if json else print_rich(*_details(chip))
@@ -135,3 +147,76 @@ def _figure_text(chip: Chip, figure: str) -> str:
     if figure == "launch_overhead_s":
         return seconds_text(chip.launch_overhead_s)
     return f"{chip.watts:.0f} W"
+
+
+# --- node types --------------------------------------------------------------------------------
+
+
+def _node_document(node: NodeType) -> dict[str, Any]:
+    from tutti.document import plain
+
+    return {**plain(node), "chip": node.chip.name}
+
+
+def _nodes(nodes: list[NodeType]) -> list[Any]:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("node type", style="bold", no_wrap=True)
+    for name in ("chips", "native links", "else", "NICs", "host", "to the host"):
+        table.add_column(name, overflow="fold")
+    for node in nodes:
+        assumed = node.source.startswith("assumed")
+        table.add_row(
+            Text(node.name, style="yellow" if assumed else ""),
+            f"{node.num_chips} × {node.chip.name}",
+            _islands(node),
+            _way(node.effective_bridge.kind, node.effective_bridge.bandwidth),
+            _ports(node),
+            _hosts(node),
+            _way("", node.host.device_bandwidth),
+        )
+    foot = "Rates per chip (of a NIC: per port) and direction. Yellow: assumed. `node: NAME` of a "
+    return [table, Text(foot + "pool in a cluster file names one.", style="dim")]
+
+
+def _islands(node: NodeType) -> str:
+    from tutti.units import rate_text
+
+    if not node.islands:
+        return "–"
+    found: dict[str, int] = {}
+    for island in node.islands:
+        pair = island.pair_bandwidth
+        beside = f" ({rate_text(pair)} a pair)" if pair is not None else ""
+        words = f"{island.kind} of {len(island.slots)}: {rate_text(island.bandwidth)}{beside}"
+        found[words] = found.get(words, 0) + 1
+    return ", ".join(f"{count} × {words}" if count > 1 else words for words, count in found.items())
+
+
+def _way(kind: str, bandwidth: float) -> str:
+    from tutti.units import rate_text
+
+    return f"{kind} {rate_text(bandwidth)}".strip()
+
+
+def _ports(node: NodeType) -> str:
+    if not node.nics:
+        return "none"
+    rates = [nic.rate for nic in node.nics]
+    return ", ".join(
+        f"{rates.count(rate)} × {rate * 8 / 1e9:.4g} Gb/s" for rate in dict.fromkeys(rates)
+    )
+
+
+def _hosts(node: NodeType) -> str:
+    from tutti.units import bytes_text, rate_text
+
+    host = node.host
+    several = f"{node.hosts} × " if node.hosts > 1 else ""
+    return (
+        f"{several}{host.cores} cores, {bytes_text(host.memory_bytes)}, "
+        f"{rate_text(host.memory_bandwidth)}"
+    )

@@ -42,7 +42,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich help costs more start-up time than all the rest
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

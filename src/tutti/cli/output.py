@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tutti.cli.terminal import can_show
+
+if TYPE_CHECKING:
+    from tutti.models.spec import ModelSpec
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -28,3 +31,11 @@ def print_rich(*renderables: Any) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     for renderable in renderables:
         console.print(renderable)
+
+
+def say_doubtful_length(spec: ModelSpec, length: int) -> None:
+    """Warn on standard error where sequences are longer than a model was made for."""
+    from tutti.models.lengths import length_warning
+
+    if words := length_warning(spec, length):
+        typer.echo(f"note: {words}", err=True)

@@ -28,12 +28,15 @@ def change_rows(
     quiet: bool,
 ) -> list[Row]:
     """Plan for each changed cluster and return the figures beside those of the cluster as it is."""
+    from tutti.search.what_if import renumbered
+
     if not changes:
         return []
     rows = [_figures("as it is", problem.cluster.name, problem, base, base)]
     for text, change in changes:
         changed = replace(problem, cluster=change.cluster)
-        rows.append(_changed_row(text, change, changed, base, quiet=quiet))
+        row = _changed_row(text, change, changed, base, quiet=quiet)
+        rows.append(row | {"renumbered": renumbered(change.moved)})
     return rows
 
 
@@ -126,8 +129,12 @@ def replan_table(found: Replanned) -> Table:
         table.add_row(f"  to {pool}", bytes_text(received))
     table.add_row("  of it from the checkpoint", bytes_text(moved.from_checkpoint_bytes))
     table.add_row("  the busiest chip", bytes_text(moved.busiest_chip_bytes))
-    table.add_row("time to move", seconds_text(moved.seconds))
+    took = seconds_text(moved.seconds)
     pays = found.payback_seconds
     after = "never" if pays is None else seconds_text(pays) if pays else "at once"
+    if not moved.storage_known:
+        took = f"not known: {took} between chips, and the time to read the checkpoint"
+        after = "not known" if pays is None else after
+    table.add_row("time to move", took)
     table.add_row("paid back after", after)
     return table

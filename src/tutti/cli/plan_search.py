@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tutti.cli.output import print_json, print_rich
+from tutti.cli.output import print_json, print_rich, say_doubtful_length
 from tutti.cli.plan_results import Results
 from tutti.cli.progress import ProgressLine
 from tutti.errors import InputError
@@ -17,6 +17,7 @@ from tutti.errors import InputError
 if TYPE_CHECKING:
     from tutti.cost.sources import Sources
     from tutti.hardware.cluster import Cluster
+    from tutti.search.movement import NodeMoves
     from tutti.search.replan import Replanned
     from tutti.search.result import SearchResult
     from tutti.search.space import Problem
@@ -49,6 +50,8 @@ def search(asked: Asked, results: Results) -> None:
     from tutti.search.what_if import change_cluster
 
     problem = _problem(asked, asked.job)
+    if results.json or results.prints_export:  # else it stands below the tables
+        say_doubtful_length(problem.model, problem.job.sequence_length)
     changes = [(text, change_cluster(problem.cluster, text)) for text in asked.what_if]
     with ProgressLine("planning", wanted=not results.json) as line:
         result = plan(problem, report=line)
@@ -61,6 +64,8 @@ def search(asked: Asked, results: Results) -> None:
         _show(result, problem)
         if rows:
             print_rich(changes_table(rows))
+        for text, change in changes:
+            _say_renumbered(change.moved, f"{text}: ")
     _export(results, result, problem)
     if not results.prints_export:
         results.say_written()
@@ -133,7 +138,7 @@ def _replan(asked: Asked, old_plan: Path, results: Results) -> None:
         found = replan(old, problem, moved=moved, report=line)
     results.write_plan(found.result.best.plan)
     results.write_page(found.result, problem.model, problem.cluster)
-    _show_replanned(found, problem, results)
+    _show_replanned(found, problem, results, moved or {})
     _export(results, found.result, problem)
     if not results.prints_export:
         results.say_written()
@@ -150,7 +155,15 @@ def _require_running_on(path: Path, name: str, said: str, cluster: Cluster) -> N
         )
 
 
-def _show_replanned(found: Replanned, problem: Problem, results: Results) -> None:
+def _say_renumbered(moved: NodeMoves, of: str = "") -> None:
+    """Say which nodes have other numbers in the changed cluster, and so in the new plan."""
+    from tutti.search.what_if import renumbering_text
+
+    if words := renumbering_text(moved):
+        typer.echo(f"note: {of}nodes behind a lost one move up: {words} (old → new number)")
+
+
+def _show_replanned(found: Replanned, problem: Problem, results: Results, moved: NodeMoves) -> None:
     from tutti.cli.plan_changes import replan_table
 
     if results.json:
@@ -159,3 +172,4 @@ def _show_replanned(found: Replanned, problem: Problem, results: Results) -> Non
         _show(found.result, problem)
         print_rich(replan_table(found))
         typer.echo(found.words)
+        _say_renumbered(moved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tutti.cli.output import print_json, print_rich
+from tutti.cli.output import print_json, print_rich, say_doubtful_length
 from tutti.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ def lay_uniform(
     }
     given = {name: value for name, value in job.items() if value is not None}
     values = {**defaults, **given, "schedule": schedules[0] if schedules else "1f1b"}
-    made = uniform_plan(spec, found, build(Job, values, Place("plan")), degrees)
+    job_asked = build(Job, values, Place("plan"))
+    say_doubtful_length(spec, job_asked.sequence_length)
+    made = uniform_plan(spec, found, job_asked, degrees)
     require_valid(build_schedule(made))
     results.write_plan(made)
     if results.json:

@@ -72,16 +72,20 @@ def show(
     if export is not None:
         spec, machines = spec or embedded_model(found), machines or embedded_cluster(found)
         results.write_export(found, spec, machines)
-    if results.prints_export:
+    if not results.prints_export:
+        results.say_written()
+        _say_checked(lists, quiet=json)
+
+
+def _say_checked(lists: Schedule | None, *, quiet: bool) -> None:
+    if quiet or lists is None:
         return
-    results.say_written()
-    if not json and lists is not None:
-        total = sum(len(c.instructions) for c in lists.classes)
-        typer.echo(
-            f"checked: {many(len(lists.classes), 'class', 'classes')} of ranks, "
-            f"{many(total, 'instruction')}, "
-            "every tensor received once, no deadlock"
-        )
+    total = sum(len(c.instructions) for c in lists.classes)
+    typer.echo(
+        f"checked: {many(len(lists.classes), 'class', 'classes')} of ranks, "
+        f"{many(total, 'instruction')}, "
+        "every tensor received once, no deadlock"
+    )
 
 
 def _document(found: Plan, lists: Schedule | None, problems: list[str]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.output import Json, print_json, print_rich, say_doubtful_length
 from tutti.cli.torch_needed import require_torch
 from tutti.errors import InputError
 
@@ -90,6 +90,7 @@ def train(
         return
     check_inputs(wanted, going_on, overwrite=overwrite)
     job = _prepared(wanted, quiet=json)
+    say_doubtful_length(job.spec, job.plan.job.sequence_length)
     result = _run(job, resume=going_on, overwrite=overwrite, port=port, quiet=json)
     if json:
         print_json(result.to_document())

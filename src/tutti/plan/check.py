@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from tutti.errors import InputError, hint
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
+from tutti.models.lengths import length_refusal
 from tutti.models.spec import ModelSpec
 from tutti.plan.check_sharing import CHECKS_OF_SHARING, Case
 from tutti.plan.check_stage import Problem, check_stage
@@ -28,6 +29,7 @@ def check_plan(
     case = Case(plan, model or embedded_model(plan), cluster or embedded_cluster(plan))
     checks: tuple[Callable[[Case], Iterator[Problem]], ...] = (
         _references,
+        _length,
         _batches,
         _units,
         _warm_up,
@@ -102,6 +104,12 @@ def _references(case: Case) -> Iterator[Problem]:
         if profile.pool not in pools:
             message = f"names pool '{profile.pool}'; {hint(profile.pool, pools)}"
             yield Problem("reference", f"profile '{profile.name}'", message)
+
+
+def _length(case: Case) -> Iterator[Problem]:
+    problem = length_refusal(case.model, case.plan.job.sequence_length)
+    if problem:
+        yield Problem("length", "job, sequence_length", problem)
 
 
 def _batches(case: Case) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tutti.hardware.cluster import Cluster
+from tutti.models.lengths import length_warning
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Plan, Stage
 from tutti.schedule.instruction import LANES, Lane, Op
@@ -72,7 +73,7 @@ def explain(result: SearchResult, model: ModelSpec, cluster: Cluster) -> Explana
         bound=_bound(result),
         pruned=tuple(map(_pruned, result.pruned)),
         work=", ".join(f"{count:,} {name}" for name, count in result.work.items()),
-        caveats=tuple(_caveats(result, pools)),
+        caveats=tuple(_caveats(result, model, pools)),
     )
 
 
@@ -351,9 +352,11 @@ def _pruned(pruned: Pruned) -> str:
     return f"{many(pruned.count, one, pruned.what)}, by {pruned.by}{bound}"
 
 
-def _caveats(result: SearchResult, pools: Sequence[PoolRow]) -> Iterator[str]:
+def _caveats(result: SearchResult, model: ModelSpec, pools: Sequence[PoolRow]) -> Iterator[str]:
     if result.interrupted:
         yield "The search was interrupted: this is the best plan found until then."
+    if doubt := length_warning(model, result.best.plan.job.sequence_length):
+        yield f"{doubt[0].upper()}{doubt[1:]}."
     estimate = result.best.estimate
     over, memory = sum(not found.fits for found in estimate.memory), estimate.tightest
     if over:

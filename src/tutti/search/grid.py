@@ -191,12 +191,7 @@ class Grid:
             fixed = fixed + self._column(k, "gradients")
         if shard >= 3:
             fixed = fixed + 3.0 * self._column(k, "parameters")
-        kept, least = self._column(k, "kept"), self._column(k, "kept_full")
-        if once.any():
-            alone = (replicas == 1) & (self._column(k, "width") == 1)
-            made = np.where(alone, self._column(k, "parameters"), self._column(k, "gradients"))
-            made = np.where(once, made, 0.0)
-            kept, least = np.maximum(kept, made), np.maximum(least, made)
+        kept, least = self._kept(k, once, replicas)
         room = o.memory - fixed
         total = np.zeros(len(pace))
         movable = np.zeros(len(pace))
@@ -215,6 +210,21 @@ class Grid:
             share = np.where(relieved, 1.0, share)
             total += np.where(share <= 1.0, share, np.inf)
         return total / 2.0
+
+    def _kept(
+        self, k: int, once: npt.NDArray[np.bool_], replicas: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return what a block keeps of a micro-batch, plain and recomputed.
+
+        Where gradients are made once, they take its place: alone, in the dtype of the weights.
+        """
+        kept, least = self._column(k, "kept"), self._column(k, "kept_full")
+        if not once.any():
+            return kept, least
+        alone = (replicas == 1) & (self._column(k, "width") == 1)
+        made = np.where(alone, self._column(k, "parameters"), self._column(k, "gradients"))
+        made = np.where(once, made, 0.0)
+        return np.maximum(kept, made), np.maximum(least, made)
 
     def _relief_seconds(self, k: int, pace: FloatArray) -> FloatArray:
         """Return what it costs to free a block's activations: to recompute or to move them."""

@@ -4,7 +4,8 @@ Every chip of the new plan needs its parameters, master copy and moments. What i
 under the old plan stays; the rest comes from chips that survived, and what no survivor holds from
 the last checkpoint. Units that both plans spread alike are worked out once.
 
-The seconds are an estimate: all chips receive and send at once, each at the rate of its NIC (in a
+The seconds are an estimate, and none where a checkpoint is read of whose storage the cluster file
+says nothing: all chips receive and send at once, each at the rate of its NIC (in a
 cluster of one node, of its native link); state crosses pools only where it must.
 """
 
@@ -46,7 +47,8 @@ class Movement:
     total_bytes: float = 0.0
     busiest_chip_bytes: float = 0.0  # received or sent, whichever is more
     from_checkpoint_bytes: float = 0.0  # state that no surviving chip holds
-    seconds: float = 0.0
+    seconds: float = 0.0  # of all of it, as far as `storage_known`
+    storage_known: bool = True  # False: some comes from a storage of which nothing is said
     by_pool: Mapping[str, float] = field(default_factory=dict)  # bytes that its chips receive
 
     @property
@@ -237,22 +239,25 @@ class _Flows:
         chips, taken = self.chips, self.received + self.restored
         send_s = self.sent / chips.rate
         restored = float(self.restored.sum())
+        reading = self._restore_s(new, restored)
         return Movement(
             total_bytes=float(taken.sum()),
             busiest_chip_bytes=float(max(taken.max(), self.sent.max())),
             from_checkpoint_bytes=restored,
-            seconds=float(max(self.receive_s.max(), send_s.max())) + self._restore_s(new, restored),
+            seconds=float(max(self.receive_s.max(), send_s.max())) + (reading or 0.0),
+            storage_known=reading is not None,
             by_pool={
                 pool.name: float(taken[chips.pool == index].sum())
                 for index, pool in enumerate(chips.cluster.pools)
             },
         )
 
-    def _restore_s(self, new: Plan, restored: float) -> float:
+    def _restore_s(self, new: Plan, restored: float) -> float | None:
+        """Return the seconds of reading from the checkpoint; None where nobody can tell."""
         storage = self.chips.cluster.storage
         target = storage.file_system or storage.object_store
-        if target is None:  # nothing is said of the storage: the chips' own rates are the limit
-            return float((self.restored / self.chips.rate).max())
+        if target is None:
+            return None if restored else 0.0
         rate = target.read_bandwidth
         if target.per_node_bandwidth is not None:
             held = (r for _, _, stage in new.stages() for r in stage.chips.ranges)

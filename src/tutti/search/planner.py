@@ -153,10 +153,16 @@ def _recompute_share(found: Estimate) -> float:
 
 def _uniform(tables: Tables, wanted: Callable[[Plan], bool] | None = None) -> Settled | str:
     settler = Settler(tables)
-    found = best_uniform(tables, settler, wanted)
+    found = best_uniform(tables, settler, wanted, idle=tables.problem.space.idle)
     if isinstance(found, str):
         return found
     return settler.prove(*found, summary_of(found[0]))
+
+
+def plan_uniform(problem: Problem) -> Settled | str:
+    """Return the best plan that treats all chips alike and leaves none idle, or why it is none."""
+    every = replace(problem, space=replace(problem.space, idle=False))
+    return _uniform(Tables(every))
 
 
 def _alone(

@@ -15,6 +15,7 @@ from tutti.cost.sources import Sources
 from tutti.document import Place, build
 from tutti.errors import InputError, hint
 from tutti.hardware.cluster import Cluster
+from tutti.models.lengths import length_refusal
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind
@@ -90,13 +91,15 @@ def make_problem(
     spec = model if isinstance(model, ModelSpec) else load_model(os.fspath(model))
     found = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     length = min(USUAL_LENGTH, spec.max_length) if sequence_length is None else sequence_length
+    if problem := length_refusal(spec, length):
+        raise InputError(f"{option('sequence_length')}: {problem}")
     values = {
         "sequence_length": length,
         "global_batch": default_batch(found) if global_batch is None else global_batch,
         "precision": precision,
     }
     job = build(Job, values, Place("plan"))
-    problem = Problem(
+    asked = Problem(
         model=spec,
         cluster=found,
         job=job,
@@ -104,8 +107,8 @@ def make_problem(
         space=_limited_space(limits or Limits(), found, job, spec),
         objective=_objective(objective),
     )
-    rates(problem)  # refuses an objective for which the cluster file lacks a figure
-    return problem
+    rates(asked)  # refuses an objective for which the cluster file lacks a figure
+    return asked
 
 
 def _limited_space(limits: Limits, cluster: Cluster, job: Job, model: ModelSpec) -> Space:

@@ -8,8 +8,8 @@ goes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from tutti.errors import InputError
 from tutti.plan.job import ScheduleKind
@@ -28,6 +28,7 @@ from tutti.search.space import Problem
 from tutti.search.summary import summary_of
 from tutti.search.survivors import surviving_plan
 from tutti.search.tables import Config, Tables
+from tutti.search.what_if import renumbered
 from tutti.units import bytes_text, seconds_text
 
 # The running plan is a good start already: a few strategies of each kind are enough to beat it.
@@ -47,6 +48,7 @@ class Replanned:
     payback_seconds: float | None  # None: the move never pays
     kept_old: bool  # nothing faster was found
     words: str
+    renumbered: Mapping[str, str] = field(default_factory=dict)  # "a800/4" → "a800/3"
 
     def to_document(self) -> dict[str, object]:
         """Return what `--json` adds to the result's own document."""
@@ -58,7 +60,9 @@ class Replanned:
             "busiest_chip_bytes": moved.busiest_chip_bytes,
             "from_checkpoint_bytes": moved.from_checkpoint_bytes,
             "moved_bytes_by_pool": dict(moved.by_pool),
-            "movement_s": moved.seconds,
+            "movement_s": moved.seconds if moved.storage_known else None,
+            "between_chips_s": moved.seconds if not moved.storage_known else None,
+            "renumbered": dict(self.renumbered),
             "payback_s": self.payback_seconds,
             "words": self.words,
         }
@@ -104,6 +108,8 @@ def replan(
         needed.seconds,
         steps_lost=steps_lost if needed.rolls_back else 0.0,
     )
+    if staying is not None and not needed.storage_known:
+        pays = None  # nobody can tell how long the pause is
     return Replanned(
         result=found,
         movement=needed,
@@ -111,6 +117,7 @@ def replan(
         payback_seconds=pays,
         kept_old=kept,
         words=_words(found, staying, needed, pays, kept=kept),
+        renumbered=renumbered(moved or {}),
     )
 
 
@@ -319,6 +326,18 @@ def _searched(
     )
 
 
+def movement_text(needed: Movement) -> str:
+    """Return how long a movement takes, as far as anybody can tell."""
+    took = f" in about {seconds_text(needed.seconds)}"
+    if needed.storage_known:
+        return took
+    known = f" ({seconds_text(needed.seconds)} between chips)" if needed.seconds else ""
+    return (
+        f"; how long that takes is not known{known}: the cluster file says nothing of the storage "
+        "('storage') that the checkpoint is read from"
+    )
+
+
 def _words(
     found: SearchResult,
     staying: Settled | None,
@@ -335,8 +354,7 @@ def _words(
         if needed.rolls_back
         else ""
     )
-    moves = f"{bytes_text(needed.total_bytes)} of state move in about "
-    moves += f"{seconds_text(needed.seconds)}.{lost}"
+    moves = f"{bytes_text(needed.total_bytes)} of state move{movement_text(needed)}.{lost}"
     if kept:
         stays = "Nothing faster was found: the old plan goes on, on the chips that are left, with "
         return f"{stays}{new} per step. {moves if needed.total_bytes else 'Nothing moves.'}"
@@ -347,6 +365,8 @@ def _words(
         f"The new plan takes {new} per step, the old one on the chips that are left "
         f"{step_text(staying.step_seconds)} ({faster:.1f} % more). {moves}"
     )
+    if pays is None and not needed.storage_known:
+        return f"{gain} When it pays back is not known, either."
     if pays is None:
         return f"{gain} It never pays back."
     return f"{gain} It has paid back after {seconds_text(pays)}."

@@ -37,7 +37,11 @@ MORE_PASSES = 40_000  # of all chips, in further simulations: a large cluster ha
 
 
 def best_uniform(
-    tables: Tables, settler: Settler, wanted: Callable[[Plan], bool] | None = None
+    tables: Tables,
+    settler: Settler,
+    wanted: Callable[[Plan], bool] | None = None,
+    *,
+    idle: bool = True,
 ) -> tuple[Plan, Estimate] | str:
     """Return the best uniform plan that fits (and is `wanted`), or why there is none.
 
@@ -47,7 +51,7 @@ def best_uniform(
     """
     search = _Simulated(tables, settler, wanted)
     search.run(full_layouts(tables))
-    partial = list(partial_layouts(tables, search.reached))
+    partial = list(partial_layouts(tables, search.reached)) if idle else []
     search.run(partial)
     if tables.problem.num_chips < LARGE:
         search.run(shared_layouts(tables, (*full_layouts(tables), *partial)))

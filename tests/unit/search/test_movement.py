@@ -31,6 +31,7 @@ from tutti.plan.job import PRECISIONS, Job, ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, Replica, Share, Stage, Synchronisation
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.search.movement import movement, payback
+from tutti.search.replan import movement_text
 from tutti.search.what_if import change_cluster
 
 FEW = settings(max_examples=max(20, settings.default.max_examples // 4))
@@ -169,6 +170,21 @@ def test_a_lost_node_without_a_copy_is_read_from_the_checkpoint():
     assert found.from_checkpoint_bytes == found.total_bytes == lost
     assert found.rolls_back
     assert found.seconds == pytest.approx(lost / 2e9)
+
+
+def test_how_long_a_checkpoint_takes_is_not_known_without_its_storage():
+    cluster = cluster_of(3)
+    old = plan_of(cluster, [((0, 3), ["a/0/0"], {}), ((3, 6), ["a/1/0"], {})])
+    change = change_cluster(cluster, "-node 1")
+    new = plan_of(change.cluster, [((0, 3), ["a/0/0"], {}), ((3, 6), ["a/1/0"], {})])
+    found = movement(old, new, MODEL, change.cluster, change.moved)
+    assert found.from_checkpoint_bytes == STATE * sum(PER_UNIT[3:])
+    assert not found.storage_known
+    assert found.seconds == 0  # nothing moves between chips
+    assert "how long that takes is not known" in movement_text(found)
+    assert " ms" not in movement_text(found)
+    nothing = movement(old, old, MODEL, cluster)
+    assert nothing.storage_known
 
 
 def test_losing_a_shard_of_the_optimizer_loses_only_that():

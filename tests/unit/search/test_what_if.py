@@ -13,7 +13,7 @@ from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
-from tutti.search.what_if import change_cluster
+from tutti.search.what_if import change_cluster, renumbered, renumbering_text
 
 FEW = settings(max_examples=max(20, settings.default.max_examples // 5))
 
@@ -64,6 +64,17 @@ def test_nodes_behind_a_lost_one_move_up(cluster):
         change_cluster(cluster, "-node p800/0").cluster
         == change_cluster(cluster, "-node 64").cluster
     )
+
+
+def test_the_new_numbers_are_said():
+    pools = [{"name": "a", "node": "HGX-A800", "nodes": 6}, {"name": "b", "chip": "V100-32"}]
+    many = Cluster.from_document({"name": "many", "pools": pools}, Place("many"))
+    one = change_cluster(many, "-node a/2").moved
+    assert renumbering_text(one) == "a/3-5 → a/2-4"
+    assert renumbered(one) == {"a/3": "a/2", "a/4": "a/3", "a/5": "a/4"}
+    two = change_cluster(many, "-node a/1,-node a/4").moved
+    assert renumbering_text(two) == "a/2-3 → a/1-2, a/5 → a/3"
+    assert renumbering_text(change_cluster(many, "-node a/5").moved) == ""
 
 
 def test_node_numbers_are_those_of_before(cluster):

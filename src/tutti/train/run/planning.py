@@ -20,6 +20,7 @@ from tutti.plan.files import load_plan, refer_to_model, save_plan
 from tutti.plan.plan import Plan
 from tutti.search.effort import Report, silent
 from tutti.search.planner import plan as search_plan
+from tutti.search.planner import plan_uniform
 from tutti.search.question import Limits, make_problem
 from tutti.simulate.estimate import Estimate, estimate
 from tutti.train.run.claim import make_folder
@@ -134,11 +135,12 @@ def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Re
         ),
         sources=sources_of(job),
     )
-    result = search_plan(problem, compare=job.uniform, report=report)
-    if result.interrupted:
-        raise StoppedError("stopped while planning; nothing was trained")
     if not job.uniform:
+        result = search_plan(problem, compare=False, report=report)
+        if result.interrupted:
+            raise StoppedError("stopped while planning; nothing was trained")
         return result.best.plan
-    if result.uniform is None:
-        raise InputError("no plan that treats all chips alike fits; drop 'uniform: true'")
-    return result.uniform.plan
+    found = plan_uniform(problem)
+    if isinstance(found, str):
+        raise InputError(f"no plan treats all chips alike ({found}); drop 'uniform: true'")
+    return found.plan

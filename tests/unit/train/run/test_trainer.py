@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def test_a_plan_may_be_given_as_one_or_as_a_file(tmp_path: Path) -> None:
         assert Trainer.from_pretrained(model, plan=given).prepare().plan == plan
     with pytest.raises(InputError, match=r"the plan is for model 'model', but 'gpt2' has another"):
         Trainer.from_pretrained("gpt2", plan=plan).prepare()
+
+
+def test_sequences_beyond_learned_positions_are_refused_before_a_rank_starts() -> None:
+    longer = {**JOB, "sequence_length": 1025}
+    with pytest.raises(InputError, match=r"1,025 tokens is longer than the 1,024 learned pos"):
+        Trainer.from_pretrained("gpt2", cluster="laptop", job=longer).prepare()
+    plan = Trainer.from_pretrained("gpt2", cluster="laptop", job=JOB).prepare().plan
+    beyond = replace(plan, job=replace(plan.job, sequence_length=2048))
+    with pytest.raises(InputError, match="longer than the 1,024 learned positions of 'gpt2'"):
+        Trainer.from_pretrained("gpt2", plan=beyond).prepare()
 
 
 @pytest.mark.parametrize(
