@@ -20,6 +20,7 @@ from tutti.models.flops import flops_per_token
 from tutti.observe.folder import METRICS
 from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
 from tutti.observe.sinks import JsonLines, Prometheus, Sink, Sinks, TensorBoard
+from tutti.observe.trackers import MlFlow, WeightsAndBiases
 from tutti.schedule.instruction import Op, What
 from tutti.schedule.schedule import Schedule
 from tutti.simulate.estimate import Estimate
@@ -58,18 +59,41 @@ class Measure:
         if self._worker.rank != 0:
             yield
             return
-        config = self._worker.config
-        made: list[Sink] = [JsonLines(config.folder / METRICS, after=after)]
-        if config.measure.tensorboard:
-            made.append(TensorBoard(config.folder / "tensorboard"))
-        if config.measure.prometheus_port is not None:
-            made.append(Prometheus(config.measure.prometheus_port))
-        self._sinks = Sinks(made)
+        self._sinks = Sinks(list(self._opened(after)))
         try:
             yield
         finally:
             self._sinks.close()
             self._sinks = None
+
+    def _opened(self, after: int) -> Iterator[Sink]:
+        config, measure = self._worker.config, self._worker.config.measure
+        yield JsonLines(config.folder / METRICS, after=after)
+        if measure.tensorboard:
+            yield TensorBoard(config.folder / "tensorboard")
+        if measure.prometheus_port is not None:
+            yield Prometheus(measure.prometheus_port)
+
+        def warn(text: str) -> None:
+            self._worker.events.send("warning", text=text)
+
+        plan = self._worker.plan
+        facts = {
+            "model": plan.model.name, "cluster": plan.cluster.name, "ranks": plan.num_ranks,
+            "global_batch": plan.job.global_batch, "sequence_length": plan.job.sequence_length,
+            "precision": plan.job.precision.compute.value, "steps": config.steps,
+            "seed": config.seed, **dataclasses.asdict(config.optimizer),
+        }  # fmt: skip
+        if measure.wandb:
+            yield WeightsAndBiases(
+                measure.wandb, config.folder, mode=measure.wandb_mode, after=after, facts=facts,
+                warn=warn,
+            )  # fmt: skip
+        if measure.mlflow:
+            yield MlFlow(
+                measure.mlflow, config.folder, uri=measure.mlflow_uri, after=after, facts=facts,
+                warn=warn,
+            )  # fmt: skip
 
     def step(self, number: int, result: StepResult, seconds: float, rate: float) -> None:
         """Take the figures of a step."""
