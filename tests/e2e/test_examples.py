@@ -15,7 +15,7 @@ from tutti.models.load import load_model
 from tutti.plan.check import check_plan
 from tutti.plan.files import load_plan
 from tutti.train.run.config import TrainConfig
-from tutti.train.run.planning import load_cluster
+from tutti.train.run.planning import cluster_of
 
 ROOT = Path(__file__).parents[2]
 TRAINING = sorted((ROOT / "examples" / "train").glob("*.yaml"))
@@ -63,7 +63,7 @@ def test_training_files_can_be_read(path: Path) -> None:
     assert any(line.startswith("# Run:") and f"examples/train/{path.name}" in line
                for line in opening)  # fmt: skip
     config = TrainConfig.load(path)
-    assert load_cluster(config.cluster).pools
+    assert cluster_of(config).pools
     folder = Path(config.model)
     if folder.exists():  # others are yours to download
         assert load_model(config.model).num_units > 2

@@ -16,6 +16,7 @@ from tests.support.threads import World
 from tutti.accelerator import Accelerator, open_accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings, adamw
 from tutti.hardware.chip import Dtype
+from tutti.models.parameters import ParameterKind
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
@@ -269,6 +270,7 @@ def train_alone(
     model = Model(spec, open_accelerator("cpu").operators, dtype=TORCH_DTYPES[precision.compute])
     initialize(model, seed=1, deviation=0.1)
     parameters = [p for p in model.parameters() if p.requires_grad]
+    decays = _decaying(model)
     masters = [p.data for p in parameters]
     if precision.master is not None:
         masters = [p.data.to(TORCH_DTYPES[precision.master]) for p in parameters]
@@ -295,7 +297,10 @@ def train_alone(
         factor = torch.tensor((clip / norm if clip and norm > clip else 1.0) / tokens)
         if step == 0:
             found.gradients = _logical_gradients(model, parameters, sums, tokens)
-        _update(plan.job.optimizer, masters, sums, means, squares, step + 1, factor)
+        for decaying in (True, False):
+            own = [i for i, p in enumerate(parameters) if (id(p) in decays) is decaying]
+            lists = ([values[i] for i in own] for values in (masters, sums, means, squares))
+            _update(plan.job.optimizer, *lists, step + 1, factor, decaying=decaying)
         for p, master in zip(parameters, masters, strict=True):
             p.data.copy_(master)
         found.losses.append(loss_sum / tokens)
@@ -316,6 +321,17 @@ def _logical_gradients(
     return named
 
 
+def _decaying(model: Model) -> set[int]:
+    """The stored parameters that decay: matrices and embeddings, no norms and biases."""
+    kinds = {f"{u}.{p.name}": p.kind for u in range(model.spec.num_units)
+             for p in model.spec.parameters(u)}  # fmt: skip
+    return {
+        id(logical.owner)
+        for logical in model.logical_tensors()
+        if kinds[logical.name] in (ParameterKind.LINEAR, ParameterKind.EMBEDDING)
+    }
+
+
 def _update(
     optimizer: str,
     masters: list[Tensor],
@@ -324,8 +340,10 @@ def _update(
     squares: list[Tensor],
     number: int,
     factor: Tensor,
+    *,
+    decaying: bool,
 ) -> None:
-    given = settings()
+    given = settings() if decaying else replace(settings(), weight_decay=0.0)
     if optimizer == "adamw":
         adamw(masters, sums, means, squares, step=number, settings=given, gradient_factor=factor)
         return

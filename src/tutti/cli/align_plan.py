@@ -59,7 +59,11 @@ def run_plan(path: Path, task: PlanTask, target: Path) -> None:
 
     require_free(target, resume=True)
     scratch = Path(tempfile.mkdtemp(prefix="tutti-align-"))
-    job = prepare(_config(path, task, scratch))
+    try:
+        job = prepare(_config(path, task, scratch))
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
     run_local(job).require_finished()
     write_step_dump(Path(job.config.measure.tensors), target, side=f"{PREFIX}{path.name}")
     shutil.rmtree(scratch)

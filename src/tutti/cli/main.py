@@ -102,7 +102,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     terminal.prepare()
     try:
         try:
-            app(args=list(arguments) if arguments is not None else None)
+            app(args=list(arguments) if arguments is not None else None, prog_name="tutti")
         finally:
             sys.stdout.flush()  # while there is still someone to say that it fails
     except TuttiError as error:

@@ -23,7 +23,8 @@ NEWEST = "newest"  # what --resume alone means
 
 def train(
     config: Annotated[
-        Path | None, typer.Argument(help="A training file; see docs/how-to/train.md.")
+        Path | None,
+        typer.Argument(help="A training file (docs/how-to/train.md), or a model folder."),
     ] = None,
     plan: Annotated[
         Path | None, typer.Option("--plan", help="A plan file, instead of a search.")
@@ -33,6 +34,12 @@ def train(
     ] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="A cluster file, a name, or 'here'.")
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks", min=1, help="Processes of this machine, which share it (--cluster here)."
+        ),
     ] = None,
     data: Annotated[
         list[str] | None, typer.Option("--data", help="Files to train on. May be repeated.")
@@ -80,8 +87,8 @@ def train(
     from tutti.train.run.starting import check_inputs
 
     going_on = _resume(resume)
-    wanted = asked(config, plan=plan, model=model, cluster=cluster, data=data, steps=steps,
-                   output=output, changes=changes or [], trace=trace)  # fmt: skip
+    wanted = asked(config, plan=plan, model=model, cluster=cluster, ranks=ranks, data=data,
+                   steps=steps, output=output, changes=changes or [], trace=trace)  # fmt: skip
     if started_as_rank(os.environ):
         from tutti.train.run.rank import run_rank, start_together
 
@@ -129,6 +136,7 @@ def asked(
     plan: Path | None,
     model: str | None,
     cluster: str | None = None,
+    ranks: int | None = None,
     data: list[str] | None,
     steps: int | None,
     output: str | None,
@@ -139,10 +147,17 @@ def asked(
     from tutti.document import Place, build
     from tutti.train.run.config import TrainConfig, with_changes
 
+    if config is not None and _is_model(config):
+        if model is not None:
+            raise InputError(f"'{config}' and --model {model} are two models; give one")
+        config, model = None, str(config)
+    if ranks is not None and plan is not None:
+        raise InputError("--ranks: the plan says how many; leave --ranks or --plan out")
     given: dict[str, object] = {
         "plan": None if plan is None else str(plan),
         "model": model,
-        "cluster": cluster,
+        "cluster": cluster if cluster is not None or ranks is None else "here",
+        "ranks": ranks,
         "steps": steps,
         "output": output,
         "data.train": None if data is None else list(data),
@@ -160,6 +175,15 @@ def asked(
             TrainConfig, {"model": given["model"], "data": {"train": source}}, Place("options")
         )
     return with_changes(found, {k: v for k, v in given.items() if v is not None}, changes)
+
+
+def _is_model(path: Path) -> bool:
+    """Tell a model from a training file: a folder, its config.json, or what a hub would call it."""
+    from tutti.models.load import catalog_names, is_hub_id
+
+    if path.is_dir() or path.name == "config.json" or str(path) in catalog_names():
+        return True
+    return is_hub_id(str(path))
 
 
 def _planned_model(plan: Path) -> str:

@@ -77,6 +77,8 @@ class LiveRun:
             self._validation = f"validation loss {values['loss']:.4f} at step {values['step']}"
         elif event.kind in ("say", "warning", "stranger"):
             self._said = str(values["text"])
+        elif event.kind == "notice" and self._live is not None:  # stays, above what moves
+            self._live.console.print(str(values["text"]), markup=False, highlight=False)
         if self._live is None and self._wanted:
             self._print(event.kind, values)
 

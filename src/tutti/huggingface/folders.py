@@ -9,11 +9,14 @@ from tutti.huggingface.checkpoint import Checkpoint
 from tutti.huggingface.hf_folder import HfFolder
 from tutti.huggingface.manifest import MANIFEST
 from tutti.huggingface.tutti_folder import TuttiFolder
+from tutti.models.load import hub_error, is_hub_id
 
 
 def open_checkpoint(folder: Path | str) -> Checkpoint:
     """Open a Hugging Face or a tutti folder."""
     path = Path(folder)
+    if is_hub_id(str(folder)):
+        raise hub_error(str(folder))
     if path.name.endswith(".partial"):
         raise InputError(
             f"{path}: is half-written; finish it with tutti convert --resume, or remove it"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 from importlib import resources
 from pathlib import Path
 
 from tutti import files
-from tutti.errors import InputError, hint
+from tutti.errors import InputError, hint, nearest
 from tutti.models.families import read_config
 from tutti.models.spec import ModelSpec
 
@@ -32,6 +33,8 @@ def catalog_config(name: str) -> dict[str, object]:
 def load_model(text: str) -> ModelSpec:
     """Return the model of a Hugging Face folder, a config.json file, or a catalog name."""
     path = Path(text)
+    if is_hub_id(text):
+        raise hub_error(text.rstrip("/"))
     if _is_path(text, path):
         file = path / "config.json" if path.is_dir() else path
         if path.is_dir() and not file.is_file():
@@ -44,6 +47,29 @@ def load_model(text: str) -> ModelSpec:
             f"{text}: neither a folder, a config.json nor a name in the catalog; {known}"
         )
     return read_config(catalog_config(text), text)
+
+
+def is_hub_id(text: str) -> bool:
+    """Tell whether a text is what Hugging Face's hub calls a model, and no path of this machine."""
+    text = text.rstrip("/")
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text) is None:
+        return False
+    owner, _, name = text.partition("/")
+    try:
+        here = Path(text).exists() or Path(owner).exists()
+    except OSError:  # a name no file can have
+        return False
+    return not here and not name.endswith((".json", ".yaml", ".yml"))
+
+
+def hub_error(text: str) -> InputError:
+    """Return the answer to a name of the hub: nothing is downloaded."""
+    shape = nearest(text.partition("/")[2].casefold(), catalog_names())
+    known = f"; to plan for its shape alone: '{shape}' of tutti model list" if shape else ""
+    return InputError(
+        f"{text}: no such folder; give a local folder, nothing is downloaded from the Hugging Face "
+        f"hub (hf download {text} --local-dir FOLDER){known}"
+    )
 
 
 def _is_path(text: str, path: Path) -> bool:

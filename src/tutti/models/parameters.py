@@ -76,6 +76,11 @@ class Parameter:
         return self.size // self.experts * self.experts_per_token if self.experts else self.size
 
     @property
+    def decays(self) -> bool:
+        """Whether weight decay is meant for it: for matrices, not for norms and biases."""
+        return self.kind in (ParameterKind.EMBEDDING, ParameterKind.LINEAR)
+
+    @property
     def counted(self) -> bool:
         """Whether it is in the model's parameter count."""
         return self.tied_to is None and not self.buffer

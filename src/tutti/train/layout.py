@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from tutti.models.parameters import Parameter, ParameterClass
@@ -32,6 +32,7 @@ class Block:
     unit: int
     name: str  # without the unit
     intervals: tuple[Interval, ...]
+    decays: bool = field(default=True, compare=False)  # whether weight decay is meant for it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,7 +129,8 @@ def blocks_of(
             )
         )
         if holders:
-            yield Block(rule.unit, rule.parameter.name, tuple(cell)), holders
+            parameter = rule.parameter
+            yield Block(rule.unit, parameter.name, tuple(cell), parameter.decays), holders
 
 
 def bucket_spans(

@@ -18,6 +18,7 @@ class AdamSettings:
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decay_vectors: bool = False  # norms and biases, too; who calls sorts the tensors
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutti.errors import InputError
+from tutti.models.load import hub_error, is_hub_id
 from tutti.train.data.extras import library
 
 Ids = NDArray[np.int64]
@@ -253,6 +254,8 @@ def find_tokenizer(name: str, *, folder: Path = Path()) -> Path | None:
     path = folder / Path(name).expanduser()
     if path.name == "tokenizer.json":
         path = path.parent
+    if not path.is_dir() and is_hub_id(name):
+        raise hub_error(name)
     if not path.is_dir():
         raise InputError(f"tokenizer: no folder '{path}'; name a Hugging Face folder or 'bytes'")
     return path

@@ -18,6 +18,7 @@ from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
 from tutti.train.learning_rate import LearningRate
 
 Positive = Annotated[float, Above(0)]
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class OptimizerConfig:
     decay_steps: Natural | None = None  # of "stable", at the end; default: a tenth of all steps
     final_share: Annotated[float, AtLeast(0), AtMost(1)] = 0.1  # of the learning rate, at the end
     weight_decay: Annotated[float, AtLeast(0)] = 0.1
+    decay_vectors: bool = False  # whether norms and biases decay, too
     beta1: Annotated[float, AtLeast(0), AtMost(1)] = 0.9
     beta2: Annotated[float, AtLeast(0), AtMost(1)] = 0.95
     epsilon: Positive = 1e-8
@@ -53,7 +55,7 @@ class JobConfig:
 
     sequence_length: Count | None = None
     global_batch: Count | None = None
-    precision: str = "bf16"
+    precision: str = AUTO  # bf16, or fp32 where this machine's CPU computes and has no bf16
     tp_max: Count | None = None
     cp_max: Count | None = None
     max_stages: Count | None = None
@@ -99,6 +101,10 @@ class MeasureConfig:
     every: Count = 1  # steps
     tensorboard: bool = False
     prometheus_port: Annotated[int, AtLeast(1), AtMost(65535)] | None = None
+    wandb: str = ""  # a project of Weights & Biases
+    wandb_mode: Literal["offline", "online"] = "offline"  # offline: `wandb sync` sends it later
+    mlflow: str = ""  # an experiment of MLflow
+    mlflow_uri: str = ""  # its tracking server; "": a folder beside the figures
     trace_steps: tuple[Count, ...] = ()  # of which a Chrome trace is written
     tensors: str = ""  # a folder for every step's gradients and weights, which `tutti align` reads
 
@@ -109,6 +115,7 @@ class TrainConfig:
 
     model: str
     cluster: str = "here"
+    ranks: Count | None = None  # of "here": so many processes, which share the machine
     plan: str | None = None  # a plan file; without one, the planner is asked
     start: Literal["auto", "pretrained", "random"] = "auto"
     steps: Count = 100
@@ -124,7 +131,15 @@ class TrainConfig:
     emulate: Literal["real", "stub"] = "real"  # emulated chips compute, or only take their time
     output: str = "out/train"
     seed: Natural = 0
+    dropout: Annotated[float, AtLeast(0), AtMost(1)] | None = None  # 0: none, as is the case anyway
     timeout_s: Annotated[Seconds, Above(0)] = 300.0
+
+    def __post_init__(self) -> None:
+        if self.dropout:
+            raise ValueError(
+                f"'dropout' is {self.dropout:g}, but tutti trains without dropout; leave it "
+                "out, or regularise with optimizer.weight_decay"
+            )
 
     @classmethod
     def load(cls, path: Path) -> TrainConfig:

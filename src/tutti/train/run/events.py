@@ -61,7 +61,7 @@ def event_text(kind: str, values: dict[str, object]) -> str:
         return " · ".join(parts)
     if kind == "validation":
         return f"step {values['step']} · validation loss {values['loss']:.4f}"
-    if kind in ("say", "error", "warning", "stranger"):
+    if kind in ("say", "notice", "error", "warning", "stranger"):
         return str(values["text"])
     return ""
 

@@ -21,6 +21,7 @@ from tutti.models.flops import flops_per_token
 from tutti.observe.folder import METRICS, TENSORBOARD
 from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
 from tutti.observe.sinks import JsonLines, Prometheus, Sink, Sinks, TensorBoard
+from tutti.observe.trackers import MlFlow, WeightsAndBiases
 from tutti.schedule.instruction import Op, What
 from tutti.schedule.schedule import Schedule
 from tutti.simulate.estimate import Estimate
@@ -60,15 +61,7 @@ class Measure:
         if self._worker.rank != 0:
             yield
             return
-        config = self._worker.config
-        self._lines = JsonLines(config.folder / METRICS, after=after)
-        made: list[Sink] = [self._lines]
-        if config.measure.tensorboard:
-            made.append(TensorBoard(config.folder / TENSORBOARD))
-        if config.measure.prometheus_port is not None:
-            address = "127.0.0.1" if all_here(os.environ) else "0.0.0.0"
-            made.append(Prometheus(config.measure.prometheus_port, address))
-        self._sinks = Sinks(made)
+        self._sinks = Sinks(list(self._opened(after)))
         try:
             yield
         finally:
@@ -81,6 +74,37 @@ class Measure:
         """Return the steps whose lines wait for the ranks' times."""
         waiting = [self._pending[0]] if self._pending is not None else []
         return waiting + ([self._taken[0]] if self._taken is not None else [])
+
+    def _opened(self, after: int) -> Iterator[Sink]:
+        config, measure = self._worker.config, self._worker.config.measure
+        self._lines = JsonLines(config.folder / METRICS, after=after)
+        yield self._lines
+        if measure.tensorboard:
+            yield TensorBoard(config.folder / TENSORBOARD)
+        if measure.prometheus_port is not None:
+            address = "127.0.0.1" if all_here(os.environ) else "0.0.0.0"
+            yield Prometheus(measure.prometheus_port, address)
+
+        def warn(text: str) -> None:
+            self._worker.events.send("warning", text=text)
+
+        plan = self._worker.plan
+        facts = {
+            "model": plan.model.name, "cluster": plan.cluster.name, "ranks": plan.num_ranks,
+            "global_batch": plan.job.global_batch, "sequence_length": plan.job.sequence_length,
+            "precision": plan.job.precision.compute.value, "steps": config.steps,
+            "seed": config.seed, **dataclasses.asdict(config.optimizer),
+        }  # fmt: skip
+        if measure.wandb:
+            yield WeightsAndBiases(
+                measure.wandb, config.folder, mode=measure.wandb_mode, after=after, facts=facts,
+                warn=warn,
+            )  # fmt: skip
+        if measure.mlflow:
+            yield MlFlow(
+                measure.mlflow, config.folder, uri=measure.mlflow_uri, after=after, facts=facts,
+                warn=warn,
+            )  # fmt: skip
 
     def step(self, number: int, result: StepResult, seconds: float, rate: float) -> None:
         """Take the figures of a step."""

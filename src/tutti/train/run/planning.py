@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,9 @@ from tutti import files
 from tutti.cost.sources import Sources
 from tutti.document import Place, build, plain
 from tutti.errors import InputError, StoppedError
+from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.local import has_bf16, is_cpu, local_cluster
 from tutti.hardware.profile import Profile
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
@@ -24,7 +28,8 @@ from tutti.search.planner import plan_uniform
 from tutti.search.question import Limits, make_problem
 from tutti.simulate.estimate import Estimate, estimate
 from tutti.train.run.claim import make_folder
-from tutti.train.run.config import JobConfig, TrainConfig
+from tutti.train.run.config import AUTO, JobConfig, TrainConfig
+from tutti.train.run.here import DEVICE
 
 STEPS_FILE = "steps.json"  # of a folder with the steps that ranks kept for `tutti align`
 
@@ -69,23 +74,26 @@ def prepare(config: TrainConfig, report: Report = silent) -> Job:
     if config.plan is not None:
         return prepared(config, load_plan(Path(config.plan)))
     spec = load_model(config.model)
-    return prepared(config, _searched(config, spec, load_cluster(config.cluster), report), spec)
+    return prepared(config, _searched(config, spec, cluster_of(config), report), spec)
 
 
-def load_cluster(name: str) -> Cluster:
+def cluster_of(config: TrainConfig) -> Cluster:
     """Return the cluster of a file or of the catalog; "here" is this machine."""
-    if name == "here":
-        from tutti.hardware.discover import discover
-
-        return discover().cluster
-    return Cluster.load(name)
+    if config.cluster == "here":
+        return local_cluster(config.ranks)
+    if config.ranks is not None:
+        raise InputError(
+            f"ranks: {config.ranks} of this machine are asked for, but the cluster is "
+            f"'{config.cluster}'; leave one of the two out"
+        )
+    return Cluster.load(config.cluster)
 
 
 def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> Job:
     """Return the job under a given plan, checked."""
     require_held_out(config)
     spec = trained(spec or load_model(config.model), config)
-    cluster = plan.cluster.cluster or load_cluster(config.cluster)
+    cluster = plan.cluster.cluster or cluster_of(config)
     known = refer_to_model(spec)
     if plan.model.hash and plan.model.hash != known.hash:
         raise InputError(
@@ -111,6 +119,37 @@ def require_held_out(config: TrainConfig) -> None:
         )
 
 
+def default_precision(
+    cluster: Cluster, job: JobConfig, cpu_has_bf16: Callable[[], bool] = has_bf16
+) -> str:
+    """Return bf16, or fp32 where CPUs of this machine compute and have no instructions for it.
+
+    Without them a product in bf16 takes some hundred times as long as one in fp32.
+    """
+    pools = [pool for pool in cluster.pools if not job.pools or pool.name in job.pools]
+    on_cpu = os.environ.get(DEVICE) == "cpu" or any(is_cpu(pool.chip) for pool in pools)
+    return "fp32" if on_cpu and not cpu_has_bf16() else "bf16"
+
+
+def notices(job: Job) -> Iterator[str]:
+    """Yield what a person should know before a job runs: one line each."""
+    chosen = job.config.plan is None and job.config.job.precision == AUTO
+    if chosen and job.plan.job.precision.compute is Dtype.FP32:
+        yield (
+            "precision: fp32, for this machine's CPU has no bf16 instructions "
+            "(--set job.precision=bf16 overrides it)"
+        )
+    parts = {
+        name: getattr(job.spec.dropout, name) for name in ("attention", "residual", "embedding")
+    }
+    asked = ", ".join(f"{name} {rate:g}" for name, rate in parts.items() if rate)
+    if asked and job.config.dropout is None:
+        yield (
+            f"dropout of the model's config ({asked}) is not applied: tutti trains without "
+            "(--set dropout=0 says that this is meant)"
+        )
+
+
 def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Report) -> Plan:
     job = config.job
     problem = make_problem(
@@ -118,7 +157,7 @@ def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Re
         cluster,
         global_batch=job.global_batch,
         sequence_length=job.sequence_length,
-        precision=job.precision,
+        precision=job.precision if job.precision != AUTO else default_precision(cluster, job),
         limits=Limits(
             tp_max=job.tp_max,
             cp_max=job.cp_max,
@@ -131,7 +170,7 @@ def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Re
             recompute=job.recompute,
             mixed_stages=job.mixed_stages,
             mixed_pipelines=job.mixed_pipelines,
-            idle=not job.use_all_pools,
+            idle=not job.use_all_pools and config.ranks is None,
         ),
         sources=sources_of(job),
     )

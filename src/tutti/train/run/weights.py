@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tutti.errors import InputError
-from tutti.models.load import catalog_config, catalog_names
 from tutti.train.run.config import TrainConfig
-
-_DROPOUTS = (
-    "attention_dropout",
-    "attn_pdrop",
-    "attention_probs_dropout_prob",
-    "classifier_dropout",
-    "dropout",
-    "embd_pdrop",
-    "hidden_dropout",
-    "hidden_dropout_prob",
-    "resid_pdrop",
-)
 
 
 def model_folder(model: str) -> Path | None:
@@ -42,16 +28,3 @@ def wants_pretrained(config: TrainConfig) -> bool:
             "with weights, or start: random"
         )
     return present and config.start != "random"
-
-
-def dropout_of(model: str) -> float:
-    """Return the largest dropout that a model's config asks for."""
-    folder = model_folder(model)
-    if folder is not None:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    elif model in catalog_names():
-        values = catalog_config(model)
-    else:
-        return 0.0
-    found = (values.get(name) for name in _DROPOUTS)
-    return max((float(v) for v in found if isinstance(v, (int, float))), default=0.0)

@@ -42,13 +42,13 @@ from tutti.train.run.ending import finish
 from tutti.train.run.events import Events
 from tutti.train.run.leaving import Leaving, asking
 from tutti.train.run.measure import Measure
-from tutti.train.run.planning import Job
+from tutti.train.run.planning import Job, notices
 from tutti.train.run.safety import check_arithmetic, explain_memory, hardware_differences
 from tutti.train.run.samples import sample_indices
 from tutti.train.run.starting import Resume, check_batch, which_checkpoint
 from tutti.train.run.step_tensors import StepTensors
 from tutti.train.run.tracing import Tracer
-from tutti.train.run.weights import dropout_of, model_folder, wants_pretrained
+from tutti.train.run.weights import model_folder, wants_pretrained
 from tutti.train.seats import Seats, class_of
 
 
@@ -241,8 +241,8 @@ class Worker:
         self.tracer.announce(first, config.steps)
         kept = self._step_tensors(stack)
         feeder = stack.enter_context(self.feeder(self.data.train, first, config.steps))
-        if self.rank == 0 and dropout_of(config.model) > 0:
-            self._say("the model's config asks for dropout; tutti trains without")
+        for line in notices(self.job) if self.rank == 0 else ():
+            self.events.send("notice", text=line)
         losses: list[float] = []
         validation: list[tuple[int, float]] = []
         seconds: list[float] = []
@@ -300,6 +300,7 @@ class Worker:
             beta2=given.beta2,
             eps=given.epsilon,
             weight_decay=given.weight_decay,
+            decay_vectors=given.decay_vectors,
         )
 
     def _check(self, step: int, result: StepResult) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.support.tiny import MODEL, write_model
+from tests.support.tiny import write_model
 from tutti.document import Place, build
 from tutti.errors import InputError
 from tutti.train.run.config import TrainConfig
-from tutti.train.run.weights import dropout_of, model_folder, wants_pretrained
+from tutti.train.run.weights import model_folder, wants_pretrained
 
 
 def config(model: Path | str, start: str = "auto") -> TrainConfig:
@@ -51,11 +50,3 @@ def test_without_weights(empty: Path) -> None:
     for model in (empty, "gpt2"):
         with pytest.raises(InputError, match=r"holds no \.safetensors; .*start: random"):
             wants_pretrained(config(model, "pretrained"))
-
-
-def test_dropout_is_found(empty: Path) -> None:
-    assert dropout_of(str(empty)) == 0.0
-    values = {**MODEL, "attention_dropout": 0.1, "resid_pdrop": 0.3, "hidden_dropout": None}
-    (empty / "config.json").write_text(json.dumps(values), encoding="utf-8")
-    assert dropout_of(str(empty)) == 0.3
-    assert dropout_of("no such model") == 0.0
