@@ -8,14 +8,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help quickstart test test-slow lint bench docs clean
+.PHONY: help quickstart test test-slow lint bench docs screenshots clean
 
 help:
 	@echo "make quickstart  set up and run the whole loop on this machine: plan, train, report"
 	@echo "make test        set up and run all tests (make test-slow: the thorough ones)"
 	@echo "make lint        ruff, mypy, import direction"
-	@echo "make bench       the benchmarks that the README's figures come from"
+	@echo "make bench       the benchmarks that the figures of docs/results.md come from"
 	@echo "make docs        build the documentation into site/"
+	@echo "make screenshots run the quickstart and take the documentation's pictures of its pages"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("tutti needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (make PYTHON=python3.12 …)" if sys.version_info < (3, 11) else 0)'
@@ -64,6 +65,10 @@ bench: $(VENV)/.base
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
+
+screenshots: $(VENV)/.dev
+	@PATH="$(abspath $(BIN)):$$PATH" sh examples/quickstart.sh out/screenshots
+	$(BIN)/python docs/screenshots.py out/screenshots
 
 clean:
 	rm -rf $(VENV) site build dist

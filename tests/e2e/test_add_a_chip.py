@@ -56,9 +56,13 @@ def scripts() -> list[str]:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    (tmp_path / "torch_acme.py").write_text(PLUG_IN)
-    (tmp_path / "acme_tutti.py").write_text(titled("acme_tutti.py"))
-    return tmp_path
+    """Return the folder in which the page is followed; the plug-in is installed elsewhere."""
+    installed, desk = tmp_path / "installed", tmp_path / "desk"
+    installed.mkdir()
+    desk.mkdir()
+    (installed / "torch_acme.py").write_text(PLUG_IN)
+    (desk / "acme_tutti.py").write_text(titled("acme_tutti.py"))
+    return desk
 
 
 def shell(desk: Path, script: str) -> subprocess.CompletedProcess[str]:
@@ -73,7 +77,8 @@ def shell(desk: Path, script: str) -> subprocess.CompletedProcess[str]:
         env={
             **os.environ,
             "PATH": f"{bin_folder}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{desk}:{ROOT}",
+            # not the folder itself: the page has to say so
+            "PYTHONPATH": f"{desk.parent / 'installed'}:{ROOT}:{ROOT / 'src'}",
             "OMP_NUM_THREADS": "1",
         },
     )
@@ -100,7 +105,8 @@ def test_its_commands_run(desk: Path) -> None:
     assert "Acme-X1 (acme:0) conforms" in text
     assert "gated_activation, acme" in text  # what it refused, and why
     assert "SiLU only" in text
-    done = shell(desk, "export TUTTI_ACCELERATORS=acme_tutti\n" + tuning)
+    exports = [line for line in checking.splitlines() if line.startswith("export")]
+    done = shell(desk, "\n".join([*exports, tuning]))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     measured, forced = words(done.stdout).split("operators on acme")[1:3]
     assert re.search(r"gated_activation (acme|reference)( or (acme|reference))? measured", measured)
@@ -130,7 +136,7 @@ def test_the_whole_check_passes(desk: Path) -> None:
 )  # fmt: skip
 def test_a_planted_bug_is_named(desk: Path, right: str, wrong: str, direction: str) -> None:
     assert right in PLUG_IN
-    (desk / "torch_acme.py").write_text(PLUG_IN.replace(right, wrong))
+    (desk.parent / "installed/torch_acme.py").write_text(PLUG_IN.replace(right, wrong))
     (checking, _) = scripts()
     done = shell(desk, without_the_long_check(checking))
     assert done.returncode == 1
@@ -143,7 +149,9 @@ def test_a_planted_bug_is_named(desk: Path, right: str, wrong: str, direction: s
 
 
 def test_an_installed_package_needs_no_environment(desk: Path) -> None:
-    info = desk / "acme_tutti-1.0.dist-info"
+    installed = desk.parent / "installed"
+    (desk / "acme_tutti.py").rename(installed / "acme_tutti.py")
+    info = installed / "acme_tutti-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-tutti\nVersion: 1.0\n")
     group = titled("pyproject.toml").replace('[project.entry-points."', "[").replace('"]', "]")

@@ -3,7 +3,8 @@
 A `console` block holds commands (`$ tutti …`, `$ python FILE …`, `$ cat FILE`) and what they print;
 a shown line must be a line of the real output, `…` stands for anything. Blocks with a `title` are
 files that are written first. `<!-- fails -->` above a block: its command must exit with 2 and the
-one line that the block shows. `<!-- varies -->`: the output is not compared.
+one line that the block shows. `<!-- figures vary -->`: what is shown must be printed, but numbers,
+bars and line breaks may differ. `<!-- varies -->`: the output is not compared.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ REFERENCE = DOCS / "reference"
 SKIPPED = (".", "make", "pip", "pre-commit")
 
 FENCE = re.compile(
-    r"(?:^<!-- (?P<mark>fails|varies) -->\n+)?"
+    r"(?:^<!-- (?P<mark>fails|varies|figures vary) -->\n+)?"
     r"^```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -103,6 +104,25 @@ def is_printed(shown: str, output: list[str]) -> bool:
     return not shown.strip("… ") or any(re.fullmatch(pattern, line) for line in output)
 
 
+FIGURE = re.compile(r"(?<![A-Za-z])[-+−]?\d[\d,.]*( [KMGT](?= ))?|[█▉▊▋▌▍▎▏]+")
+
+
+def without_figures(text: str) -> str:
+    """Return a text with one sign for every number and bar, however its lines are broken."""
+    return words(re.sub(r"\b([mµn]?s)\b", "s", FIGURE.sub("#", text)))
+
+
+def not_printed(shown: str, output: str) -> str:
+    """Return the first part between two `…` that the output does not have after those before."""
+    found = without_figures(output)
+    for part in map(str.strip, without_figures(shown).split("…")):
+        at = found.find(part)
+        if at < 0:
+            return part
+        found = found[at + len(part) :]
+    return ""
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if any(commands(p))], ids=called)
 def test_commands_of_a_page(
     page: Path,
@@ -131,7 +151,10 @@ def test_commands_of_a_page(
             assert words(err) in map(words, shown), err
             continue
         assert code == 0, f"$ {text}\n{err}"
-        if mark != "varies":
+        if mark == "figures vary":
+            missing = not_printed("\n".join(shown), out)
+            assert not missing, f"'$ {text}' does not print, whatever the figures: {missing}"
+        elif mark != "varies":
             printed = [words(line) for line in out.splitlines()]
             for line in shown:
                 assert is_printed(line, printed), f"'$ {text}' does not print: {line}"
@@ -144,6 +167,14 @@ def test_bad_blocks_are_found() -> None:
     assert is_printed("… 266 more", output) is False
     assert is_printed("a …", output)
     assert is_printed("a c", output) is False
+
+
+def test_figures_may_vary_and_words_may_not() -> None:
+    output = "this plan  ████  370.1 ms\nrunner-up  █████▌ 1.2 s  +2.1 %\nheld by 3 pools"
+    assert not_printed("this plan █ 12 ms\nrunner-up ██ 99 ms -7 %\n…\nby 12\npools", output) == ""
+    assert not_printed("runner-up …\nthis plan …", output) == "this plan"
+    assert not_printed("this plan █ 12 ms\nbest uniform ██ 99 s\n…", output).startswith("this plan")
+    assert not_printed("…\nheld by two pools", output) == "held by two pools"
 
 
 # --- links -----------------------------------------------------------------------------------
@@ -173,6 +204,26 @@ def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = set(re.findall(r"[\w/-]+\.md", text))
     assert listed == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+
+@pytest.mark.parametrize("contents", [ROOT / "README.md", DOCS / "index.md"], ids=called)
+def test_every_page_is_in_the_contents(contents: Path) -> None:
+    text = FENCE.sub("", contents.read_text(encoding="utf-8"))
+    linked = {(contents.parent / link["file"]).resolve() for link in LINK.finditer(text)}
+    missing = {called(page) for page in DOCS.rglob("*.md") if page not in {*linked, contents}}
+    assert not missing
+
+
+def test_pictures_are_shown_and_small() -> None:
+    pictures = set((DOCS / "images").glob("*.png"))
+    shown = {
+        (page.parent / link["file"]).resolve()
+        for page in PAGES
+        for link in LINK.finditer(page.read_text(encoding="utf-8"))
+        if link["file"].endswith(".png")
+    }
+    assert pictures == shown
+    assert max(picture.stat().st_size for picture in pictures) < 200_000
 
 
 # --- the reference names every key -----------------------------------------------------------

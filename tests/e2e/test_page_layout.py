@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,9 @@ def pages(tmp_path_factory, result) -> dict[str, Path]:
     estimate = pipelines_case().result.best.estimate
     write_simulation_page(found["step"], estimate.result, memory=estimate.memory)
     write_overlay_page(found["overlay"], result, as_measured(result, 1.3))
-    runs = [finished_run(folder / "planned"), finished_run(folder / "alike", uniform=True)]
-    write_training_page(found["runs"], [read_run(run, run.name) for run in runs])
+    runs = [finished_run(folder / "planned"), finished_run(folder / "alike", uniform=True, steps=4)]
+    emulated = [replace(read_run(run, run.name), emulated=True, overrun=0.017) for run in runs]
+    write_training_page(found["runs"], emulated)
     write_alignment_page(
         found["alignment"],
         model="tiny",

@@ -1,4 +1,4 @@
-"""`tutti bench`: the benchmarks that the README's figures come from."""
+"""`tutti bench`: the benchmarks that the figures of docs/results.md come from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tutti.cli.output import Json, print_json, print_rich
 if TYPE_CHECKING:
     from tutti.cost.arrays import Machine, Shape, Strategy
 
-app = typer.Typer(help="Benchmarks behind the README's figures.", no_args_is_help=True)
+app = typer.Typer(help="Benchmarks behind the figures of docs/results.md.", no_args_is_help=True)
 
 
 app.command()(bench_plan.plan)
@@ -39,7 +39,7 @@ app.command()(bench_overlap.overlap)
 
 @app.callback()
 def bench() -> None:
-    """Run one of the benchmarks that the README's figures come from."""
+    """Run one of the benchmarks that the figures of docs/results.md come from."""
 
 
 @app.command()
@@ -100,7 +100,7 @@ def predict(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Price over a million distinct strategies of GPT-3 175B on A100, with peers beside us."""
+    """Predict over a million distinct strategies of GPT-3 175B on A100, with peers beside us."""
     from rich import box
     from rich.table import Table
 

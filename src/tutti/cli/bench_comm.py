@@ -33,7 +33,7 @@ def comm(
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each figure.")] = 5,
     every: Annotated[bool, typer.Option("--all", help="Measure all programs worth it.")] = False,
     model: Annotated[
-        bool, typer.Option("--model", help="Print the price beside the time.")
+        bool, typer.Option("--model", help="Print the predicted time beside the measured one.")
     ] = False,
     judge: Annotated[
         bool, typer.Option("--judge", help="Measure twice: what does the choice lose?")

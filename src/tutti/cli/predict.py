@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ProfileFolder = Annotated[
     Path | None,
-    typer.Option("--profile", help="A folder of per-layer measurements to price units by."),
+    typer.Option("--profile", help="A folder of per-layer measurements to predict units by."),
 ]
 Extrapolate = Annotated[
     bool, typer.Option("--extrapolate", help="Go beyond what the profile measured, and say so.")
@@ -31,7 +31,7 @@ ChipProfiles = Annotated[
     typer.Option(
         "--chip-profile",
         help="What `tutti profile` measured of a chip (a file, or one that ships, such as h200): "
-        "price its operators by it. May be repeated.",
+        "predict its operators by it. May be repeated.",
         metavar="FILE",
     ),
 ]

@@ -244,7 +244,7 @@ def _predictions(runs: Sequence[RunFigures]) -> Section:
     shared = shared_step(runs)
     columns = (
         Column("run", kind="whole"),
-        Column("plan", kind="whole"),
+        Column("plan", kind="list"),
         Column("ranks", figures=True),
         Column("steps", figures=True),
         Column("step, measured", figures=True, detail="median, without the first"),
