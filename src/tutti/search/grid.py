@@ -212,7 +212,7 @@ class Grid:
         return total / 2.0
 
     def _kept(
-        self, k: int, once: npt.NDArray[np.bool_], replicas: IntArray
+        self, k: int, once: npt.NDArray[np.bool_], replicas: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Return what a block keeps of a micro-batch, plain and recomputed.
 
