@@ -64,6 +64,8 @@ class Fault:
         ) -> Handle:
             if entry.op is not self.op or self.steps < self.step or self.done_in == self.steps:
                 return start(engine, entry, handler)
+            if self.how == "nan" and entry.what is What.BATCH:  # tokens are whole numbers
+                return start(engine, entry, handler)
             if self.how == "nan":
                 return self.spoilt(engine, entry, lambda: start(engine, entry, handler))
             self.note()
@@ -113,7 +115,7 @@ class Fault:
                     spoil(again._inputs[0])
                     return True
         if entry.op in (Op.REDUCE_GRADIENTS, Op.FETCH, Op.OFFLOAD):
-            return entry.what is not What.BATCH and spoil_gradients(states)
+            return spoil_gradients(states)
         if entry.op in (Op.SYNC_TIED, Op.CLIP_NORM):
             return spoil_gradients(engine.parameters.all_states())
         return False
@@ -140,7 +142,8 @@ class Fault:
                     tuple(states[0].owners)
                 ),
             ):
-                spoil(states[0].views[0])
+                if states[0].views[0].untyped_storage().size():
+                    spoil(states[0].views[0])
                 master = states[0].optimizer.master
                 if entry.op is Op.STEP and master is not None:
                     spoil(master)

@@ -141,6 +141,10 @@ class Synchronised:
     def _meant(self, entry: Instruction) -> Exchange:
         return self.exchanges[entry.start, _CLASS[entry.what]]
 
+    def holders(self, entry: Instruction) -> set[int]:
+        """Return the ranks that this one meets in a collective of parameters or gradients."""
+        return {rank for state in self._meant(entry).states for rank in state.span.holders}
+
     # --- gradients -------------------------------------------------------------------------
 
     def collect(self, start: int, stop: int, lent: Container[int] = ()) -> None:

@@ -9,6 +9,7 @@ counts less than what was made here. No rank takes a way through this that anoth
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,10 +37,13 @@ class Finding(NamedTuple):
     where: str
 
 
+_LAST = sys.maxsize  # after all calls of a unit's modules
+
+
 class _Sort:
     """Kinds of findings, the most telling first."""
 
-    KEPT, WEIGHTS, MODULE, FORWARD, BACKWARD, GRADIENT, CAME = range(7)
+    KEPT, WEIGHTS, FORWARD, BACKWARD, GRADIENT, CAME = range(6)
 
 
 def find_culprit(worker: Worker, step: int) -> str:
@@ -140,10 +144,10 @@ class _Watch:
         return hook
 
     def _around(self, entry: Instruction, run: Callable[[], Handle]) -> Handle:
-        self._look(entry)
+        self._look(entry, above=entry.start - 1)
         handle = run()
         if entry.op not in _INCOMING:
-            self._look(entry)
+            self._look(entry, above=entry.stop - 1)
             return handle
         came: Tensor | None = None
         if entry.op is Op.RECEIVE:
@@ -152,7 +156,7 @@ class _Watch:
 
         def arrived() -> None:
             self._under_way.discard(id(came))
-            self._look(entry, came=True)
+            self._look(entry, above=entry.start, came=True)
 
         return Then([handle], arrived)
 
@@ -160,8 +164,11 @@ class _Watch:
         passes = self._engine.passes
         return passes.streams if what is What.ACTIVATIONS else passes.gradients
 
-    def _look(self, entry: Instruction, *, came: bool = False) -> None:
-        """Remember an instruction before or after which something is not finite, if it is first."""
+    def _look(self, entry: Instruction, *, above: int, came: bool = False) -> None:
+        """Remember an instruction before or after which something is not finite, if it is first.
+
+        Forward has come to above the unit `above` by now.
+        """
         if self.first is not None:
             return
         passes = self._engine.passes
@@ -171,7 +178,7 @@ class _Watch:
         if not broken and entry.op in _OF_WEIGHTS:
             gradient = self._broken_gradient()
         if broken or gradient:
-            self.first = self._finding(entry, gradient, came=came)
+            self.first = self._finding(entry, gradient, above, came=came)
 
     def _broken_gradient(self) -> str:
         """Return the last unit's tensor whose gradient is not finite."""
@@ -184,12 +191,16 @@ class _Watch:
         return ""
 
     def _sources(self, entry: Instruction) -> str:
-        if entry.op is not Op.RECEIVE:
-            return ""
-        ranks = self._engine.boundaries.sources(entry.start, entry.what)
-        return " from " + " and ".join(f"rank {rank}" for rank in ranks)
+        """Say from which ranks something came."""
+        ranks: set[int] = set()
+        if entry.op is Op.RECEIVE:
+            ranks = set(self._engine.boundaries.sources(entry.start, entry.what))
+        elif entry.op is not Op.SYNC_TIED:
+            ranks = self._engine.parameters.holders(entry) - {self._engine.seat.rank}
+        named = [f"rank {rank}" for rank in sorted(ranks)]
+        return f" from {' or '.join(named)}" if named else ""
 
-    def _finding(self, entry: Instruction, gradient: str, *, came: bool) -> Finding:
+    def _finding(self, entry: Instruction, gradient: str, above: int, *, came: bool) -> Finding:
         if came:
             text = f"what came with '{entry}'{self._sources(entry)} was not finite"
             return Finding((_Sort.CAME, entry.start), text, self._where)
@@ -199,10 +210,10 @@ class _Watch:
         if self._module is not None:
             name, call = self._module
             text = f"first in forward: module {name}"
-            return Finding((_Sort.MODULE, _unit(name), call), text, self._where)
+            return Finding((_Sort.FORWARD, _unit(name), call), text, self._where)
         if entry.op is Op.FORWARD or entry.what is What.ACTIVATIONS:
             text = f"first in forward: at '{entry}'"
-            return Finding((_Sort.FORWARD, entry.start), text, self._where)
+            return Finding((_Sort.FORWARD, above, _LAST), text, self._where)
         text = f"first in backward: at '{entry}'"
         return Finding((_Sort.BACKWARD, -entry.stop), text, self._where)
 
