@@ -36,7 +36,9 @@ model.save_pretrained("wrong")
 def main(quickstart: Path, images: Path) -> None:
     """Take every picture from the pages of a quickstart."""
     if "do not count" in (quickstart / "report.html").read_text(encoding="utf-8"):
-        sys.exit(f"{quickstart}: the machine fell behind the emulated chips; run it again when idle")
+        sys.exit(
+            f"{quickstart}: the machine fell behind the emulated chips; run it again when idle"
+        )
     images.mkdir(parents=True, exist_ok=True)
     run = quickstart / "planned"
     over, align = quickstart / "over.html", quickstart / "align.html"

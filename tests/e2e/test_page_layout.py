@@ -15,10 +15,12 @@ from tests.support.finished_runs import finished_run
 from tests.support.real_steps import as_measured
 from tests.support.searches import crowded_case, large_case, pipelines_case, small_case
 from tests.unit.simulate.test_compare import result as result
+from tutti.hardware.profile import Profile
 from tutti.observe.history import read_run
 from tutti.report.alignment import AlignmentPart, AlignmentRow, write_alignment_page
 from tutti.report.overlay import write_overlay_page
 from tutti.report.planning import write_planning_page
+from tutti.report.profile import write_profile_page
 from tutti.report.simulation import write_simulation_page
 from tutti.report.training import write_training_page
 
@@ -33,7 +35,7 @@ PLANS = {
     "crowded": crowded_case,
     "large": large_case,
 }
-NAMES = (*PLANS, "step", "overlay", "alignment", "runs")
+NAMES = (*PLANS, "step", "overlay", "alignment", "runs", "profile")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,7 @@ def pages(tmp_path_factory, result) -> dict[str, Path]:
     runs = [finished_run(folder / "planned"), finished_run(folder / "alike", uniform=True, steps=4)]
     emulated = [replace(read_run(run, run.name), emulated=True, overrun=0.017) for run in runs]
     write_training_page(found["runs"], emulated)
+    write_profile_page(found["profile"], Profile.find("h200"))
     write_alignment_page(
         found["alignment"],
         model="tiny",

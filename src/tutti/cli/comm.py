@@ -35,7 +35,7 @@ def explain(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say which program the cost model chooses for a collective, its predicted time, and the others'."""
+    """Say which program the cost model chooses for a collective, and the predicted time of all."""
     from tutti.cli.bench_comm import parse_sizes
     from tutti.collective import Operation
     from tutti.cost.links import group_links
