@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -109,10 +111,15 @@ def test_every_operator_can_be_measured(operator: str, shape: tuple[int, ...]) -
 
 
 def test_time_that_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter(range(100))
+    ticks = itertools.count()
     monkeypatch.setattr("tutti.accelerator.tuning._now", lambda: float(next(ticks)))
     question = Question(model="smollm2-135m", tokens=(16,), dtypes=("fp32",))
-    assert len(measure(open_accelerator("cpu"), question, budget_s=1.5)) == 1
+    rows = measure(open_accelerator("cpu"), question, budget_s=1.5)
+    operators = [row.operator for row in rows]
+    assert len(operators) == len(set(operators)), "one call of each, and no second one"
+    assert len(operators) < len(question.cases())
+    assert set(operators) == {row.operator for row in measure(
+        open_accelerator("cpu"), question, budget_s=1e9)}  # fmt: skip
 
 
 def test_the_sizes_are_those_that_the_choice_is_made_by() -> None:
