@@ -12,6 +12,8 @@ GATHERED = 3.0  # units whose parameters lie gathered at level 3: in use, behind
 # Rows of sums over units, from the first one on; those of three remedies follow one another:
 # selective recomputation, full recomputation, activations on the host.
 SECONDS, FORWARD, HELD, OPTIMIZER, SAVED, ADDED, LATE, STATIC = 0, 1, 2, 3, 4, 7, 10, 11
+COPIED = 12  # bytes on the host; more than they save where gradients take their place
+ROWS = 13
 SOME, ALL, AWAY = 0, 1, 2
 PASSING = 3  # row of what a unit needs while it runs, behind what the remedies need
 STATES = 4  # row of a unit's optimizer states
@@ -50,6 +52,7 @@ def add_up(  # pragma: no cover - compiled
         sums[SAVED + SOME, u + 1] += min(relieved * (whole - some), full - made[u]) * block
         sums[SAVED + ALL, u + 1] += min(relieved * (whole - least), full - made[u]) * block
         sums[SAVED + AWAY, u + 1] += min(relieved * whole, full - made[u]) * block
+        sums[COPIED, u + 1] += relieved * whole * block
         sums[ADDED + SOME, u + 1] += (all_seconds[1, u] - all_seconds[0, u]) * block
         sums[ADDED + ALL, u + 1] += (all_seconds[2, u] - all_seconds[0, u]) * block
         sums[ADDED + AWAY, u + 1] += copy * block
@@ -142,8 +145,8 @@ def fill(  # pragma: no cover - compiled
                     more = need + once[AWAY, k]
                     while j < last and away[j] - away[k] < more:
                         j += 1
-                    copied = away[j] - away[k]
-                    if more <= copied <= host:
+                    copied = sums[COPIED, j] - sums[COPIED, k]
+                    if more <= away[j] - away[k] and copied <= host:
                         copy = sums[ADDED + AWAY, j] - sums[ADDED + AWAY, k]
                         total = max(0.0, copy - (sums[FORWARD, b] - sums[FORWARD, k]))
                         total += cost + sums[LATE, j] - sums[LATE, k]

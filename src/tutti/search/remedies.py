@@ -24,6 +24,7 @@ from tutti.search.mixtures import (
     HELD,
     LATE,
     PASSING,
+    ROWS,
     SECONDS,
     SOME,
     add_up,
@@ -59,7 +60,8 @@ class Slot:
     @property
     def makes_once(self) -> bool:
         """Whether gradients come and go with the only micro-batch of a step."""
-        return self.micro_batches == 1 and self.shard < 2 and self.table.gradients_made
+        alone = self.micro_batches == 1 and self.in_flight <= 1.0
+        return alone and self.shard < 2 and self.table.gradients_made
 
     @property
     def boundary_bytes(self) -> float:
@@ -115,7 +117,7 @@ class Remedies:
         self.slot = slot
         table = slot.table
         units = table.forward.shape[1]
-        self._sums, self._once = np.zeros((12, units + 1)), np.zeros((5, units))
+        self._sums, self._once = np.zeros((ROWS, units + 1)), np.zeros((5, units))
         compiled(add_up)(
             table.seconds,
             table.forward[NONE],

@@ -111,7 +111,7 @@ def test_an_interrupt_before_the_first_plan_says_so_and_nothing_of_memory(monkey
     def stop(self: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tutti.search.planner.Candidates.all", stop)
+    monkeypatch.setattr("tutti.search.searching.Candidates.all", stop)
     with pytest.raises(StoppedError, match="stopped before the first plan was found"):
         plan(problem())
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.search.test_chain import UNITS, table
 from tutti.search.mixtures import BUFFERS
-from tutti.search.remedies import Remedies, Slot, static_bytes
+from tutti.search.remedies import Remedies, Slot, made_bytes, static_bytes
 
 BLOCKS = range(1, UNITS - 1)
 
@@ -20,7 +20,15 @@ def cheapest(slot: Slot, start: int, stop: int) -> float:
     """Return the least time of a range, by trying every number of units for every remedy."""
     t, blocks = slot.table, [u for u in range(start, stop) if u in BLOCKS]
     units, flight = range(start, stop), slot.in_flight
-    held = sum(float(static_bytes(slot)[u] + flight * t.kept[0, u]) for u in units)
+    made = made_bytes(slot)  # takes the place of what a unit kept
+
+    def full(u: int) -> float:
+        return max(flight * float(t.kept[0, u]), float(made[u]))
+
+    def saving(u: int, kept: float) -> float:
+        return min(flight * (float(t.kept[0, u]) - kept), full(u) - float(made[u]))
+
+    held = sum(float(static_bytes(slot)[u]) + full(u) for u in units)
     excess = held - slot.usable_bytes
     plain = float(t.seconds[0, start:stop].sum())
     if excess <= 0:
@@ -42,11 +50,12 @@ def cheapest(slot: Slot, start: int, stop: int) -> float:
         both = itertools.pairwise([0.0, *(float(t.optimizer_bytes[u]) if u in on_host else 0.0
                                           for u in units)])  # fmt: skip
         pair = max(a + b for a, b in both)
-        static = sum(float(static_bytes(slot)[u]) for u in units)
+        static = sum(float(static_bytes(slot)[u] + made[u]) for u in units)
         if states and static - moved + pair > slot.usable_bytes + 1e-9:
             continue
         copied = sum(flight * float(t.kept[0, u]) for u in gone)
-        saved = sum(flight * float(t.kept[0, u] - t.kept[2, u]) for u in first) + copied + moved
+        saved = sum(saving(u, float(t.kept[2, u])) for u in first) + moved
+        saved += sum(saving(u, 0.0) for u in gone)
         need = excess
         need += float(t.kept[0, first[0]] - t.kept[2, first[0]]) if first else 0.0
         need += BUFFERS * float(t.kept[0, gone[0]]) if gone else 0.0
@@ -72,9 +81,9 @@ def test_no_other_mixture_is_cheaper(number):
     draw = random.Random(number)
     slot = Slot(
         table=table(1.0, kept=draw.choice((1.0, 2.0)), again=draw.choice((0.2, 0.33))),
-        in_flight=draw.choice((1.0, 2.0, 5.0)),
+        in_flight=(flight := draw.choice((1.0, 2.0, 5.0))),
         usable_bytes=draw.uniform(0.75, 1.05) * 9.0 * UNITS + draw.uniform(0.0, 20.0),
-        micro_batches=draw.choice((1, 8)),
+        micro_batches=draw.choice((1, 8)) if flight == 1.0 else 8,
         copy_bandwidth=draw.choice((0.8, 2.0, 5.0, 20.0)),
         host_bytes=draw.choice((4.0, 12.0, 100.0)),
         recompute=("none", "full"),
