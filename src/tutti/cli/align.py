@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from tutti.cli.align_group import CompareByDefault, called_as, refuse_hub_ids
 from tutti.cli.output import Json
 from tutti.units import many
 
@@ -22,30 +20,8 @@ if TYPE_CHECKING:
 _MOST_ROWS = 24
 
 
-class _CompareByDefault(TyperGroup):
-    """Reads `tutti align A B` as `tutti align compare A B`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        plain = [argument for argument in args if not argument.startswith("-")]
-        if plain and plain[0] not in self.commands:
-            args = ["compare", *args]
-        return super().parse_args(ctx, args)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Explain `tutti align A B` whole, for that is what is asked; then the other command."""
-        short = self.get_command(ctx, "compare")
-        assert short is not None
-        formatter.write_usage(ctx.command_path, "[OPTIONS] A B")
-        self.format_help_text(ctx, formatter)
-        inner = short.make_context("compare", [], parent=ctx, resilient_parsing=True)
-        short.format_options(inner, formatter)
-        others = [(n, c.get_short_help_str(60)) for n, c in self.commands.items() if c is not short]
-        with formatter.section("Also (tutti align COMMAND -h)"):
-            formatter.write_dl([*others, ("compare", "The same as `tutti align A B`.")])
-
-
 app = typer.Typer(
-    cls=_CompareByDefault,
+    cls=CompareByDefault,
     help="Put the same batch through two sides and name the first module where they part.\n\n"
     "A and B are dumps, model folders that are run on the spot, or plan:FILE, trained for some "
     "steps. The exit code is 1 if they diverge.",
@@ -165,20 +141,17 @@ def compare(
     from tutti.cli.output import print_json, print_rich
     from tutti.errors import InputError
     from tutti.huggingface.comparison import compare as run
-    from tutti.models.load import hub_error, is_hub_id
 
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise InputError(f"--tolerance is {tolerance:g}; give a number such as 1e-4")
-    for text in (a, b):
-        if is_hub_id(text):
-            raise hub_error(text)
+    refuse_hub_ids(a, b)
     task = PlanTask(steps=steps, model=model, data=tuple(data or ()), config=config, seed=seed)
     plans = plan_of_side(a), plan_of_side(b)
     if plans[0] is not None and plans[1] is not None:
         check_alike((plans[0], plans[1]))
         if side or dtype:
             raise InputError("--side, --dtype: go with model folders; a plan has its own precision")
-    with tempfile.TemporaryDirectory() as scratch, _called_as(scratch, a, b):
+    with tempfile.TemporaryDirectory() as scratch, called_as(scratch, a, b):
         dumps = []
         for index, text in enumerate((a, b)):
             target = Path(scratch) / "ab"[index]
@@ -199,20 +172,6 @@ def compare(
             typer.echo(f"written to {html}")
     if result.first_divergence is not None:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _called_as(scratch: str, a: str, b: str) -> Iterator[None]:
-    """Let errors call a side by what was typed, not by the folder that its dump passes through."""
-    from tutti.errors import InputError
-
-    try:
-        yield
-    except InputError as error:
-        text = str(error)
-        for name, folder in (("a", a), ("b", b)):
-            text = text.replace(str(Path(scratch) / name), folder)
-        raise InputError(text) from error
 
 
 def _is_run(path: Path) -> bool:

@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 NEWEST = "newest"  # what --resume alone means
 
 
+Config = Annotated[
+    Path | None, typer.Argument(help="A training file (docs/how-to/train.md), or a model folder.")
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes of this machine, which share it (--cluster here)."),
+]
+
+
 def train(
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="A training file (docs/how-to/train.md), or a model folder."),
-    ] = None,
+    config: Config = None,
     plan: Annotated[
         Path | None, typer.Option("--plan", help="A plan file, instead of a search.")
     ] = None,
@@ -35,12 +41,7 @@ def train(
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="A cluster file, a name, or 'here'.")
     ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            "--ranks", min=1, help="Processes of this machine, which share it (--cluster here)."
-        ),
-    ] = None,
+    ranks: Ranks = None,
     data: Annotated[
         list[str] | None, typer.Option("--data", help="Files to train on. May be repeated.")
     ] = None,

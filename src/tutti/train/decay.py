@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
+from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.train.layout import Block
 
 
@@ -29,11 +31,28 @@ def runs(blocks: Sequence[Block], start: int, stop: int) -> list[tuple[bool, int
     ]
 
 
-def split(
-    flags: Sequence[bool], *lists: Sequence[Tensor] | None
-) -> Iterator[tuple[bool, list[list[Tensor] | None]]]:
-    """Yield the tensors that decay, and those that do not, of lists that go along."""
+def by_decay(
+    lists: Sequence[Sequence[Tensor] | None],
+    blocks: Sequence[Block],
+    kept: slice | None,
+    settings: AdamSettings,
+) -> Iterator[tuple[AdamSettings, Sequence[Sequence[Tensor] | None]]]:
+    """Yield the constants of those that decay and of those that do not, with their tensors.
+
+    The lists go along: a tensor of each for every block, or, with `kept`, a flat one of these
+    elements of all blocks. All at once where it makes no difference.
+    """
+    if settings.decay_vectors or not settings.weight_decay:
+        yield settings, lists
+        return
+    flags = [block.decays for block in blocks]
+    if kept is not None:
+        found = runs(blocks, kept.start, kept.stop)
+        flags = [decays for decays, _ in found]
+        sizes = [size for _, size in found]
+        lists = [None if own is None else own[0].split(sizes) for own in lists]
     for wanted in (True, False):
         chosen = [i for i, decays in enumerate(flags) if decays is wanted]
         if chosen:
-            yield wanted, [None if own is None else [own[i] for i in chosen] for own in lists]
+            own = settings if wanted else replace(settings, weight_decay=0.0)
+            yield own, [None if each is None else [each[i] for i in chosen] for each in lists]

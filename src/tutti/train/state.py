@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.nn.storage import Logical
 from tutti.plan.job import Precision
-from tutti.train.decay import runs, split
+from tutti.train.decay import by_decay
 from tutti.train.host import HostCopy, HostSum
 from tutti.train.layout import Block, Span
 from tutti.train.optimizer_state import OptimizerState
@@ -469,8 +469,9 @@ class SpanState:
             for m in (state.mean, state.square)
         ]
         lists = [weights, gradients, *moments, copies]
-        for decays, parts in self._by_decay(lists, settings, by_block=by_block):
-            own = settings if decays else replace(settings, weight_decay=0.0)
+        for own, parts in by_decay(
+            lists, self.span.blocks, None if by_block else self.kept, settings
+        ):
             moved, sums, means, squares, followers = parts
             assert moved is not None
             assert sums is not None
@@ -483,20 +484,6 @@ class SpanState:
                 )  # fmt: skip
         if master is not None and copies is None:
             self._follow(master, at_rest=False)
-
-    def _by_decay(
-        self, lists: Sequence[Sequence[Tensor] | None], settings: AdamSettings, *, by_block: bool
-    ) -> Iterator[tuple[bool, Sequence[Sequence[Tensor] | None]]]:
-        """Yield what decays and what does not; all at once where that makes no difference."""
-        if settings.decay_vectors or not settings.weight_decay:
-            yield True, lists
-        elif by_block:
-            yield from split([block.decays for block in self.span.blocks], *lists)
-        else:
-            found = runs(self.span.blocks, self.kept.start, self.kept.stop)
-            sizes = [size for _, size in found]
-            flat = [None if own is None else own[0].split(sizes) for own in lists]
-            yield from split([decays for decays, _ in found], *flat)
 
 
 @torch.no_grad()
