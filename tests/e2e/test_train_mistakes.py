@@ -29,7 +29,6 @@ SECRET = "what the ranks of a job know of each other"
     [
         (["trian.yaml"], "trian.yaml: no such file; did you mean 'train.yaml'?"),
         ([], "name a training file, or --model (and --data), or --plan"),
-        (["model"], "model: is a folder; name a file"),
         (["train.yaml", "--model", "modle"], "modle"),
         (["train.yaml", "--cluster", "labtop", "--set", "plan=null"], "did you mean 'laptop'?"),
         (["train.yaml", "--plan", "plam.json"], "did you mean 'plan.json'?"),

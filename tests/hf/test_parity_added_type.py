@@ -71,7 +71,7 @@ def test_a_declared_type_equals_its_twin(acme: None) -> None:
         config = Path(folder) / "config.json"
         values = json.loads(config.read_text())
         kept = {k: values[k] for k in TWIN if k not in ("model_type", "max_window_layers")}
-        config.write_text(json.dumps({"model_type": "acme", **kept}))
+        config.write_text(json.dumps({"model_type": "acme", "pad_token_id": 0, **kept}))
         checkpoint = open_checkpoint(folder)
         model = Model(checkpoint.spec, Operators("cpu"))
         load(model, checkpoint)

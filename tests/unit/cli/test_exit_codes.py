@@ -88,6 +88,7 @@ MISSING = {
     "bench plan": ["nowhere"],
     "cluster show": ["nowhere"],
     "comm bench": ["--op", "adition"],
+    "data show": ["nowhere.jsonl"],
     "model show": ["llama-2-7"],
 }
 
