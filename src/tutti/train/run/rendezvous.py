@@ -6,6 +6,7 @@ set torchrun's variables, and hand over the job's secret, which the ranks prove 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -24,6 +25,8 @@ from tutti.launch.secret import Secret, find_secret
 from tutti.plan.files import plan_to_document, refer_to_cluster, refer_to_model
 from tutti.train.run.planning import Job
 from tutti.version import code_version
+
+READING_S = 10.0  # for other ranks to read in what they differ
 
 log = logging.getLogger("tutti")
 _hearers: list[Callable[[str], None]] = []
@@ -87,6 +90,7 @@ def _digest(value: object) -> str:
 def agree(store: Store, rank: int, world: int, own: Mapping[str, str], timeout_s: float) -> None:
     """Raise unless every rank has come with the same facts; name who differs, or who is missing."""
     store.set(f"facts/{rank}", json.dumps(own))
+    difference = ""
     for other in range(world):
         try:
             store.wait([f"facts/{other}"], timedelta(seconds=timeout_s))
@@ -97,10 +101,23 @@ def agree(store: Store, rank: int, world: int, own: Mapping[str, str], timeout_s
                 f"after {timeout_s:g} s these ranks have not come: {names}; were all processes "
                 "started, and can they reach the master?"
             ) from None
-        theirs = json.loads(store.get(f"facts/{other}"))
-        for name, value in own.items():
-            if theirs.get(name) != value:
-                raise InputError(
-                    f"rank {other} has {name} {theirs.get(name)!r}, rank {rank} has {value!r}; "
-                    "start all ranks with the same files and versions"
-                )
+        difference = difference or _difference(store, rank, other, own)
+    if difference:
+        store.set(f"read/{rank}", "yes")
+        if rank == 0:  # the store goes with this rank: the others read first
+            with contextlib.suppress(RuntimeError):
+                keys = [f"read/{r}" for r in range(world)]
+                store.wait(keys, timedelta(seconds=min(timeout_s, READING_S)))
+        raise InputError(difference)
+
+
+def _difference(store: Store, rank: int, other: int, own: Mapping[str, str]) -> str:
+    """Say in what another rank differs; empty if it does not."""
+    theirs = json.loads(store.get(f"facts/{other}"))
+    for name, value in own.items():
+        if theirs.get(name) != value:
+            return (
+                f"rank {other} has {name} {theirs.get(name)!r}, rank {rank} has {value!r}; "
+                "start all ranks with the same files and versions"
+            )
+    return ""
