@@ -25,13 +25,16 @@ def explain_infeasible(tables: Tables, first_fit: Fit) -> InputError:
     if not tightest:
         return InputError(_nothing_divides(problem))
     remedy = next(
-        (words for words, changed in _remedies(problem) if first_fit(changed) is not None),
-        "neither fewer constraints nor 16-bit states nor a shorter sequence nor more nodes (as far "
-        "as they were tried) would do; choose a smaller model or chips with more memory",
+        (
+            f"cheapest change that fits: {words}"
+            for words, changed in _remedies(problem)
+            if first_fit(changed) is not None
+        ),
+        "no change that was tried fits (fewer constraints, 16-bit states, a shorter sequence, more "
+        "nodes); choose a smaller model or chips with more memory",
     )
     return InputError(
-        f"{problem.model.name} does not fit on '{problem.cluster.name}': {tightest}; "
-        f"cheapest change that fits: {remedy}"
+        f"{problem.model.name} does not fit on '{problem.cluster.name}': {tightest}; {remedy}"
     )
 
 

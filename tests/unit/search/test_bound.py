@@ -189,7 +189,7 @@ def test_no_unit_is_free_where_a_configuration_must_share():
     blocks cost as much as where they need not be shared.
     """
     problem = _slow_links(_problem(experts=True, shard=(0, 3), sequences=(1,)))
-    ways = ways_of(Tables(with_memory(problem, {"a": 1.5e9})))
+    ways = ways_of(Tables(with_memory(problem, {"a": 1.45e9})))
     assert ways is not None
     mixed = (ways.again > 0.0) & (ways.again < 1.0)
     assert 0 < mixed.sum() < len(mixed)

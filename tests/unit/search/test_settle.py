@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.search.test_planner import problem
 from tutti.plan.job import Job, ScheduleKind
-from tutti.search import planner, settle
+from tutti.search import settle
 from tutti.search.build import Part, draft_of
 from tutti.search.chains import Chain, ScheduleOption
 from tutti.search.draft import Draft, PipelineDraft, ReplicaDraft, StageDraft
@@ -57,7 +57,7 @@ def test_a_schedule_that_fails_its_check_does_not_leave():
         plan(problem(space=NARROW), effort=FEW, compare=False)
 
 
-def long_step() -> tuple[Settler, planner.Draft]:
+def long_step() -> tuple[Settler, Draft]:
     asked = problem(job=Job(sequence_length=2048, global_batch=8192))
     tables = Tables(asked)
     chain = Chain(
