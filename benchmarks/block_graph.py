@@ -13,7 +13,7 @@ import sys
 import time
 
 from tutti.accelerator import open_accelerator
-from tutti.cli.block_runs import model_shapes, our_run
+from tutti.bench.block_runs import model_shapes, our_run
 from tutti.hardware.chip import Dtype
 
 

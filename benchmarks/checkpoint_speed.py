@@ -27,7 +27,6 @@ import torch.distributed as dist
 
 from tutti.accelerator import open_accelerator
 from tutti.comm import connect
-from tutti.comm.ranks import LocalRanks
 from tutti.hardware.cluster import Cluster
 from tutti.launch.secret import SECRET, new_secret
 from tutti.models import ModelSpec, load_model
@@ -35,10 +34,11 @@ from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS, Job
 from tutti.plan.plan import Plan
 from tutti.plan.uniform import Degrees, uniform_plan
+from tutti.ranks.links import Links
+from tutti.ranks.standing_processes import LocalRanks
 from tutti.train.checkpoint import Checkpointer, CheckpointSettings, Processes, Progress
 from tutti.train.checkpoint.contents import kept_pieces
-from tutti.train.engine import Engine
-from tutti.train.links import Links
+from tutti.train.engine.engine import Engine
 
 GIB = 1 << 30
 

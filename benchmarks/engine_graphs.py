@@ -31,10 +31,10 @@ from tutti.models.load import catalog_config
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.plan.job import PRECISIONS
-from tutti.train.alone import NoLinks, plan_alone
+from tutti.ranks.alone import NoLinks, plan_alone
 from tutti.train.data.feeder import to_batch
-from tutti.train.engine import Engine
-from tutti.train.graphs import CaptureMode, CaptureSettings
+from tutti.train.engine.engine import Engine
+from tutti.train.graphs.captured_blocks import CaptureMode, CaptureSettings
 
 SETTINGS = AdamSettings(learning_rate=1e-4, weight_decay=0.1)
 WARM_UP = 4  # the first as it is, the second timed, the third captured, one replayed

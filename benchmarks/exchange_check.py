@@ -16,9 +16,9 @@ import torch
 
 from tutti.accelerator import open_accelerator
 from tutti.comm.connect import connect
-from tutti.comm.ranks import LocalRanks
 from tutti.launch.secret import SECRET, new_secret
-from tutti.train.run.local import free_port
+from tutti.ranks.local_processes import free_port
+from tutti.ranks.standing_processes import LocalRanks
 
 
 def one(

@@ -34,8 +34,8 @@ from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
-from tutti.train.alone import NoLinks, plan_alone
-from tutti.train.engine import Engine
+from tutti.ranks.alone import NoLinks, plan_alone
+from tutti.train.engine.engine import Engine
 
 PRODUCTS = {"qkv": (2048, 3072), "out": (2048, 2048), "up": (2048, 16384), "down": (8192, 2048)}
 BEGIN = time.perf_counter()

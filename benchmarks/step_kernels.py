@@ -15,12 +15,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tutti.accelerator import open_accelerator
-from tutti.cli.train_speed import SETTINGS, SpeedQuestion, _tokens
+from tutti.bench.train_speed import SETTINGS, SpeedQuestion, _tokens
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
-from tutti.train.alone import NoLinks, plan_alone
-from tutti.train.engine import Engine
+from tutti.ranks.alone import NoLinks, plan_alone
+from tutti.train.engine.engine import Engine
 
 STEPS = 2
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tutti.hardware.cluster import Cluster
-    from tutti.search.result import SearchResult
+    from tutti.search.answer.result import SearchResult
     from tutti.train.run.trainer import Trainer
 
 __all__ = ["Cluster", "Trainer", "plan"]
@@ -23,8 +23,8 @@ class _PlanPackage(ModuleType):
     """The package `tutti.plan`, which is also the function of that name."""
 
     def __call__(self, model: Any, cluster: Any, **options: Any) -> SearchResult:
-        """Search the best plan for a model on a cluster; see `tutti.search.question.ask`."""
-        from tutti.search.question import ask
+        """Search the best plan for a model on a cluster; see `tutti.search.ask.ask`."""
+        from tutti.search.ask import ask
 
         return ask(model, cluster, **options)
 

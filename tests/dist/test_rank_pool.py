@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.rank_pool import RankPool
-from tutti.comm.ranks import RankError
+from tutti.ranks.standing_processes import RankError
 
 
 def threads_and_process(rank: int) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.e2e.test_plan_cli import tutti
-from tutti.cli import bench_plan
+from tutti.cli.bench import plan
 
 ROW = {
     "instance": "S16", "bar": "≤ 1 s", "search_cpu_s": 0.5, "peak_mib": 200.0, "step_time_s": 72.0,
@@ -25,7 +25,7 @@ def workers(monkeypatch):
         asked.append(name)
         return {**ROW, "instance": name} if name != "E100" else {"instance": name, "why": "no room"}
 
-    monkeypatch.setattr(bench_plan, "_in_its_own_process", answer)
+    monkeypatch.setattr(plan, "_in_its_own_process", answer)
     return asked
 
 

@@ -14,11 +14,11 @@ from tests.e2e.test_plan_cli import tutti
 from tests.support.tiny import write_cluster, write_model
 from tests.unit.cost.layer_folder import write_folder
 from tutti.cli.main import run
-from tutti.cli.progress import ProgressLine
+from tutti.cli.shared.progress import ProgressLine
 from tutti.plan.check import check_plan
 from tutti.plan.files import load_plan, plan_from_document
 from tutti.plan.job import ScheduleKind
-from tutti.search.effort import Progress
+from tutti.search.question.effort import Progress
 
 NARROW = ("--tp-max", "1", "--max-stages", "2", "--schedule", "1f1b", "--micro-batch", "1,2")
 KEYS = {

@@ -228,9 +228,9 @@ def test_bad_chip_profiles_are_one_line(plan, tmp_path, capsys):
 
 
 def test_blocks_are_timed_beside_their_prediction(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("tutti.cli.block_runs.HOST_SHAPES", {"llama-64": (64, 4, 2, 128, 2, 16)})
+    monkeypatch.setattr("tutti.bench.block_runs.HOST_SHAPES", {"llama-64": (64, 4, 2, 128, 2, 16)})
     # the known chip is a thousand times faster than a host: its products would take minutes
-    monkeypatch.setattr("tutti.cli.block_runs.ANCHORS", 0)
+    monkeypatch.setattr("tutti.bench.block_runs.ANCHORS", 0)
     path = tmp_path / "cpu.json"
     measured_profile("CPU", Dtype.FP32).save(path)
     code, out, err = tutti(
@@ -259,7 +259,7 @@ def test_blocks_are_timed_beside_their_prediction(tmp_path, capsys, monkeypatch)
 def test_the_pace_is_that_of_products_timed_again():
     from tutti.accelerator import open_accelerator
     from tutti.accelerator.profiling.timer import HostTimer
-    from tutti.cli.block_runs import anchors_of, drift, time_runs
+    from tutti.bench.block_runs import anchors_of, drift, time_runs
 
     row = OperatorTime(
         operator="linear.forward", dtype=Dtype.FP32, shape=(16, 16, 16), seconds=0.01

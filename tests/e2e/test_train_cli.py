@@ -18,7 +18,7 @@ from tests.support.train_job import TUTTI, Capture, tutti, write_job  # noqa: E4
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.huggingface import open_checkpoint  # noqa: E402
 from tutti.nn import Batch, Model, load  # noqa: E402
-from tutti.train.run.local import free_port  # noqa: E402
+from tutti.ranks.local_processes import free_port  # noqa: E402
 
 PARTS = ("compute_s", "communication_s", "bubble_s", "copy_s", "data_s", "other_s")
 

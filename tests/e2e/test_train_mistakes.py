@@ -19,7 +19,7 @@ from tutti.models.load import load_model
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import save_plan
 from tutti.plan.plan import Replica
-from tutti.train.run.local import free_port
+from tutti.ranks.local_processes import free_port
 
 SECRET = "what the ranks of a job know of each other"
 

@@ -21,11 +21,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.e2e.test_train_cli import TUTTI, write_job  # noqa: E402
-from tests.unit.comm.test_door import Command, is_closed, receive  # noqa: E402
-from tutti.comm.store import StoreClient  # noqa: E402
-from tutti.comm.trust import REPLY_BYTES, Caller, Key  # noqa: E402
+from tests.unit.comm.entry.test_door import Command, is_closed, receive  # noqa: E402
+from tutti.comm.entry.store import StoreClient  # noqa: E402
+from tutti.comm.entry.trust import REPLY_BYTES, Caller, Key  # noqa: E402
 from tutti.launch.secret import Secret  # noqa: E402
-from tutti.train.run.local import free_port  # noqa: E402
+from tutti.ranks.local_processes import free_port  # noqa: E402
 
 SILENT = 20
 LIMIT_S = 240.0

@@ -11,7 +11,7 @@ from tests.support.any_plan import PLANS
 from tests.support.finished_runs import finished_run
 from tests.support.real_steps import as_measured
 from tutti.cli.main import run
-from tutti.cost.sources import Sources
+from tutti.cost.plan.sources import Sources
 from tutti.hardware.cluster import Cluster, Pool
 from tutti.hardware.library import shipped
 from tutti.hardware.profile import Profile

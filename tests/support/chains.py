@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tutti.plan.job import ScheduleKind
-from tutti.search.chains import Chain, ScheduleOption
-from tutti.search.tables import Config
+from tutti.search.pricing.unit_tables import Config
+from tutti.search.strategy.coarse_chain import Chain, ScheduleOption
 
 
 def one_stage(

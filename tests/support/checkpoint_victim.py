@@ -26,11 +26,11 @@ from tests.support.rank_checkpointing import begin
 from tests.support.rank_training import joined
 from tests.support.training import in_fp32
 from tutti.accelerator import open_accelerator
-from tutti.comm.ranks import die_with_parent
+from tutti.ranks.standing_processes import die_with_parent
 from tutti.train.checkpoint import Checkpointer, CheckpointSettings, Processes, Progress
 from tutti.train.checkpoint.storage import prepare_format
-from tutti.train.comm_links import CommLinks
-from tutti.train.engine import Engine
+from tutti.train.engine.engine import Engine
+from tutti.train.sync.comm_links import CommLinks
 
 prepare_format()
 PLAN = in_fp32(Draft(tied=True).line((FOUR, [{"count": 2}])).plan(PLAIN, level(1)), "adamw")

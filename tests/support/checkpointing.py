@@ -18,7 +18,7 @@ from tutti.nn.initialize import initialize
 from tutti.plan.plan import Plan
 from tutti.train.checkpoint import Checkpointer, CheckpointSettings, Progress
 from tutti.train.checkpoint.contents import Kind, kept_pieces
-from tutti.train.engine import Engine
+from tutti.train.engine.engine import Engine
 
 SYNCHRONOUS = CheckpointSettings(asynchronous=False)
 

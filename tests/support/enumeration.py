@@ -23,8 +23,10 @@ from tutti.plan.check import check_plan
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Offload, Plan, Recompute, UnitRanges
 from tutti.plan.uniform import even_cuts
-from tutti.search.build import with_orders
-from tutti.search.draft import (
+from tutti.search.cutting.build_draft import with_orders
+from tutti.search.pricing.unit_tables import Config, Tables
+from tutti.search.question.space import Problem
+from tutti.search.strategy.draft import (
     Draft,
     PipelineDraft,
     ReplicaDraft,
@@ -33,9 +35,7 @@ from tutti.search.draft import (
     has_experts,
     to_plan,
 )
-from tutti.search.keeping import draft_keeps
-from tutti.search.space import Problem
-from tutti.search.tables import Config, Tables
+from tutti.search.strategy.space_limits import draft_keeps
 from tutti.simulate.estimate import Estimate, estimate
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutti.ranks.links import Handle, Then
 from tutti.schedule.instruction import Instruction, Op, What
-from tutti.train.engine import Engine
-from tutti.train.links import Handle, Then
-from tutti.train.state import SpanState
+from tutti.train.engine.engine import Engine
+from tutti.train.state.state import SpanState
 
 NAN = float("nan")
 

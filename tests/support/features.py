@@ -14,9 +14,9 @@ from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import ContextKind, Pipeline, Plan, Replica, Stage
+from tutti.ranks.rank_places import Seats
 from tutti.schedule.buckets import make_buckets, tied_apart
-from tutti.train.groups import require_meetings
-from tutti.train.seats import Seats
+from tutti.train.sync.groups import require_meetings
 
 PARALLEL = {"tensor", "sequence", "context", "pipeline", "data", "experts", "several pipelines"}
 OVERLAP = {"tensor in pieces", "sequence in pieces"}

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from tutti.nn.parallel import Pending, Ready
+from tutti.nn.parallel.groups import Pending, Ready
 
 
 class World:

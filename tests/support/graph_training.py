@@ -28,10 +28,10 @@ from tutti.nn.block import Block
 from tutti.nn.norm import Norm
 from tutti.plan.plan import Plan, Recompute
 from tutti.schedule.instruction import Instruction, Lane, Op
-from tutti.train.block_graphs import BlockGraphs, Slot
-from tutti.train.engine import Batches, Engine
-from tutti.train.graphs import CaptureSettings, Graphs
-from tutti.train.passes import Passes
+from tutti.train.engine.engine import Batches, Engine
+from tutti.train.engine.passes import Passes
+from tutti.train.graphs.block_graphs import BlockGraphs, Slot
+from tutti.train.graphs.captured_blocks import CaptureSettings, Graphs
 
 STEPS = 4
 DEVICE = "slate"

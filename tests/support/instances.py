@@ -25,9 +25,9 @@ from tutti.models.parts import MlpSpec
 from tutti.models.plain import plain_gpt
 from tutti.models.spec import ModelSpec, cycle_of
 from tutti.plan.job import Job, ScheduleKind
-from tutti.search.draft import Draft, ReplicaDraft
-from tutti.search.space import Problem, Space
-from tutti.search.tables import Tables
+from tutti.search.pricing.unit_tables import Tables
+from tutti.search.question.space import Problem, Space
+from tutti.search.strategy.draft import Draft, ReplicaDraft
 from tutti.simulate.estimate import Estimate
 
 DIMENSIONS = (

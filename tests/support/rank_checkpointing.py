@@ -20,8 +20,8 @@ from tutti.train.checkpoint import (
     Saved,
     find_latest,
 )
-from tutti.train.comm_links import CommLinks
-from tutti.train.engine import Engine
+from tutti.train.engine.engine import Engine
+from tutti.train.sync.comm_links import CommLinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tutti.comm.ranks import LocalRanks, RankError
 from tutti.launch.secret import Secret
+from tutti.ranks.standing_processes import LocalRanks, RankError
 
 SECRET = Secret(b"what the ranks of tests know of each other")
-_IMPORTS = ("tutti.train.comm_links", "tutti.train.engine", "tests.support.training")
+_IMPORTS = ("tutti.train.sync.comm_links", "tutti.train.engine.engine", "tests.support.training")
 
 
 class RankPool:

@@ -10,7 +10,7 @@ from tests.support.rank_pool import SECRET, RankPool
 from tests.support.training import Trained, in_fp32, put_together, train_rank
 from tutti.comm import Communicator, connect
 from tutti.plan.plan import Plan
-from tutti.train.comm_links import CommLinks
+from tutti.train.sync.comm_links import CommLinks
 
 TIMEOUT_S = 120.0  # of a machine with much else to do
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tutti.nn.batch import Batch
 from tutti.nn.experts import Experts
-from tutti.nn.parallel import shares
+from tutti.nn.parallel.groups import shares
 
 Token = tuple[int, int, int, int]  # step, unit, sequence of the step, position
 Routing = dict[Token, tuple[tuple[int, ...], float]]

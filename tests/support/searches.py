@@ -14,7 +14,7 @@ from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import Job
 from tutti.plan.plan import Offload, Pipeline, Plan, Recompute, Replica, Stage, Synchronisation
 from tutti.plan.uniform import Degrees, uniform_plan
-from tutti.search.result import Alone, Pruned, SearchResult, Settled
+from tutti.search.answer.result import Alone, Pruned, SearchResult, Settled
 from tutti.simulate.estimate import estimate
 
 

@@ -16,7 +16,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Plan, Replica
-from tutti.train.engine import Engine
+from tutti.train.engine.engine import Engine
 from tutti.train.run.step_dump import write_step_dump
 from tutti.train.run.step_tensors import StepTensors
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tutti.cli.accelerator_tables import inventory_tables, report_tables, tuning_tables
-from tutti.cli.output import Json, print_json, print_rich
-from tutti.cli.progress import progress_bar
-from tutti.cli.torch_needed import require_torch
+from tutti.cli.shared.output import Json, print_json, print_rich
+from tutti.cli.shared.progress import progress_bar
+from tutti.cli.shared.torch_needed import require_torch
 
 if TYPE_CHECKING:
     pass

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.shared.output import Json, print_json, print_rich
 
 if TYPE_CHECKING:
     from tutti.hardware.chip import Chip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.errors import InputError
 
 if TYPE_CHECKING:

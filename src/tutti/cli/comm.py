@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.units import many
 
 if TYPE_CHECKING:
-    from tutti.cost.links import GroupLinks
-    from tutti.cost.programs import Choice
+    from tutti.cost.network.group_links import GroupLinks
+    from tutti.cost.network.programs import Choice
 
 app = typer.Typer(help="Collectives across unlike chips.", no_args_is_help=True)
 
@@ -36,11 +36,11 @@ def explain(
     json: Json = False,
 ) -> None:
     """Say which program the cost model chooses for a collective, and the predicted time of all."""
-    from tutti.cli.bench_comm import parse_sizes
+    from tutti.cli.bench.comm import parse_sizes
     from tutti.collective import Operation
-    from tutti.cost.links import group_links
-    from tutti.cost.programs import Efficiency, choose_program
-    from tutti.cost.tuned import Tuned
+    from tutti.cost.network.group_links import group_links
+    from tutti.cost.network.programs import Efficiency, choose_program
+    from tutti.cost.network.tuned_programs import Tuned
     from tutti.errors import InputError, hint
     from tutti.hardware.cluster import Cluster
     from tutti.hardware.profile import Profile

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from tutti.cli.output import Json
-from tutti.cli.progress import progress_bar
-from tutti.cli.torch_needed import require_torch
+from tutti.cli.shared.output import Json
+from tutti.cli.shared.progress import progress_bar
+from tutti.cli.shared.torch_needed import require_torch
 
 if TYPE_CHECKING:
     from tutti.huggingface.conversion import Conversion, Form
@@ -35,7 +35,7 @@ def convert(
     json: Json = False,
 ) -> None:
     """Convert weights between Hugging Face's form and tutti's; the source is only read."""
-    from tutti.cli.output import print_json
+    from tutti.cli.shared.output import print_json
     from tutti.errors import InputError, hint
     from tutti.huggingface.conversion import convert as run
     from tutti.huggingface.dtypes import weight_dtype

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.errors import InputError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from tutti.huggingface.tokenizer import Tokenizer
     from tutti.train.data.config import DataConfig
     from tutti.train.data.look import Example, Look
-    from tutti.train.data.tokenizer import Tokenizer
 
 app = typer.Typer(help="Training data: what they become.", no_args_is_help=True)
 
@@ -52,8 +52,8 @@ def show(
     json: Json = False,
 ) -> None:
     """Show data as they are trained on: rendered text, tokens, what has a loss, lengths."""
+    from tutti.huggingface.tokenizer import open_tokenizer
     from tutti.train.data.look import look
-    from tutti.train.data.tokenizer import open_tokenizer
 
     asked = _asked(file, tokenizer)
     opened = open_tokenizer(asked.tokenizer)

@@ -14,8 +14,6 @@ import typer
 
 from tutti.cli import (
     accelerator,
-    align,
-    bench,
     calibrate,
     chips,
     cluster,
@@ -24,16 +22,18 @@ from tutti.cli import (
     data,
     launch,
     model,
-    plan,
     predict,
     profile,
     report,
     show,
     simulate,
-    terminal,
     train,
     validate,
 )
+from tutti.cli.align import align
+from tutti.cli.bench import group
+from tutti.cli.plan import plan
+from tutti.cli.shared import terminal
 from tutti.errors import TuttiError
 
 app = typer.Typer(
@@ -47,7 +47,7 @@ app = typer.Typer(
 
 app.add_typer(accelerator.app, name="accelerator")
 app.add_typer(align.app, name="align")
-app.add_typer(bench.app, name="bench")
+app.add_typer(group.app, name="bench")
 app.command()(calibrate.calibrate)
 app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli.output import Json
+from tutti.cli.shared.output import Json
 from tutti.units import many
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ app = typer.Typer(help="Models: what a config.json says, in units.", no_args_is_
 @app.command("list")
 def list_models(json: Json = False) -> None:
     """List the models that ship with tutti and the model types it reads."""
-    from tutti.cli.output import print_json, print_rich
+    from tutti.cli.shared.output import print_json, print_rich
     from tutti.models import catalog_names, load_model
     from tutti.models.families import model_types
     from tutti.units import count_text
@@ -76,7 +76,7 @@ def show(
     from dataclasses import asdict
     from typing import cast
 
-    from tutti.cli.output import print_json, print_rich
+    from tutti.cli.shared.output import print_json, print_rich
     from tutti.errors import InputError
     from tutti.models import Recompute, load_model
     from tutti.models.summary import summarise

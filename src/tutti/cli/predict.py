@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tutti.cost.sources import Sources
+    from tutti.cost.plan.sources import Sources
     from tutti.simulate.estimate import Estimate
 
 ProfileFolder = Annotated[
@@ -67,8 +67,8 @@ def load_sources(
 ) -> Sources:
     """Return what prices rest on, by the options that every pricing verb has."""
     from tutti.cost.calibration.shipped import load_calibrations
-    from tutti.cost.layer_profiles import LayerProfiles
-    from tutti.cost.sources import Sources
+    from tutti.cost.measured.layer_profiles import LayerProfiles
+    from tutti.cost.plan.sources import Sources
     from tutti.hardware.profile import Profile
 
     if extrapolate and profile is None:

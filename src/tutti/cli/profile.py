@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
-from tutti.cli.progress import Update, progress_bar
-from tutti.cli.torch_needed import require_torch
+from tutti.cli.shared.output import Json, print_json, print_rich
+from tutti.cli.shared.progress import Update, progress_bar
+from tutti.cli.shared.torch_needed import require_torch
 from tutti.errors import InputError, hint
 from tutti.units import many
 
@@ -227,7 +227,7 @@ def _session(
 
 def _with_block_issue(found: Profile, model: str, opened: Accelerator, dtype: Dtype) -> Profile:
     """Return the profile with the host's times of a whole block; as it is where that fails."""
-    from tutti.cli.block_issue import with_block_issue
+    from tutti.bench.block_issue import with_block_issue
     from tutti.models.load import load_model
 
     try:

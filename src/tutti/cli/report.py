@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.shared.output import Json, print_json, print_rich
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

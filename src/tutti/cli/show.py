@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
+from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.errors import InputError
 from tutti.units import many
 
@@ -40,7 +40,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Draw a plan, check it, and prove that its schedule cannot hang."""
-    from tutti.cli.plan_results import Results
+    from tutti.cli.plan.results import Results
     from tutti.hardware.cluster import Cluster
     from tutti.models.load import load_model
     from tutti.plan.check import check_plan, embedded_cluster, embedded_model

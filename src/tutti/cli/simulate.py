@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
 from tutti.cli.predict import (
     CalibrationFolder,
     ChipProfiles,
@@ -16,6 +15,7 @@ from tutti.cli.predict import (
     load_estimate,
     load_sources,
 )
+from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.errors import InputError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _compare(
     result: SimulationResult, over: Path, *, html: Path | None, trace: Path | None, json: bool
 ) -> None:
     """Lay a real step over the simulated one."""
-    from tutti.cli.compared import kinds_document, kinds_table
+    from tutti.cli.shared.compared import kinds_document, kinds_table
     from tutti.report.overlay import write_overlay_page
     from tutti.simulate.measured import read_measured
     from tutti.simulate.trace import write_trace

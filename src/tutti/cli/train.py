@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from tutti.cli.output import Json, print_json, print_rich, say_doubtful_length
-from tutti.cli.torch_needed import require_torch
+from tutti.cli.shared.output import Json, print_json, print_rich, say_doubtful_length
+from tutti.cli.shared.torch_needed import require_torch
 from tutti.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def train(
     Ctrl-C (or SIGTERM) finishes the step, saves and ends with 130 (143); --resume goes on.
     """
     require_torch("train")
-    from tutti.train.run.launched import started_as_rank
+    from tutti.ranks.launched import started_as_rank
     from tutti.train.run.starting import check_inputs
 
     going_on = _resume(resume)
@@ -200,7 +200,7 @@ def _planned_model(plan: Path) -> str:
 
 
 def _prepared(config: TrainConfig, *, quiet: bool) -> Job:
-    from tutti.cli.progress import ProgressLine
+    from tutti.cli.shared.progress import ProgressLine
     from tutti.train.run.planning import prepare
 
     with ProgressLine("planning", wanted=not quiet) as line:

@@ -7,14 +7,14 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tutti.train.run.events import event_text
+from tutti.ranks.events import event_text
 from tutti.units import many
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from tutti.train.run.local import RankEvent
+    from tutti.ranks.local_processes import RankEvent
     from tutti.train.run.planning import Job
 
 LEAST_PAUSE_S = 1.0  # between lines, where there is no terminal

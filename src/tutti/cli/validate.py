@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli.output import Json, print_json, print_rich
 from tutti.cli.predict import ChipProfiles
-from tutti.cli.progress import progress_bar
+from tutti.cli.shared.output import Json, print_json, print_rich
+from tutti.cli.shared.progress import progress_bar
 from tutti.errors import InputError
 from tutti.units import many
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tutti.cli.compared import kinds_document, kinds_table
-from tutti.cli.output import print_json, print_rich
 from tutti.cli.predict import load_estimate, load_sources
+from tutti.cli.shared.compared import kinds_document, kinds_table
+from tutti.cli.shared.output import print_json, print_rich
 from tutti.cost.measured.pools import profile_of
 from tutti.cost.measured.rescale import PassFactors, rescaled
 from tutti.errors import InputError, hint
@@ -24,7 +24,7 @@ from tutti.simulate.compare import KindTimes, compare_kinds
 from tutti.simulate.measured import MeasuredStep, read_measured
 
 if TYPE_CHECKING:
-    from tutti.cost.sources import Sources
+    from tutti.cost.plan.sources import Sources
     from tutti.simulate.result import SimulationResult
 
 _FORWARD = (Op.FORWARD, Op.RECOMPUTE)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tutti.collective import CollectiveProgram, Group, Operation, algorithms, build
-from tutti.cost.links import GroupLinks
-from tutti.cost.programs import Choice, Efficiency, choose_program
-from tutti.cost.tuned import Tuned
+from tutti.cost.network.group_links import GroupLinks
+from tutti.cost.network.programs import Choice, Efficiency, choose_program
+from tutti.cost.network.tuned_programs import Tuned
 from tutti.errors import InputError, hint
 from tutti.plan.collectives import ALGORITHMS
 

@@ -30,6 +30,9 @@ from torch._C._distributed_c10d import Store as TorchStore
 from tutti.accelerator import Accelerator
 from tutti.comm.choice import VARIABLE, Chooser
 from tutti.comm.communicator import Communicator
+from tutti.comm.edge_rates import comm_links
+from tutti.comm.entry.store import Store
+from tutti.comm.entry.trust import Key
 from tutti.comm.errors import DisagreementError, PeerLostError
 from tutti.comm.executor import Executor
 from tutti.comm.frames import PROTOCOL
@@ -39,14 +42,11 @@ from tutti.comm.move import Buffers, DeviceMover, HostMover
 from tutti.comm.native import make_group
 from tutti.comm.places import Place, Topology
 from tutti.comm.reactor import Reactor, near_processors
-from tutti.comm.store import Store
 from tutti.comm.transport import shared as shared_memory
 from tutti.comm.transport import tcp
 from tutti.comm.transport.link import LinkOwner, Settings
-from tutti.comm.trust import Key
-from tutti.comm.wires import comm_links
-from tutti.cost.links import GroupLinks
-from tutti.cost.tuned import Tuned
+from tutti.cost.network.group_links import GroupLinks
+from tutti.cost.network.tuned_programs import Tuned
 from tutti.errors import InputError
 from tutti.hardware.profile import Profile
 from tutti.launch.secret import Secret, all_here, find_secret

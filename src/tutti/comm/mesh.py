@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tutti.comm import frames
-from tutti.comm.door import Door, Strangers
+from tutti.comm.entry.door import Door, Strangers
+from tutti.comm.entry.trust import Called
 from tutti.comm.frames import MOST_CONTROL_BYTES, Frame, Kind
 from tutti.comm.inbox import Inbox
 from tutti.comm.places import Topology
@@ -21,7 +22,6 @@ from tutti.comm.transport.connection import Connection, Handler
 from tutti.comm.transport.link import LinkOwner, Opens, OutLink, plug_in, receive_control
 from tutti.comm.transport.shared import SharedLink, SharedReader, receive_memory
 from tutti.comm.transport.tcp import TcpLink, tune
-from tutti.comm.trust import Called
 
 _TRANSPORTS: dict[str, Opens] = {"tcp": TcpLink, "shared": SharedLink}
 

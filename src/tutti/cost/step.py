@@ -16,17 +16,22 @@ import numpy.typing as npt
 
 from tutti.cost.arrays import Arrays, FloatArray, Machine, Shape, Strategy
 from tutti.cost.constants import Constants
-from tutti.cost.distinct import Distinct, distinct_rows
-from tutti.cost.network import all_reduce_seconds, ring_pass_seconds
-from tutti.cost.operators import ELEMENT_BYTES, smooth_max
-from tutti.cost.sizes import (
+from tutti.cost.network.closed_forms import all_reduce_seconds, ring_pass_seconds
+from tutti.cost.operators.distinct import Distinct, distinct_rows
+from tutti.cost.operators.operator_times import ELEMENT_BYTES, smooth_max
+from tutti.cost.operators.sizes import (
     block_sizes,
     flops_per_token,
     rank_parameters,
     recomputed_flops_per_token,
     tokens_per_step,
 )
-from tutti.cost.units import block_seconds, embedding_seconds, head_seconds, optimizer_seconds
+from tutti.cost.operators.unit_times import (
+    block_seconds,
+    embedding_seconds,
+    head_seconds,
+    optimizer_seconds,
+)
 
 ROWS_AT_ONCE = 16384  # so that the arrays of one pass stay in the cache
 

@@ -2,7 +2,7 @@
 
 Whoever starts a job makes one and hands it over, by a variable or by a file that only its owner may
 read; never on a command line, which everybody on a machine sees. Ranks prove it to each other in
-every handshake (`tutti.comm.trust`). Needs no torch.
+every handshake (`tutti.comm.entry.trust`). Needs no torch.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tutti.nn.generate import greedy
 from tutti.nn.initialize import initialize
 from tutti.nn.load import load
 from tutti.nn.model import Model, Output
-from tutti.nn.parallel import ALONE, Group, ParallelContext, Ranks
+from tutti.nn.parallel.groups import ALONE, Group, ParallelContext, Ranks
 from tutti.nn.storage import Logical
 
 __all__ = [

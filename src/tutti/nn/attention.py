@@ -13,10 +13,10 @@ from tutti.accelerator.gradients import WeightGradients
 from tutti.models import AttentionSpec, ModelSpec
 from tutti.nn.alibi import alibi_specs
 from tutti.nn.batch import Batch
-from tutti.nn.collectives import gather
 from tutti.nn.linear import ColumnLinear, RowLinear
 from tutti.nn.norm import HeadNorm
-from tutti.nn.ring import fits_ring, ring_attention
+from tutti.nn.parallel.collectives import gather
+from tutti.nn.parallel.ring import fits_ring, ring_attention
 from tutti.nn.rotary import rotary_specs
 from tutti.nn.storage import Holder, Maker
 from tutti.plan.plan import ContextKind

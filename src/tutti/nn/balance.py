@@ -16,7 +16,7 @@ from torch import Tensor
 from tutti.accelerator.reference.experts import Routing
 from tutti.models import MoeSpec
 from tutti.nn.batch import Batch
-from tutti.nn.parallel import ParallelContext, shares
+from tutti.nn.parallel.groups import ParallelContext, shares
 
 
 def balance_loss(

@@ -23,9 +23,9 @@ from tutti.errors import InputError
 from tutti.models import ModelSpec
 from tutti.nn.alibi import alibi_specs, key_bias
 from tutti.nn.cache import Cache
-from tutti.nn.ring import RingStep, ring_steps
+from tutti.nn.parallel.ring import RingStep, ring_steps
+from tutti.nn.parallel.rows import pieces_of, rows_of
 from tutti.nn.rotary import Table, rotary_specs, table
-from tutti.nn.rows import pieces_of, rows_of
 
 NO_TARGET = -100
 

@@ -10,7 +10,7 @@ from tutti.models import ModelSpec
 from tutti.nn.block import Block
 from tutti.nn.embedding import Embedding
 from tutti.nn.head import Head
-from tutti.nn.parallel import ALONE, ParallelContext
+from tutti.nn.parallel.groups import ALONE, ParallelContext
 from tutti.nn.storage import Maker
 from tutti.plan.plan import ContextKind
 

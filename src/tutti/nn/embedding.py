@@ -8,10 +8,10 @@ from torch import Tensor
 from tutti.accelerator.gradients import WeightGradients
 from tutti.models import ModelSpec
 from tutti.nn.batch import Batch
-from tutti.nn.collectives import leave
 from tutti.nn.linear import Linear
 from tutti.nn.norm import Norm
-from tutti.nn.parallel import ParallelContext, shares
+from tutti.nn.parallel.collectives import leave
+from tutti.nn.parallel.groups import ParallelContext, shares
 from tutti.nn.storage import Holder, Maker
 
 

@@ -19,10 +19,10 @@ from tutti.accelerator.reference.experts import Routing
 from tutti.models import MoeSpec
 from tutti.nn.balance import balance_loss
 from tutti.nn.batch import Batch
-from tutti.nn.collectives import Journey, enter, leave, own_share, rejoin
 from tutti.nn.linear import Linear
 from tutti.nn.mlp import Mlp
-from tutti.nn.parallel import ParallelContext, own_experts, shares
+from tutti.nn.parallel.collectives import Journey, enter, leave, own_share, rejoin
+from tutti.nn.parallel.groups import ParallelContext, own_experts, shares
 from tutti.nn.storage import Holder, Maker
 
 

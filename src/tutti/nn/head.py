@@ -18,11 +18,11 @@ from tutti.accelerator.reference.loss import Vocabulary
 from tutti.models import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.block import Block
-from tutti.nn.collectives import SlicedVocabulary, enter, gather_columns
 from tutti.nn.embedding import TokenTable
 from tutti.nn.linear import Linear
 from tutti.nn.norm import Norm
-from tutti.nn.parallel import shares
+from tutti.nn.parallel.collectives import SlicedVocabulary, enter, gather_columns
+from tutti.nn.parallel.groups import shares
 from tutti.nn.storage import Holder, Maker
 
 

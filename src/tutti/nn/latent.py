@@ -14,10 +14,10 @@ from tutti.accelerator.gradients import WeightGradients
 from tutti.models import AttentionSpec, LatentSpec, ModelSpec, NormSpec
 from tutti.nn.attention import Core
 from tutti.nn.batch import Batch
-from tutti.nn.collectives import enter
 from tutti.nn.linear import Linear, RowLinear
 from tutti.nn.norm import Norm
-from tutti.nn.overlap import Beside, Layer, column_products
+from tutti.nn.parallel.collectives import enter
+from tutti.nn.parallel.overlap import Beside, Layer, column_products
 from tutti.nn.rotary import rotary_specs
 from tutti.nn.storage import Holder, Maker
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
-from tutti.nn.collectives import enter, leave
-from tutti.nn.overlap import Beside, Layer, column_products, row_product
+from tutti.nn.parallel.collectives import enter, leave
+from tutti.nn.parallel.overlap import Beside, Layer, column_products, row_product
 from tutti.nn.storage import Holder, Maker
 
 

@@ -17,7 +17,7 @@ from tutti.nn.block import Block
 from tutti.nn.build import build_unit
 from tutti.nn.embedding import Embedding
 from tutti.nn.head import Head
-from tutti.nn.parallel import ALONE, ParallelContext
+from tutti.nn.parallel.groups import ALONE, ParallelContext
 from tutti.nn.storage import Logical, logical_tensors
 from tutti.plan.plan import ContextKind
 

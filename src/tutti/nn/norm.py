@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tutti.models import NormSpec, QkNormSpec
-from tutti.nn.collectives import total
+from tutti.nn.parallel.collectives import total
 from tutti.nn.storage import Holder, Maker
 
 

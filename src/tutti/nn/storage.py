@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tutti.accelerator.operators import Operators
 from tutti.models import Parameter
-from tutti.nn.parallel import ParallelContext, own_experts
+from tutti.nn.parallel.groups import ParallelContext, own_experts
 from tutti.plan.plan import ContextKind
 
 

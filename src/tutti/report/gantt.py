@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tutti.cost.inputs import FloatArray
+from tutti.cost.plan.simulator_inputs import FloatArray
 from tutti.report.binary import Pack, ticks
 from tutti.report.page import Section
 from tutti.schedule.instruction import Op

@@ -20,10 +20,10 @@ from tutti.report.page import Page, Section, escape
 from tutti.report.simulation import breakdown_section
 from tutti.report.tables import MOST_ROWS, Column, Html, Row, meter_html, table_html
 from tutti.report.tiles import Tile, notes_html, tiles_html
-from tutti.search.explain import explain
-from tutti.search.explanation import PROVEN, Explanation, PoolRow, StageRow, step_text
-from tutti.search.result import SearchResult
-from tutti.search.spending import Spending
+from tutti.search.answer.explain import explain
+from tutti.search.answer.explanation import PROVEN, Explanation, PoolRow, StageRow, step_text
+from tutti.search.answer.result import SearchResult
+from tutti.search.pricing.money_and_energy import Spending
 from tutti.simulate.estimate import Estimate
 from tutti.units import bytes_text, count_text, many, seconds_text
 

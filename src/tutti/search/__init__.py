@@ -1,1 +1,1 @@
-"""The planner: strategy search under exact bounds. Today its exact inner solvers."""
+"""The planner: from a question to the best plan, with a proof of how good it is."""

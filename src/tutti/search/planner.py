@@ -14,20 +14,20 @@ from dataclasses import replace
 from tutti.errors import StoppedError
 from tutti.hardware.cluster import Pool
 from tutti.plan.plan import Plan
-from tutti.search.bound import lower_bound
-from tutti.search.effort import Effort, Progress, Report, silent
-from tutti.search.found import State
-from tutti.search.infeasible import explain_infeasible
-from tutti.search.keeping import exports, plan_keeps
-from tutti.search.objective import value_bound
-from tutti.search.result import Alone, Pruned, SearchResult, Settled
+from tutti.search.answer.infeasible import explain_infeasible
+from tutti.search.answer.result import Alone, Pruned, SearchResult, Settled
+from tutti.search.answer.uniform_baseline import best_uniform
+from tutti.search.bound.lower_bound import lower_bound
+from tutti.search.pricing.money_and_energy import spending_of
+from tutti.search.pricing.objective import value_bound
+from tutti.search.pricing.simulate_draft import SearchDisagreementError, Settler
+from tutti.search.pricing.unit_tables import Tables
+from tutti.search.question.effort import Effort, Progress, Report, silent
+from tutti.search.question.space import Problem
 from tutti.search.searching import Search, search_parts, settled_best
-from tutti.search.settle import SearchDisagreementError, Settler
-from tutti.search.space import Problem
-from tutti.search.spending import spending_of
-from tutti.search.summary import summary_of
-from tutti.search.tables import Tables
-from tutti.search.uniform import best_uniform
+from tutti.search.strategy.priced_drafts import State
+from tutti.search.strategy.space_limits import exports, plan_keeps
+from tutti.search.strategy.summary import summary_of
 from tutti.simulate.estimate import Estimate
 
 ALONE_PARTS = 32  # of a pool's batch alone: it is rounded up to one of the next power of two

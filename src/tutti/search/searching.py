@@ -13,22 +13,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tutti.plan.plan import Plan
-from tutti.search.build import Part
-from tutti.search.candidate import Candidate
-from tutti.search.candidates import Candidates
-from tutti.search.effort import Effort, Progress, Report, silent
-from tutti.search.exact import search_exactly
-from tutti.search.found import MOST_WHOLE, Found, State
-from tutti.search.objective import rates, value
-from tutti.search.polish import Polish
-from tutti.search.result import Settled
-from tutti.search.settle import SHORTENED_WITHIN, Quick, Settler, require_agreement
-from tutti.search.skeletons import TooLargeError
-from tutti.search.space import Problem
-from tutti.search.spending import chips_by_pool
-from tutti.search.summary import summary_of
-from tutti.search.tables import Tables
-from tutti.search.ties import splitting
+from tutti.search.answer.result import Settled
+from tutti.search.coarse.candidates import Candidates
+from tutti.search.cutting.build_draft import Part
+from tutti.search.cutting.local_search import Polish
+from tutti.search.exact.enumerate_strategies import TooLargeError
+from tutti.search.exact.exact_search import search_exactly
+from tutti.search.pricing.money_and_energy import chips_by_pool
+from tutti.search.pricing.objective import rates, value
+from tutti.search.pricing.simulate_draft import SHORTENED_WITHIN, Quick, Settler, require_agreement
+from tutti.search.pricing.unit_tables import Tables
+from tutti.search.question.effort import Effort, Progress, Report, silent
+from tutti.search.question.space import Problem
+from tutti.search.strategy.candidate import Candidate
+from tutti.search.strategy.priced_drafts import MOST_WHOLE, Found, State
+from tutti.search.strategy.summary import summary_of
+from tutti.search.strategy.tie_break import splitting
 from tutti.simulate.estimate import Estimate
 
 SMALL_CHIPS, SMALL_BATCH = 8, 64  # beyond which no space is small

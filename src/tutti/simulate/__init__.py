@@ -4,7 +4,7 @@
 the contract with the engine, which executes the same lists on tensors.
 """
 
-from tutti.cost.inputs import ClassCosts, StepCosts
+from tutti.cost.plan.simulator_inputs import ClassCosts, StepCosts
 from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.perturb import Spread, perturb, repeat
 from tutti.simulate.result import SimulationResult

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.cost.inputs import FloatArray, StepCosts
+from tutti.cost.plan.simulator_inputs import FloatArray, StepCosts
 from tutti.plan.plan import chunks
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.schedule import RankClass, Schedule

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.cost.inputs import FloatArray
+from tutti.cost.plan.simulator_inputs import FloatArray
 from tutti.schedule.instruction import NO_MICRO_BATCH
 from tutti.schedule.listing import OPS, WHATS
 from tutti.simulate.program import Program, Track

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.cost.inputs import FloatArray
+from tutti.cost.plan.simulator_inputs import FloatArray
 from tutti.schedule.instruction import LANES, Lane, Op
 from tutti.schedule.listing import OPS, Integers
 from tutti.simulate.measured import MeasuredRank, MeasuredStep

@@ -13,7 +13,7 @@ import dataclasses
 
 import numpy as np
 
-from tutti.cost.inputs import ClassCosts, FloatArray, StepCosts
+from tutti.cost.plan.simulator_inputs import ClassCosts, FloatArray, StepCosts
 from tutti.simulate.program import Program, Track
 
 _TINY = 1e-9  # of a collective's seconds: rounding, not waiting

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tutti.cost.holdings import workload_of
-from tutti.cost.plan_costs import PricedStep, price_schedule
-from tutti.cost.pool_prices import PoolPrices
-from tutti.cost.sources import Sources
-from tutti.cost.storage import StorageSeconds, storage_seconds
+from tutti.cost.memory.rank_state import workload_of
+from tutti.cost.network.file_traffic import StorageSeconds, storage_seconds
+from tutti.cost.plan.plan_costs import PricedStep, price_schedule
+from tutti.cost.plan.pool_prices import PoolPrices
+from tutti.cost.plan.sources import Sources
 from tutti.hardware.cluster import Cluster
 from tutti.models.flops import flops_per_token
 from tutti.models.memory import Recompute, recompute_flops

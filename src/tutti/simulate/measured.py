@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tutti.cost.inputs import FloatArray
+from tutti.cost.plan.simulator_inputs import FloatArray
 from tutti.errors import InputError
 from tutti.files import write_text
 from tutti.schedule.listing import OPS, WHATS

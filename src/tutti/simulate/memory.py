@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.cost.inputs import ClassCosts, FloatArray
+from tutti.cost.plan.simulator_inputs import ClassCosts, FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.cost.inputs import ClassCosts, FloatArray, StepCosts
+from tutti.cost.plan.simulator_inputs import ClassCosts, FloatArray, StepCosts
 from tutti.errors import InputError, nearest
 from tutti.schedule.instruction import LANES, Lane
 from tutti.schedule.schedule import Schedule

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tutti.cost.inputs import FloatArray, StepCosts
+from tutti.cost.plan.simulator_inputs import FloatArray, StepCosts
 from tutti.schedule.instruction import Instruction, Op
 from tutti.schedule.listing import OPS, Integers
 from tutti.simulate.labels import ClassLabel, labels_of

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from tutti.cost.inputs import StepCosts
+from tutti.cost.plan.simulator_inputs import StepCosts
 from tutti.errors import TuttiError
 from tutti.schedule.schedule import Schedule
 from tutti.simulate.contention import shared_nic

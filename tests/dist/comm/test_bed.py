@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import FileStore
 from tests.dist.comm.staged import StagedAccelerator
 from tests.support.rank_pool import SECRET
 from tutti.comm import Settings, connect
-from tutti.comm.bed import BEDS, MEGABIT, Bed, BedSpec, bed_ranks, why_not
+from tutti.bench.emulated_network import BEDS, MEGABIT, Bed, BedSpec, bed_ranks, why_not
 from tutti.comm.choice import Named
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -64,7 +64,7 @@ def test_a_scattered_ring_crosses_each_wire_once(tmp_path) -> None:  # type: ign
 
 def test_nothing_is_left_of_a_bed_whose_owner_is_killed() -> None:
     program = (
-        "from tutti.comm.bed import BEDS, Bed\n"
+        "from tutti.bench.emulated_network import BEDS, Bed\n"
         "import time\n"
         "bed = Bed(BEDS['pair'])\n"
         "print(*bed._holders, flush=True)\n"

@@ -13,7 +13,7 @@ from tests.dist.comm.calls import Seating, as_bytes, closed, opened
 from tests.support.rank_pool import RankPool
 from tutti.comm import CommError, Communicator
 from tutti.comm.choice import Named
-from tutti.comm.ranks import RankError
+from tutti.ranks.standing_processes import RankError
 
 SQUARE = Seating("plain-square", ((0, 1), (2, 3)))
 UNEVEN = Seating("uneven", ((0, 3, 1), (4, 2)), rails=(0, 1, 0, 2, 1))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.launching import facts_of, plan_of
-from tutti.comm.bed import Bed, BedSpec, address
+from tutti.bench.emulated_network import Bed, BedSpec, address
 from tutti.document import Place
 from tutti.hardware.cluster import Cluster
 from tutti.launch.job import Job

@@ -10,7 +10,7 @@ import pytest
 
 from tests.dist.launch.rehearsal import crossed_pair, files_of, run_files
 from tests.dist.launch.stand_in import NUM_ELEMENTS
-from tutti.comm.bed import why_not
+from tutti.bench.emulated_network import why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist.launch.rehearsal import TRAIN, crossed_pair, files_of, run_files
-from tutti.comm.bed import why_not
+from tutti.bench.emulated_network import why_not
 from tutti.models.load import load_model
 
 pytestmark = [

@@ -16,8 +16,8 @@ from tutti.comm import CommError
 from tutti.errors import InputError
 from tutti.nn.initialize import initialize
 from tutti.plan.plan import Plan
-from tutti.train.comm_links import CommLinks
-from tutti.train.engine import Engine
+from tutti.train.sync.comm_links import CommLinks
+from tutti.train.engine.engine import Engine
 
 
 def links_of(rank: int, port: int, job: str, plan: Plan) -> CommLinks:

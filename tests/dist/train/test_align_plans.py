@@ -22,7 +22,7 @@ FAULT = """\
 import os
 
 if os.environ.get("RANK") == "1":
-    from tutti.train.synchronise import Synchronised
+    from tutti.train.sync.synchronise import Synchronised
 
     collect = Synchronised.collect
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.rank_pool import RankPool
 from tests.support.rank_training import joined
-from tutti.train.run.clocks import Offset, clock_offsets
+from tutti.ranks.clocks import Offset, clock_offsets
 
 KERNELS = ["one", "two", "one", "three"]
 

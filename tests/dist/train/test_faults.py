@@ -30,11 +30,11 @@ from tutti.plan.chips import ChipSet
 from tutti.plan.plan import ExpertGroup, Offload, Plan, Recompute, Replica, Synchronisation
 from tutti.schedule.instruction import Op, What
 from tutti.schedule.schedule import build_schedule
-from tutti.train.run import local
+from tutti.ranks import local_processes
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import prepared
 from tutti.train.run.trainer import run_local
-from tutti.train.seats import Seats, class_of
+from tutti.ranks.rank_places import Seats, class_of
 
 ROOT = Path(__file__).parents[3]
 HOW = ("nan", "exception", "stop")
@@ -123,7 +123,7 @@ class Jobs:
             self.pids.append(process.pid)
             return process
 
-        monkeypatch.setattr(local.subprocess, "Popen", start)
+        monkeypatch.setattr(local_processes.subprocess, "Popen", start)
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
         monkeypatch.setenv("PYTHONPATH", path)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tutti.cli import train_live
 from tutti.cli.train_live import LiveRun, curve
-from tutti.train.run.local import RankEvent
+from tutti.ranks.local_processes import RankEvent
 
 JOB: Any = SimpleNamespace(
     plan=SimpleNamespace(

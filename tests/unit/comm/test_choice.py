@@ -7,10 +7,10 @@ import pytest
 from tutti.collective import Group, Island, Operation
 from tutti.comm import Place, Topology
 from tutti.comm.choice import Chooser, Named, keeps_bits, parse_overrides
-from tutti.comm.wires import comm_links, link_name, measured_links
-from tutti.cost.links import GroupLinks
-from tutti.cost.rated import lower_bound_seconds
-from tutti.cost.tuned import Tuned, group_shape
+from tutti.comm.edge_rates import comm_links, link_name, measured_links
+from tutti.cost.network.group_links import GroupLinks
+from tutti.cost.network.program_rates import lower_bound_seconds
+from tutti.cost.network.tuned_programs import Tuned, group_shape
 from tutti.errors import InputError
 from tutti.hardware.profile import CollectiveTime, LinkFigure, Profile
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tutti.comm import Place, Topology, place_of
-from tutti.cost.links import group_links
+from tutti.cost.network.group_links import group_links
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position

@@ -10,9 +10,9 @@ from hypothesis import given
 
 from tests.support.lines import uniform
 from tests.support.plans import plans
-from tutti.cost.holdings import Holdings, Kernels
-from tutti.cost.kinds import Kinds
-from tutti.cost.memory import MemoryModel
+from tutti.cost.memory.instruction_memory import MemoryModel
+from tutti.cost.memory.rank_state import Holdings, Kernels
+from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.parameters import ParameterClass
 from tutti.models.plain import plain_gpt
 from tutti.plan.files import refer_to_model

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 from tutti.cost.arrays import Machine, Shape, Strategy
 from tutti.cost.constants import Constants
-from tutti.cost.distinct import distinct_rows
-from tutti.cost.footprint import footprint
-from tutti.cost.sizes import flops_per_token, matmul_parameters, recomputed_flops_per_token
+from tutti.cost.memory.footprint import footprint
+from tutti.cost.operators.distinct import distinct_rows
+from tutti.cost.operators.sizes import (
+    flops_per_token,
+    matmul_parameters,
+    recomputed_flops_per_token,
+)
 from tutti.cost.step import price
 from tutti.models import flops as model_flops
 from tutti.models import load_model

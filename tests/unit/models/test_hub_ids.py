@@ -8,9 +8,9 @@ import pytest
 
 from tutti.errors import InputError
 from tutti.huggingface import open_checkpoint
+from tutti.huggingface.tokenizer import open_tokenizer
 from tutti.models import load_model
 from tutti.models.load import is_hub_id
-from tutti.train.data.tokenizer import open_tokenizer
 
 
 @pytest.mark.parametrize("opened", [load_model, open_checkpoint, open_tokenizer])

@@ -16,7 +16,7 @@ from tests.support.models import make, spec_of, total_loss  # noqa: E402
 from tests.support.threads import ThreadLinks, World  # noqa: E402
 from tutti.errors import InputError  # noqa: E402
 from tutti.nn import Batch, Ranks  # noqa: E402
-from tutti.nn.rows import pieces_of, rows_of  # noqa: E402
+from tutti.nn.parallel.rows import pieces_of, rows_of  # noqa: E402
 from tutti.plan.plan import ContextKind  # noqa: E402
 
 ROW = 26  # not a multiple of the chunks of 2 or 3 ranks

@@ -13,7 +13,7 @@ from tests.support.models import CONFIGS, make, spec_of  # noqa: E402
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.errors import InputError  # noqa: E402
 from tutti.nn import ALONE, Model, ParallelContext, Ranks, initialize, load  # noqa: E402
-from tutti.nn.parallel import Single  # noqa: E402
+from tutti.nn.parallel.groups import Single  # noqa: E402
 
 
 class Member(Single):

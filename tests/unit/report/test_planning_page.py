@@ -24,7 +24,7 @@ from tutti.report.palette import stage_color
 from tutti.report.planning import planning_page, write_planning_page
 from tutti.report.simulation import simulation_page
 from tutti.report.tables import Column, Html, Row, meter_html, table_html
-from tutti.search.explanation import step_text
+from tutti.search.answer.explanation import step_text
 from tutti.simulate.table import result_table
 from tutti.units import bytes_text, count_text
 

@@ -24,11 +24,11 @@ from tutti.models.plain import plain_gpt
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.plan import Offload, Recompute, UnitRanges
-from tutti.search.bound import lower_bound
-from tutti.search.draft import Draft, PipelineDraft, ReplicaDraft, StageDraft, has_experts
-from tutti.search.question import make_problem
-from tutti.search.space import Problem, Space
-from tutti.search.tables import Config, Tables
+from tutti.search.ask import make_problem
+from tutti.search.bound.lower_bound import lower_bound
+from tutti.search.pricing.unit_tables import Config, Tables
+from tutti.search.question.space import Problem, Space
+from tutti.search.strategy.draft import Draft, PipelineDraft, ReplicaDraft, StageDraft, has_experts
 
 CLOSE = 1e-9
 _LAYERS, _LENGTH, _BATCH = 10, 2048, 32

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from tests.support.searches import Case, small_case
 from tutti.report.planning import planning_page
-from tutti.search.explain import explain, render
-from tutti.search.result import Objective
-from tutti.search.spending import energy_text, spending_of
+from tutti.search.answer.explain import explain, render
+from tutti.search.answer.result import Objective
+from tutti.search.pricing.money_and_energy import energy_text, spending_of
 
 PRICES = {"a800": 2.0, "v100": 0.5}
 

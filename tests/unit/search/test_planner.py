@@ -17,14 +17,14 @@ from tutti.plan.check import check_plan
 from tutti.plan.job import Job, ScheduleKind
 from tutti.schedule.check import check_schedule
 from tutti.search import planner
-from tutti.search.bound import lower_bound
-from tutti.search.build import split_batch
-from tutti.search.effort import Progress
+from tutti.search.answer.result import Objective
+from tutti.search.ask import make_problem
+from tutti.search.bound.lower_bound import lower_bound
+from tutti.search.cutting.build_draft import split_batch
 from tutti.search.planner import plan
-from tutti.search.question import make_problem
-from tutti.search.result import Objective
-from tutti.search.space import Problem, Space
-from tutti.search.tables import Config, Tables
+from tutti.search.pricing.unit_tables import Config, Tables
+from tutti.search.question.effort import Progress
+from tutti.search.question.space import Problem, Space
 from tutti.simulate.estimate import estimate
 
 
@@ -121,7 +121,7 @@ import json
 from tests.unit.search.test_planner import problem
 from tutti.plan.files import plan_to_document
 from tutti.search import planner
-from tutti.search.question import make_problem
+from tutti.search.ask import make_problem
 from tutti.search.planner import plan
 print(json.dumps(plan_to_document(plan(problem(), compare=False).best.plan), sort_keys=True))
 """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.lines import uniform
 from tests.support.plans import plans
-from tutti.cost.inputs import ClassCosts, StepCosts
+from tutti.cost.plan.simulator_inputs import ClassCosts, StepCosts
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.models.parameters import ParameterClass

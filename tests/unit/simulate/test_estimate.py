@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from tests.support.lines import uniform
 from tests.support.plans import plans
 from tutti.cost.arrays import Machine, Shape, Strategy
-from tutti.cost.holdings import workload_of
-from tutti.cost.pool_prices import PoolPrices
-from tutti.cost.sources import Sources
+from tutti.cost.memory.rank_state import workload_of
+from tutti.cost.plan.pool_prices import PoolPrices
+from tutti.cost.plan.sources import Sources
 from tutti.cost.step import price
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
@@ -81,7 +81,7 @@ def test_equal_stages_take_the_closed_form_of_the_units():
     times = unit_times(model, cluster, plan, 1)
     priced = estimate(plan).priced
     # Same schedule, embedding and head made free and sends instant: four equal stages.
-    from tutti.cost.inputs import ClassCosts, StepCosts
+    from tutti.cost.plan.simulator_inputs import ClassCosts, StepCosts
     from tutti.schedule.schedule import build_schedule
     from tutti.simulate.run import simulate
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tutti.hardware.library import shipped
-from tutti.train.run import devices
+from tutti.ranks import devices
 
 
 @pytest.mark.parametrize(

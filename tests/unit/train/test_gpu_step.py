@@ -15,10 +15,10 @@ from tutti.accelerator import open_accelerator
 from tutti.accelerator.reference import linear as reference
 from tutti.nn.batch import Batch
 from tutti.plan.plan import Plan
-from tutti.train.alone import NoLinks
+from tutti.ranks.alone import NoLinks
 from tutti.train.data.feeder import to_batch
-from tutti.train.engine import Engine
-from tutti.train.graphs import CaptureMode, CaptureSettings
+from tutti.train.engine.engine import Engine
+from tutti.train.graphs.captured_blocks import CaptureMode, CaptureSettings
 
 pytestmark = [
     pytest.mark.gpu,

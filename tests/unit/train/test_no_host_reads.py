@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.any_plan import PLANS
 from tests.support.threads import ThreadLinks, World
 from tests.support.training import batches_of, engine_of, in_precision, settings
-from tests.unit.train.test_offload import PLANS as OFFLOADED
+from tests.unit.train.state.test_state_offload import PLANS as OFFLOADED
 from tutti.plan.plan import Plan
-from tutti.train.engine import Engine
+from tutti.train.engine.engine import Engine
 
 WAITS = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive",
          "masked_select", "is_nonzero", "equal.default")  # fmt: skip

@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.any_plan import PLANS, Draft
 from tests.support.threads import ThreadLinks, World
 from tests.support.training import batches_of, engine_of, in_precision, settings
-from tests.unit.train.test_offload import PLANS as OFFLOADED
+from tests.unit.train.state.test_state_offload import PLANS as OFFLOADED
 from tutti.accelerator.devices.cpu import CpuAccelerator
 from tutti.plan.plan import Plan
 from tutti.schedule.instruction import COLLECTIVES, LANES, Lane, Op
-from tutti.train.engine import Engine
-from tutti.train.host import COPY_IN, COPY_OUT
+from tutti.train.engine.engine import Engine
+from tutti.train.state.host_vectors import COPY_IN, COPY_OUT
 
 COMPUTE = frozenset(op for op, lane in LANES.items() if lane is Lane.COMPUTE)
 COPIES = frozenset(op for op, lane in LANES.items() if lane is Lane.COPY)

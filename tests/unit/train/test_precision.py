@@ -22,10 +22,10 @@ from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.plan.job import PRECISIONS, Job, Precision, ScheduleKind
 from tutti.plan.plan import Plan
-from tutti.train.closing import StepResult
-from tutti.train.engine import Engine
-from tutti.train.scaling import FIRST_SCALE, GROWTH_STEPS, SMALLEST_SCALE, LossScaling
-from tutti.train.state import compute_dtype
+from tutti.train.engine.engine import Engine
+from tutti.train.engine.loss_scaling import FIRST_SCALE, GROWTH_STEPS, SMALLEST_SCALE, LossScaling
+from tutti.train.engine.step_totals import StepResult
+from tutti.train.state.state import compute_dtype
 
 FOUR = ((0, 4),)
 PLANS: dict[str, Plan] = {

@@ -20,9 +20,9 @@ from tutti.errors import InputError
 from tutti.huggingface.comparison import Key, compare
 from tutti.huggingface.dumps import Dump
 from tutti.plan.plan import Plan, Share, Synchronisation
-from tutti.train.engine import Engine
+from tutti.train.engine.engine import Engine
 from tutti.train.run.step_dump import write_step_dump
-from tutti.train.state import SpanState
+from tutti.train.state.state import SpanState
 
 
 def sharded(level: int) -> Plan:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tutti.comm import frames
+from tutti.comm.entry.trust import REPLY_BYTES, Caller, StrangerError
 from tutti.comm.frames import HEADER_BYTES, Frame
 from tutti.comm.reactor import Reactor
-from tutti.comm.trust import REPLY_BYTES, Caller, StrangerError
 
 _VIEWS = 64  # per call; the kernel takes 1024 at most
 _TURN_BYTES = 8 << 20  # moved before other sockets get their turn

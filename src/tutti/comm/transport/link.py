@@ -16,13 +16,13 @@ from torch import Tensor
 
 from tutti.accelerator import Accelerator
 from tutti.comm import frames
+from tutti.comm.entry.trust import Caller, Key
 from tutti.comm.frames import Frame, Kind, Tag
 from tutti.comm.inbox import Inbox
 from tutti.comm.move import Buffers, DeviceMover, Mover
 from tutti.comm.places import Place
 from tutti.comm.reactor import Reactor
 from tutti.comm.spans import Spans
-from tutti.comm.trust import Caller, Key
 from tutti.errors import InputError, hint
 
 Then = Callable[[], None]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tutti.cost.baseline import errors_pct
+from tutti.cost.calibration.baseline import errors_pct
 from tutti.cost.calibration.fit import FittedStack, fit
 from tutti.cost.calibration.shipped import Calibration, FitReport, Fitted, Range
 from tutti.cost.calibration.splits import LEAST_STRIDE, MOST_ROWS, calibration_rows

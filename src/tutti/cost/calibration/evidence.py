@@ -15,7 +15,7 @@ import numpy as np
 
 from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
 from tutti.cost.constants import Constants
-from tutti.cost.operators import (
+from tutti.cost.operators.operator_times import (
     alignment_rate,
     fused_attention_seconds,
     gemm_seconds,

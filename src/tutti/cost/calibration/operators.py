@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tutti.cost.arrays import FloatArray
-from tutti.cost.baseline import errors_pct
+from tutti.cost.calibration.baseline import errors_pct
 from tutti.cost.calibration.evidence import DIMS, Evidence, evidence_of
 from tutti.cost.calibration.shipped import Calibration, FitReport, Fitted
 from tutti.cost.calibration.solve import solve

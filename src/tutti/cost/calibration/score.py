@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tutti.cost.arrays import FloatArray
-from tutti.cost.baseline import constant_utilisation_pct, errors_pct
+from tutti.cost.calibration.baseline import constant_utilisation_pct, errors_pct
 from tutti.cost.calibration.runs import Run
 from tutti.cost.calibration.table import Rows, RunTable
-from tutti.cost.footprint import EAGER_LOGIT_BYTES, LOGIT_BYTES, footprint
+from tutti.cost.memory.footprint import EAGER_LOGIT_BYTES, LOGIT_BYTES, footprint
 
 # A group is a grid of strategies where most of its rows compete with others for one problem.
 _LEAST_CHOICES = 2

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tutti.cost.arrays import Arrays, FloatArray, Machine, Shape, Strategy
 from tutti.cost.calibration.rows import Cells, Skipped, UnusableError, read_cells
 from tutti.cost.calibration.runs import Run, run_of
-from tutti.cost.sizes import flops_per_token, tokens_per_step
+from tutti.cost.operators.sizes import flops_per_token, tokens_per_step
 
 Rows = npt.NDArray[np.intp]
 A = TypeVar("A", bound=Arrays)

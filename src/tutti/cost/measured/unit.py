@@ -11,7 +11,7 @@ from tutti.cost.arrays import FloatArray, Strategy
 from tutti.cost.measured.calls import Call, unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.forms import FORMS, PRODUCT, Direction, Part, row_name
-from tutti.cost.operators import Passes
+from tutti.cost.operators.operator_times import Passes
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import Profile

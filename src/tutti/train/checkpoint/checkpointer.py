@@ -47,7 +47,7 @@ from tutti.train.checkpoint.storage import Part, prepare_format, write_metadata,
 from tutti.version import code_version
 
 if TYPE_CHECKING:
-    from tutti.train.engine import Engine
+    from tutti.train.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

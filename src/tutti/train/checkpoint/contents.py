@@ -19,12 +19,12 @@ from torch import Tensor
 from tutti.models.parameters import Parameter
 from tutti.schedule.buckets import tied_apart
 from tutti.train.checkpoint.rectangles import Rectangle, rectangles
-from tutti.train.layout import Block, TensorRule, blocks_of, shard_bounds, tensor_rules
-from tutti.train.state import SpanState, local_part
-from tutti.train.tied import tied_ends
+from tutti.train.state.layout import Block, TensorRule, blocks_of, shard_bounds, tensor_rules
+from tutti.train.state.state import SpanState, local_part
+from tutti.train.sync.tied_weights import tied_ends
 
 if TYPE_CHECKING:
-    from tutti.train.engine import Engine
+    from tutti.train.engine.engine import Engine
 
 MOST_PIECE_BYTES = 64 << 20  # of what is written at once: a reader holds one in memory
 _Range = tuple[int, int]  # half-open, of the elements of a block

@@ -32,10 +32,10 @@ from tutti.train.checkpoint.loading import load_weights
 from tutti.train.checkpoint.manifest import MANIFEST, MODEL_FOLDER, damage, read_manifest
 from tutti.train.checkpoint.rectangles import Rectangle, intersection
 from tutti.train.checkpoint.storage import Chunk, Stored, read_metadata
-from tutti.train.state import TORCH_DTYPES
+from tutti.train.state.state import TORCH_DTYPES
 
 if TYPE_CHECKING:
-    from tutti.train.engine import Engine
+    from tutti.train.engine.engine import Engine
 
 _MOST_CHUNKS = 4  # that are held: blocks of one tensor are read in order
 

@@ -18,7 +18,7 @@ from tutti.train.checkpoint.storage import Stored, Target, read_into, read_metad
 
 if TYPE_CHECKING:
     from tutti.huggingface import Checkpoint
-    from tutti.train.engine import Engine
+    from tutti.train.engine.engine import Engine
 
 
 Missing = Literal["error", "zero"]  # what a checkpoint lacks: refused, or begun at zero

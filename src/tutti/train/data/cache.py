@@ -19,13 +19,13 @@ from pathlib import Path
 
 from tutti.errors import InputError
 from tutti.files import fingerprint
+from tutti.huggingface.tokenizer import Tokenizer
 from tutti.train.data.config import Form, Kind, SourceConfig
 from tutti.train.data.encode import Shape, shape_of
 from tutti.train.data.sources.find import find, reader_of
 from tutti.train.data.sources.piece import Piece, unreadable
 from tutti.train.data.store import FORMAT, TokenStore, join, remove_folder
 from tutti.train.data.tokenise import Work, tokenise
-from tutti.train.data.tokenizer import Tokenizer
 
 Progress = Callable[[str, float, float], None]  # what is being done, how much of it, of how much
 

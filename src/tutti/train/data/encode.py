@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from tutti.document import shown
 from tutti.errors import InputError, hint
+from tutti.huggingface.chat import encode_chat, messages_of
+from tutti.huggingface.tokenizer import Ids, Tokenizer
 from tutti.train.data.alpaca import ALPACA_FIELDS, alpaca_messages, alpaca_prompt
-from tutti.train.data.chat import encode_chat, messages_of
 from tutti.train.data.config import Form, Kind, SourceConfig
 from tutti.train.data.sources.find import reader_of
 from tutti.train.data.sources.piece import Piece, Record
-from tutti.train.data.tokenizer import Ids, Tokenizer
 
 _BATCH_CHARACTERS = 1 << 20  # encoded together
 _LONGEST_CHARACTERS = 4 << 20  # a longer document is encoded in parts that end with a line

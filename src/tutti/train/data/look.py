@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutti.errors import InputError
+from tutti.huggingface.tokenizer import Ids, Tokenizer
 from tutti.train.data.config import Form, Kind, SourceConfig
 from tutti.train.data.encode import Encoded, encode, shape_of
 from tutti.train.data.sources.find import find, reader_of
 from tutti.train.data.sources.piece import unreadable
-from tutti.train.data.tokenizer import Ids, Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from tutti.document import Natural
 from tutti.errors import InputError
 from tutti.files import fingerprint
+from tutti.huggingface.tokenizer import Tokenizer, find_tokenizer, open_tokenizer
 from tutti.train.data.cache import CacheSettings, Progress, default_folder, open_store, silent
 from tutti.train.data.config import DataConfig, Kind, SourceConfig
 from tutti.train.data.megatron import open_megatron
@@ -17,7 +18,6 @@ from tutti.train.data.row import Rows
 from tutti.train.data.sources.find import find
 from tutti.train.data.store import TokenStore
 from tutti.train.data.synthetic import SyntheticRows
-from tutti.train.data.tokenizer import Tokenizer, find_tokenizer, open_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

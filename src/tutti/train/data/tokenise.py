@@ -18,11 +18,11 @@ from pathlib import Path
 
 from tutti.document import plain
 from tutti.errors import InputError
+from tutti.huggingface.tokenizer import Tokenizer
 from tutti.train.data.config import Kind
 from tutti.train.data.encode import Shape, encode
 from tutti.train.data.sources.piece import Piece
 from tutti.train.data.store import write_part
-from tutti.train.data.tokenizer import Tokenizer
 
 LARGE_BYTES = 64 << 20  # input that is worth starting processes for
 

@@ -10,8 +10,8 @@ import sys
 
 from tutti.document import Place, build
 from tutti.errors import InputError
+from tutti.huggingface.tokenizer import open_tokenizer
 from tutti.train.data.tokenise import Task, Work, do_task
-from tutti.train.data.tokenizer import open_tokenizer
 
 
 def _answer(work: Work, line: str) -> dict[str, object]:

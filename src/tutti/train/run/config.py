@@ -15,7 +15,7 @@ from tutti import files
 from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, Seconds, build, plain
 from tutti.errors import InputError
 from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
-from tutti.train.learning_rate import LearningRate
+from tutti.train.state.learning_rate import LearningRate
 
 Positive = Annotated[float, Above(0)]
 AUTO = "auto"

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tutti.ranks.links import Handle, Then
 from tutti.schedule.instruction import Instruction, Op, What
-from tutti.train.engine import Engine
-from tutti.train.links import Handle, Then
-from tutti.train.state import SpanState
+from tutti.train.engine.engine import Engine
+from tutti.train.state.state import SpanState
 
 if TYPE_CHECKING:
     from tutti.train.run.worker import Worker

@@ -22,13 +22,13 @@ from tutti.observe.folder import METRICS, TENSORBOARD
 from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
 from tutti.observe.sinks import JsonLines, Prometheus, Sink, Sinks, TensorBoard
 from tutti.observe.trackers import MlFlow, WeightsAndBiases
+from tutti.ranks.rank_places import class_of
 from tutti.schedule.instruction import Op, What
 from tutti.schedule.schedule import Schedule
 from tutti.simulate.estimate import Estimate
-from tutti.train.closing import StepResult
-from tutti.train.engine import Engine
-from tutti.train.recorder import Readings
-from tutti.train.seats import class_of
+from tutti.train.engine.engine import Engine
+from tutti.train.engine.recorder import Readings
+from tutti.train.engine.step_totals import StepResult
 
 if TYPE_CHECKING:
     from tutti.train.run.worker import Worker

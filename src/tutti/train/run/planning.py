@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tutti import files
-from tutti.cost.sources import Sources
+from tutti.cost.plan.sources import Sources
 from tutti.document import Place, build, plain
 from tutti.errors import InputError, StoppedError
 from tutti.hardware.chip import Dtype
@@ -22,14 +22,14 @@ from tutti.observe.folder import PLAN_FILE, RUN_FILE
 from tutti.plan.check import require_valid
 from tutti.plan.files import load_plan, refer_to_model, save_plan
 from tutti.plan.plan import Plan
-from tutti.search.effort import Report, silent
+from tutti.ranks.here import DEVICE
+from tutti.search.ask import Limits, make_problem
 from tutti.search.planner import plan as search_plan
 from tutti.search.planner import plan_uniform
-from tutti.search.question import Limits, make_problem
+from tutti.search.question.effort import Report, silent
 from tutti.simulate.estimate import Estimate, estimate
 from tutti.train.run.claim import make_folder
 from tutti.train.run.config import AUTO, JobConfig, TrainConfig
-from tutti.train.run.here import DEVICE
 
 STEPS_FILE = "steps.json"  # of a folder with the steps that ranks kept for `tutti align`
 

@@ -17,15 +17,15 @@ from typing import Any
 
 from tutti import files
 from tutti.comm.errors import PeerLostError
-from tutti.comm.ranks import die_with_parent
 from tutti.errors import InputError, TuttiError, error_with
 from tutti.launch.identity import is_restarted, rank_of_process
 from tutti.observe.folder import CHECKPOINTS, PLAN_FILE
 from tutti.plan.files import plan_from_document
+from tutti.ranks.events import Events, open_events
+from tutti.ranks.standing_processes import die_with_parent
 from tutti.train.checkpoint.folders import complete_folders
 from tutti.train.run.claim import PATIENCE_S, Claim, claim
 from tutti.train.run.config import TrainConfig
-from tutti.train.run.events import Events, open_events
 from tutti.train.run.planning import Job, prepare, prepared
 from tutti.train.run.starting import (
     Resume,
@@ -64,7 +64,7 @@ def start_together(
     it has one: it may have failed before the first, and hosts may see a shared folder at different
     times, so the launcher cannot say --resume, and each rank must not look for itself.
     """
-    from tutti.train.run.rendezvous import open_store, wait_for
+    from tutti.ranks.rendezvous import open_store, wait_for
 
     number = next(_starts)
     store, key = open_store(config.timeout_s), f"start {number}" if number else "start"
@@ -145,7 +145,7 @@ def run_rank(
     failed: Callable[[BaseException], None] = lambda _error: None,
 ) -> TrainResult:
     """Be one rank of a job until it ends; `failed` hears of an error before it is left for."""
-    from tutti.train.run.rendezvous import job_secret
+    from tutti.ranks.rendezvous import job_secret
     from tutti.train.run.worker import Worker
 
     job_secret()  # without one, nobody need open a chip

@@ -11,7 +11,7 @@ from tutti.accelerator.arithmetic import Product, wrong_product
 from tutti.errors import TuttiError
 from tutti.hardware.chip import Chip
 from tutti.nn.linear import Linear
-from tutti.train.seats import class_of
+from tutti.ranks.rank_places import class_of
 from tutti.units import bytes_text
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tutti.plan.plan import Plan
-from tutti.train.seats import Seat
+from tutti.ranks.rank_places import Seat
 
 
 def sequences_before(plan: Plan, seat: Seat, micro_batch: int) -> int:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tutti.observe.folder import trace_name
+from tutti.ranks.clocks import Offset, clock_offsets, kernel_name
+from tutti.ranks.rank_places import class_of
 from tutti.schedule.instruction import Op
 from tutti.simulate.measured import MeasuredRank, MeasuredStep, settled, write_measured
-from tutti.train.engine import Engine
-from tutti.train.recorder import Spans
-from tutti.train.run.clocks import Offset, clock_offsets, kernel_name
-from tutti.train.seats import class_of
+from tutti.train.engine.engine import Engine
+from tutti.train.engine.recorder import Spans
 from tutti.units import seconds_text
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from typing import Any
 from tutti.document import Place, build
 from tutti.errors import InputError, StoppedError
 from tutti.plan.plan import Plan
-from tutti.search.effort import Report, silent
+from tutti.ranks.here import require_chips_here
+from tutti.ranks.local_processes import LocalRanks, RankEvent
+from tutti.search.question.effort import Report, silent
 from tutti.train.data.config import DataConfig
 from tutti.train.run.config import TrainConfig
-from tutti.train.run.here import require_chips_here
-from tutti.train.run.local import LocalRanks, RankEvent
 from tutti.train.run.planning import Job, prepare, prepared
 from tutti.train.run.starting import Resume, check_inputs, check_resumed, take_folder
 
@@ -126,7 +126,7 @@ class Trainer:
             self.config = config
             if self.job is not None:
                 self.job = replace(self.job, config=config)
-        from tutti.train.run.launched import started_as_rank
+        from tutti.ranks.launched import started_as_rank
 
         if started_as_rank(os.environ):
             from tutti.train.run.rank import run_rank, start_together

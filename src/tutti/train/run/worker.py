@@ -15,11 +15,16 @@ import torch
 
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.comm.connect import connect
+from tutti.comm.entry.store import PrefixedStore
 from tutti.comm.places import place_of
-from tutti.comm.store import PrefixedStore
 from tutti.errors import InputError, TuttiError
 from tutti.nn.initialize import initialize
 from tutti.observe.folder import CHECKPOINTS
+from tutti.ranks import rendezvous
+from tutti.ranks.devices import open_chip
+from tutti.ranks.events import Events
+from tutti.ranks.leaving import Leaving, asking
+from tutti.ranks.rank_places import Seats, class_of
 from tutti.schedule.instruction import Instruction
 from tutti.simulate.estimate import Estimate
 from tutti.train.checkpoint import (
@@ -29,18 +34,14 @@ from tutti.train.checkpoint import (
     Progress,
     load_hf,
 )
-from tutti.train.closing import StepResult
-from tutti.train.comm_links import CommLinks
 from tutti.train.data.feeder import Feeder, Samples
 from tutti.train.data.opening import PackedData, open_data
-from tutti.train.engine import Engine
-from tutti.train.graphs import CaptureSettings
-from tutti.train.run import rendezvous
+from tutti.train.engine.engine import Engine
+from tutti.train.engine.step_totals import StepResult
+from tutti.train.graphs.captured_blocks import CaptureSettings
+from tutti.train.run.agreement import job_facts
 from tutti.train.run.culprit import find_culprit
-from tutti.train.run.devices import open_chip
 from tutti.train.run.ending import finish
-from tutti.train.run.events import Events
-from tutti.train.run.leaving import Leaving, asking
 from tutti.train.run.measure import Measure
 from tutti.train.run.planning import Job, notices
 from tutti.train.run.safety import check_arithmetic, explain_memory, hardware_differences
@@ -49,7 +50,7 @@ from tutti.train.run.starting import Resume, check_batch, which_checkpoint
 from tutti.train.run.step_tensors import StepTensors
 from tutti.train.run.tracing import Tracer
 from tutti.train.run.weights import model_folder, wants_pretrained
-from tutti.train.seats import Seats, class_of
+from tutti.train.sync.comm_links import CommLinks
 
 
 class Worker:
@@ -107,7 +108,7 @@ class Worker:
         rendezvous.tell_of_strangers(lambda text: self.events.send("stranger", text=text))
         timeout_s = self.config.timeout_s
         store = rendezvous.open_store(timeout_s)
-        facts = rendezvous.facts(self.job)
+        facts = job_facts(self.job)
         rendezvous.agree(store, self.rank, self.world, facts, timeout_s)
         self.comm = connect(
             PrefixedStore("comm", store),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.runs import PUBLISHED, as_csv, grid
-from tutti.cost.baseline import constant_utilisation_pct, errors_pct
+from tutti.cost.calibration.baseline import constant_utilisation_pct, errors_pct
 from tutti.cost.calibration.build import build_calibrations
 from tutti.cost.calibration.fit import FittedStack, fit, unfitted
 from tutti.cost.calibration.shipped import (

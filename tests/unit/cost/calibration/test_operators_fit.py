@@ -14,7 +14,11 @@ from tutti.cost.arrays import Machine, Shape, Strategy
 from tutti.cost.calibration.operators import CONSTANTS, calibrate_from_profile
 from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants, registry
-from tutti.cost.operators import fused_attention_seconds, gemm_seconds, memory_bound_seconds
+from tutti.cost.operators.operator_times import (
+    fused_attention_seconds,
+    gemm_seconds,
+    memory_bound_seconds,
+)
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.library import shipped

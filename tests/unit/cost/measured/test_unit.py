@@ -12,8 +12,8 @@ from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.forms import FORMS
 from tutti.cost.measured.pools import measured_pools
 from tutti.cost.measured.unit import predict_block, strategy_of, unit_shapes
-from tutti.cost.plan_costs import pool_prices, price_schedule
-from tutti.cost.sources import Sources
+from tutti.cost.plan.plan_costs import pool_prices, price_schedule
+from tutti.cost.plan.sources import Sources
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster, Pool
@@ -24,8 +24,8 @@ from tutti.models.operators import Workload
 from tutti.plan.job import Job
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.schedule.schedule import build_schedule
-from tutti.search.question import Limits, make_problem
-from tutti.search.tables import Config, Tables
+from tutti.search.ask import Limits, make_problem
+from tutti.search.pricing.unit_tables import Config, Tables
 
 MODEL = load_model("llama-3.2-1b")
 LIBRARY = shipped()

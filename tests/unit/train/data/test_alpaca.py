@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.train.data.test_chat import PLAIN, write_folder
+from tests.unit.huggingface.test_chat import PLAIN, write_folder
 from tutti.errors import InputError
+from tutti.huggingface.tokenizer import ByteTokenizer, FolderTokenizer, Tokenizer
 from tutti.train.data import DataConfig, SourceConfig, open_data
 from tutti.train.data.config import Form, Kind
 from tutti.train.data.encode import Encoded, encode, shape_of
 from tutti.train.data.sources import array
 from tutti.train.data.sources.find import find, reader_of
-from tutti.train.data.tokenizer import ByteTokenizer, FolderTokenizer, Tokenizer
 
 ALPACA = [
     {"instruction": "Translate.", "input": "tutti", "output": "All together."},

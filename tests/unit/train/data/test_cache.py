@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from tutti.errors import InputError
+from tutti.huggingface.tokenizer import ByteTokenizer, open_tokenizer
 from tutti.train.data import SourceConfig, cache, tokenise
 from tutti.train.data.cache import CacheSettings, open_store
 from tutti.train.data.sources import jsonl
 from tutti.train.data.store import TokenStore
-from tutti.train.data.tokenizer import ByteTokenizer, open_tokenizer
 
 
 def write_lines(file: Path, count: int, *, chat: bool = False) -> None:
@@ -155,7 +155,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 from tutti.errors import InputError
 from tutti.train.data.cache import CacheSettings, open_store
 from tutti.train.data import SourceConfig
-from tutti.train.data.tokenizer import ByteTokenizer
+from tutti.huggingface.tokenizer import ByteTokenizer
 folder = Path(sys.argv[1])
 try:
     where = CacheSettings(folder=folder / "cache")

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import InputError
+from tutti.huggingface.tokenizer import ByteTokenizer
+from tutti.optional_imports import library
 from tutti.train.data import DataConfig, SourceConfig, open_data
 from tutti.train.data.cache import CacheSettings, open_store
-from tutti.train.data.extras import library
 from tutti.train.data.sources import jsonl, plain
 from tutti.train.data.store import TokenStore
 from tutti.train.data.text.tales import NUM_TALES, tales
-from tutti.train.data.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
 

@@ -11,14 +11,14 @@ pytest.importorskip("torch")
 
 from tests.support.launching import plan_of
 from tests.support.plans import small_model
-from tutti.cost.sources import Sources
+from tutti.cost.plan.sources import Sources
 from tutti.hardware.cluster import Cluster
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Replica
+from tutti.ranks.rank_places import Seats, class_of
 from tutti.schedule.instruction import Op, What
 from tutti.simulate.estimate import estimate
 from tutti.train.run.measure import expected_seconds
-from tutti.train.seats import Seats, class_of
 
 
 def test_a_receive_takes_the_transfer() -> None:

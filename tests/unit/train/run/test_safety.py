@@ -16,17 +16,17 @@ from tests.support.plans import small_model  # noqa: E402
 from tests.support.training import batches_of, settings  # noqa: E402
 from tutti.accelerator import open_accelerator  # noqa: E402
 from tutti.accelerator.devices.emulated import EmulatedAccelerator  # noqa: E402
-from tutti.cost.sources import Sources  # noqa: E402
+from tutti.cost.plan.sources import Sources  # noqa: E402
 from tutti.errors import TuttiError  # noqa: E402
 from tutti.hardware.cluster import Cluster  # noqa: E402
 from tutti.hardware.topology import Position  # noqa: E402
 from tutti.nn.initialize import initialize  # noqa: E402
 from tutti.plan.chips import ChipSet  # noqa: E402
 from tutti.plan.plan import Replica  # noqa: E402
+from tutti.ranks.alone import NoLinks  # noqa: E402
 from tutti.simulate.estimate import estimate  # noqa: E402
-from tutti.train.alone import NoLinks  # noqa: E402
 from tutti.train.checkpoint import Alone  # noqa: E402
-from tutti.train.engine import Engine  # noqa: E402
+from tutti.train.engine.engine import Engine  # noqa: E402
 from tutti.train.run.culprit import find_culprit  # noqa: E402
 from tutti.train.run.safety import (  # noqa: E402
     check_arithmetic,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.support.any_plan import PLANS
 from tests.support.plans import plans
 from tutti.plan.plan import Plan
+from tutti.ranks.rank_places import Seats
 from tutti.train.run.samples import sample_indices
-from tutti.train.seats import Seats
 
 
 def computed(plan: Plan, step: int) -> Counter[int]:

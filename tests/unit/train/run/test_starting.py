@@ -13,12 +13,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.unit.ranks.test_rendezvous import FakeStore
 from tests.unit.train.checkpoint.test_folders import published
-from tests.unit.train.run.test_rendezvous import FakeStore
 from tutti.document import Place, build
 from tutti.errors import InputError, TuttiError
+from tutti.ranks import rendezvous
 from tutti.train.checkpoint.manifest import Progress
-from tutti.train.run import rank, rendezvous, starting
+from tutti.train.run import rank, starting
+from tutti.train.run.agreement import job_facts
 from tutti.train.run.config import TrainConfig
 
 
@@ -210,6 +212,6 @@ def test_ranks_compare_their_checkpoint_settings(tmp_path: Path) -> None:
         found, config=replace(found.config, checkpoints=replace(found.config.checkpoints, every=7))
     )
     store: Any = FakeStore()
-    rendezvous.agree(store, 1, 0, rendezvous.facts(other), 3)
+    rendezvous.agree(store, 1, 0, job_facts(other), 3)
     with pytest.raises(InputError, match=r"rank 1 has checkpoint settings '{\"every\": 7}', r"):
-        rendezvous.agree(store, 0, 2, rendezvous.facts(found), 3)
+        rendezvous.agree(store, 0, 2, job_facts(found), 3)

@@ -14,10 +14,10 @@ from tests.support.threads import World
 from tests.support.training import batches_of, engine_of, settings
 from tutti.errors import InputError
 from tutti.plan.plan import Plan
+from tutti.ranks.clocks import Offset, best_offset, kernel_name
 from tutti.schedule.schedule import build_schedule
 from tutti.simulate.measured import MeasuredStep, read_measured, settled, write_measured
 from tutti.simulate.program import Kind, Program, compile_schedule
-from tutti.train.run.clocks import Offset, best_offset, kernel_name
 from tutti.train.run.tracing import RankSpans, joined, rank_spans
 
 PLAN = PLANS["three stages, unlike widths"]

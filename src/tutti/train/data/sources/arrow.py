@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import InputError, hint
-from tutti.train.data.extras import library
+from tutti.optional_imports import library
 from tutti.train.data.sources.piece import PIECE_BYTES, Piece, Record
 
 

@@ -1,0 +1,1 @@
+"""What `tutti bench` measures: the work behind its verbs."""

@@ -1,0 +1,264 @@
+"""Whole training steps to time on one chip: the engine's, and transformers' with a plain loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator import Accelerator, open_accelerator
+from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.bench.train_breakdown import best_rates, kernel_seconds, parts
+from tutti.errors import InputError
+from tutti.hardware.chip import Dtype
+from tutti.hardware.library import shipped
+from tutti.models.flops import flops_per_token
+from tutti.models.load import catalog_config, load_model
+from tutti.models.memory import activation_bytes
+from tutti.models.operators import Workload
+from tutti.models.spec import ModelSpec
+from tutti.nn.batch import Batch
+from tutti.nn.initialize import initialize
+from tutti.plan.job import PRECISIONS
+from tutti.ranks.alone import NoLinks, plan_alone
+from tutti.train.engine.engine import Engine
+from tutti.train.graphs.captured_blocks import CaptureMode, CaptureSettings
+from tutti.train.state.state import TORCH_DTYPES
+from tutti.units import bytes_text, many
+
+WARM_UP = 3
+SETTINGS = AdamSettings(learning_rate=1e-4, weight_decay=0.1)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedQuestion:
+    """What is timed."""
+
+    model: str
+    device: str | None
+    micro_batch: int
+    sequence_length: int
+    layers: int | None
+    precision: str
+    steps: int
+    capture: CaptureMode = "auto"  # our blocks as graphs
+
+    @property
+    def title(self) -> str:
+        """What a table says of itself."""
+        layers = f", {many(self.layers, 'layer')}" if self.layers else ""
+        return (
+            f"{self.model}{layers}, "
+            f"{self.micro_batch} × {self.sequence_length} tokens, {self.precision}"
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Return the model's config.json."""
+        config = dict(catalog_config(self.model))
+        return config | ({"num_hidden_layers": self.layers} if self.layers else {})
+
+    def spec(self) -> ModelSpec:
+        """Return the model."""
+        if self.layers is None:
+            return load_model(self.model)
+        return ModelSpec.from_config(self.config(), self.model)
+
+
+def _require_room(asked: SpeedQuestion, spec: ModelSpec, accelerator: Accelerator) -> None:
+    """Refuse what the device cannot hold: a host would take all memory, then end the process.
+
+    Gradients, which nobody sums up, take the place of activations on the way down.
+    """
+    precision = PRECISIONS[asked.precision]
+    kinds = (precision.parameters, precision.moments, precision.moments)
+    state = sum(kind.num_bytes for kind in (*kinds, *filter(None, (precision.master,))))
+    gradients = spec.num_parameters * precision.parameters.num_bytes
+    work = Workload(sequences=asked.micro_batch, sequence_length=asked.sequence_length)
+    kept = sum(activation_bytes(spec, unit, work) for unit in range(spec.num_units - 1))
+    need = spec.num_parameters * state + max(kept, gradients)
+    total = accelerator.memory().total
+    if need > total:
+        raise InputError(
+            f"{asked.title}: takes {bytes_text(need)} at least, but {accelerator.chip} has "
+            f"{bytes_text(total)}; give --layers, or a smaller --micro-batch or --sequence-length"
+        )
+
+
+def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dict[str, Any]:
+    """Time the engine."""
+    say("tutti")
+    accelerator, spec = open_accelerator(asked.device), asked.spec()
+    plan = plan_alone(
+        spec,
+        sequence_length=asked.sequence_length,
+        micro_batch=asked.micro_batch,
+        precision=PRECISIONS[asked.precision],
+    )
+    _require_room(asked, spec, accelerator)
+    accelerator.reset_peak()
+    chosen = CaptureSettings(mode=asked.capture, say=say)
+    engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None, capture=chosen)
+    initialize(engine.model)  # type: ignore[arg-type]
+    engine.take_masters()
+    batches = [_tokens(asked, spec, accelerator, i) for i in range(WARM_UP + asked.steps)]
+
+    def step(index: int) -> float:
+        tokens, targets = batches[index]
+        batch = Batch.of(
+            spec,
+            tokens.flatten(),
+            [asked.sequence_length] * asked.micro_batch,
+            targets_t=targets.flatten(),
+        )
+        return engine.step(lambda _: batch, SETTINGS).loss
+
+    row = _timed("tutti", asked, spec, accelerator, step)
+    if breakdown:
+        step(0)
+        accelerator.synchronize()
+        row["breakdown"] = _where(engine)
+        precision = PRECISIONS[asked.precision]
+        row["parts"] = [
+            dataclasses.asdict(part)
+            for part in parts(
+                kernel_seconds(lambda: step(0), accelerator),
+                spec,
+                precision,
+                tokens=asked.micro_batch * asked.sequence_length,
+                sequence_length=asked.sequence_length,
+                rates=best_rates(accelerator, TORCH_DTYPES[precision.compute]),
+            )
+        ]
+    return row
+
+
+def _where(engine: Engine) -> dict[str, float]:
+    """Return seconds by kind of instruction and of unit."""
+    spans = engine.recorder.spans()
+    head = engine.spec.head_unit
+    found: dict[str, float] = {}
+    for i, entry in enumerate(engine.instructions):
+        part = "embedding" if entry.start == 0 else "head" if entry.stop > head else "blocks"
+        if entry.stop - entry.start > head:
+            part = "all units"
+        name = f"{entry.op.value} {part}" if entry.stop else entry.op.value
+        found[name] = found.get(name, 0.0) + float(spans.end[i] - spans.start[i])
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -> dict[str, Any]:
+    """Time the plain loop: from_config, SDPA, loss by labels, fused AdamW on the weights held.
+
+    With `liger`, its kernels take the place of transformers' own, for the rest of the process.
+    """
+    precision = PRECISIONS[asked.precision]
+    who = "transformers + Liger" if liger else "transformers"
+    who += ", no masters" if precision.master else ""
+    say(who)
+    gc.collect()
+    accelerator, spec = open_accelerator(asked.device), asked.spec()
+    accelerator.empty_cache()
+    accelerator.reset_peak()
+    model, attention = _peer_model(asked, accelerator)
+    if liger and not _with_liger(model):
+        return {"who": who, "failed": f"has no kernels for {model.config.model_type}"}
+    model.train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=SETTINGS.learning_rate, betas=(SETTINGS.beta1, SETTINGS.beta2),
+        eps=SETTINGS.eps, weight_decay=SETTINGS.weight_decay, fused=True,
+    )  # fmt: skip
+    batches = [_tokens(asked, spec, accelerator, i) for i in range(WARM_UP + asked.steps)]
+
+    def step(index: int) -> float:
+        tokens, _ = batches[index]
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    try:
+        return {**_timed(who, asked, spec, accelerator, step), "attention": attention}
+    except torch.OutOfMemoryError:
+        return {"who": who, "failed": "out of memory"}
+
+
+def _peer_model(asked: SpeedQuestion, accelerator: Accelerator) -> tuple[Any, str]:
+    """Return transformers' model on the device, and its attention: SDPA where it has that."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = asked.config()
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    config.use_cache = False
+    dtype = TORCH_DTYPES[PRECISIONS[asked.precision].parameters]
+    make: Any = AutoModelForCausalLM.from_config
+    with torch.device(accelerator.device):
+        try:
+            return make(config, attn_implementation="sdpa", dtype=dtype), "sdpa"
+        except ValueError:  # gpt-oss has sinks, which SDPA does not know
+            return make(config, attn_implementation="eager", dtype=dtype), "eager"
+
+
+def _with_liger(model: Any) -> bool:
+    """Put Liger's kernels into a model; tell whether it has some for it."""
+    from liger_kernel.transformers import monkey_patch
+
+    if model.config.model_type not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
+        return False
+    monkey_patch._apply_liger_kernel_to_instance(model=model)
+    return True
+
+
+def _tokens(
+    asked: SpeedQuestion, spec: ModelSpec, accelerator: Accelerator, index: int
+) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(index)
+    size = (asked.micro_batch, asked.sequence_length + 1)
+    tokens = torch.randint(spec.vocab, size, generator=generator).to(accelerator.device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def _timed(
+    who: str,
+    asked: SpeedQuestion,
+    spec: ModelSpec,
+    accelerator: Accelerator,
+    step: Callable[[int], float],
+) -> dict[str, Any]:
+    seconds, loss = [], 0.0
+    for index in range(WARM_UP + asked.steps):
+        accelerator.synchronize()
+        begin = time.perf_counter()
+        loss = step(index)
+        accelerator.synchronize()
+        if index >= WARM_UP:
+            seconds.append(time.perf_counter() - begin)
+    median = statistics.median(seconds)
+    tokens = asked.micro_batch * asked.sequence_length
+    work = flops_per_token(spec, asked.sequence_length) * tokens
+    peak = _peak_flops(accelerator, PRECISIONS[asked.precision].compute)
+    return {
+        "who": who,
+        **dataclasses.asdict(asked),
+        "step_s": median,
+        "spread": (max(seconds) - min(seconds)) / median,
+        "tokens_per_s": tokens / median,
+        "mfu": None if peak is None else work / median / peak,
+        "peak_bytes": accelerator.memory().peak,
+        "loss": loss,
+    }
+
+
+def _peak_flops(accelerator: Accelerator, dtype: Dtype) -> float | None:
+    """Return the catalog's dense peak of this chip, if it knows the chip."""
+    chips = {chip.name: chip for chip in shipped().chips.values()}
+    chip = chips.get(accelerator.chip)
+    return None if chip is None else chip.peak_flops(dtype, fallback=True)

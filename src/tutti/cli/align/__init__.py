@@ -1,0 +1,1 @@
+"""`tutti align`: two sides, tensor by tensor."""

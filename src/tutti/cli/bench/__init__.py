@@ -1,0 +1,1 @@
+"""`tutti bench`: one file per benchmark."""

@@ -1,0 +1,129 @@
+"""`tutti bench train`: whole training steps on one chip, beside a plain Hugging Face loop."""
+
+from __future__ import annotations
+
+import importlib.util
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tutti.cli.shared.output import Json, print_json, print_rich
+from tutti.cli.shared.progress import ProgressLine
+from tutti.cli.shared.torch_needed import require_torch
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class Capture(StrEnum):
+    """Whether our blocks run as graphs, as a training job says it."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+def train(
+    model: Annotated[str, typer.Argument(help="A model of the catalog, by name.")] = "llama-3.2-1b",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, … (default: the best here).")
+    ] = None,
+    micro_batch: Annotated[int, typer.Option(help="Sequences of a step.", min=1)] = 4,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 4096,
+    layers: Annotated[
+        int | None, typer.Option(help="Fewer layers than the model has.", min=1)
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="pure_bf16 (bf16 Adam states on both sides), bf16, fp32.")
+    ] = "pure_bf16",
+    steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 10,
+    capture: Annotated[
+        Capture, typer.Option(help="Our blocks as graphs: where it pays, or can be.")
+    ] = Capture.AUTO,
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Also transformers, plain and with Liger.")
+    ] = True,
+    breakdown: Annotated[
+        bool, typer.Option("--breakdown", help="Where each millisecond of our step goes.")
+    ] = False,
+    target: Annotated[
+        float, typer.Option(help="With --breakdown: what this MFU would need.", min=0.01, max=1.0)
+    ] = 0.68,
+    json: Json = False,
+) -> None:
+    """Time whole steps (forward, backward, AdamW) of one chip: seconds, MFU, peak memory."""
+    require_torch("bench train")
+    from tutti.bench.train_speed import SpeedQuestion, hugging_face_speed, our_speed
+
+    asked = SpeedQuestion(
+        model=model, device=device, micro_batch=micro_batch, sequence_length=sequence_length,
+        layers=layers, precision=precision, steps=steps,
+        capture=capture.value,
+    )  # fmt: skip
+    with ProgressLine("training", wanted=not json) as line:
+        rows = [our_speed(asked, line.say, breakdown=breakdown)]
+        if peers:
+            rows.append(hugging_face_speed(asked, line.say))
+            if importlib.util.find_spec("liger_kernel") is not None:
+                rows.append(hugging_face_speed(asked, line.say, liger=True))
+    if json:
+        print_json({"rows": rows})
+        return
+    print_rich(_table(rows, asked.title))
+    if breakdown:
+        print_rich(_where(rows[0]))
+        print_rich(_parts(rows[0]))
+        if rows[0]["mfu"] is not None:
+            from tutti.bench.train_breakdown import Part, needed
+
+            typer.echo(needed([Part(**part) for part in rows[0]["parts"]], rows[0]["mfu"], target))
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> Table:
+    from rich.table import Table
+
+    from tutti.units import bytes_text, count_text
+
+    table = Table(title=title)
+    for name in ("who", "step", "tokens/s", "MFU", "peak memory", "loss"):
+        table.add_column(name, justify="left" if name == "who" else "right")
+    for row in rows:
+        if "failed" in row:
+            table.add_row(row["who"], row["failed"], "", "", "", "")
+            continue
+        table.add_row(
+            row["who"],
+            f"{row['step_s'] * 1e3:.1f} ms",
+            count_text(row["tokens_per_s"]),
+            f"{row['mfu']:.3f}" if row["mfu"] is not None else "–",
+            bytes_text(row["peak_bytes"]),
+            f"{row['loss']:.4f}",
+        )
+    return table
+
+
+def _where(row: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="where our step goes")
+    for name in ("what", "ms", "share"):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    for name, seconds in row["breakdown"].items():
+        table.add_row(name, f"{seconds * 1e3:.2f}", f"{seconds / row['step_s']:.1%}")
+    return table
+
+
+def _parts(row: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="what the chip does meanwhile")
+    for name in ("what", "ms", "share", "least ms"):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    whole = sum(part["seconds"] for part in row["parts"])
+    for part in row["parts"]:
+        least = f"{part['least_s'] * 1e3:.2f}" if part["least_s"] else "–"
+        table.add_row(
+            part["name"], f"{part['seconds'] * 1e3:.2f}", f"{part['seconds'] / whole:.1%}", least
+        )
+    return table

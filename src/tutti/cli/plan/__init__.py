@@ -1,0 +1,1 @@
+"""`tutti plan`: options, search, results."""

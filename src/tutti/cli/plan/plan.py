@@ -1,0 +1,126 @@
+"""`tutti plan`: search the best strategy for a model on a cluster, or lay a uniform one over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tutti.cli.plan import options
+from tutti.cli.predict import CalibrationFolder, ChipProfiles, Extrapolate, ProfileFolder
+from tutti.cli.shared.output import Json
+from tutti.errors import InputError
+
+
+def plan(
+    model: options.Model,
+    cluster: options.ClusterName,
+    global_batch: options.GlobalBatch = None,
+    sequence_length: options.SequenceLength = None,
+    precision: options.Precision = None,
+    objective: options.Objective = "time",
+    uniform: options.Uniform = None,
+    tp_max: options.TpMax = None,
+    cp_max: options.CpMax = None,
+    max_stages: options.MaxStages = None,
+    micro_batch: options.MicroBatch = None,
+    schedule: options.Schedule = None,
+    shard: options.Shard = None,
+    pool_only: options.PoolOnly = None,
+    no_offload: options.NoOffload = False,
+    no_recompute: options.NoRecompute = False,
+    no_mixed_stages: options.NoMixedStages = False,
+    no_mixed_pipelines: options.NoMixedPipelines = False,
+    use_all_pools: options.UseAllPools = False,
+    exportable: options.Exportable = None,
+    calibrations: CalibrationFolder = None,
+    profile: ProfileFolder = None,
+    extrapolate: Extrapolate = False,
+    chip_profile: ChipProfiles = None,
+    what_if: options.WhatIf = None,
+    replan_from: options.ReplanFrom = None,
+    export: options.Export = None,
+    export_to: options.ExportTo = None,
+    html: options.Html = None,
+    output: options.Output = None,
+    json: Json = False,
+) -> None:
+    """Search the best strategy for a model on a cluster, explain it, write the Plan."""
+    from tutti.cli.plan.results import Results
+
+    schedules = _words(schedule)
+    results = Results(output=output, html=html, export=export, export_to=export_to, json=json)
+    results.check(cluster, replan_from)
+    job: dict[str, Any] = {
+        "global_batch": global_batch,
+        "sequence_length": sequence_length,
+        "precision": precision,
+    }
+    limits: dict[str, Any] = {
+        "tp_max": tp_max,
+        "cp_max": cp_max,
+        "max_stages": max_stages,
+        "micro_batch": _numbers("--micro-batch", micro_batch),
+        "shard": _numbers("--shard", shard),
+        "pools": tuple(pool_only or ()),
+        "offload": not no_offload,
+        "recompute": not no_recompute,
+        "mixed_stages": not no_mixed_stages,
+        "mixed_pipelines": not no_mixed_pipelines,
+        "idle": not use_all_pools,
+        "exportable": exportable,
+    }
+    given = {"what_if": what_if, "replan_from": replan_from, "html": html, "profile": profile,
+             "calibrations": calibrations, "chip_profile": chip_profile}  # fmt: skip
+    if uniform is not None:
+        from tutti.cli.plan.uniform import lay_uniform
+
+        _refuse_with_uniform({**limits, **given}, objective)
+        lay_uniform(model, cluster, uniform, job, schedules, results)
+        return
+    from tutti.cli.plan.search import Asked, search
+
+    asked = Asked(
+        model=model,
+        cluster=cluster,
+        job=job,
+        limits=limits | {"schedules": schedules},
+        objective=objective,
+        calibrations=calibrations,
+        profile=profile,
+        extrapolate=extrapolate,
+        chip_profiles=tuple(chip_profile or ()),
+        what_if=tuple(what_if or ()),
+        replan_from=replan_from,
+    )
+    search(asked, results)
+
+
+def _words(texts: list[str] | None) -> tuple[str, ...]:
+    return tuple(word.strip() for text in texts or () for word in text.split(",") if word.strip())
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not word.isdecimal():
+            raise InputError(f"{option}: '{word}' is no number; write a list such as 1,2,4")
+    return tuple(map(int, words))
+
+
+def _refuse_with_uniform(given: dict[str, Any], objective: str) -> None:
+    """Refuse options that only a search can obey."""
+    names = {
+        "pools": "--pool-only",
+        "idle": "--use-all-pools",
+        "offload": "--no-offload",
+        "recompute": "--no-recompute",
+        "mixed_stages": "--no-mixed-stages",
+        "mixed_pipelines": "--no-mixed-pipelines",
+    }
+    wrong = [name for name, value in given.items() if value is False or value not in (None, ())]
+    wrong = [name for name in wrong if given[name] is not True]
+    wrong += ["objective"] if objective != "time" else []
+    if wrong:
+        option = names.get(wrong[0], "--" + wrong[0].replace("_", "-"))
+        raise InputError(f"{option}: goes with a search, which --uniform leaves out; drop one")

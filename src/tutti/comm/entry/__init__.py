@@ -1,0 +1,1 @@
+"""How ranks are let in: the secret, the handshake, the store where they meet."""

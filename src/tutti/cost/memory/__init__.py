@@ -1,0 +1,1 @@
+"""Bytes on a chip and its host: state, activations, and what each instruction takes."""

@@ -1,0 +1,301 @@
+"""Bytes on one chip: what always lies there, and what each instruction takes and gives back.
+
+Static: parameters, gradients, optimizer states (their shards), communication buffers, what the
+runtime itself takes. Moving: activations between forward and weight gradient, what recomputation
+brings back, received and sent boundary tensors, gathered parameters, gradients before their
+reduction, and whatever offloading keeps only for its use. Summed over the list by the simulator,
+this is memory over time under the actual schedule.
+
+A step of one micro-batch has no sum of gradients that lies there throughout: each weight pass makes
+its units' gradients, in the place of their activations, and the optimizer's step lets them go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.plan.equal_instructions import Kinds
+from tutti.models.parameters import ParameterClass
+from tutti.plan.plan import ContextKind, UnitRanges, covers
+from tutti.schedule.instruction import Instruction, Op, What
+
+FloatArray = npt.NDArray[np.float64]
+# Per logit while the loss is computed, beside the kept copy: exponentials and half the gradient.
+LOSS_BYTES = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """What a runtime takes besides tensors."""
+
+    context_bytes: float = 0.9 * 2**30  # driver context, libraries, communicators
+    workspace_bytes: float = 0.3e9  # of matrix products and collectives, inside the allocator
+    slack: float = 0.03  # of the tensors' peak: fragmentation and rounding by the allocator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticBytes:
+    """What lies on a chip from step to step."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    buffers: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.parameters + self.gradients + self.optimizer + self.buffers
+
+
+@dataclass(slots=True)
+class MemoryFlow:
+    """Static bytes, and per instruction what is taken at its start and given back at its end."""
+
+    static: StaticBytes
+    allocate: FloatArray
+    free: FloatArray
+
+
+class MemoryModel:
+    """The bytes of one class of ranks."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self.holdings = holdings
+        self.plan = holdings.plan
+        self.precision = holdings.plan.job.precision
+        self.offload = holdings.replica.offload
+        self.units = [u for a, b in holdings.stage.units for u in range(a, b)]
+        self.num_micro_batches = holdings.plan.pipelines[holdings.place[0]].micro_batches
+        self._updated: dict[object, float] = {}  # by likeness, as the next ones
+        self._shards: dict[object, float] = {}
+        self._gathered_bytes: dict[object, float] = {}
+
+    # --- static --------------------------------------------------------------------------
+
+    def static(self) -> StaticBytes:
+        """Return what lies on the chip from step to step."""
+        away = self.offload
+
+        def resident(size: Callable[[int], float], offloaded: UnitRanges) -> float:
+            return sum(size(u) for u in self.units if not covers(offloaded, u))
+
+        return StaticBytes(
+            parameters=resident(self._parameter_shard, away.parameters),
+            gradients=resident(self._standing_gradients, away.gradients),
+            optimizer=resident(self._optimizer_shard, away.optimizer),
+            buffers=2 * self.boundary(),  # one buffer in use, one being filled
+        )
+
+    def _state_bytes(self) -> float:
+        """Return the optimizer's bytes per parameter: master copy and moments."""
+        moments = 2 if self.plan.job.optimizer == "adamw" else 0
+        master = self.precision.master
+        copy = master.num_bytes if master is not None else 0.0
+        return copy + moments * self.precision.moments.num_bytes
+
+    def boundary(self) -> float:
+        """Return the bytes of a boundary tensor that a rank owns."""
+        work, hidden = self.holdings.workload, self.holdings.model.hidden
+        return work.own_tokens * hidden * work.element_bytes
+
+    # --- moving --------------------------------------------------------------------------
+
+    def flow(self, kinds: Kinds) -> MemoryFlow:
+        """Return what each instruction takes and gives back."""
+        effects = {example: self.effect(example) for example in kinds.examples}
+        allocate = kinds.spread(lambda example: effects[example][0])
+        free = kinds.spread(lambda example: effects[example][1])
+        # A received tensor is given back when the pass that uses it ends.
+        np.add.at(free, kinds.after_receive, self.boundary())
+        return MemoryFlow(self.static(), allocate, free)
+
+    def effect(self, entry: Instruction) -> tuple[float, float]:
+        """Return the bytes that an instruction takes at its start and gives back at its end."""
+        units = range(entry.start, entry.stop)
+        if entry.op is Op.FORWARD:
+            passing = max(map(self._context_buffers, units))
+            return sum(map(self._kept, units)) + passing, sum(map(self._brought, units)) + passing
+        if entry.op is Op.RECOMPUTE:
+            passing = max(map(self._context_buffers, units))
+            return sum(map(self._again, units)) + passing, passing
+        if entry.op is Op.BACKWARD_INPUT:
+            # Beside keys and values their gradients travel.
+            passing = max(self._input_gradients(u) + 2 * self._context_buffers(u) for u in units)
+            return passing, passing + sum(map(self._brought, units))  # weights need them no more
+        if entry.op is Op.BACKWARD_WEIGHT:
+            return self._weight_pass(units)
+        if entry.op in (Op.SEND, Op.RECEIVE):
+            size = self.boundary()
+            return size, size if entry.op is Op.SEND else 0.0
+        return self._state_effect(entry)
+
+    def _weight_pass(self, units: range) -> tuple[float, float]:
+        """Return what the weight passes of some units take and give back.
+
+        Gradients that are made once take, unit by unit from the last one down, the place of what
+        the units above them kept.
+        """
+        taken = sum(map(self._transient_gradients, units))
+        given = sum(self._kept(u) + self._again(u) for u in units)
+        if not any(map(self.made_once, units)):
+            passing = max(map(self._weight_gradients, units))
+            return taken + passing, given + passing
+        held = peak = taken
+        for unit in reversed(units):
+            held += self._made_gradients(unit)
+            peak = max(peak, held + self._weight_gradients(unit))
+            held -= self._kept(unit) + self._again(unit)
+        return peak, peak - held
+
+    def _state_effect(self, entry: Instruction) -> tuple[float, float]:
+        units = range(entry.start, entry.stop)
+        if entry.op is Op.GATHER_PARAMETERS:
+            kind = ParameterClass(entry.what.value)
+            return sum(self._gathered(u, kind) for u in units), 0.0
+        if entry.op is Op.REDUCE_GRADIENTS and entry.micro_batch >= 0:
+            kind = ParameterClass(entry.what.value)
+            return 0.0, sum(self._unreduced(u, kind) for u in units)
+        if entry.op is Op.STEP:
+            updated = (
+                self._parameter_shard(u) for u in units if covers(self.offload.parameters, u)
+            )
+            used = (self._gradient_shard(u) for u in units if covers(self.offload.gradients, u))
+            return sum(updated), sum(used) + sum(map(self._made_gradients, units))
+        if entry.op not in (Op.FETCH, Op.OFFLOAD):
+            return 0.0, 0.0
+        size = {
+            What.ACTIVATIONS: lambda: sum(self._kept(u) for u in units),
+            What.PARAMETERS: lambda: sum(self._parameter_shard(u) for u in units),
+            What.GRADIENTS: lambda: sum(self._gradient_shard(u) for u in units),
+            What.OPTIMIZER: lambda: sum(self._optimizer_shard(u) for u in units),
+        }.get(entry.what, lambda: 0.0)()
+        if entry.op is Op.OFFLOAD:
+            return 0.0, size
+        if entry.what is What.GRADIENTS and entry.micro_batch >= 0:
+            return size, size  # added to what the weight pass left, then dropped
+        return size, 0.0
+
+    # --- per unit ------------------------------------------------------------------------
+
+    def _kept(self, unit: int) -> float:
+        return self.holdings.activations(unit)
+
+    def _again(self, unit: int) -> float:
+        """What recomputation brings back for the time of the unit's backward."""
+        if self.holdings.recompute_kind(unit) == "none":
+            return 0.0
+        return self.holdings.activations(unit, "none") - self.holdings.activations(unit)
+
+    def _input_gradients(self, unit: int) -> float:
+        """Gradients of activations that live only inside a unit's backward, at their most."""
+        model, work = self.holdings.model, self.holdings.workload
+        if unit == model.head_unit:
+            return LOSS_BYTES * work.tokens * -(-model.vocab // work.tp)
+        mlp = model.block(unit).mlp if unit else None
+        width = mlp.hidden if mlp is not None else model.hidden
+        return 3 * work.element_bytes * work.tokens * width / work.tp
+
+    def _context_buffers(self, unit: int) -> float:
+        """Keys and values of others: all of them (gathered), or the piece that a ring passes on."""
+        model, work, replica = self.holdings.model, self.holdings.workload, self.holdings.replica
+        if work.cp == 1 or not 0 < unit < model.head_unit:
+            return 0.0
+        part = model.block(unit).attention
+        heads = part.kv_heads / min(work.tp, part.kv_heads)
+        piece = work.tokens * heads * (part.head_dim + part.value_dim) * work.element_bytes
+        return piece * (work.cp if replica.context_kind is ContextKind.ALL_GATHER else 1)
+
+    def _weight_gradients(self, unit: int) -> float:
+        """The largest weight's gradient, fresh and as it is added to the sum, beside the rest."""
+        model, work = self.holdings.model, self.holdings.workload
+        mlp = model.block(unit).mlp if 0 < unit < model.head_unit else None
+        if mlp is None:
+            return 0.0
+        weight = (2 if mlp.gated else 1) * model.hidden * mlp.hidden / work.tp
+        added = 0.0 if self._stays_as_made(unit) else self.precision.gradients.num_bytes
+        fresh = weight * (work.element_bytes + added)
+        return fresh + self._input_gradients(unit)
+
+    def _shard(self, unit: int, level: int) -> float:
+        """How many of a unit's parameters a rank holds of what shards from `level` on."""
+        key = (level, self.holdings.likeness(unit))
+        if key not in self._shards:
+            self._shards[key] = sum(
+                self.holdings.parameters(unit, kind) * self.holdings.shard(unit, kind, level)
+                for kind in ParameterClass
+            )
+        return self._shards[key]
+
+    def _gathered(self, unit: int, kind: ParameterClass) -> float:
+        if self.holdings.level(unit, kind) < 3:
+            return 0.0
+        return self.holdings.parameters(unit, kind) * self.precision.parameters.num_bytes
+
+    def _brought(self, unit: int) -> float:
+        """Parameters that were gathered or fetched for one pass."""
+        key = self.holdings.likeness(unit)
+        if key not in self._gathered_bytes:
+            self._gathered_bytes[key] = sum(self._gathered(unit, kind) for kind in ParameterClass)
+        fetched = self._parameter_shard(unit) if covers(self.offload.parameters, unit) else 0.0
+        return self._gathered_bytes[key] + fetched
+
+    def _parameter_shard(self, unit: int) -> float:
+        return self._shard(unit, 3) * self.precision.parameters.num_bytes
+
+    def _gradient_shard(self, unit: int) -> float:
+        return self._shard(unit, 2) * self.precision.gradients.num_bytes
+
+    def made_once(self, unit: int) -> bool:
+        """Tell whether a unit's gradients lie on the chip only from its weight pass to the step.
+
+        From level 2 on they are reduced at once, and what is left of them is a shard.
+        """
+        if self.num_micro_batches > 1 or covers(self.offload.gradients, unit):
+            return False
+        return all(self.holdings.level(unit, kind) < 2 for kind in ParameterClass)
+
+    def _stays_as_made(self, unit: int) -> bool:
+        """Tell whether nothing is added to a unit's gradients: they stay in the weights' dtype."""
+        return self.made_once(unit) and not self.holdings.is_shared(unit)
+
+    def _standing_gradients(self, unit: int) -> float:
+        return 0.0 if self.made_once(unit) else self._gradient_shard(unit)
+
+    def _made_gradients(self, unit: int) -> float:
+        """Gradients that come with a unit's weight pass; a tied table's come with the head's."""
+        if not self.made_once(unit):
+            return 0.0
+        precision = self.precision
+        dtype = precision.parameters if self._stays_as_made(unit) else precision.gradients
+        return (self._shard(unit, 2) + self.holdings.tied_above(unit)) * dtype.num_bytes
+
+    def optimizer_parameters(self, unit: int) -> float:
+        """Return how many parameters of a unit a rank updates."""
+        key = self.holdings.likeness(unit)
+        if key not in self._updated:
+            self._updated[key] = sum(
+                self.holdings.updated(unit, kind) * self.holdings.shard(unit, kind, 1)
+                for kind in ParameterClass
+            )
+        return self._updated[key]
+
+    def _optimizer_shard(self, unit: int) -> float:
+        return self.optimizer_parameters(unit) * self._state_bytes()
+
+    def _unreduced(self, unit: int, kind: ParameterClass) -> float:
+        if self.holdings.level(unit, kind) < 2:
+            return 0.0
+        return self.holdings.parameters(unit, kind) * self.precision.gradients.num_bytes
+
+    def _transient_gradients(self, unit: int) -> float:
+        """Gradients that lie whole on the chip only until they are reduced or offloaded."""
+        unreduced = sum(self._unreduced(unit, kind) for kind in ParameterClass)
+        if covers(self.offload.gradients, unit):
+            unreduced += self._gradient_shard(unit)
+        return unreduced

@@ -1,0 +1,1 @@
+"""Seconds of transfers and collectives: closed forms, programs on links, host memory, files."""

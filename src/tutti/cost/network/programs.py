@@ -1,0 +1,182 @@
+"""The price of a collective program, and the one function that chooses programs.
+
+A step costs its start-up (α per round on the slowest kind of edge it uses) plus the most bytes
+that any rank moves over a kind of edge ÷ the bandwidth there; different kinds of edges work at the
+same time. Chunks overlap the steps: the first chunk passes all of them, the others follow at the
+pace of the slowest. `comm` executes, and the simulator prices, what is chosen here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tutti.collective import CollectiveProgram, Operation, algorithms, build
+from tutti.collective.group import Edge, Group
+from tutti.collective.layout import Layout
+from tutti.collective.load import load
+from tutti.collective.program import Action
+from tutti.cost.network.group_links import GroupLinks, Wire
+from tutti.cost.network.program_rates import rated_price
+from tutti.cost.network.tuned_programs import Tuned
+
+CHUNKS = (1, 2, 4, 8, 16)  # that are priced, and measured
+_LARGE = 256  # ranks, above which algorithms whose price takes long to find are left out
+_SLOW_TO_PRICE = frozenset({"doubling", "double_tree", "direct", "tree"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """What of the nominal links a software stack makes use of."""
+
+    island: float = 0.8
+    fabric: float = 0.75
+    startup_s: float = 5e-6  # of one step inside an island
+    hop_s: float = 5e-6  # of one round between islands, on top of the link's own latency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A program that was chosen, with its price and those it was chosen over."""
+
+    algorithm: str
+    chunks: int
+    seconds: float
+    alternatives: tuple[tuple[str, int, float], ...] = ()
+
+
+def program_seconds(
+    program: CollectiveProgram, num_bytes: float, links: GroupLinks, efficiency: Efficiency
+) -> float:
+    """Return how long a program takes for `num_bytes` of whole buffer."""
+    if links.rates:
+        return rated_price(program, links).seconds(num_bytes, program.chunks)
+    return _pipelined(_step_prices(program, links, efficiency), num_bytes, program.chunks)
+
+
+StepPrices = tuple[tuple[float, float], ...]  # per step: seconds per byte, seconds of start-up
+
+
+def _pipelined(prices: StepPrices, num_bytes: float, chunks: int) -> float:
+    """The first chunk passes all steps, the others follow at the pace of the slowest."""
+    steps = [per_byte * num_bytes / chunks + startup for per_byte, startup in prices]
+    return sum(steps) + (chunks - 1) * max(steps, default=0.0)
+
+
+@functools.lru_cache(maxsize=4096)
+def _step_prices(
+    program: CollectiveProgram, links: GroupLinks, efficiency: Efficiency
+) -> StepPrices:
+    """Return what each step costs per byte of the whole buffer, and to start."""
+    # Loads are linear in the size, up to rounding: priced once at a size that divides well.
+    layout = Layout.of(program, _sections(program))
+    whole = layout.total
+    prices: list[tuple[float, float]] = []
+    for index, step in enumerate(program.steps):
+        found = load(program, index, layout)
+        moved = {edge: found.most(edge) * program.chunks for edge in Edge}
+        used = [edge for edge in Edge if moved[edge]]
+        wires = {edge: _effective(links.wire(edge), edge, efficiency) for edge in used}
+        per_byte = max((moved[e] / whole / wires[e].bandwidth for e in used), default=0.0)
+        latency = max((wire.latency_s for wire in wires.values()), default=0.0)
+        rounds = 1 if step.action is Action.EXCHANGE or used == [Edge.ISLAND] else found.rounds
+        prices.append((per_byte, latency * rounds))
+    return tuple(prices)
+
+
+def _sections(program: CollectiveProgram) -> int:
+    return 5040 * max(1, program.group.size) * program.chunks
+
+
+def _effective(wire: Wire, edge: Edge, efficiency: Efficiency) -> Wire:
+    inside = edge is Edge.ISLAND
+    share = efficiency.island if inside else efficiency.fabric
+    extra = efficiency.startup_s if inside else efficiency.hop_s
+    return Wire(latency_s=wire.latency_s + extra, bandwidth=wire.bandwidth * share)
+
+
+def candidates(operation: Operation, group: Group) -> tuple[str, ...]:
+    """Return the algorithms worth pricing for a group."""
+    found = algorithms(operation, group)
+    if group.size <= _LARGE:
+        return found
+    return tuple(name for name in found if name not in _SLOW_TO_PRICE)
+
+
+@functools.lru_cache(maxsize=16384)
+def choose_program(
+    operation: Operation,
+    num_bytes: float,
+    links: GroupLinks,
+    efficiency: Efficiency,
+    *,
+    native_across: bool = False,
+    tuned: Tuned | None = None,
+) -> Choice:
+    """Return the cheapest program for an operation on `num_bytes` of whole buffer.
+
+    `native_across` says that one vendor's library spans the whole group; otherwise a native
+    collective is possible only inside one island. `tuned` holds measured times, which count where
+    a program was measured near this size.
+    """
+    group = links.group
+    if group.size == 1 or num_bytes <= 0:
+        return Choice(algorithm="none", chunks=1, seconds=0.0)
+    priced: list[tuple[float, str, int]] = []
+    for name in candidates(operation, group):
+        if name == "native" and len(group.islands) > 1 and not native_across:
+            continue
+        price = _price(_build(operation, name, group), links, efficiency)
+        priced += [
+            (price(num_bytes, chunks), name, chunks)
+            for chunks in (CHUNKS if len(group.islands) > 1 else (1,))
+        ]
+    if tuned is not None:
+        priced = tuned.corrected(operation, group, num_bytes, priced)
+    priced.sort()
+    seconds, name, chunks = priced[0]
+    best: dict[str, tuple[str, int, float]] = {}
+    for other_seconds, other, other_chunks in priced:
+        best.setdefault(other, (other, other_chunks, other_seconds))
+    return Choice(algorithm=name, chunks=chunks, seconds=seconds, alternatives=tuple(best.values()))
+
+
+def price_named(
+    operation: Operation,
+    num_bytes: float,
+    links: GroupLinks,
+    efficiency: Efficiency,
+    algorithm: str,
+    chunks: int,
+) -> Choice | None:
+    """Return the price of a program that was chosen before; None where it does not apply."""
+    group = links.group
+    if group.size == 1 or num_bytes <= 0:
+        return Choice(algorithm="none", chunks=1, seconds=0.0)
+    if algorithm not in algorithms(operation, group):
+        return None
+    price = _price(_build(operation, algorithm, group), links, efficiency)
+    return Choice(algorithm=algorithm, chunks=chunks, seconds=price(num_bytes, chunks))
+
+
+def _price(
+    program: CollectiveProgram, links: GroupLinks, efficiency: Efficiency
+) -> Callable[[float, int], float]:
+    """Return the seconds of a program as a function of bytes and chunks."""
+    if links.rates and links.group.size <= _LARGE:
+        return rated_price(program, links).seconds
+    prices = _step_prices(program, links, efficiency)
+    return lambda num_bytes, chunks: _pipelined(prices, num_bytes, chunks)
+
+
+@functools.lru_cache(maxsize=4096)
+def _build(operation: Operation, name: str, group: Group) -> CollectiveProgram:
+    needs_root = operation in (
+        Operation.BROADCAST,
+        Operation.REDUCE,
+        Operation.GATHER,
+        Operation.SCATTER,
+    )
+    root = group.ranks[0] if needs_root else None
+    return build(operation, name, group, root=root)

@@ -1,0 +1,1 @@
+"""Seconds of operators, products and whole units on one chip."""

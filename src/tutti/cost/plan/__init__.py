@@ -1,0 +1,1 @@
+"""The price of a Plan: seconds and bytes of every instruction of its Schedule."""

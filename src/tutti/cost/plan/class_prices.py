@@ -1,0 +1,178 @@
+"""Seconds of the instructions of one class of ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from tutti.collective import Operation
+from tutti.cost.measured.layer_profile_prices import ProfiledMemory
+from tutti.cost.memory.instruction_memory import MemoryModel
+from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.network.group_placement import placement_of
+from tutti.cost.network.recorded_programs import Use
+from tutti.cost.plan.gradient_groups import operation_of
+from tutti.cost.plan.pool_prices import UnitTimes
+from tutti.cost.plan.step_context import StepContext
+from tutti.models.parameters import ParameterClass
+from tutti.plan.plan import covers
+from tutti.schedule.boundary import must_join
+from tutti.schedule.instruction import Instruction, Op, Scope, What
+from tutti.schedule.schedule import RankClass
+
+BATCH_ENTRY_BYTES = 24.0  # token, label and position of one place in a sequence
+
+
+class Price(NamedTuple):
+    """How long an instruction occupies its lane, and whether it uses the NIC of its rank."""
+
+    seconds: float
+    leaves_node: bool = False
+
+
+class ClassPricer:
+    """Seconds of the instructions of one class of ranks."""
+
+    def __init__(
+        self,
+        rank_class: RankClass,
+        shared: StepContext,
+        holdings: Holdings,
+        memory: MemoryModel,
+    ) -> None:
+        self.rank_class = rank_class
+        self.shared = shared
+        self.holdings = holdings
+        self.memory = memory
+        self.replica = holdings.replica
+        pool = self.replica.chips.pools[0]
+        self.prices = shared.prices[pool]
+        self.placement = placement_of(self.replica, shared.cluster.pool(pool).node)
+        self._updated = sum(memory.optimizer_parameters(unit) for unit in memory.units)
+        self._optimizer = self.prices.optimizer(self._updated)
+        self._times: dict[int, UnitTimes] = {}
+
+    def price(self, entry: Instruction) -> Price:
+        """Return what an instruction takes."""
+        if entry.op in (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT):
+            return Price(sum(self._pass(unit, entry.op) for unit in range(entry.start, entry.stop)))
+        handler = {
+            Op.SEND: self._send,
+            Op.RECEIVE: self._receive,
+            Op.GATHER_PARAMETERS: self._collective,
+            Op.REDUCE_GRADIENTS: self._collective,
+            Op.SYNC_TIED: self._tied,
+            Op.CLIP_NORM: self._norm,
+            Op.FETCH: self._copy,
+            Op.OFFLOAD: self._copy,
+            Op.STEP: self._step,
+        }[entry.op]
+        return handler(entry)
+
+    def _pass(self, unit: int, op: Op) -> float:
+        times = self._times.get(unit)
+        if times is None:
+            times = self._times[unit] = self.prices.unit(
+                self.holdings.workload,
+                unit,
+                self.holdings.recompute_kind(unit),
+                overlap_chunks=self.replica.tp_overlap_chunks,
+                context_kind=self.replica.context_kind,
+                placement=self.placement,
+            )
+        if op is Op.FORWARD:
+            return times.forward
+        if op is Op.RECOMPUTE:
+            return times.recompute
+        return times.backward_input if op is Op.BACKWARD_INPUT else times.backward_weight
+
+    def _send(self, entry: Instruction) -> Price:
+        found = self.shared.boundary(self.rank_class.pipeline, entry.start, entry.what)
+        return Price(found.seconds, found.leaves_node)
+
+    def _receive(self, entry: Instruction) -> Price:
+        """Joining the slices of a tensor-parallel group over its own links."""
+        del entry
+        if not must_join(self.replica):
+            return Price(0.0)
+        first = self.placement.first  # the worst placed group joins last
+        chips = tuple(self.replica.chips.at(first + i) for i in range(self.replica.tp))
+        links, size = self.shared.links(chips), self.memory.boundary()
+        return Price(
+            self.shared.choose("boundary", Operation.ALL_GATHER, size, links).seconds,
+            links.nodes > 1,
+        )
+
+    def _collective(self, entry: Instruction) -> Price:
+        kind = ParameterClass(entry.what.value)
+        precision = self.shared.plan.job.precision
+        units = range(entry.start, entry.stop)
+        count = float(sum(self.holdings.parameters(unit, kind) for unit in units))
+        rule = self.shared.plan.synchronisation_of(entry.start, kind)
+        if entry.op is Op.REDUCE_GRADIENTS and rule.shard_level >= 2 and entry.scope is Scope.ALL:
+            share = self.holdings.shard(entry.start, kind, 2)
+            return self._closing(entry.start, kind, count * share * precision.gradients.num_bytes)
+        scope = self.rank_class.pipeline if entry.scope is Scope.PIPELINE else None
+        links = self.shared.groups.of(entry.start, kind, scope)
+        if links is None:
+            return Price(0.0)
+        gather = entry.op is Op.GATHER_PARAMETERS
+        size = count * (precision.parameters if gather else precision.gradients).num_bytes
+        operation = operation_of(entry, self.holdings.level(entry.start, kind))
+        use: Use = "parameters" if gather else "gradients"
+        return Price(self.shared.choose(use, operation, size, links).seconds, links.nodes > 1)
+
+    def _closing(self, unit: int, kind: ParameterClass, size: float) -> Price:
+        """A rank's shard, piece by piece, with those who hold the piece in other pipelines."""
+        meeting = self.shared.closing(unit, kind, self.holdings.place)
+        if meeting is None:
+            return Price(0.0)
+        links, pieces = self.shared.links(meeting.chips), meeting.pieces
+        once = self.shared.choose("gradients", Operation.ALL_REDUCE, size / pieces, links)
+        return Price(pieces * once.seconds, links.nodes > 1)
+
+    def _tied(self, entry: Instruction) -> Price:
+        """The tied table travels once between the stages that hold its two copies."""
+        precision = self.shared.plan.job.precision
+        element = precision.gradients if entry.what is What.GRADIENTS else precision.parameters
+        model, replica = self.shared.model, self.replica
+        held = 0 if covers(self.holdings.stage.units, 0) else model.head_unit
+        share = self.holdings.shard(held, ParameterClass.DENSE, 1)
+        size = -(-model.vocab // replica.tp) * model.embedding.dim * element.num_bytes * share
+        ends = [
+            stage.replicas[0].chips.at(0)
+            for unit in (0, model.head_unit)
+            for p, _, stage in self.shared.index.of(unit)
+            if p == self.rank_class.pipeline
+        ]
+        if ends[0] == ends[-1]:
+            return Price(0.0)
+        links = self.shared.links((ends[0], ends[-1]))
+        operation = Operation.BROADCAST if entry.what is What.PARAMETERS else Operation.REDUCE
+        return Price(self.shared.choose("tied", operation, size, links).seconds, links.nodes > 1)
+
+    def _norm(self, entry: Instruction) -> Price:
+        """A handful of numbers up a tree of all ranks and down again."""
+        del entry
+        ranks = self.shared.groups.everyone()
+        hop = self.prices.efficiency.hop_s
+        return Price(2.0 * math.ceil(math.log2(ranks)) * hop if ranks > 1 else 0.0)
+
+    def _copy(self, entry: Instruction) -> Price:
+        if entry.what is What.BATCH:
+            moved = self.holdings.workload.tokens * BATCH_ENTRY_BYTES
+        else:
+            taken, given = self.memory.effect(entry)
+            moved = max(taken, given)
+        passing = entry.what in (What.ACTIVATIONS, What.BATCH)  # with every micro-batch
+        rate = self.shared.host.lane_bandwidth(self.replica.chips, activations=passing)
+        return Price(self.prices.copy_seconds(moved, rate))
+
+    def _step(self, entry: Instruction) -> Price:
+        """A bucket's part of the whole stage's optimizer step."""
+        layers = self.prices.layers
+        if layers is not None and isinstance(self.memory, ProfiledMemory):
+            units = self.memory.updated_units(entry.start, entry.stop)
+            return Price(layers.optimizer_s(self.holdings.workload, units))
+        count = sum(self.memory.optimizer_parameters(u) for u in range(entry.start, entry.stop))
+        return Price(self._optimizer * count / self._updated if self._updated else 0.0)

@@ -1,0 +1,77 @@
+"""Who reduces a unit's gradients with whom, and by which operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tutti.collective import Operation
+from tutti.cost.memory.rank_state import HolderIndex
+from tutti.cost.network.group_links import GroupLinks, group_links
+from tutti.cost.network.host_memory_traffic import HostMemory
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.topology import Position
+from tutti.models.parameters import ParameterClass
+from tutti.plan.plan import Plan, Stage
+from tutti.schedule.instruction import Instruction, Op, Scope
+
+
+class Groups:
+    """The groups of a plan's synchronisation, made once each."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        index: HolderIndex,
+        host: HostMemory | None = None,
+    ) -> None:
+        self._host = host
+        self._num_ranks = plan.num_ranks
+        self._index = index
+        self._cluster = cluster
+        self._known: dict[object, GroupLinks | None] = {}
+
+    def of(self, unit: int, kind: ParameterClass, pipeline: int | None) -> GroupLinks | None:
+        """Return one group that shares parameters of a unit (its tensor slices have their own).
+
+        Every tensor position reduces with its peers over links of its own, so one of them stands
+        for all; within a pipeline, or across all of them. None where the pipeline spreads no
+        experts, and so holds them among its dense parameters.
+        """
+        found = self._index.of(unit)
+        key = (kind, id(found), pipeline)
+        if key not in self._known:
+            holders = [held for held in found if pipeline in (None, held[0])]
+            chips = [chip for _, _, stage in holders for chip in _sharing(stage, kind)]
+            links = group_links(self._cluster, chips) if chips else None
+            if links is not None and self._host is not None:
+                links = self._host.capped(links, [stage for _, _, stage in holders])
+            self._known[key] = links
+        return self._known[key]
+
+    def everyone(self) -> int:
+        """The number of ranks."""
+        return self._num_ranks
+
+
+def _sharing(stage: Stage, kind: ParameterClass) -> Iterator[Position]:
+    if kind is ParameterClass.EXPERT:
+        chips, position = stage.chips, 0
+        for group in stage.experts:
+            for _ in range(group.count):
+                yield chips.at(position)
+                position += group.chips
+        return
+    for replica in stage.replicas:
+        for copy in range(replica.count):
+            for cp in range(replica.cp):
+                yield replica.chips.at(copy * replica.width + cp * replica.tp)
+
+
+def operation_of(entry: Instruction, level: int) -> Operation:
+    """Return which collective an instruction is, for parameters of a shard level."""
+    if entry.op is Op.GATHER_PARAMETERS:
+        return Operation.ALL_GATHER
+    if level == 0 or (level >= 2 and entry.scope is Scope.ALL):
+        return Operation.ALL_REDUCE
+    return Operation.REDUCE_SCATTER

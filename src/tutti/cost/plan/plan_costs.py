@@ -1,0 +1,151 @@
+"""Seconds and bytes of every instruction of a Plan's Schedule: what the simulator is given.
+
+Each pool is priced with its own calibration (chip and software stack); a chip without one is
+priced from the catalog's nominal figures and the constants' priors, and `PricedStep.basis` says so.
+Where a profile covers a pool, measured operators (a chip's profile) or units (a layer profile)
+replace the model's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tutti.cost.measured.layer_profile_prices import memory_model, profiled_pools
+from tutti.cost.measured.pools import measured_pools
+from tutti.cost.memory.instruction_memory import Overheads, StaticBytes
+from tutti.cost.memory.rank_state import Holdings, Kernels, workload_of
+from tutti.cost.network.recorded_programs import written_choices
+from tutti.cost.plan.class_prices import ClassPricer
+from tutti.cost.plan.pool_prices import PoolPrices
+from tutti.cost.plan.simulator_inputs import ClassCosts, StepCosts
+from tutti.cost.plan.sources import Sources
+from tutti.cost.plan.step_context import StepContext
+from tutti.hardware.cluster import Cluster
+from tutti.models.spec import ModelSpec
+from tutti.plan.job import Job
+from tutti.plan.plan import CollectiveChoice, Plan
+from tutti.schedule.schedule import RankClass, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedStep:
+    """The costs of a step, and what they rest on."""
+
+    costs: StepCosts
+    statics: tuple[StaticBytes, ...]  # per class of ranks
+    basis: Mapping[str, str]  # pool → calibration, or "nominal, not measured"
+    extrapolations: tuple[str, ...]  # what lies outside the calibrations' measured ranges
+    slowdown: float  # of the slowest node among all, relative to a typical one
+    overheads: Overheads
+    choices: tuple[CollectiveChoice, ...]  # the programs of its collectives
+
+
+def price_schedule(
+    schedule: Schedule,
+    model: ModelSpec,
+    cluster: Cluster,
+    sources: Sources | None = None,
+    *,
+    prices: Mapping[str, PoolPrices] | None = None,
+) -> PricedStep:
+    """Return the seconds and bytes of every instruction; units by their profile, if given.
+
+    `prices` are those of the pools, where many plans of one job are priced.
+    """
+    sources = sources or Sources()
+    kernels, overheads = sources.kernels, sources.overheads
+    plan = schedule.plan
+    used = {name for _, _, stage in plan.stages() for name in stage.chips.pools}
+    if prices is None:
+        prices = pool_prices(plan, model, cluster, sources, used)
+    prices = {pool.name: prices[pool.name] for pool in cluster.pools if pool.name in used}
+    shared = StepContext(schedule, model, cluster, prices)
+    found = [_class_costs(c, shared, kernels, overheads) for c in schedule.classes]
+    nodes = {(chip.pool, chip.node) for _, _, stage in plan.stages() for chip in stage.chips}
+    jitter = max(price.node_jitter for price in prices.values())
+    return PricedStep(
+        costs=StepCosts(classes=tuple(costs for costs, _ in found)),
+        statics=tuple(static for _, static in found),
+        basis={name: price.basis for name, price in prices.items()},
+        extrapolations=_extrapolations(schedule, prices),
+        slowdown=1.0 + jitter * math.sqrt(2.0 * math.log(len(nodes))) if len(nodes) > 1 else 1.0,
+        overheads=overheads,
+        choices=written_choices(shared.asked()),
+    )
+
+
+def pool_prices(
+    plan: Plan, model: ModelSpec, cluster: Cluster, sources: Sources, used: set[str]
+) -> dict[str, PoolPrices]:
+    """Return the prices of some pools; they depend on the plan's job only."""
+    layers = profiled_pools(
+        sources.layer_profiles, model, cluster, used, extrapolate=sources.extrapolate
+    )
+    measured = measured_pools(sources.profiles, cluster, used, plan.job.precision.compute)
+    values = job_values(plan.job, model)
+    return {
+        pool.name: PoolPrices(
+            plan,
+            model,
+            cluster,
+            pool,
+            sources.calibration(pool, **values),
+            layers.get(pool.name),
+            measured.get(pool.name),
+        )
+        for pool in cluster.pools
+        if pool.name in used
+    }
+
+
+def job_values(job: Job, model: ModelSpec) -> dict[str, float]:
+    """Return what the job is like, in the words of the calibrations' ranges.
+
+    Nothing of the strategy: plans for one job must be priced by the same calibration.
+    """
+    return {
+        "hidden": float(model.hidden),
+        "sequence_length": float(job.sequence_length),
+    }
+
+
+def _extrapolations(schedule: Schedule, prices: Mapping[str, PoolPrices]) -> tuple[str, ...]:
+    plan = schedule.plan
+    found: dict[str, None] = {}
+    for rank_class in schedule.classes:
+        pipeline = plan.pipelines[rank_class.pipeline]
+        stage = pipeline.stages[rank_class.stage]
+        replica = stage.replicas[rank_class.replica]
+        pool = replica.chips.pools[0]
+        outside = prices[pool].extrapolations(
+            workload_of(plan, stage, replica),
+            pp=float(len(pipeline.stages)),
+            dp=float(stage.num_replicas),
+        )
+        found |= {f"{pool}: {line}": None for line in outside}
+    return tuple(found)
+
+
+def _class_costs(
+    rank_class: RankClass, shared: StepContext, kernels: Kernels, overheads: Overheads
+) -> tuple[ClassCosts, StaticBytes]:
+    place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
+    holdings = Holdings(shared.plan, shared.model, place, kernels, shared.index)
+    layers = shared.prices[holdings.replica.chips.pools[0]].layers
+    memory = memory_model(holdings, layers)
+    kinds = shared.kinds(rank_class.instructions)
+    if layers is None:  # measured units differ, each from each
+        kinds = kinds.joined(holdings.likeness)
+    flow = memory.flow(kinds)
+    pricer = ClassPricer(rank_class, shared, holdings, memory)
+    prices = {example: pricer.price(example) for example in kinds.examples}
+    costs = ClassCosts(
+        seconds=kinds.spread(lambda example: prices[example].seconds),
+        allocate_bytes=flow.allocate,
+        free_bytes=flow.free,
+        static_bytes=flow.static.total + overheads.context_bytes + overheads.workspace_bytes,
+        leaves_node=kinds.spread(lambda example: prices[example].leaves_node) > 0,
+    )
+    return costs, flow.static

@@ -1,0 +1,345 @@
+"""The prices of one pool: its machine, its calibration, the seconds of each kind of unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
+from tutti.cost.calibration.shipped import Calibration
+from tutti.cost.constants import Constants
+from tutti.cost.measured.calls import unit_calls
+from tutti.cost.measured.chip import MeasuredChip
+from tutti.cost.measured.layer_profile_prices import PASSES, ProfiledPool
+from tutti.cost.measured.unit import measured_unit, strategy_of
+from tutti.cost.network.group_placement import ALIGNED, Placement, span_of
+from tutti.cost.network.programs import Efficiency
+from tutti.cost.operators.exposed_communication import Spans
+from tutti.cost.operators.unit_times import (
+    UnitSeconds,
+    block_seconds,
+    embedding_seconds,
+    head_seconds,
+    optimizer_seconds,
+)
+from tutti.hardware.chip import Chip, Dtype
+from tutti.hardware.cluster import Cluster, Pool
+from tutti.models.memory import Recompute
+from tutti.models.operators import Workload
+from tutti.models.spec import ModelSpec
+from tutti.plan.plan import ContextKind, Plan
+
+# Shares of products, attention, element-wise work and collectives that run again.
+_RECOMPUTED: dict[Recompute, tuple[float, float, float, float]] = {
+    "none": (0.0, 0.0, 0.0, 0.0),
+    "selective": (0.0, 1.0, 0.0, 0.0),
+    "full": (1.0, 1.0, 1.0, 1.0),
+}
+
+
+LAUNCH_S = 5e-6  # of one kernel, in the priors of host times
+_NARROW = {Dtype.FP8: 1.0, Dtype.FP4: 2.0}  # what Strategy.fp8 calls them
+
+
+class UnitTimes(NamedTuple):
+    """Seconds of one unit for one micro-batch on one rank."""
+
+    forward: float
+    recompute: float
+    backward_input: float
+    backward_weight: float
+
+
+def nominal_constants(chip: Chip) -> Constants:
+    """Return the priors for a chip that nobody measured, the host's part by its launch overhead.
+
+    The priors of host times count launches of `LAUNCH_S` each; a chip whose launches take longer
+    has a higher launch floor.
+    """
+    plain, slower = Constants(), chip.launch_overhead_s / LAUNCH_S
+    return replace(
+        plain,
+        host_layer_s=plain.host_layer_s * slower,
+        host_tp_s=plain.host_tp_s * slower,
+        host_head_s=plain.host_head_s * slower,
+        host_step_s=plain.host_step_s * slower,
+        moe_host_s=plain.moe_host_s * slower,
+    )
+
+
+class _Inside(NamedTuple):
+    """How a replica computes a unit together, besides its degrees."""
+
+    overlap_chunks: int
+    context_kind: ContextKind
+    placement: Placement
+
+
+_SheetKey = tuple[str, Recompute, _Inside]  # with the kind of a unit first
+_Sheet = dict[_SheetKey, FloatArray]  # seconds by pass and workload
+
+
+class PoolPrices:
+    """Look-ups of seconds for the chips of one pool, by its layer profile where it has one."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: ModelSpec,
+        cluster: Cluster,
+        pool: Pool,
+        calibration: Calibration | None,
+        layers: ProfiledPool | None = None,
+        measured: MeasuredChip | None = None,
+    ) -> None:
+        self._model = model
+        self._compute = plan.job.precision.compute
+        self.layers = layers
+        self._measured = measured
+        self._pool = pool
+        self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
+        self.constants = (
+            calibration.constants() if calibration is not None else nominal_constants(pool.chip)
+        )
+        self.calibration = calibration
+        self.basis = calibration.label if calibration is not None else "nominal, not measured"
+        if layers is not None:
+            self.basis = f"{layers.basis}; its links {self.basis}"
+        elif measured is not None:
+            profile = measured.profile
+            measured_by = f"profile of {profile.chip} ({profile.stack}, {profile.date})"
+            self.basis = f"{measured_by}; its links {self.basis}"
+        self.efficiency = Efficiency(
+            island=_number(self.constants.link_efficiency),
+            fabric=_number(self.constants.nic_efficiency),
+            startup_s=_number(self.constants.link_latency_s),
+            hop_s=_number(self.constants.nic_latency_s),
+        )
+        self._units: dict[object, UnitTimes] = {}
+        self._prepared: dict[Workload, tuple[_Sheet, int]] = {}
+        self._outside: dict[Workload, tuple[str, ...]] = {}  # what a profile does not know of each
+
+    @property
+    def node_jitter(self) -> float:
+        """The relative spread of the nodes' step times."""
+        return _number(self.constants.node_jitter)
+
+    def extrapolations(self, work: Workload, **degrees: float) -> tuple[str, ...]:
+        """Return what of a workload lies outside the runs that the calibration was fitted on."""
+        if self.layers is not None:
+            return self.layers.flags(work)
+        if self._measured is not None:
+            if work not in self._outside:
+                self._outside[work] = self._unmeasured(self._measured, work)
+            return self._outside[work]
+        if self.calibration is None:
+            return ()
+        values = {
+            "hidden": float(self._model.hidden),
+            "tokens": float(work.tokens),
+            "sequence_length": float(work.sequence_length),
+            "tp": float(work.tp),
+            "cp": float(work.cp),
+            "ep": float(work.ep),
+            **degrees,
+        }
+        return self.calibration.extrapolations(**values)
+
+    def _unmeasured(self, measured: MeasuredChip, work: Workload) -> tuple[str, ...]:
+        """Return which sizes of which operators lie outside a chip's profile."""
+        kinds = {self._model.unit_kind(unit): unit for unit in range(self._model.num_units)}
+        strategy = strategy_of(work)
+        found = {
+            f"profile: {line}": None
+            for unit in kinds.values()
+            for call in unit_calls(self._model, unit, strategy)
+            for line in measured.outside(call.operator, call.dims)
+        }
+        return tuple(found)
+
+    def unit(
+        self,
+        work: Workload,
+        unit: int,
+        recompute: Recompute,
+        *,
+        overlap_chunks: int = 1,
+        context_kind: ContextKind = ContextKind.RING,
+        placement: Placement = ALIGNED,
+    ) -> UnitTimes:
+        """Return the seconds of a unit, measured or modelled."""
+        inside = _Inside(overlap_chunks, context_kind, placement)
+        found = self._modelled(work, unit, recompute, inside)
+        if self.layers is None:
+            return found
+        third = float(self.layers.figures(work).seconds[unit]) / PASSES
+        again = found.recompute / found.forward if found.forward else 0.0
+        return UnitTimes(
+            forward=third,
+            recompute=again * third,
+            backward_input=third,
+            backward_weight=third,
+        )
+
+    def _modelled(
+        self, work: Workload, unit: int, recompute: Recompute, inside: _Inside
+    ) -> UnitTimes:
+        """Return what the cost model says; equal units are priced once."""
+        name = self._model.unit_kind(unit)
+        key = (work, name, recompute, inside)
+        if key not in self._units:
+            seconds = self._looked_up(work, (name, recompute, inside))
+            if seconds is None:
+                found = self._price_one(work, unit, recompute, inside)
+                seconds = [_number(column) for column in _passes(found)]
+            self._units[key] = UnitTimes(*seconds)
+        return self._units[key]
+
+    def _looked_up(self, work: Workload, key: _SheetKey) -> list[float] | None:
+        """Return what `prepare` has said of a workload; None if nothing."""
+        sheet, column = self._prepared.get(work, ({}, 0))
+        if key not in sheet:
+            return None
+        found: list[float] = sheet[key][:, column].tolist()
+        return found if math.isfinite(found[0]) else None
+
+    def prepare(
+        self,
+        works: Sequence[Workload],
+        units: Sequence[int],
+        *,
+        overlap_chunks: Sequence[int] = (1,),
+    ) -> FloatArray:
+        """Price many aligned workloads at once; `unit` then only looks them up.
+
+        Returns seconds by chunks, recomputation (none, selective, full), unit, pass as in UnitTimes
+        and workload; infinite where there are chunks and nothing to cut.
+        """
+        shape = (len(overlap_chunks), len(_RECOMPUTED), len(units), 4, len(works))
+        seconds = np.full(shape, np.inf)
+        tensor = [i for i, work in enumerate(works) if work.tp > 1]
+        rows = [
+            (chunks, again, i)
+            for chunks, count in enumerate(overlap_chunks)
+            for again in range(len(_RECOMPUTED))
+            for i in (range(len(works)) if count == 1 else tensor)
+        ]
+        if not rows:
+            return seconds
+        chunks, again, i = np.array(rows, dtype=np.intp).T
+        strategy = replace(
+            self._strategy(works, ContextKind.RING).take(i),
+            overlap_chunks=np.array(overlap_chunks, dtype=np.float64)[chunks],
+            **_run_again(np.array(list(_RECOMPUTED.values()))[again].T),
+        )
+        for u, unit in enumerate(units):
+            for p, column in enumerate(_passes(self._price(strategy, unit, Spans()))):
+                seconds[chunks, again, u, p, i] = column
+        sheet = {
+            (
+                self._model.unit_kind(unit),
+                recompute,
+                _Inside(count, ContextKind.RING, ALIGNED),
+            ): seconds[c, r, u]
+            for c, count in enumerate(overlap_chunks)
+            for r, recompute in enumerate(_RECOMPUTED)
+            for u, unit in enumerate(units)
+        }
+        self._prepared |= {work: (sheet, i) for i, work in enumerate(works)}
+        return seconds
+
+    def _strategy(self, works: Sequence[Workload], context_kind: ContextKind) -> Strategy:
+        """Return workloads that differ in degrees and sequences only; nothing runs again."""
+        first = works[0]
+
+        def column(name: str) -> FloatArray:
+            found = np.array([getattr(work, name) for work in works], dtype=np.float64)
+            return found if len(works) > 1 else found[0]
+
+        return Strategy.filled(
+            sequence_length=first.sequence_length,
+            sequences=column("sequences"),
+            tp=column("tp"),
+            cp=column("cp"),
+            ep=column("ep"),
+            sequence_parallel=column("sequence_parallel"),
+            flash=float(first.fused_attention),
+            fp8=_NARROW.get(self._compute, 0.0),
+            shared_beside=1.0,
+            context_gather=float(context_kind is ContextKind.ALL_GATHER),
+        )
+
+    def _price_one(
+        self, work: Workload, unit: int, recompute: Recompute, inside: _Inside
+    ) -> UnitSeconds:
+        """Price a unit for one workload, wherever its chips lie."""
+        strategy = replace(
+            self._strategy((work,), inside.context_kind),
+            overlap_chunks=np.asarray(inside.overlap_chunks, dtype=np.float64),
+            **_run_again(np.array(_RECOMPUTED[recompute])),
+        )
+        placement, node, machine = inside.placement, self._pool.node, self._machine
+        spans = Spans(
+            tp=span_of(placement.tp, work.tp, machine, node),
+            cp=span_of(placement.cp, work.cp, machine, node),
+        )
+        return self._price(strategy, unit, spans)
+
+    def _price(self, strategy: Strategy, unit: int, spans: Spans) -> UnitSeconds:
+        model, machine = self._model, self._machine
+        measured = None
+        if self._measured is not None:
+            measured = measured_unit(self._measured, unit_calls(model, unit, strategy))
+        if unit in (0, model.head_unit):
+            shape = Shape.of(model, 0)
+            price = embedding_seconds if unit == 0 else head_seconds
+            return price(shape, strategy, machine, self.constants, spans=spans, measured=measured)
+        index = model.layer_blocks[unit - 1]
+        expert = model.blocks[index].moe is not None
+        shape = Shape.of(model, index)
+        return block_seconds(
+            shape,
+            strategy,
+            machine,
+            self.constants,
+            expert=expert,
+            expert_stride=1.0,  # groups of a Plan are consecutive chips
+            spans=spans,
+            measured=measured,
+        )
+
+    def optimizer(self, num_parameters: float) -> float:
+        """Return the seconds of a whole step over so many parameters, the host's part included."""
+        count = np.asarray(num_parameters, dtype=np.float64)
+        if self._measured is not None and num_parameters >= 1:
+            return _number(self._measured.seconds("adamw", "forward", (count,)))
+        return _number(optimizer_seconds(count, self._machine, self.constants))
+
+    def copy_seconds(self, num_bytes: float, host_bandwidth: float | None = None) -> float:
+        """Return the seconds of a copy between chip and host.
+
+        `host_bandwidth` is what the copy has of the host's memory; by default a chip's fair share.
+        """
+        host, node = self._pool.node.host, self._pool.node
+        fair = host.memory_bandwidth * node.hosts / node.num_chips
+        rate = fair if host_bandwidth is None else host_bandwidth
+        return host.device_latency_s + num_bytes / min(host.device_bandwidth, rate)
+
+
+def _run_again(shares: Iterable[FloatArray]) -> dict[str, FloatArray]:
+    """Return the shares of a row of `_RECOMPUTED` by their names in a Strategy."""
+    names = ("recompute_gemm", "recompute_attention", "recompute_elementwise", "recompute_network")
+    return {name: np.asarray(share) for name, share in zip(names, shares, strict=True)}
+
+
+def _passes(found: UnitSeconds) -> tuple[FloatArray, ...]:
+    """Return the seconds of the passes in the order of UnitTimes."""
+    return found.forward, found.recompute, found.backward_input, found.backward_weight
+
+
+def _number(value: object) -> float:
+    return float(np.asarray(value, dtype=np.float64))

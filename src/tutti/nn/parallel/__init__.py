@@ -1,0 +1,1 @@
+"""A model over several ranks: groups, collectives with gradients, rings, overlap."""

@@ -1,0 +1,1 @@
+"""What any job on ranks needs: places, links, processes, devices, clocks, events."""

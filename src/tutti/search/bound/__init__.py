@@ -1,0 +1,1 @@
+"""A step time that no plan of the space beats."""

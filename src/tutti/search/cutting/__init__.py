@@ -1,0 +1,1 @@
+"""Units over stages, the batch over pipelines, memory relief, and small changes after that."""

@@ -1,0 +1,1 @@
+"""What is asked: the space of strategies, changed clusters, the effort allowed."""

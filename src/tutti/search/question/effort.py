@@ -1,0 +1,67 @@
+"""How much work a search may do, and what it tells those who wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tutti.search.cutting.build_draft import Grouping, Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much work a search may do; a larger cluster earns more."""
+
+    instructions: int = 60_000  # simulated, for candidates
+    per_chip: int = 300
+    most: int = 1_500_000
+    exact: int = 1_000  # plans of a space that is searched whole
+    candidates: int = 3
+    most_candidates: int = 14  # as long as something left promises more
+    whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
+    chains: int = 4  # per group of pools, schedule and shard level
+    alone: int = 3  # candidates for each pool by itself
+    polished: int = 2
+    groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
+    seeds: tuple[tuple[Part, ...], ...] = ()  # likely strategies: those of a warm start
+    refined: int = 16  # candidates of every schedule and shard level whose chains are cut exactly
+    refined_large: int = 5  # on a large cluster, where it takes long
+    wider: int = 2  # times as many of them, of single chains, on a large cluster
+    large: int = 256  # chips
+    improved: int = 2  # drafts from which small steps lead on
+    per_chip_improved: int = 150  # instructions simulated for them, beyond those of `large`
+    most_improved: int = 100_000
+
+    def budget(self, num_chips: int) -> int:
+        """Return the instructions that may be simulated."""
+        return min(self.most, self.instructions + self.per_chip * num_chips)
+
+    def improvement(self, num_chips: int) -> int:
+        """Return the instructions that small steps may simulate."""
+        return min(self.most_improved, self.per_chip_improved * max(0, num_chips - self.large))
+
+    def refinement(self, num_chips: int) -> int:
+        """Return how many candidates of every schedule and shard level are cut exactly."""
+        return min(self.refined, self.refined_large if num_chips >= self.large else self.refined)
+
+    def width(self, num_chips: int) -> int:
+        """Return how many times as many single chains are looked at."""
+        return self.wider if num_chips >= self.large else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A line for people who wait."""
+
+    doing: str
+    best_seconds: float | None = None
+    lower_bound_seconds: float | None = None
+    settled: int = 0
+
+
+Report = Callable[[Progress], None]
+
+
+def silent(progress: Progress) -> None:
+    """Report nothing."""
+    del progress

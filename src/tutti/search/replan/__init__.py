@@ -1,0 +1,1 @@
+"""A new plan for a running one: what survives, what moves, when it pays."""

@@ -1,0 +1,55 @@
+"""One strategy that may be worth a simulation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tutti.search.cutting.build_draft import Part
+from tutti.search.strategy.coarse_chain import Chain
+from tutti.search.strategy.matching import chips_of
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Chains with their coarse price, and what simulation made of them."""
+
+    chains: tuple[Chain, ...]
+    parts: tuple[Part, ...]
+    coarse_seconds: float
+    value: float = 0.0  # of the objective, by the coarse price
+    hoped: float = math.inf  # the same if micro-batches could be split
+
+    @property
+    def instructions(self) -> int:
+        """About how many instructions its simulation plays."""
+        return sum(
+            7 * part.micro_batches * sum(part.chain.stages) * part.chain.schedule.virtual
+            for part in self.parts
+        )
+
+    @property
+    def kind(self) -> object:
+        """What candidates have in common whose prices err alike."""
+        first = self.chains[0]
+        return (len(self.chains), first.schedule.kind, first.shard)
+
+    @property
+    def shape(self) -> object:
+        """What candidates have in common that differ in their schedule only."""
+        return tuple((c.configs, c.stages, c.copies, c.shard) for c in self.chains)
+
+    @property
+    def widths(self) -> object:
+        """What candidates have in common that differ in orders and counts only."""
+        return frozenset((c.width, c.ep) for chain in self.chains for c in chain.configs)
+
+    @property
+    def chips(self) -> dict[str, int]:
+        """How many chips of each pool take part."""
+        return chips_of(self.parts)
+
+    @property
+    def key(self) -> object:
+        """What makes two candidates the same strategy."""
+        return tuple(chain.key for chain in self.chains)

@@ -1,0 +1,307 @@
+"""A strategy before its chips are named, and how it becomes a Plan.
+
+A Draft counts: pipelines, stages, copies of replicas. `to_plan` places it: tensor and context
+groups stay inside an island of native links wherever one is wide enough, and either the copies of
+a stage lie side by side (their gradient traffic stays near) or the stages of a copy (its boundary
+traffic stays near).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.topology import Position
+from tutti.models.parameters import ParameterClass
+from tutti.models.spec import ModelSpec
+from tutti.plan.chips import ChipSet
+from tutti.plan.job import Job, ScheduleKind
+from tutti.plan.plan import (
+    ClusterReference,
+    ExpertGroup,
+    ModelReference,
+    Offload,
+    Order,
+    Pipeline,
+    Plan,
+    Recompute,
+    Replica,
+    Stage,
+    Synchronisation,
+    UnitRanges,
+    covers,
+)
+from tutti.search.pricing.unit_tables import Config
+
+Placement = Literal["stage", "copy"]  # whose chips lie side by side
+PLACEMENTS: tuple[Placement, ...] = ("stage", "copy")
+NO_RECOMPUTE, NO_OFFLOAD, PLAIN_ORDER = Recompute(), Offload(), Order()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaDraft:
+    """`copies` equal replicas of a stage."""
+
+    config: Config
+    copies: int = 1
+    overlap_chunks: int = 1
+    recompute: Recompute = NO_RECOMPUTE
+    offload: Offload = NO_OFFLOAD
+
+    @property
+    def num_chips(self) -> int:
+        """Chips of all copies."""
+        return self.copies * self.config.width
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a micro-batch that all copies take together."""
+        return self.copies * self.config.sequences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageDraft:
+    """Units and who computes them."""
+
+    units: UnitRanges
+    replicas: tuple[ReplicaDraft, ...]
+    order: Order = PLAIN_ORDER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineDraft:
+    """Stages, and the micro-batches that pass them."""
+
+    micro_batches: int
+    stages: tuple[StageDraft, ...]
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one micro-batch."""
+        return sum(replica.sequences for replica in self.stages[0].replicas)
+
+    @property
+    def cut(self) -> tuple[UnitRanges, ...]:
+        """The units of each stage."""
+        return tuple(stage.units for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A whole strategy."""
+
+    pipelines: tuple[PipelineDraft, ...]
+    schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    shard: int = 0
+    placement: Placement = "stage"
+    overlap: bool = True
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one step."""
+        return sum(p.micro_batch * p.micro_batches for p in self.pipelines)
+
+    def chips(self) -> dict[str, int]:
+        """Return how many chips of each pool take part."""
+        used: dict[str, int] = defaultdict(int)
+        for replica in _replicas(self):
+            used[replica.config.pool] += replica.num_chips
+        return dict(used)
+
+
+def _replicas(draft: Draft) -> Iterator[ReplicaDraft]:
+    return (
+        replica
+        for pipeline in draft.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+    )
+
+
+def canonical(draft: Draft) -> Draft:
+    """Return the same strategy with pipelines of one cut and count written as replicas.
+
+    Where state is sharded inside pipelines (levels 2 and 3) they stay apart.
+    """
+    if draft.shard >= 2:
+        return draft
+    merged: dict[object, PipelineDraft] = {}
+    for pipeline in draft.pipelines:
+        key = (pipeline.cut, pipeline.micro_batches)
+        known = merged.get(key)
+        merged[key] = pipeline if known is None else _joined(known, pipeline)
+    return replace(draft, pipelines=tuple(merged.values()))
+
+
+def _joined(first: PipelineDraft, second: PipelineDraft) -> PipelineDraft:
+    stages = tuple(
+        replace(a, replicas=_grouped((*a.replicas, *b.replicas)))
+        for a, b in zip(first.stages, second.stages, strict=True)
+    )
+    return replace(first, stages=stages)
+
+
+def _grouped(replicas: tuple[ReplicaDraft, ...]) -> tuple[ReplicaDraft, ...]:
+    groups: dict[ReplicaDraft, int] = {}
+    for replica in replicas:
+        alike = replace(replica, copies=1)
+        groups[alike] = groups.get(alike, 0) + replica.copies
+    return tuple(replace(alike, copies=count) for alike, count in groups.items())
+
+
+class _Allocator:
+    """Hands out the chips of one pool, islands in order, so that groups do not straddle them."""
+
+    def __init__(self, pool: Pool) -> None:
+        node = pool.node
+        islands = [list(island.slots) for island in node.islands]
+        covered = {slot for island in islands for slot in island}
+        alone = [slot for slot in range(node.num_chips) if slot not in covered]
+        islands += [alone] if alone else []
+        self._free: list[list[Position]] = [
+            [Position(pool.name, n, slot) for slot in island]
+            for n in range(pool.nodes)
+            for island in sorted(islands)
+        ]
+        self._first = 0
+
+    def take(self, width: int) -> list[Position]:
+        """Return `width` chips of one island, of neighbouring islands where none is wide enough."""
+        while self._first < len(self._free) and not self._free[self._first]:
+            self._first += 1
+        for index in range(self._first, len(self._free)):
+            island = self._free[index]
+            if len(island) >= width:
+                taken, self._free[index] = island[:width], island[width:]
+                return taken
+        taken = []
+        for index in range(self._first, len(self._free)):
+            need = width - len(taken)
+            taken += self._free[index][:need]
+            self._free[index] = self._free[index][need:]
+            if len(taken) == width:
+                return taken
+        raise ValueError(f"{width} more chips than the pool has")
+
+    def rest(self) -> list[Position]:
+        """Return the chips that nobody took."""
+        return [chip for island in self._free for chip in island]
+
+
+def to_plan(
+    draft: Draft,
+    references: tuple[ModelReference, ClusterReference],
+    job: Job,
+    model: ModelSpec,
+    cluster: Cluster,
+) -> Plan:
+    """Place a draft on the cluster's chips."""
+    draft = canonical(draft)
+    pools = {pool.name: _Allocator(pool) for pool in cluster.pools}
+    chips: dict[tuple[int, int, int], list[Position]] = defaultdict(list)
+    for p, s, r, replica in _requests(draft):
+        chips[p, s, r] += pools[replica.config.pool].take(replica.config.width)
+    pipelines = tuple(
+        Pipeline(
+            micro_batch=pipeline.micro_batch,
+            micro_batches=pipeline.micro_batches,
+            stages=tuple(
+                _stage(stage, [chips[p, s, r] for r in range(len(stage.replicas))], model, job)
+                for s, stage in enumerate(pipeline.stages)
+            ),
+        )
+        for p, pipeline in enumerate(draft.pipelines)
+    )
+    idle = [chip for allocator in pools.values() for chip in allocator.rest()]
+    return Plan(
+        model=references[0],
+        cluster=references[1],
+        job=replace(job, schedule=draft.schedule),
+        pipelines=pipelines,
+        synchronisation=_rules(draft, pipelines, model),
+        tied_owner=_tied_owner(pipelines, model),
+        idle=ChipSet.from_ids(idle),
+    )
+
+
+def _requests(draft: Draft) -> Iterator[tuple[int, int, int, ReplicaDraft]]:
+    """Yield one entry per copy, in the order in which chips are handed out."""
+    for p, pipeline in enumerate(draft.pipelines):
+        groups = [
+            (s, r, replica)
+            for s, stage in enumerate(pipeline.stages)
+            for r, replica in enumerate(stage.replicas)
+        ]
+        if draft.placement == "stage":
+            for s, r, replica in groups:
+                yield from itertools.repeat((p, s, r, replica), replica.copies)
+            continue
+        most = max(replica.copies for _, _, replica in groups)
+        for copy in range(most):
+            yield from ((p, s, r, replica) for s, r, replica in groups if copy < replica.copies)
+
+
+def _stage(stage: StageDraft, chips: list[list[Position]], model: ModelSpec, job: Job) -> Stage:
+    replicas = tuple(
+        Replica(
+            chips=ChipSet.from_ids(ids),
+            count=replica.copies,
+            tp=replica.config.tp,
+            cp=replica.config.cp,
+            sequence_parallel=replica.config.splits_tokens(job.sequence_length),
+            tp_overlap_chunks=replica.overlap_chunks,
+            sequences=replica.config.sequences,
+            recompute=replica.recompute,
+            offload=replica.offload,
+        )
+        for replica, ids in zip(stage.replicas, chips, strict=True)
+    )
+    ep = stage.replicas[0].config.ep
+    groups: tuple[ExpertGroup, ...] = ()
+    if ep > 1 and has_experts(stage.units, model):
+        total = sum(replica.num_chips for replica in stage.replicas)
+        groups = (ExpertGroup(chips=ep, count=total // ep),)
+    return Stage(units=stage.units, replicas=replicas, experts=groups, order=stage.order)
+
+
+def has_experts(units: UnitRanges, model: ModelSpec) -> bool:
+    """Tell whether one of the units has experts."""
+    return any(
+        model.block(unit).moe is not None
+        for unit in range(1, model.num_layers + 1)
+        if covers(units, unit)
+    )
+
+
+def _rules(
+    draft: Draft, pipelines: tuple[Pipeline, ...], model: ModelSpec
+) -> tuple[Synchronisation, ...]:
+    if draft.shard == 0 and draft.overlap:
+        return ()
+    spread = any(stage.experts for pipeline in pipelines for stage in pipeline.stages)
+    kinds = tuple(ParameterClass) if spread else (ParameterClass.DENSE,)
+    return tuple(
+        Synchronisation(
+            units=(0, model.num_units),
+            parameter_class=kind,
+            shard_level=draft.shard,
+            overlap=draft.overlap,
+        )
+        for kind in kinds
+    )
+
+
+def _tied_owner(pipelines: tuple[Pipeline, ...], model: ModelSpec) -> int | None:
+    if not model.ties_weights:
+        return None
+    head = model.head_unit
+    apart = any(
+        covers(stage.units, 0) != covers(stage.units, head)
+        for pipeline in pipelines
+        for stage in pipeline.stages
+    )
+    return 0 if apart else None

@@ -1,0 +1,1 @@
+"""One rank's engine: passes, boundaries, recomputation, totals of a step."""

@@ -1,0 +1,1 @@
+"""What ranks do together: gradients out, parameters in, tied weights, groups."""

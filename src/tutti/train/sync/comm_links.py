@@ -1,0 +1,230 @@
+"""The engine's links over the real network: `comm`, with the programs that the Plan names.
+
+Every group of ranks and use has a communicator of its own, so that collectives of different groups
+may be under way at once, in whatever order ranks come to them. Sums are added up in the order that
+the program says, gradients of 16 bits in float32: the same Plan gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tutti.collective import Operation
+from tutti.comm import Communicator
+from tutti.comm.choice import Named, Rule
+from tutti.comm.work import Work
+from tutti.cost.network.recorded_programs import Recorded
+from tutti.cost.network.recorded_programs import Use as RecordedUse
+from tutti.errors import InputError
+from tutti.hardware.chip import Dtype
+from tutti.models.spec import ModelSpec
+from tutti.nn.parallel.groups import Group, Pending
+from tutti.plan.plan import Plan
+from tutti.ranks.links import Done, Handle, Use
+from tutti.ranks.rank_places import Seats
+from tutti.train.sync.groups import RankGroup, groups_of, pools_of, require_meetings
+
+_NARROW = frozenset({torch.bfloat16, torch.float16})
+
+
+class CommLinks:
+    """One rank's links; all ranks of the communicator make theirs from the same plan."""
+
+    def __init__(self, comm: Communicator, plan: Plan, spec: ModelSpec) -> None:
+        if comm.size != plan.num_ranks:
+            raise InputError(
+                f"the plan is for {plan.num_ranks} ranks, the job has {comm.size}; start one "
+                "process for each chip of the plan"
+            )
+        self.comm, self.rank = comm, comm.rank
+        self._seats = Seats(plan, spec)
+        require_meetings(self._seats, self.rank)
+        self._programs = PlannedPrograms(plan)
+        self._made: dict[RankGroup, Communicator] = {}
+        self.foreseen = groups_of(self._seats, self.rank)
+        for group in self.foreseen:
+            self._communicator(group.ranks, group.use)
+
+    @property
+    def groups(self) -> tuple[RankGroup, ...]:
+        """The groups that were made so far."""
+        return tuple(self._made)
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Tensor]],
+        channel: str,
+    ) -> Handle:
+        """Send tensors to ranks and fill tensors from ranks; in order within a channel."""
+        if not sends and not receives:
+            return Done()
+        return self.comm.exchange(
+            [(tensor, rank) for rank, tensor in sends],
+            [(tensor, rank) for rank, tensor in receives],
+            channel=channel,
+        )
+
+    def all_reduce(self, ranks: Sequence[int], x: Tensor, *, use: Use = "gradients") -> Handle:
+        """Replace x by its sum over the ranks."""
+        return self._communicator(ranks, use).all_reduce(x, accumulate=_wide(x))
+
+    def reduce_scatter(
+        self, ranks: Sequence[int], x: Tensor, counts: Sequence[int], out: Tensor
+    ) -> Handle:
+        """Fill `out` with this rank's part of the gradients x, summed over the ranks."""
+        return self._communicator(ranks, "gradients").reduce_scatter(
+            x, out, counts, accumulate=_wide(x), overwrite=True
+        )
+
+    def all_gather(
+        self, ranks: Sequence[int], x: Tensor, counts: Sequence[int], out: Tensor
+    ) -> Handle:
+        """Fill `out` with the elements of each rank."""
+        return self._communicator(ranks, "parameters").all_gather(x, out, counts)
+
+    def group(self, ranks: Sequence[int], *, use: Use = "block") -> Group:
+        """Return collectives as a model uses them inside a block."""
+        pools = pools_of(self._seats, ranks)
+        told = self._programs.tells("experts", Operation.ALL_TO_ALL, pools)
+        return CommGroup(self._communicator(ranks, use), tells_counts=told)
+
+    def _communicator(self, ranks: Sequence[int], use: Use) -> Communicator:
+        key = RankGroup(tuple(ranks), use)
+        if key not in self._made:
+            made = self.comm.subgroup(key.ranks, use)
+            if made is None or made.ranks != key.ranks:
+                raise ValueError(
+                    f"rank {self.rank} asks for ranks {key.ranks}: not in rising order"
+                )
+            rule = self._programs.rule(use, pools_of(self._seats, ranks), made.chooser.connections)
+            made.chooser.follow(rule)
+            self._made[key] = made
+        return self._made[key]
+
+
+class CommGroup:
+    """The collectives of one group, by rows."""
+
+    def __init__(self, comm: Communicator, *, tells_counts: bool = False) -> None:
+        self._comm, self._tells_counts = comm, tells_counts
+        self.size, self.rank = comm.size, comm.index
+
+    def all_reduce(self, x: Tensor, *, maximum: bool = False) -> Tensor:
+        """Return the sum, or the maximum, over the ranks; x may be overwritten."""
+        x = x.contiguous()
+        self._comm.all_reduce(x, "max" if maximum else "sum").wait()
+        return x
+
+    def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
+        """Return the rows of all ranks."""
+        return self.start_all_gather(x, rows).wait()
+
+    def reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Tensor:
+        """Return this rank's rows of the sum over the ranks."""
+        return self._reduce_scatter(x, rows, overwrite=False).wait()
+
+    def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        """Give `send[i]` rows to rank i; return the `receive[i]` rows that each rank gave."""
+        return self.start_all_to_all(x, send, receive).wait()
+
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        """Start a sum over the ranks; x is spent."""
+        x = x.contiguous()
+        return _Flight(self._comm.all_reduce(x), x)
+
+    def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        """Start gathering the rows of all ranks."""
+        out = x.new_empty((sum(rows), *x.shape[1:]))
+        return _Flight(self._comm.all_gather(x, out, _elements(rows, x)), out)
+
+    def start_reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Pending:
+        """Start summing over the ranks, for this rank's rows of it; x is spent."""
+        return self._reduce_scatter(x, rows, overwrite=True)
+
+    def _reduce_scatter(self, x: Tensor, rows: Sequence[int], *, overwrite: bool) -> Pending:
+        out = x.new_empty((rows[self.rank], *x.shape[1:]))
+        work = self._comm.reduce_scatter(x, out, _elements(rows, x), overwrite=overwrite)
+        return _Flight(work, out)
+
+    def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """Start giving `send[i]` rows to rank i, and taking `receive[i]` from it.
+
+        Where the plan names a program, every rank has to know all counts: they are told first.
+        """
+        out = x.new_empty((sum(receive), *x.shape[1:]))
+        sent = _elements(send, x)
+        if self._tells_counts:
+            told = self._comm.all_gather(torch.tensor(sent)).wait()
+            counts = told.view(self.size, self.size).tolist()
+            return _Flight(self._comm.all_to_all(x, out, counts=counts), out)
+        received = _elements(receive, x)
+        work = self._comm.all_to_all(x, out, send_counts=sent, receive_counts=received)
+        return _Flight(work, out)
+
+
+class _Flight:
+    """A tensor that is being filled."""
+
+    def __init__(self, work: Work, tensor: Tensor) -> None:
+        self._work, self._tensor = work, tensor
+
+    def wait(self) -> Tensor:
+        """Return it when it is there; raise if it failed, naming rank, peer and step."""
+        self._work.wait()
+        return self._tensor
+
+
+class PlannedPrograms:
+    """The collective programs of a plan, as rules that a communicator's chooser follows."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._recorded = plan, Recorded(plan)
+        # the plan counts bytes of gradients as they are kept, `comm` as they are added up
+        narrow = Dtype.FP32.num_bytes / plan.job.precision.gradients.num_bytes
+        self._widened = max(1.0, narrow)
+
+    def tells(self, use: RecordedUse, operation: Operation, pools: tuple[str, ...]) -> bool:
+        """Tell whether the plan names a program for any size."""
+        return any(
+            choice.use == use
+            and choice.operation == operation.value
+            and (not choice.pools or sorted(choice.pools) == sorted(pools))
+            for choice in self._plan.collectives
+        )
+
+    def rule(self, use: Use, pools: tuple[str, ...], connections: int) -> Rule:
+        """Return what the plan says for a group of chips of these pools."""
+
+        def rule(operation: Operation, num_bytes: int) -> Named | None:
+            meant = _recorded_use(use, operation)
+            if meant is None:
+                return None
+            size = num_bytes / (self._widened if use == "gradients" else 1.0)
+            choice = self._recorded.find(meant, operation, pools, size)
+            if choice is None:
+                return None
+            several = choice.channels if choice.channels > 1 else connections
+            return Named(algorithm=choice.algorithm, chunks=choice.chunks, connections=several)
+
+        return rule
+
+
+def _recorded_use(use: Use, operation: Operation) -> RecordedUse | None:
+    """Return under which use a plan records a collective; None: it does not."""
+    if use == "block":
+        return "experts" if operation is Operation.ALL_TO_ALL else None
+    return use
+
+
+def _wide(x: Tensor) -> torch.dtype | None:
+    return torch.float32 if x.dtype in _NARROW else None
+
+
+def _elements(rows: Sequence[int], x: Tensor) -> list[int]:
+    width = math.prod(x.shape[1:])
+    return [count * width for count in rows]

@@ -1,0 +1,115 @@
+"""Which groups of ranks a Plan's collectives run in, and for what. Pure.
+
+A rank derives its own groups from its seat alone, in an order that all agree on: groups of the
+interconnect's own libraries are made one after the other by their members, and two ranks that share
+two groups must come to them in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tutti.errors import InputError
+from tutti.models.parameters import ParameterClass
+from tutti.models.spec import ModelSpec
+from tutti.plan.plan import covers
+from tutti.ranks.links import Use
+from tutti.ranks.rank_places import Seat, Seats
+from tutti.schedule.buckets import Bucket, make_buckets, tied_apart
+from tutti.train.state.layout import TensorRule, bucket_spans, tensor_rules
+from tutti.train.sync.shard_overlaps import shared_cuts
+from tutti.train.sync.tied_weights import tied_ends
+
+
+class RankGroup(NamedTuple):
+    """Ranks that have a collective together; ordered as they are made."""
+
+    ranks: tuple[int, ...]  # rising
+    use: Use
+
+
+def groups_of(seats: Seats, rank: int) -> tuple[RankGroup, ...]:
+    """Return the groups that a rank is in, each once, in the order in which they are made."""
+    seat = seats[rank]
+    found = {RankGroup(tuple(range(seats.num_ranks)), "scalars")}
+    found |= {
+        RankGroup(members.ranks, "block") for members in (seat.tensor, seat.context, seat.experts)
+    }
+    found.add(RankGroup(seat.tensor.ranks, "boundary"))
+    found |= set(_synchronised(seats, seat))
+    return tuple(sorted(group for group in found if len(group.ranks) > 1))
+
+
+def all_groups(seats: Seats) -> tuple[RankGroup, ...]:
+    """Return the groups of all ranks."""
+    return tuple(sorted({g for rank in range(seats.num_ranks) for g in groups_of(seats, rank)}))
+
+
+def pools_of(seats: Seats, ranks: Sequence[int]) -> tuple[str, ...]:
+    """Return the pools that the chips of some ranks come from."""
+    return tuple(sorted({seats.map.place(rank).chip.pool for rank in ranks}))
+
+
+def require_meetings(seats: Seats, rank: int) -> None:
+    """Raise if ranks of an expert group would call its collectives different numbers of times.
+
+    Recomputing a layer of experts exchanges its tokens again, so all members do it or none.
+    """
+    seat = seats[rank]
+    blocks = range(1, seats.spec.num_layers + 1)
+    sparse = [u for u in seat.units if u in blocks and seats.spec.block(u).moe is not None]
+    for member in seat.experts.ranks:
+        for unit in sparse:
+            again = covers(seats[member].replica.recompute.full, unit)
+            if again != covers(seat.replica.recompute.full, unit):
+                raise InputError(
+                    f"plan: ranks {min(rank, member)} and {max(rank, member)} share an expert "
+                    f"group, but only one of them recomputes unit {unit} in full: the tokens it "
+                    "exchanges again would meet nobody; recompute it on all replicas or on none"
+                )
+
+
+def own_rules(seats: Seats, unit: int) -> list[TensorRule]:
+    """Return the tensors of a unit that are parameters of their own: not the second of tied ones.
+
+    Where tied weights lie apart, each end is one.
+    """
+    rules = tensor_rules(seats.spec, unit)
+    if not _tied_together(seats, seats.spec):
+        return rules
+    copies = tied_ends(seats.spec)[1:]
+    return [rule for rule in rules if (unit, rule.parameter.name) not in copies]
+
+
+def _tied_together(seats: Seats, spec: ModelSpec) -> bool:
+    return spec.ties_weights and not tied_apart(seats.plan)
+
+
+def _synchronised(seats: Seats, seat: Seat) -> Iterator[RankGroup]:
+    """Yield the groups in which gradients are reduced and parameters gathered."""
+    for bucket in make_buckets(seats.plan):
+        if bucket.start not in seat.units:
+            continue
+        for kind, rule in bucket.rules():
+            if bucket.is_first(kind):
+                yield from _of_bucket(seats, seat, bucket, kind, rule.shard_level)
+
+
+def _of_bucket(
+    seats: Seats, seat: Seat, bucket: Bucket, kind: ParameterClass, level: int
+) -> Iterator[RankGroup]:
+    rules = {unit: own_rules(seats, unit) for unit in range(*bucket.span(kind))}
+    inside = seat.place.pipeline if level >= 2 else None
+    for span in bucket_spans(seats, bucket, kind, rules, pipeline=inside):
+        if seat.rank in span.holders:
+            yield RankGroup(span.holders, "gradients")
+            if level:
+                yield RankGroup(span.holders, "parameters")
+    if level >= 2 and bucket.several_pipelines:
+        pipelines = [
+            bucket_spans(seats, bucket, kind, rules, pipeline=p)
+            for p in range(len(seats.plan.pipelines))
+        ]
+        for ranks in shared_cuts(pipelines, seat.rank):
+            yield RankGroup(ranks, "gradients")

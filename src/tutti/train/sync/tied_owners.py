@@ -1,0 +1,62 @@
+"""Finds who keeps which part of tied weights that lie apart, from the Plan's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tutti.models.parameters import ParameterClass
+from tutti.plan.plan import covers
+from tutti.ranks.rank_places import Seat, Seats
+from tutti.schedule.buckets import Bucket, tied_apart
+from tutti.train.state.layout import Span, bucket_spans, tensor_rules
+from tutti.train.state.state import SpanState
+from tutti.train.sync.synchronise import Synchronised
+from tutti.train.sync.tied_weights import Keeper, Name, TiedEnds, keepers, tied_ends
+
+
+def make_ties(
+    seats: Seats, seat: Seat, buckets: Sequence[Bucket], parameters: Synchronised
+) -> TiedEnds | None:
+    """Return this rank's part in joining tied weights; None where there is nothing to join."""
+    spec = seats.spec
+    if not tied_apart(seats.plan):
+        return None
+    if not any(covers(seat.stage.units, unit) for unit in (0, spec.head_unit)):
+        return None
+    ends = tied_ends(spec)
+    owner = next(end for end in ends if end[0] == seats.plan.tied_owner)
+    states: dict[Keeper, SpanState] = {}
+    found = {end: _keepers(seats, seat, buckets, end, parameters, states) for end in ends}
+    copies = [found[end] for end in ends if end != owner]
+    return TiedEnds(seat.rank, found[owner], copies, states)
+
+
+def _keepers(
+    seats: Seats,
+    seat: Seat,
+    buckets: Sequence[Bucket],
+    end: Name,
+    parameters: Synchronised,
+    states: dict[Keeper, SpanState],
+) -> list[Keeper]:
+    unit = end[0]
+    bucket = next(b for b in buckets if b.start <= unit < b.stop)
+    level = bucket.dense.shard_level if bucket.reduce_dense else 0
+    rules = {u: tensor_rules(seats.spec, u) for u in range(*bucket.span(ParameterClass.DENSE))}
+    pipelines = range(len(seats.plan.pipelines)) if level >= 2 else (None,)
+    spans: list[Span] = [
+        span
+        for pipeline in pipelines
+        for span in bucket_spans(seats, bucket, ParameterClass.DENSE, rules, pipeline=pipeline)
+    ]
+    where = [seats[rank].place.pipeline for rank in range(seats.num_ranks)]
+    width = seats.spec.embedding.dim
+    found = list(keepers(spans, end, level, width, where))
+    own = {state.span.blocks: state for state in parameters.all_states()}
+    for span in spans:
+        if seat.rank in span.holders and span.blocks in own:
+            for keeper in keepers([span], end, level, width, where):
+                if keeper.rank == seat.rank:
+                    own[span.blocks].make_flat()
+                    states[keeper] = own[span.blocks]
+    return found

@@ -1,0 +1,71 @@
+"""Closed forms of collectives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tutti.cost.arrays import Machine
+from tutti.cost.constants import Constants
+from tutti.cost.network.closed_forms import (
+    all_reduce_seconds,
+    all_to_all_seconds,
+    rails,
+    ring_pass_seconds,
+    send_seconds,
+)
+
+MACHINE = Machine.filled(
+    peak=312e12, memory_bandwidth=2e12, compute_units=108, link=300e9, nic=200e9, nics=8
+)
+CONSTANTS = Constants()
+
+
+@pytest.mark.parametrize("price", [ring_pass_seconds, all_reduce_seconds, all_to_all_seconds])
+def test_a_group_of_one_costs_nothing(price: object) -> None:
+    assert price(1e9, 1.0, 8.0, MACHINE, CONSTANTS) == 0  # type: ignore[operator]
+
+
+def test_inside_a_node() -> None:
+    once = 4.5e-5 + 1e9 * 7 / 8 / (0.78 * 300e9)
+    assert ring_pass_seconds(1e9, 8.0, 1.0, MACHINE, CONSTANTS) == pytest.approx(once)
+    twice = 4.5e-5 + 2 * 1e9 * 7 / 8 / (0.78 * 300e9)
+    assert all_reduce_seconds(1e9, 8.0, 1.0, MACHINE, CONSTANTS) == pytest.approx(twice)
+
+
+def test_across_nodes() -> None:
+    whole = 4.5e-5 + 4 * 2e-5 + 2e9 * 7 / 8 / (0.78 * 300e9) + 2e9 * 3 / 4 / (0.8 * 200e9)
+    assert all_reduce_seconds(1e9, 32.0, 1.0, MACHINE, CONSTANTS) == pytest.approx(whole)
+    # One member per node drives one of eight NICs.
+    single = 4.5e-5 + 4 * 2e-5 + 2e9 * 3 / 4 / (0.8 * 200e9 / 8)
+    assert all_reduce_seconds(1e9, 4.0, 8.0, MACHINE, CONSTANTS) == pytest.approx(single)
+
+
+def test_rails_where_chips_share_nics() -> None:
+    shared = Machine.filled(peak=1, memory_bandwidth=1, compute_units=1, link=1, nic=100e9, nics=4)
+    inside = np.array([1.0, 2.0, 4.0, 8.0])
+    assert rails(inside, MACHINE) == pytest.approx([1 / 8, 2 / 8, 4 / 8, 1])
+    assert rails(inside, shared) == pytest.approx([1 / 8, 1 / 8, 2 / 8, 1])
+
+
+def test_an_exchange_leaves_by_the_slower_way() -> None:
+    inside = 4.5e-5 + 1e9 * 7 / 8 / (0.78 * 300e9)
+    assert all_to_all_seconds(1e9, 8.0, 1.0, MACHINE, CONSTANTS) == pytest.approx(inside)
+    outside = 4.5e-5 + 1e9 * 3 / 4 / (0.8 * 200e9 / 8)
+    assert all_to_all_seconds(1e9, 32.0, 1.0, MACHINE, CONSTANTS) == pytest.approx(outside)
+
+
+def test_a_send_crosses_nodes_from_eight_chips_on() -> None:
+    near, far = (send_seconds(1e8, stride, MACHINE, CONSTANTS) for stride in (4.0, 8.0))
+    assert near == pytest.approx(1e8 / (0.78 * 300e9) + 4.5e-5)
+    assert far == pytest.approx(1e8 / (0.8 * 200e9 / 8) + 2e-5)
+
+
+@given(st.sampled_from([2, 4, 8, 16, 64, 256]), st.floats(1, 1e11), st.sampled_from([1, 2, 8]))
+def test_more_bytes_take_longer(size: int, num_bytes: float, stride: int) -> None:
+    for price in (ring_pass_seconds, all_reduce_seconds, all_to_all_seconds):
+        one = price(num_bytes, float(size), float(stride), MACHINE, CONSTANTS)
+        two = price(2 * num_bytes, float(size), float(stride), MACHINE, CONSTANTS)
+        assert 0 < one <= two
