@@ -26,9 +26,9 @@ from tutti.plan.plan import Plan
 from tutti.ranks.rank_places import Seat
 from tutti.schedule.buckets import tied_apart
 from tutti.schedule.instruction import Instruction, Op
+from tutti.schedule.ownership import tied_ends
 from tutti.train.engine.engine import Batches, Engine
 from tutti.train.state.state import TORCH_DTYPES
-from tutti.train.sync.tied_weights import tied_ends
 
 
 def sample(spec: ModelSpec, step: int, index: int, length: int) -> tuple[Tensor, Tensor]:

@@ -58,20 +58,13 @@ class Logical(NamedTuple):
 
 def slice_of(parameter: Parameter, parallel: ParallelContext) -> tuple[slice, ...]:
     """Return which part of a tensor a rank holds."""
-    cuts = [slice(0, size) for size in parameter.shape]
-    ways, rank = parallel.tensor.size, parallel.tensor.rank
+    experts = None
     if parameter.experts:
         own = own_experts(parallel, parameter.experts)
-        cuts[0] = slice(own.start, own.stop)
-        if parallel.expert_counts:  # experts that are shared out are not sliced
-            return tuple(cuts)
-    if parameter.slice_dim is not None and ways > 1:
-        parts, dim = parameter.slice_parts, parameter.slice_dim
-        width = parameter.shape[dim] // parts
-        first = parts * rank // ways  # more ranks than parts: neighbours hold the same one
-        last = max(first + 1, parts * (rank + 1) // ways)
-        cuts[dim] = slice(first * width, last * width)
-    return tuple(cuts)
+        experts = (own.start, own.stop) if parallel.expert_counts else None
+    tensor = parallel.tensor
+    part = parameter.part(tp=tensor.size, rank=tensor.rank, experts=experts)
+    return tuple(slice(*interval) for interval in part)
 
 
 def is_partial(parameter: Parameter, parallel: ParallelContext) -> bool:

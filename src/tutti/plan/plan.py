@@ -112,6 +112,13 @@ class ExpertGroup:
     count: Count = 1
     experts: tuple[Natural, ...] = ()
 
+    def per_chip(self, num_experts: int) -> tuple[int, ...]:
+        """Return how many experts each chip of a group holds."""
+        if self.experts:
+            return self.experts
+        bounds = [num_experts * i // self.chips for i in range(self.chips + 1)]
+        return tuple(high - low for low, high in itertools.pairwise(bounds))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:

@@ -6,13 +6,13 @@ other: who holds what is computed alike by all, so that nobody has to be asked.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import ExpertGroup, Plan, RankMap, RankPlace, Replica, Stage
+from tutti.plan.plan import Plan, RankMap, RankPlace, Replica, Stage
+from tutti.schedule.ownership import Ownership
 from tutti.schedule.schedule import Schedule
 
 
@@ -67,6 +67,7 @@ class Seats:
     def __init__(self, plan: Plan, spec: ModelSpec) -> None:
         self.plan, self.spec = plan, spec
         self.map = RankMap(plan)
+        self.ownership = Ownership(plan, spec)
         self._made: dict[int, Seat] = {}
 
     @property
@@ -123,7 +124,7 @@ class Seats:
             if rank < start + span:
                 own = start + (rank - start) // group.chips * group.chips
                 ranks = tuple(range(own, own + group.chips))
-                return Members(ranks, rank - own), experts_per_chip(group, self.spec.num_experts)
+                return Members(ranks, rank - own), group.per_chip(self.spec.num_experts)
             start += span
         return Members((rank,), 0), ()
 
@@ -135,12 +136,3 @@ def class_of(schedule: Schedule, seat: Seat) -> int:
     return next(
         i for i, c in enumerate(schedule.classes) if (c.pipeline, c.stage, c.replica) == wanted
     )
-
-
-@functools.lru_cache(maxsize=256)
-def experts_per_chip(group: ExpertGroup, num_experts: int) -> tuple[int, ...]:
-    """Return how many experts each chip of a group holds."""
-    if group.experts:
-        return group.experts
-    bounds = [num_experts * i // group.chips for i in range(group.chips + 1)]
-    return tuple(high - low for low, high in itertools.pairwise(bounds))

@@ -47,6 +47,10 @@ class Bucket:
         """Tell whether backward enters what travels together here."""
         return self.stop == self.span(kind)[1]
 
+    def level(self, kind: ParameterClass) -> int:
+        """Return the shard level of a class; 0 where nobody else has a part of its gradients."""
+        return next((rule.shard_level for own, rule in self.rules() if own is kind), 0)
+
     def rules(self) -> list[tuple[ParameterClass, Synchronisation]]:
         """Return the rules that cost something, by parameter class."""
         found = [(ParameterClass.DENSE, self.dense)] if self.reduce_dense else []

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from tutti.models.parameters import Parameter
-from tutti.schedule.buckets import tied_apart
+from tutti.schedule.ownership import Block, Span
 from tutti.train.checkpoint.rectangles import Rectangle, rectangles
-from tutti.train.state.layout import Block, TensorRule, blocks_of, shard_bounds, tensor_rules
 from tutti.train.state.state import SpanState, local_part
-from tutti.train.sync.tied_weights import tied_ends
 
 if TYPE_CHECKING:
     from tutti.train.engine.engine import Engine
@@ -66,8 +64,8 @@ def kept_pieces(engine: Engine, *, most_bytes: int | None = None) -> list[Piece]
     for state in engine.parameters.all_states():
         for index, own in _kept(state):
             found += _pieces(engine, state, index, own, most_bytes=most_bytes)
-    for rule, block, _ in _fixed(engine):
-        found += _fixed_pieces(engine, rule, block, (0, block.size), most_bytes=most_bytes)
+    for span in _fixed(engine):
+        found += _fixed_pieces(engine, span.blocks[0], (0, span.size), most_bytes=most_bytes)
     return found
 
 
@@ -78,11 +76,10 @@ def written_pieces(engine: Engine, *, most_bytes: int = MOST_PIECE_BYTES) -> lis
         for index, own in _written(engine, state):
             pieces = _pieces(engine, state, index, own, most_bytes=most_bytes)
             found += [piece for piece in pieces if not piece.copy]
-    for rule, block, holders in _fixed(engine):
-        place = holders.index(engine.seat.rank)
-        bounds = shard_bounds(block.size, [1] * len(holders))
-        own = (bounds[place], bounds[place + 1])
-        found += _fixed_pieces(engine, rule, block, own, most_bytes=most_bytes)
+    for span in _fixed(engine):
+        part = span.own(engine.seat.rank)
+        own = (part.start, part.stop)
+        found += _fixed_pieces(engine, span.blocks[0], own, most_bytes=most_bytes)
     return found
 
 
@@ -110,10 +107,8 @@ def _written(engine: Engine, state: SpanState) -> Iterator[tuple[int, _Range]]:
     own; at levels 2 and 3 every pipeline keeps all of them and writes an equal part of each block.
     """
     if state.level == 0:
-        holders = state.span.holders
-        bounds = shard_bounds(state.span.size, [1] * len(holders))
-        place = holders.index(state.rank)
-        yield from _of_blocks(state, bounds[place], bounds[place + 1])
+        part = state.span.own(state.rank)
+        yield from _of_blocks(state, part.start, part.stop)
         return
     lines = len(engine.plan.pipelines) if state.level >= 2 else 1
     line = engine.seat.place.pipeline if state.level >= 2 else 0
@@ -140,7 +135,6 @@ def _pieces(
         Kind.MEAN: optimizer.mean,
         Kind.SQUARE: optimizer.square,
     }
-    copy = _is_copy(engine, block)
     for kind, flat in sources.items():
         if flat is None and kind is not Kind.WEIGHT:
             continue
@@ -158,7 +152,7 @@ def _pieces(
                 shape=parameter.shape,
                 rectangle=_of_whole(block, inner),
                 memory=memory,
-                copy=copy,
+                copy=state.span.copied,
             )
 
 
@@ -168,42 +162,28 @@ def _of_whole(block: Block, inner: Rectangle) -> Rectangle:
     return Rectangle(offsets, inner.sizes)
 
 
-def _is_copy(engine: Engine, block: Block) -> bool:
-    """Tell whether a block is of a tied tensor that another end owns."""
-    if not tied_apart(engine.plan):
-        return False
-    ends = tied_ends(engine.spec)
-    owner = next(end for end in ends if end[0] == engine.plan.tied_owner)
-    return (block.unit, block.name) in ends and (block.unit, block.name) != owner
-
-
 # --- what is not trained -------------------------------------------------------------------
 
 
-def _fixed(engine: Engine) -> Iterator[tuple[TensorRule, Block, tuple[int, ...]]]:
-    """Yield the parts of tensors that no optimizer moves (a router's correction), with holders."""
+def _fixed(engine: Engine) -> Iterator[Span]:
+    """Yield the parts of tensors that no optimizer moves (a router's correction): a block each."""
     for unit in engine.seat.units:
-        for rule in tensor_rules(engine.spec, unit):
-            name = rule.parameter.name
-            if rule.parameter.trainable or (unit, name) not in engine.tensors:
-                continue
-            for block, seats in blocks_of(rule, engine.seats.holding(unit)):
-                holders = tuple(seat.rank for seat in seats)
-                if engine.seat.rank in holders:
-                    yield rule, block, holders
+        for span in engine.seats.ownership.untrained(unit):
+            if span.is_held_by(engine.seat.rank) and (unit, span.blocks[0].name) in engine.tensors:
+                yield span
 
 
 def _fixed_pieces(
-    engine: Engine, rule: TensorRule, block: Block, own: _Range, *, most_bytes: int | None
+    engine: Engine, block: Block, own: _Range, *, most_bytes: int | None
 ) -> Iterator[Piece]:
     logical = engine.tensors[block.unit, block.name]
-    view = local_part(block, logical, logical.view)
+    parameter, view = logical.piece.parameter, local_part(block, logical, logical.view)
     most = None if most_bytes is None else max(1, most_bytes // view.element_size())
     for _, inner in rectangles(block.shape, *own, most=most):
         yield Piece(
-            name=stored_name(block.unit, rule.parameter),
+            name=stored_name(block.unit, parameter),
             kind=Kind.WEIGHT,
-            shape=rule.parameter.shape,
+            shape=parameter.shape,
             rectangle=_of_whole(block, inner),
             memory=view[inner.slices],
         )

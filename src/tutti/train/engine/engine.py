@@ -42,7 +42,6 @@ from tutti.train.engine.step_totals import (
 from tutti.train.engine.stub_passes import StubPasses
 from tutti.train.graphs.captured_blocks import CaptureSettings, Graphs
 from tutti.train.state.gradient_sums import Sums
-from tutti.train.state.layout import TensorRule, tensor_rules
 from tutti.train.state.state import compute_dtype
 from tutti.train.state.state_offload import HostMoves
 from tutti.train.sync.synchronise import Synchronised, squared_norm
@@ -93,10 +92,9 @@ class Engine:
             for logical in self.model.logical_tensors()
             for unit, _, name in [logical.name.partition(".")]
         }
-        rules = {unit: self._rules(unit) for unit in self.seat.units}
         buckets = make_buckets(plan)
         self.parameters = Synchronised(
-            self.seats, self.seat, buckets, rules, self.tensors, plan.job, links, accelerator
+            self.seats, self.seat, buckets, self.tensors, plan.job, links, accelerator
         )
         self.passes = self._make_passes(selective, capture or CaptureSettings())
         self.moves = HostMoves(accelerator, self.parameters)
@@ -166,14 +164,6 @@ class Engine:
             Op.CLIP_NORM: self._clip_norm,
             Op.STEP: self._step,
         }
-
-    def _rules(self, unit: int) -> list[TensorRule]:
-        """Return the tensors of a unit that are parameters of their own here."""
-        return [
-            rule
-            for rule in tensor_rules(self.spec, unit)
-            if (unit, rule.parameter.name) in self.tensors
-        ]
 
     @property
     def graphs(self) -> Graphs | None:

@@ -23,12 +23,11 @@ from tutti.files import unwritable
 from tutti.huggingface.sides import versions
 from tutti.models.spec import ModelSpec
 from tutti.schedule.buckets import tied_apart
+from tutti.schedule.ownership import Block, tied_ends
 from tutti.train.engine.engine import Engine
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.planning import STEPS_FILE
-from tutti.train.state.layout import Block
 from tutti.train.state.state import SpanState
-from tutti.train.sync.tied_weights import tied_ends
 
 TOKENS = "tokens.npy"
 START = 0  # the number of the "step" that the first weights are kept under

@@ -21,8 +21,8 @@ from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.nn.storage import Logical
 from tutti.plan.job import Precision
+from tutti.schedule.ownership import Block, Span
 from tutti.train.state.host_vectors import HostCopy, HostSum
-from tutti.train.state.layout import Block, Span
 from tutti.train.state.optimizer_state import OptimizerState
 from tutti.train.state.weight_decay import by_decay
 
@@ -83,7 +83,7 @@ class SpanState:
     ) -> None:
         self.span, self.rank, self.level = span, rank, level
         # where nothing is reduced, a copy of a neighbour's gradient is as good as its own
-        self.adds = rank in span.adders or not shared
+        self.adds = span.is_added_by(rank) or not shared
         self._logical = [tensors[block.unit, block.name] for block in span.blocks]
         self.views = [
             local_part(block, logical, logical.view)
@@ -100,7 +100,7 @@ class SpanState:
         self.total: Tensor | None = None  # reduced, of the kept elements
         # Where nobody shares a span, its gradients stay as the modules made them, by block.
         self.loose: dict[int, Tensor] | None = None
-        if len(span.holders) == 1 and level == 0 and not away.gradients:
+        if len(span.members) == 1 and level == 0 and not away.gradients:
             self.loose = {}
         self._wholes: dict[int, Tensor] = {}  # loose sums of stored parameters, by first block
         self._accelerator, self._away = accelerator, away
@@ -119,6 +119,8 @@ class SpanState:
 
     def _new_state(self, optimizer: str) -> OptimizerState:
         _, master, moments = self._dtypes
+        if self.span.copied:  # its owner updates it
+            master, optimizer = None, "none"
 
         dtypes: dict[str, torch.dtype | None] = {"master": master, "mean": None, "square": None}
         if self.level > 0 and master is None:  # the shard of the parameters themselves
@@ -236,12 +238,9 @@ class SpanState:
         return [part.view(block.shape) for part, block in zip(parts, self.span.blocks, strict=True)]
 
     def like(self, *, weights: bool) -> Tensor:
-        """Return a tensor of the dtype of the kept weights, or of the gradients."""
-        if not weights:
-            return torch.empty(0, dtype=self._dtypes[0], device=self.device)
-        master = self.optimizer.master
-        return torch.empty(0, dtype=self.views[0].dtype if master is None else master.dtype,
-                           device=self.device)  # fmt: skip
+        """Return a tensor of the dtype that weights compute in, or of the gradients."""
+        dtype = self.views[0].dtype if weights else self._dtypes[0]
+        return torch.empty(0, dtype=dtype, device=self.device)
 
     def read_kept(self, start: int, stop: int) -> Tensor:
         """Return some of the kept weights, as the optimizer has them, on the device."""
@@ -456,6 +455,9 @@ class SpanState:
     ) -> None:
         """Move the kept weights; at level 0 the modules' parameters follow."""
         assert self.has_gradients, "a step without gradients"
+        if self.span.copied:
+            self.forget_gradients()
+            return
         state, master = self.optimizer, self.optimizer.master
         by_block = self.level == 0  # as the modules' parameters lie, which follow in one pass
         gradients = self._step_gradients(by_block=by_block)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from tutti.accelerator.reference.optimizer import AdamSettings
-from tutti.train.state.layout import Block
+from tutti.schedule.ownership import Block
 
 
 def runs(blocks: Sequence[Block], start: int, stop: int) -> list[tuple[bool, int]]:

@@ -12,14 +12,11 @@ from typing import NamedTuple
 
 from tutti.errors import InputError
 from tutti.models.parameters import ParameterClass
-from tutti.models.spec import ModelSpec
 from tutti.plan.plan import covers
 from tutti.ranks.links import Use
 from tutti.ranks.rank_places import Seat, Seats
-from tutti.schedule.buckets import Bucket, make_buckets, tied_apart
-from tutti.train.state.layout import TensorRule, bucket_spans, tensor_rules
-from tutti.train.sync.shard_overlaps import shared_cuts
-from tutti.train.sync.tied_weights import tied_ends
+from tutti.schedule.buckets import Bucket, make_buckets
+from tutti.schedule.shard_overlaps import shared_cuts
 
 
 class RankGroup(NamedTuple):
@@ -70,22 +67,6 @@ def require_meetings(seats: Seats, rank: int) -> None:
                 )
 
 
-def own_rules(seats: Seats, unit: int) -> list[TensorRule]:
-    """Return the tensors of a unit that are parameters of their own: not the second of tied ones.
-
-    Where tied weights lie apart, each end is one.
-    """
-    rules = tensor_rules(seats.spec, unit)
-    if not _tied_together(seats, seats.spec):
-        return rules
-    copies = tied_ends(seats.spec)[1:]
-    return [rule for rule in rules if (unit, rule.parameter.name) not in copies]
-
-
-def _tied_together(seats: Seats, spec: ModelSpec) -> bool:
-    return spec.ties_weights and not tied_apart(seats.plan)
-
-
 def _synchronised(seats: Seats, seat: Seat) -> Iterator[RankGroup]:
     """Yield the groups in which gradients are reduced and parameters gathered."""
     for bucket in make_buckets(seats.plan):
@@ -99,17 +80,11 @@ def _synchronised(seats: Seats, seat: Seat) -> Iterator[RankGroup]:
 def _of_bucket(
     seats: Seats, seat: Seat, bucket: Bucket, kind: ParameterClass, level: int
 ) -> Iterator[RankGroup]:
-    rules = {unit: own_rules(seats, unit) for unit in range(*bucket.span(kind))}
-    inside = seat.place.pipeline if level >= 2 else None
-    for span in bucket_spans(seats, bucket, kind, rules, pipeline=inside):
-        if seat.rank in span.holders:
+    for span in seats.ownership.kept_spans(bucket, kind, seat.place.pipeline):
+        if span.is_held_by(seat.rank):
             yield RankGroup(span.holders, "gradients")
             if level:
                 yield RankGroup(span.holders, "parameters")
     if level >= 2 and bucket.several_pipelines:
-        pipelines = [
-            bucket_spans(seats, bucket, kind, rules, pipeline=p)
-            for p in range(len(seats.plan.pipelines))
-        ]
-        for ranks in shared_cuts(pipelines, seat.rank):
+        for ranks in shared_cuts(seats.ownership.by_pipeline(bucket, kind), seat.rank):
             yield RankGroup(ranks, "gradients")

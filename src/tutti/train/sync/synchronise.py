@@ -21,9 +21,8 @@ from tutti.ranks.links import Handle, Links, Then
 from tutti.ranks.rank_places import Seat, Seats
 from tutti.schedule.buckets import Bucket
 from tutti.schedule.instruction import Instruction, Scope, What
-from tutti.train.state.layout import TensorRule, bucket_spans
 from tutti.train.state.state import Away, SpanState
-from tutti.train.sync.shard_overlaps import Joint, joints
+from tutti.train.sync.joints import Joint, joints
 
 NORM_ELEMENTS = 1 << 24  # squared at a time
 
@@ -66,7 +65,6 @@ class Synchronised:
         seats: Seats,
         seat: Seat,
         buckets: Sequence[Bucket],
-        rules: Mapping[int, Sequence[TensorRule]],
         tensors: Mapping[tuple[int, str], Logical],
         job: Job,
         links: Links,
@@ -74,7 +72,7 @@ class Synchronised:
     ) -> None:
         self._seats, self._seat, self._links, self._job = seats, seat, links, job
         self._accelerator = accelerator
-        self._rules, self._tensors = rules, tensors
+        self._tensors = tensors
         self.exchanges: dict[tuple[int, ParameterClass], Exchange] = {}
         self._of_unit: dict[int, list[Exchange]] = {unit: [] for unit in seat.units}
         for bucket in buckets:
@@ -90,18 +88,15 @@ class Synchronised:
                         self._of_unit[unit].append(self.exchanges[key])
 
     def _make(self, bucket: Bucket, kind: ParameterClass) -> Exchange:
-        rule = bucket.dense if kind is ParameterClass.DENSE else bucket.expert
-        assert rule is not None
         shared = bucket.reduce_dense if kind is ParameterClass.DENSE else bucket.reduce_expert
-        level = rule.shard_level if shared else 0
-        inside = self._seat.place.pipeline if level >= 2 else None
+        ownership, level = self._seats.ownership, bucket.level(kind)
         rank, offload = self._seat.rank, self._seat.replica.offload
         away = Away(
             optimizer=covers(offload.optimizer, bucket.start),
             parameters=covers(offload.parameters, bucket.start),
             gradients=covers(offload.gradients, bucket.start),
         )
-        spans = bucket_spans(self._seats, bucket, kind, self._rules, pipeline=inside)
+        spans = ownership.kept_spans(bucket, kind, self._seat.place.pipeline)
         states = [
             SpanState(
                 span,
@@ -115,15 +110,11 @@ class Synchronised:
                 shared=shared,
             )
             for span in spans
-            if rank in span.holders
+            if span.is_held_by(rank)
         ]
         crossing: Sequence[Joint] = ()
         if level >= 2 and bucket.several_pipelines:
-            each = [
-                bucket_spans(self._seats, bucket, kind, self._rules, pipeline=p)
-                for p in range(len(self._seats.plan.pipelines))
-            ]
-            crossing = joints(each, rank, states)
+            crossing = joints(ownership.by_pipeline(bucket, kind), rank, states)
         return Exchange(states, level, crossing)
 
     # --- looking up ------------------------------------------------------------------------
@@ -175,7 +166,7 @@ class Synchronised:
         if state.loose is not None:
             return Then(())
         span, gradient = state.span, state.taken_gradient()
-        if len(span.holders) == 1:
+        if len(span.members) == 1:
             state.add_total(gradient)
             return Then(())
         if state.level == 0:
@@ -208,7 +199,7 @@ class Synchronised:
 
     def _gather_span(self, state: SpanState) -> Handle:
         span, shard = state.span, state.shard()
-        alone = len(span.holders) == 1
+        alone = len(span.members) == 1
         whole = shard if alone else shard.new_empty(span.size)
 
         def place() -> None:

@@ -8,10 +8,10 @@ from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import covers
 from tutti.ranks.rank_places import Seat, Seats
 from tutti.schedule.buckets import Bucket, tied_apart
-from tutti.train.state.layout import Span, bucket_spans, tensor_rules
+from tutti.schedule.ownership import Name, tied_ends
 from tutti.train.state.state import SpanState
 from tutti.train.sync.synchronise import Synchronised
-from tutti.train.sync.tied_weights import Keeper, Name, TiedEnds, keepers, tied_ends
+from tutti.train.sync.tied_weights import Keeper, TiedEnds, keepers
 
 
 def make_ties(
@@ -41,20 +41,16 @@ def _keepers(
 ) -> list[Keeper]:
     unit = end[0]
     bucket = next(b for b in buckets if b.start <= unit < b.stop)
-    level = bucket.dense.shard_level if bucket.reduce_dense else 0
-    rules = {u: tensor_rules(seats.spec, u) for u in range(*bucket.span(ParameterClass.DENSE))}
-    pipelines = range(len(seats.plan.pipelines)) if level >= 2 else (None,)
-    spans: list[Span] = [
-        span
-        for pipeline in pipelines
-        for span in bucket_spans(seats, bucket, ParameterClass.DENSE, rules, pipeline=pipeline)
-    ]
+    kind, ownership = ParameterClass.DENSE, seats.ownership
+    level = bucket.level(kind)
+    lines = ownership.by_pipeline(bucket, kind) if level >= 2 else [ownership.spans(bucket, kind)]
+    spans = [span for line in lines for span in line]
     where = [seats[rank].place.pipeline for rank in range(seats.num_ranks)]
     width = seats.spec.embedding.dim
     found = list(keepers(spans, end, level, width, where))
     own = {state.span.blocks: state for state in parameters.all_states()}
     for span in spans:
-        if seat.rank in span.holders and span.blocks in own:
+        if span.is_held_by(seat.rank) and span.blocks in own:
             for keeper in keepers([span], end, level, width, where):
                 if keeper.rank == seat.rank:
                     own[span.blocks].make_flat()

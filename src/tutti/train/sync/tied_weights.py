@@ -13,23 +13,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tutti.models.spec import ModelSpec
 from tutti.ranks.links import Handle, Links, Then
-from tutti.train.state.layout import Block, Span
+from tutti.schedule.ownership import Block, Name, Span
 from tutti.train.state.state import SpanState
-
-Name = tuple[int, str]  # unit and name in it
-
-
-def tied_ends(spec: ModelSpec) -> tuple[Name, ...]:
-    """Return all ends of the tied embedding, the embedding's own first."""
-    head = spec.head_unit
-    ends: list[Name] = [(0, "token.weight")]
-    if spec.head.tied:
-        ends.append((head, "logits.weight"))
-    if spec.prediction_heads:
-        ends.append((head, "prediction.token.weight"))
-    return tuple(ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,4 +175,6 @@ class TiedEnds:
         if not weights:
             return self._part(keeper, route.start, route.stop)
         first = keeper.offset + route.start - keeper.start
-        return self._states[keeper].read_kept(first, first + route.stop - route.start)
+        state = self._states[keeper]
+        kept = state.read_kept(first, first + route.stop - route.start)
+        return kept.to(state.like(weights=True).dtype)
