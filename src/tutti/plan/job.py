@@ -82,3 +82,10 @@ class Job:
     def tokens(self) -> int:
         """Tokens per optimizer step."""
         return self.sequence_length * self.global_batch
+
+    @property
+    def state_bytes(self) -> float:
+        """What the optimizer keeps of each parameter that it updates: master copy and moments."""
+        master = self.precision.master
+        copy = master.num_bytes if master is not None else 0.0
+        return copy + (2 * self.precision.moments.num_bytes if self.optimizer == "adamw" else 0.0)

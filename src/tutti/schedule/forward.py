@@ -48,4 +48,5 @@ def forward_schedule(schedule: Schedule) -> Schedule:
             RankClass(c.pipeline, c.stage, c.replica, c.num_ranks, made[id(c.instructions)])
             for c in schedule.classes
         ),
+        schedule.buckets,
     )

@@ -13,7 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from tutti.models.parameters import Interval, Parameter
+
+IntArray = npt.NDArray[np.int64]
 
 
 class Slicing(NamedTuple):
@@ -35,6 +40,10 @@ class Slicing(NamedTuple):
             return parameter.part(tp=self.tp, rank=position)
         first = sum(self.experts[:position])
         return parameter.part(experts=(first, first + self.experts[position]))
+
+    def size(self, parameter: Parameter, position: int) -> int:
+        """Return how many numbers of a tensor a position holds."""
+        return math.prod(stop - start for start, stop in self.part(parameter, position))
 
     def adds(self, parameter: Parameter, position: int) -> bool:
         """Tell whether a holder's gradient is a part of the sum, not a copy of a neighbour's."""
@@ -118,6 +127,12 @@ class Run(NamedTuple):
         copy, place = divmod(index, len(self.positions))
         return self.group.first + copy * self.group.slicing.num_positions + self.positions[place]
 
+    def ranks(self) -> IntArray:
+        """Return all of them."""
+        copies = np.arange(self.group.copies) * self.group.slicing.num_positions
+        found: IntArray = (copies[:, None] + np.asarray(self.positions) + self.group.first).ravel()
+        return found
+
     def find(self, rank: int) -> int | None:
         """Return which of its ranks a rank is."""
         copy, position = divmod(rank - self.group.first, self.group.slicing.num_positions)
@@ -170,6 +185,16 @@ class Holders:
                 return size * low // total, size * (low + run.weight) // total
             before += run.weight * run.num_ranks
         return None
+
+    def intervals(self, size: int) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+        """Yield ranks with the first and the last element that each keeps, as arrays."""
+        before, total = 0, self.total
+        for run in self.runs:
+            kind = np.int64 if size * total < 2**62 else object  # of any size, if it must be
+            reached = before + run.weight * np.arange(run.num_ranks + 1, dtype=kind)
+            edges = (size * reached // total).astype(np.int64)
+            yield run.ranks(), edges[:-1], edges[1:]
+            before += run.weight * run.num_ranks
 
     def bounds(self, size: int) -> tuple[int, ...]:
         """Return where the elements of each holder begin, and where the last one's end."""

@@ -108,6 +108,10 @@ class Ownership:
         """
         return (p for p in self.model.parameters(unit) if self._apart or p.tied_to is None)
 
+    def has_copies(self, unit: int) -> bool:
+        """Tell whether a unit has a tied tensor whose owner is another one."""
+        return self._apart and unit in (0, self.model.head_unit)
+
     def is_copied(self, unit: int, parameter: Parameter) -> bool:
         """Tell whether a tied tensor's owner is another unit, which updates it."""
         if not self._apart:
@@ -115,6 +119,10 @@ class Ownership:
         ends = tied_ends(self.model)
         owner = next(end for end in ends if end[0] == self.plan.tied_owner)
         return (unit, parameter.name) in ends and (unit, parameter.name) != owner
+
+    def first_rank(self, pipeline: int, stage: int) -> int:
+        """Return the rank of a stage's first chip."""
+        return self._map.first_rank(pipeline, stage)
 
     # --- holders ---------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tutti.plan.plan import Plan, Replica, Stage, chunks, covers
 from tutti.schedule.boundary import Boundary
-from tutti.schedule.buckets import make_buckets, tied_apart
+from tutti.schedule.buckets import Bucket, make_buckets, tied_apart
 from tutti.schedule.events import stage_events
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.listing import Listing
@@ -43,6 +43,7 @@ class Schedule:
 
     plan: Plan
     classes: tuple[RankClass, ...]
+    buckets: tuple[Bucket, ...]
 
     def boundary(self, pipeline: int, unit: int, what: What) -> Boundary:
         """Return the wire that activations enter `unit` by, or gradients leave it by."""
@@ -97,7 +98,7 @@ def build_schedule(plan: Plan) -> Schedule:
                         )
                     )
                 classes.append(RankClass(p, s, r, replica.num_chips, written[duties]))
-    return Schedule(plan, tuple(classes))
+    return Schedule(plan, tuple(classes), tuple(buckets))
 
 
 def peak_in_flight(instructions: Iterable[Instruction]) -> int:

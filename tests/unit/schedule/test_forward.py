@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,7 @@ from tutti.plan.plan import Plan
 from tutti.schedule.check import check_progress
 from tutti.schedule.forward import forward_list, forward_schedule
 from tutti.schedule.instruction import Instruction, Op, What
-from tutti.schedule.schedule import RankClass, Schedule, build_schedule
+from tutti.schedule.schedule import RankClass, build_schedule
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -73,4 +74,4 @@ def test_progress_sees_a_partner_that_never_comes(missing: str) -> None:
         tuple(e._replace(after=()) for e in first.instructions if e.op is not gone),
     )  # fmt: skip
     classes = tuple(cut if c is first else c for c in schedule.classes)
-    assert check_progress(Schedule(schedule.plan, classes))
+    assert check_progress(replace(schedule, classes=classes))

@@ -259,7 +259,9 @@ def test_lists_that_wait_for_ever_are_named(backend):
         entry._replace(op=Op.RECEIVE) if entry.op is Op.SEND else entry
         for entry in first.instructions
     )
-    broken = Schedule(schedule.plan, (dataclasses.replace(first, instructions=silent), second))
+    broken = dataclasses.replace(
+        schedule, classes=(dataclasses.replace(first, instructions=silent), second)
+    )
     costs = costs_by_op(broken, {})
     with pytest.raises(
         TuttiError, match=r"deadlock: pipeline 0, stage \d, replica 0 waits for ever"

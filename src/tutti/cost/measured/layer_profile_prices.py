@@ -19,7 +19,6 @@ from tutti.hardware.chip import Chip
 from tutti.hardware.cluster import Cluster
 from tutti.models.memory import local_parameters
 from tutti.models.operators import Workload
-from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 
 PASSES = 3  # forward, input gradient, weight gradient
@@ -174,9 +173,9 @@ class ProfiledMemory(MemoryModel):
 
     def _share(self, unit: int, level: int) -> float:
         """The share of its slices whose state of `level` a rank holds."""
-        kinds = [(kind, self.holdings.parameters(unit, kind)) for kind in ParameterClass]
-        whole = sum(count for _, count in kinds)
-        held = sum(count * self.holdings.shard(unit, kind, level) for kind, count in kinds)
+        shares = self.holdings.shares(unit)
+        whole = sum(share.trained for share in shares)
+        held = sum(share.kept if share.level >= level else share.trained for share in shares)
         return held / whole if whole else 1.0
 
     def _parameter_shard(self, unit: int) -> float:

@@ -72,8 +72,7 @@ class MemoryModel:
         self.offload = holdings.replica.offload
         self.units = [u for a, b in holdings.stage.units for u in range(a, b)]
         self.num_micro_batches = holdings.plan.pipelines[holdings.place[0]].micro_batches
-        self._updated: dict[object, float] = {}  # by likeness, as the next ones
-        self._shards: dict[object, float] = {}
+        self._parameters: dict[object, float] = {}  # by likeness, as the next one
         self._gathered_bytes: dict[object, float] = {}
 
     # --- static --------------------------------------------------------------------------
@@ -91,13 +90,6 @@ class MemoryModel:
             optimizer=resident(self._optimizer_shard, away.optimizer),
             buffers=2 * self.boundary(),  # one buffer in use, one being filled
         )
-
-    def _state_bytes(self) -> float:
-        """Return the optimizer's bytes per parameter: master copy and moments."""
-        moments = 2 if self.plan.job.optimizer == "adamw" else 0
-        master = self.precision.master
-        copy = master.num_bytes if master is not None else 0.0
-        return copy + moments * self.precision.moments.num_bytes
 
     def boundary(self) -> float:
         """Return the bytes of a boundary tensor that a rank owns."""
@@ -222,20 +214,9 @@ class MemoryModel:
         fresh = weight * (work.element_bytes + added)
         return fresh + self._input_gradients(unit)
 
-    def _shard(self, unit: int, level: int) -> float:
-        """How many of a unit's parameters a rank holds of what shards from `level` on."""
-        key = (level, self.holdings.likeness(unit))
-        if key not in self._shards:
-            self._shards[key] = sum(
-                self.holdings.parameters(unit, kind) * self.holdings.shard(unit, kind, level)
-                for kind in ParameterClass
-            )
-        return self._shards[key]
-
     def _gathered(self, unit: int, kind: ParameterClass) -> float:
-        if self.holdings.level(unit, kind) < 3:
-            return 0.0
-        return self.holdings.parameters(unit, kind) * self.precision.parameters.num_bytes
+        share = self.holdings.share(unit, kind)
+        return share.trained * self.precision.parameters.num_bytes if share.level == 3 else 0.0
 
     def _brought(self, unit: int) -> float:
         """Parameters that were gathered or fetched for one pass."""
@@ -246,10 +227,31 @@ class MemoryModel:
         return self._gathered_bytes[key] + fetched
 
     def _parameter_shard(self, unit: int) -> float:
-        return self._shard(unit, 3) * self.precision.parameters.num_bytes
+        """What is computed with; where state shards, a flat shard in the same dtype, too.
+
+        The optimizer's master copy, if it is on the chip, is such a shard itself.
+        """
+        key = self.holdings.likeness(unit)
+        if key not in self._parameters:
+            away = covers(self.offload.optimizer, unit)
+            found = 0.0
+            for share in self.holdings.shares(unit):
+                found += share.held - share.trained if share.level == 3 else share.held
+                master = self.precision.master is not None
+                if share.level and not (master and not (away and share.level == 3)):
+                    found += share.kept
+                elif share.level:
+                    found += share.copied
+            self._parameters[key] = found * self.precision.parameters.num_bytes
+        return self._parameters[key]
+
+    def _gradients(self, unit: int) -> float:
+        """How many gradients of a unit a rank holds between two micro-batches."""
+        shares = self.holdings.shares(unit)
+        return sum(share.kept if share.level >= 2 else share.trained for share in shares)
 
     def _gradient_shard(self, unit: int) -> float:
-        return self._shard(unit, 2) * self.precision.gradients.num_bytes
+        return self._gradients(unit) * self.precision.gradients.num_bytes
 
     def made_once(self, unit: int) -> bool:
         """Tell whether a unit's gradients lie on the chip only from its weight pass to the step.
@@ -258,7 +260,7 @@ class MemoryModel:
         """
         if self.num_micro_batches > 1 or covers(self.offload.gradients, unit):
             return False
-        return all(self.holdings.level(unit, kind) < 2 for kind in ParameterClass)
+        return all(share.level < 2 for share in self.holdings.shares(unit))
 
     def _stays_as_made(self, unit: int) -> bool:
         """Tell whether nothing is added to a unit's gradients: they stay in the weights' dtype."""
@@ -273,25 +275,18 @@ class MemoryModel:
             return 0.0
         precision = self.precision
         dtype = precision.parameters if self._stays_as_made(unit) else precision.gradients
-        return (self._shard(unit, 2) + self.holdings.tied_above(unit)) * dtype.num_bytes
+        return (self._gradients(unit) + self.holdings.tied_above(unit)) * dtype.num_bytes
 
     def optimizer_parameters(self, unit: int) -> float:
         """Return how many parameters of a unit a rank updates."""
-        key = self.holdings.likeness(unit)
-        if key not in self._updated:
-            self._updated[key] = sum(
-                self.holdings.updated(unit, kind) * self.holdings.shard(unit, kind, 1)
-                for kind in ParameterClass
-            )
-        return self._updated[key]
+        return sum(share.updated for share in self.holdings.shares(unit))
 
     def _optimizer_shard(self, unit: int) -> float:
-        return self.optimizer_parameters(unit) * self._state_bytes()
+        return self.optimizer_parameters(unit) * self.plan.job.state_bytes
 
     def _unreduced(self, unit: int, kind: ParameterClass) -> float:
-        if self.holdings.level(unit, kind) < 2:
-            return 0.0
-        return self.holdings.parameters(unit, kind) * self.precision.gradients.num_bytes
+        share = self.holdings.share(unit, kind)
+        return share.trained * self.precision.gradients.num_bytes if share.level >= 2 else 0.0
 
     def _transient_gradients(self, unit: int) -> float:
         """Gradients that lie whole on the chip only until they are reduced or offloaded."""

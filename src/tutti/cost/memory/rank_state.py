@@ -1,19 +1,23 @@
 """What one rank of a class holds: parameters by unit, the shards of their states, activations.
 
-Counts are exact for the model's tensors; how they are shared follows the Plan's synchronisation
-rules. Shares are given per copy of a replica; its tensor and context ranks divide them evenly.
+Who holds and keeps what is `schedule.ownership`'s answer, counted. Ranks of a class may differ by a
+few elements, where something does not divide evenly; the fullest of them stands for all.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from tutti.models.memory import Recompute, activation_bytes, local_parameters
+import numpy as np
+
+from tutti.models.memory import Recompute, activation_bytes
 from tutti.models.operators import Workload
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import ExpertGroup, Plan, Replica, Stage, Synchronisation, covers
-from tutti.schedule.buckets import is_shared
+from tutti.plan.plan import ExpertGroup, Plan, Replica, Stage, covers
+from tutti.schedule.elements import Elements, RankElements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,26 @@ def _fullest(group: ExpertGroup, start: int, stop: int) -> int:
     return sum(group.experts) // max(1, most)
 
 
+class Share(NamedTuple):
+    """What a rank has of a unit's parameters of one class, in elements."""
+
+    level: int  # the shard level that takes effect
+    held: int  # computed with
+    trained: int  # of these, with a gradient
+    kept: float  # whose optimizer state it keeps
+    copied: float  # of the kept ones: updated by the owner of tied weights, without state here
+
+    @property
+    def updated(self) -> float:
+        """How many the rank's optimizer updates."""
+        return self.kept - self.copied
+
+    @property
+    def fraction(self) -> float:
+        """The share of what it trains whose state it keeps."""
+        return self.kept / self.trained if self.trained else 1.0
+
+
 Holders = tuple[tuple[int, int, Stage], ...]  # pipeline, stage, Stage
 
 
@@ -116,9 +140,10 @@ class Holdings:
         place: tuple[int, int, int],
         kernels: Kernels,
         index: HolderIndex | None = None,
+        elements: RankElements | None = None,
     ) -> None:
         self._index = index or HolderIndex(plan)
-        self._shards: dict[tuple[object, int, int], float] = {}
+        self._given = elements
         self.plan = plan
         self.model = model
         self.place = place  # pipeline, stage, replica group
@@ -126,11 +151,21 @@ class Holdings:
         self.replica = self.stage.replicas[place[2]]
         self.workload = workload_of(plan, self.stage, self.replica, kernels)
         self._activations: dict[tuple[str, str], float] = {}
-        self._parameters: dict[tuple[str, ParameterClass], int] = {}
-        self._levels: dict[tuple[int, ParameterClass], int] = {}
+        self._shares: dict[object, Share] = {}
         self._unit_kinds = model.unit_kinds
         self._recomputed: dict[int, Recompute] = {}
         self._likenesses: dict[int, object] = {}
+        before = sum(replica.num_chips for replica in self.stage.replicas[: place[2]])
+        self._ranks = slice(before, before + self.replica.num_chips)  # of the stage's
+
+    @functools.cached_property
+    def _elements(self) -> RankElements:
+        return self._given or RankElements(self.plan, self.model)
+
+    @functools.cached_property
+    def rank(self) -> int:
+        """Which rank of the group stands for all: the fullest."""
+        return self._fullest()
 
     def likeness(self, unit: int) -> object:
         """Return a key that units share of which a rank holds and computes the same."""
@@ -148,6 +183,7 @@ class Holdings:
             tuple(covers(ranges, unit) for ranges in away),
             self._index.rules(unit),
             id(self._index.of(unit)),
+            self._elements.alike(unit),
         )
 
     def recompute_kind(self, unit: int) -> Recompute:
@@ -167,108 +203,79 @@ class Holdings:
             self._activations[key] = activation_bytes(self.model, unit, self.workload, kind)
         return self._activations[key]
 
-    def parameters(self, unit: int, kind: ParameterClass) -> int:
-        """Return how many parameters of a class a rank computes with (its slices, unsharded).
+    @property
+    def stage_rank(self) -> int:
+        """Which rank of the stage the fullest one is."""
+        return self._ranks.start + self.rank
+
+    def share(self, unit: int, kind: ParameterClass) -> Share:
+        """Return what the rank has of a unit's parameters of a class.
 
         Experts count as dense where no expert groups spread them.
         """
-        key = (self._unit_kinds[unit], kind)
-        if key not in self._parameters:
-            work, spread = self.workload, bool(self.stage.experts)
-            group = kind if spread else None
-            found = 0
-            if spread or kind is ParameterClass.DENSE:
-                found = local_parameters(self.model, unit, tp=work.tp, ep=work.ep, group=group)
-            if kind is ParameterClass.DENSE and unit and covers(self.stage.units, 0):
-                found -= self._tied_here(unit)
-            self._parameters[key] = found
-        return self._parameters[key]
+        key = (self.likeness(unit), kind)
+        if key not in self._shares:
+            found = self._of(unit, kind)
+            level = self._elements.bucket(unit).level(kind)
+            at = self.rank
+            self._shares[key] = Share(
+                level,
+                int(found.held[at]),
+                int(found.trained[at]),
+                float(found.kept[at]),
+                float(found.copied[at]),
+            )
+        return self._shares[key]
 
-    def updated(self, unit: int, kind: ParameterClass) -> int:
-        """Return how many of them this stage's optimizer updates, all shards together.
+    def shares(self, unit: int) -> tuple[Share, Share]:
+        """Return what the rank has of a unit: of its dense parameters, and of its experts."""
+        return self.share(unit, ParameterClass.DENSE), self.share(unit, ParameterClass.EXPERT)
 
-        The owner of a tied table updates it and sends it to the stage that holds the other copy.
-        """
-        found, owner = self.parameters(unit, kind), self.plan.tied_owner
-        ends = (0, self.model.head_unit)
-        if owner is None or kind is not ParameterClass.DENSE or unit == owner or unit not in ends:
-            return found
-        if all(covers(self.stage.units, end) for end in ends):
-            return found
-        if unit:
-            return found - self._tied_here(unit)
-        copied = {p.tied_to for p in self.model.parameters(self.model.head_unit)}
-        tp = self.workload.tp
-        return found - sum(
-            p.local_size(tp=tp, ep=1, expert_tp=tp)
-            for p in self.model.parameters(0)
-            if f"0.{p.name}" in copied
-        )
+    def _of(self, unit: int, kind: ParameterClass) -> Elements:
+        held, trained, kept, copied = self._elements.of(self.place[:2], unit, kind)
+        at = self._ranks
+        return Elements(held[at], trained[at], kept[at], copied[at])
 
-    def _tied_here(self, unit: int) -> int:
-        """Parameters of a unit that are the embedding's own, which this stage holds anyway."""
-        tied = (p for p in self.model.parameters(unit) if p.tied_to is not None and not p.buffer)
-        tp = self.workload.tp
-        return sum(p.local_size(tp=tp, ep=1, expert_tp=tp) for p in tied)
+    def _fullest(self) -> int:
+        """Return which rank of the group holds most bytes of parameters and their state."""
+        if self.replica.num_chips == 1:
+            return 0
+        precision, state = self.plan.job.precision, self.plan.job.state_bytes
+        total = np.zeros(self.replica.num_chips)
+        alike: dict[object, list[int]] = {}
+        for unit in (u for a, b in self.stage.units for u in range(a, b)):
+            alike.setdefault(self.likeness(unit), []).append(unit)
+        for units in alike.values():
+            for kind in ParameterClass:
+                found = self._of(units[0], kind)
+                level = self._elements.bucket(units[0]).level(kind)
+                gradients = found.kept if level >= 2 else found.trained
+                total += len(units) * (
+                    found.held * precision.parameters.num_bytes
+                    + gradients * precision.gradients.num_bytes
+                    + (found.kept - found.copied) * state
+                )
+        return int(total.argmax())
 
     def tied_above(self, unit: int) -> int:
         """Return how many of a unit's gradients another one makes: a tied table's, in the head.
 
-        More than its own for the head, as many less for the embedding, where one stage holds both.
+        More than its own for the head, as many less for the embedding, where one stage holds both
+        and they are one parameter.
         """
         head = self.model.head_unit
         if unit not in (0, head) or not all(covers(self.stage.units, end) for end in (0, head)):
             return 0
-        return self._tied_here(head) if unit else -self._tied_here(head)
+        own = {p.name for p in self._elements.ownership.tensors(head)}
+        tp = self.workload.tp
+        tied = sum(
+            p.local_size(tp=tp, ep=1, expert_tp=tp)
+            for p in self.model.parameters(head)
+            if p.tied_to is not None and p.name not in own
+        )
+        return tied if unit else -tied
 
     def is_shared(self, unit: int) -> bool:
-        """Tell whether several chips hold some of a unit's parameters."""
-        stages = [stage for _, _, stage in self._index.of(unit)]
-        return any(
-            is_shared(stages, kind, (unit,), self.plan.model.spec) for kind in ParameterClass
-        )
-
-    def level(self, unit: int, kind: ParameterClass) -> int:
-        """Return the shard level of a unit's parameters; 0 where nobody else holds them."""
-        key = (unit, kind)
-        if key not in self._levels:
-            level = self.plan.synchronisation_of(unit, kind).shard_level
-            # Levels 2 and 3 shard inside a pipeline: with one copy there, there is nothing to.
-            alone = level >= 2 and self._copies(kind) < 2
-            holders = [stage for _, _, stage in self._index.of(unit)]
-            shared = not alone and is_shared(holders, kind, (unit,), self.plan.model.spec)
-            self._levels[key] = level if shared else 0
-        return self._levels[key]
-
-    def _copies(self, kind: ParameterClass) -> int:
-        if kind is ParameterClass.EXPERT:
-            return sum(group.count for group in self.stage.experts)
-        return sum(replica.count * replica.cp for replica in self.stage.replicas)
-
-    def shard(self, unit: int, kind: ParameterClass, level: int) -> float:
-        """Return the share of its slices whose state a rank holds, if states of `level` shard."""
-        if self.level(unit, kind) < level:
-            return 1.0
-        rule, holders = self.plan.synchronisation_of(unit, kind), self._index.of(unit)
-        key = (kind, id(rule), id(holders))
-        if key not in self._shards:
-            self._shards[key] = self._share(rule, holders)
-        return self._shards[key]
-
-    def _share(self, rule: Synchronisation, holders: Holders) -> float:
-        kind = rule.parameter_class
-        inside = rule.shard_level >= 2  # levels 2 and 3 shard inside a pipeline
-        sharing = [held for held in holders if not inside or held[0] == self.place[0]]
-        if kind is ParameterClass.EXPERT:
-            groups = sum(group.count for _, _, stage in sharing for group in stage.experts)
-            return 1.0 / max(1, groups)
-        given = {(s.pipeline, s.stage, s.replica): float(s.weight) for s in rule.shares}
-        own, total = 0.0, 0.0
-        for p, s, stage in sharing:
-            for r, replica in enumerate(stage.replicas):
-                weight = given.get((p, s, r), 0.0) if given else float(replica.width)
-                total += weight * replica.count
-                if (p, s, r) == self.place:
-                    own = weight
-        # A copy's share of the unit, spread over its ranks, relative to one rank's slices of it.
-        return own / total / self.replica.cp
+        """Tell whether several chips add up gradients of a unit."""
+        bucket = self._elements.bucket(unit)
+        return bool(bucket.rules())

@@ -107,29 +107,30 @@ class ClassPricer:
         kind = ParameterClass(entry.what.value)
         precision = self.shared.plan.job.precision
         units = range(entry.start, entry.stop)
-        count = float(sum(self.holdings.parameters(unit, kind) for unit in units))
-        rule = self.shared.plan.synchronisation_of(entry.start, kind)
-        if entry.op is Op.REDUCE_GRADIENTS and rule.shard_level >= 2 and entry.scope is Scope.ALL:
-            share = self.holdings.shard(entry.start, kind, 2)
-            return self._closing(entry.start, kind, count * share * precision.gradients.num_bytes)
+        shares = [self.holdings.share(unit, kind) for unit in units]
+        level = shares[0].level
+        if entry.op is Op.REDUCE_GRADIENTS and level >= 2 and entry.scope is Scope.ALL:
+            return self._final_reduction(entry.start, kind)
+        count = float(sum(share.trained for share in shares))
         scope = self.rank_class.pipeline if entry.scope is Scope.PIPELINE else None
         links = self.shared.groups.of(entry.start, kind, scope)
         if links is None:
             return Price(0.0)
         gather = entry.op is Op.GATHER_PARAMETERS
         size = count * (precision.parameters if gather else precision.gradients).num_bytes
-        operation = operation_of(entry, self.holdings.level(entry.start, kind))
+        operation = operation_of(entry, level)
         use: Use = "parameters" if gather else "gradients"
         return Price(self.shared.choose(use, operation, size, links).seconds, links.nodes > 1)
 
-    def _closing(self, unit: int, kind: ParameterClass, size: float) -> Price:
-        """A rank's shard, piece by piece, with those who hold the piece in other pipelines."""
-        meeting = self.shared.closing(unit, kind, self.holdings.place)
-        if meeting is None:
-            return Price(0.0)
-        links, pieces = self.shared.links(meeting.chips), meeting.pieces
-        once = self.shared.choose("gradients", Operation.ALL_REDUCE, size / pieces, links)
-        return Price(pieces * once.seconds, links.nodes > 1)
+    def _final_reduction(self, unit: int, kind: ParameterClass) -> Price:
+        """A rank's shard, part by part, with those who keep the part in other pipelines."""
+        total, leaves = 0.0, False
+        element = self.shared.plan.job.precision.gradients.num_bytes
+        for chips, count in self.shared.final_reductions(unit, kind, self.holdings):
+            links = self.shared.links(chips)
+            choice = self.shared.choose("gradients", Operation.ALL_REDUCE, count * element, links)
+            total, leaves = total + choice.seconds, leaves or links.nodes > 1
+        return Price(total, leaves)
 
     def _tied(self, entry: Instruction) -> Price:
         """The tied table travels once between the stages that hold its two copies."""
@@ -137,7 +138,7 @@ class ClassPricer:
         element = precision.gradients if entry.what is What.GRADIENTS else precision.parameters
         model, replica = self.shared.model, self.replica
         held = 0 if covers(self.holdings.stage.units, 0) else model.head_unit
-        share = self.holdings.shard(held, ParameterClass.DENSE, 1)
+        share = self.holdings.share(held, ParameterClass.DENSE).fraction
         size = -(-model.vocab // replica.tp) * model.embedding.dim * element.num_bytes * share
         ends = [
             stage.replicas[0].chips.at(0)

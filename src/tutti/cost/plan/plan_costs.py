@@ -132,7 +132,7 @@ def _class_costs(
     rank_class: RankClass, shared: StepContext, kernels: Kernels, overheads: Overheads
 ) -> tuple[ClassCosts, StaticBytes]:
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
-    holdings = Holdings(shared.plan, shared.model, place, kernels, shared.index)
+    holdings = Holdings(shared.plan, shared.model, place, kernels, shared.index, shared.elements)
     layers = shared.prices[holdings.replica.chips.pools[0]].layers
     memory = memory_model(holdings, layers)
     kinds = shared.kinds(rank_class.instructions)

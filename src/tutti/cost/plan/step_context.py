@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tutti.collective import Operation
-from tutti.cost.memory.rank_state import HolderIndex
+from tutti.cost.memory.rank_state import HolderIndex, Holdings
 from tutti.cost.network.group_links import GroupLinks, group_links
 from tutti.cost.network.host_memory_traffic import HostMemory
 from tutti.cost.network.programs import Choice, Efficiency, choose_program, price_named
 from tutti.cost.network.recorded_programs import Asked, Recorded, Use
 from tutti.cost.network.stage_boundaries import BoundaryPrice, boundary_price
 from tutti.cost.plan.equal_instructions import Kinds
-from tutti.cost.plan.final_reduction import Meeting, Place, closing_meeting, shard_runs
 from tutti.cost.plan.gradient_groups import Groups
 from tutti.cost.plan.pool_prices import PoolPrices
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import Plan
+from tutti.plan.plan import Plan, RankMap
+from tutti.schedule.elements import RankElements
 from tutti.schedule.instruction import Instruction, What
 from tutti.schedule.schedule import Schedule
+from tutti.schedule.shard_overlaps import shared_cuts
 
 
 class StepContext:
@@ -40,6 +41,8 @@ class StepContext:
         self.cluster = cluster
         self.prices = prices
         self.index = HolderIndex(schedule.plan)
+        self.elements = RankElements(schedule.plan, model, schedule.buckets)
+        self.ranks = RankMap(schedule.plan)
         self.host = HostMemory(schedule.plan, cluster, self.index)
         self.groups = Groups(schedule.plan, cluster, self.index, self.host)
         self._kinds: dict[int, Kinds] = {}  # by the list, which the schedule keeps
@@ -47,7 +50,7 @@ class StepContext:
         self._boundaries: dict[tuple[int, int], BoundaryPrice] = {}
         self._links: dict[tuple[Position, ...], GroupLinks] = {}
         self._chosen: dict[tuple[Use, Operation, float, int], tuple[GroupLinks, Choice]] = {}
-        self._meetings: dict[tuple[int, ParameterClass, int, Place], Meeting | None] = {}
+        self._final: dict[object, tuple[tuple[tuple[Position, ...], int], ...]] = {}
 
     def boundary(self, pipeline: int, unit: int, what: What) -> BoundaryPrice:
         """Return what one micro-batch takes over a boundary."""
@@ -108,10 +111,27 @@ class StepContext:
             if choice.algorithm != "none"
         ]
 
-    def closing(self, unit: int, kind: ParameterClass, place: Place) -> Meeting | None:
-        """Return who of the other pipelines holds what a rank's shard of a unit overlaps."""
-        rule, holders = self.plan.synchronisation_of(unit, kind), self.index.of(unit)
-        key = (id(holders), kind, id(rule), place)
-        if key not in self._meetings:
-            self._meetings[key] = closing_meeting(shard_runs(holders, kind, rule), place)
-        return self._meetings[key]
+    def final_reductions(
+        self, unit: int, kind: ParameterClass, holdings: Holdings
+    ) -> tuple[tuple[tuple[Position, ...], int], ...]:
+        """Return with which chips of other pipelines a rank sums up its shard of a bucket.
+
+        Each with the number of elements; they may be few chips of a pipeline that cuts coarsely,
+        or many of one that cuts finely.
+        """
+        bucket = self.elements.bucket(unit)
+        start, stop = bucket.span(kind)
+        alike = tuple(map(holdings.likeness, range(start, stop)))
+        key = (alike, kind, holdings.place)
+        if key not in self._final:
+            lines = self.elements.ownership.by_pipeline(bucket, kind)
+            rank = self.ranks.first_rank(*holdings.place[:2]) + holdings.stage_rank
+            self._final[key] = tuple(
+                (
+                    tuple(self.ranks.place(member).chip for member in ranks),
+                    sum(cut.stop - cut.start for cut in cuts),
+                )
+                for ranks, cuts in shared_cuts(lines, rank).items()
+                if len(ranks) > 1
+            )
+        return self._final[key]

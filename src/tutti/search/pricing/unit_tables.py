@@ -221,7 +221,7 @@ class Tables:
             return by_unit([memory.effect(_single(Op.FETCH, unit, what))[0] for unit in units])
 
         def parameters(kind: ParameterClass) -> FloatArray:
-            return by_unit([holdings.parameters(unit, kind) for unit in units])
+            return by_unit([holdings.share(unit, kind).held for unit in units])
 
         return {
             "dense": parameters(ParameterClass.DENSE),

@@ -1,33 +1,29 @@
-"""Which chip holds which part of a model's training state, as intervals over flat parameters.
+"""Which chip holds which part of a model's training state, as intervals over each tensor.
 
-Parameters of a unit that are cut alike form a `Part`, laid out on [0, 1). A rank holds a slice of
-it (its tensor position, or its experts) and, where the synchronisation rule shards, of that slice
-only its ragged share. Shares agree with `cost.holdings`: all holders together hold a sharded state
-once. Where holders slice differently, each cell of their common grid is shared out by itself, so
-that a share always lies inside its rank's own slice. Everything is arrays over ranks: a plan of
-16,384 chips is a few dozen rows of them.
+`schedule.ownership` says who holds and keeps which elements; here they are laid on one axis per
+tensor, [0, 1): its experts or what tensor parallelism cuts, and inside of a part that nobody cuts,
+its elements. Everything is arrays over ranks: a plan of 16,384 chips is a few dozen rows of them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from tutti.cost.memory.rank_state import HolderIndex
-from tutti.models.parameters import ParameterClass
+from tutti.models.parameters import Parameter, ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.chips import ChipSet
-from tutti.plan.plan import Plan, Stage, Synchronisation, covers
-from tutti.schedule.buckets import is_shared
+from tutti.plan.plan import Plan, covers
+from tutti.schedule.elements import RankElements
+from tutti.schedule.ownership import Block, Span
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-ROUNDING = 1e-12  # of a unit's parameters: less than a parameter of any model
+ROUNDING = 1e-12  # of a tensor: less than a parameter of any model
 ChipNumbers = Callable[[ChipSet], IntArray]  # of each chip; -1 for one that is gone
 
 
@@ -43,36 +39,9 @@ class Kind(StrEnum):
         return 3 if self is Kind.PARAMETERS else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Parameters of one unit that are cut the same way."""
-
-    pieces: int | None  # into how many tensor parallelism may cut them; None: everybody has all
-    experts: int  # of routed experts: how many there are; otherwise 0
-    tied: bool  # the table that embedding and head share
-
-
-def unit_parts(model: ModelSpec, unit: int, tensor_degrees: Iterable[int]) -> dict[Part, int]:
-    """Return the parts of a unit with how many parameters each has."""
-    common = math.lcm(*tensor_degrees)
-    found: dict[Part, int] = {}
-    for parameter in model.parameters(unit):
-        if parameter.buffer:
-            continue
-        pieces = parameter.slice_parts if parameter.slice_dim is not None else None
-        if pieces is not None and pieces % common == 0:
-            pieces = common  # all degrees divide it: cut alike, whatever it is
-        shared = parameter.name == "token.weight" and unit == 0 and model.ties_weights
-        tied = shared or parameter.tied_to is not None
-        part = Part(pieces, parameter.experts, tied)
-        # Tied twice (head and prediction heads) is still one table.
-        found[part] = parameter.size if tied else found.get(part, 0) + parameter.size
-    return found
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Holding:
-    """What ranks hold of a part: interval m of rank i is lower[i, m] … upper[i, m]."""
+    """What ranks hold of a tensor: interval m of rank i is lower[i, m] … upper[i, m]."""
 
     chips: IntArray  # number of each rank's chip
     lower: FloatArray
@@ -81,7 +50,7 @@ class Holding:
 
     @property
     def measure(self) -> FloatArray:
-        """The fraction of the part that each rank holds."""
+        """The fraction of the tensor that each rank holds."""
         total: FloatArray = (self.upper - self.lower).sum(axis=1)
         return total
 
@@ -115,179 +84,96 @@ def joined(first: Holding, second: Holding) -> Holding:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ranks:
-    """The ranks of one stage, in rank order."""
-
-    chips: IntArray
-    replica: IntArray
-    copy: IntArray
-    context: FloatArray  # position in context parallelism, and its degree
-    context_degree: FloatArray
-    tensor: IntArray
-    tensor_degree: IntArray
-
-    @classmethod
-    def of(cls, stage: Stage, numbers: ChipNumbers) -> _Ranks:
-        rows: list[tuple[npt.NDArray[np.generic], ...]] = []
-        for index, replica in enumerate(stage.replicas):
-            at = np.arange(replica.num_chips)
-            inner = at % replica.width
-            rows.append(
-                (
-                    numbers(replica.chips),
-                    np.full(at.size, index),
-                    at // replica.width,
-                    (inner // replica.tp).astype(np.float64),
-                    np.full(at.size, float(replica.cp)),
-                    inner % replica.tp,
-                    np.full(at.size, replica.tp),
-                )
-            )
-        return cls(*(np.concatenate(column) for column in zip(*rows, strict=True)))
-
-
 class StateLayout:
-    """The intervals of every rank of a plan, for one part of one unit at a time."""
+    """The intervals of every rank of a plan, for one tensor of one unit at a time."""
 
-    def __init__(self, plan: Plan, numbers: ChipNumbers) -> None:
+    def __init__(self, plan: Plan, model: ModelSpec, numbers: ChipNumbers) -> None:
         self.plan = plan
-        self.index = HolderIndex(plan)
-        self._ranks = {(p, s): _Ranks.of(stage, numbers) for p, s, stage in plan.stages()}
-
-    @property
-    def tensor_degrees(self) -> set[int]:
-        """All degrees of tensor parallelism in the plan."""
-        return {r.tp for _, _, stage in self.plan.stages() for r in stage.replicas}
+        self.elements = RankElements(plan, model)
+        self._chips = np.concatenate([numbers(stage.chips) for _, _, stage in plan.stages()])
+        # which ranks are of a stage that holds a unit, by unit
+        self._stages = [
+            (self.elements.ownership.first_rank(p, s), stage) for p, s, stage in plan.stages()
+        ]
 
     def signature(self, unit: int) -> tuple[object, ...]:
         """Return a key that units share whose states are spread alike."""
-        rules = (self.plan.synchronisation_of(unit, kind) for kind in ParameterClass)
-        shard = tuple((rule.shard_level, rule.shares) for rule in rules)
-        return (id(self.index.of(unit)), shard)
+        bucket, ownership = self.elements.bucket(unit), self.elements.ownership
+        rules = [rule for rule in (bucket.dense, bucket.expert) if rule is not None]
+        return (
+            tuple(id(ownership.groups(bucket.start, rule)) for rule in rules),
+            tuple(bucket.level(kind) for kind in ParameterClass),
+            self.elements.alike(unit),
+        )
 
-    def holding(self, unit: int, part: Part, kind: Kind, *, without: int | None = None) -> Holding:
-        """Return who holds a part of a unit; not the stages that also hold unit `without`."""
-        holders = self.index.of(unit)
-        spread = part.experts > 0 and any(stage.experts for _, _, stage in holders)
-        group = ParameterClass.EXPERT if spread else ParameterClass.DENSE
-        rule = self.plan.synchronisation_of(unit, group)
-        slices = {
-            (p, s): _expert_slices(stage, part.experts)
-            if spread
-            else _tensor_slices(self._ranks[p, s], part.pieces)
-            for p, s, stage in holders
-        }
-        found: Holding | None = None
-        for p, s, stage in holders:
-            if without is not None and covers(stage.units, without):
+    def holding(
+        self, unit: int, parameter: Parameter, kind: Kind, *, without: int | None = None
+    ) -> Holding:
+        """Return who holds a tensor of a unit; not the stages that also hold unit `without`."""
+        bucket = self.elements.bucket(unit)
+        group = ParameterClass.DENSE if bucket.expert is None else parameter.group
+        by_expert = group is ParameterClass.EXPERT
+        counts = np.zeros(self._chips.size, dtype=np.int64)
+        found: list[tuple[IntArray, FloatArray, FloatArray]] = []
+        sharded = bucket.level(group) >= kind.shards_from
+        for span, block, offset in self._blocks(unit, parameter, group):
+            if span.copied and kind is Kind.OPTIMIZER:
                 continue
-            sharing = [h for h in holders if rule.shard_level < 2 or h[0] == p]
-            lower, upper = slices[p, s]
-            if self._level(unit, stage, rule, holders) >= kind.shards_from:
-                share = self._shares(rule, sharing, (p, s))
-                edges = np.unique(np.concatenate([x for h in sharing for x in slices[h[:2]]]))
-                lower, upper = _cells(lower, upper, share, edges)
-            else:
-                lower, upper = lower[:, None], upper[:, None]
-            here = Holding(self._ranks[p, s].chips, lower, upper, spread)
-            found = here if found is None else joined(found, here)
-        empty = np.zeros((0, 1))
-        return found or Holding(np.zeros(0, dtype=np.int64), empty, empty, spread)
+            start, stop = _axis(block, parameter)
+            for ranks, low, high in span.members.intervals(span.size):
+                first, last = np.zeros(ranks.size), np.ones(ranks.size)
+                if sharded:
+                    first = np.clip((low - offset) / block.size, 0.0, 1.0)
+                    last = np.clip((high - offset) / block.size, 0.0, 1.0)
+                length = stop - start
+                found.append((ranks, start + length * first, start + length * last))
+                counts[ranks] += 1
+        held = counts > 0
+        if without is not None:
+            for at, stage in self._stages:
+                if covers(stage.units, without):
+                    held[at : at + stage.num_chips] = False
+        return self._put_together(found, held, max(1, int(counts.max(initial=0))), by_expert)
 
-    def _level(
+    def _put_together(
         self,
-        unit: int,
-        stage: Stage,
-        rule: Synchronisation,
-        holders: tuple[tuple[int, int, Stage], ...],
-    ) -> int:
-        """Return the level that takes effect: 0 where nobody else holds the same parameters."""
-        kind = rule.parameter_class
-        if rule.shard_level >= 2 and _copies(stage, kind) < 2:
-            return 0
-        stages, model = [s for _, _, s in holders], self.plan.model.spec
-        return rule.shard_level if is_shared(stages, kind, (unit,), model) else 0
+        found: list[tuple[IntArray, FloatArray, FloatArray]],
+        held: npt.NDArray[np.bool_],
+        width: int,
+        by_expert: bool,
+    ) -> Holding:
+        lower, upper = np.zeros((held.size, width)), np.zeros((held.size, width))
+        column = np.zeros(held.size, dtype=np.int64)
+        for ranks, low, high in found:
+            lower[ranks, column[ranks]] = low
+            upper[ranks, column[ranks]] = high
+            column[ranks] += 1
+        return Holding(self._chips[held], lower[held], upper[held], by_expert)
 
-    def _shares(
-        self,
-        rule: Synchronisation,
-        sharing: list[tuple[int, int, Stage]],
-        own: tuple[int, int],
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return each rank's share of its slice, as an interval of [0, 1)."""
-        if rule.parameter_class is ParameterClass.EXPERT:
-            return _expert_shares(sharing, own)
-        given = {(s.pipeline, s.stage, s.replica): float(s.weight) for s in rule.shares}
-        total, starts, widths = 0.0, [], []
-        for p, s, stage in sharing:
-            for r, replica in enumerate(stage.replicas):
-                weight = given.get((p, s, r), 0.0) if given else float(replica.width)
-                if (p, s) == own:
-                    starts.append(total)
-                    widths.append(weight)
-                total += weight * replica.count
-        ranks = self._ranks[own]
-        width = np.asarray(widths)[ranks.replica]
-        start = np.asarray(starts)[ranks.replica] + width * ranks.copy
-        low = (start + width * (ranks.context / ranks.context_degree)) / total
-        high = (start + width * ((ranks.context + 1) / ranks.context_degree)) / total
-        return low, high
+    def _blocks(
+        self, unit: int, parameter: Parameter, group: ParameterClass
+    ) -> Iterator[tuple[Span, Block, int]]:
+        """Yield the parts of a tensor, each in its span and from which element of it on."""
+        ownership, bucket = self.elements.ownership, self.elements.bucket(unit)
+        if not parameter.trainable:
+            spans = [s for s in ownership.untrained(unit) if s.blocks[0].name == parameter.name]
+        elif bucket.level(group) >= 2:
+            spans = [s for line in ownership.by_pipeline(bucket, group) for s in line]
+        else:
+            spans = list(ownership.spans(bucket, group))
+        for span in spans:
+            offset = 0
+            for block in span.blocks:
+                if (block.unit, block.name) == (unit, parameter.name):
+                    yield span, block, offset
+                offset += block.size
 
 
-def _copies(stage: Stage, kind: ParameterClass) -> int:
-    if kind is ParameterClass.EXPERT:
-        return sum(group.count for group in stage.experts)
-    return sum(replica.count * replica.cp for replica in stage.replicas)
-
-
-def _tensor_slices(ranks: _Ranks, pieces: int | None) -> tuple[FloatArray, FloatArray]:
-    """Cut whole pieces; with fewer pieces than ranks, neighbours hold the same one."""
-    if pieces is None:
-        return np.zeros(ranks.tensor.size), np.ones(ranks.tensor.size)
-    degree = ranks.tensor_degree
-    each = -(-pieces // degree)
-    first = np.where(degree > pieces, ranks.tensor * pieces // degree, ranks.tensor * each)
-    last = np.where(degree > pieces, first + 1, first + each)
-    return np.minimum(first, pieces) / pieces, np.minimum(last, pieces) / pieces
-
-
-def _expert_slices(stage: Stage, experts: int) -> tuple[FloatArray, FloatArray]:
-    first: list[int] = []
-    last: list[int] = []
-    for group in stage.experts:
-        counts = group.experts or (experts // group.chips,) * group.chips
-        bounds = [0, *np.cumsum(counts).tolist()]
-        first += bounds[:-1] * group.count
-        last += bounds[1:] * group.count
-    return np.asarray(first) / experts, np.asarray(last) / experts
-
-
-def _expert_shares(
-    sharing: list[tuple[int, int, Stage]], own: tuple[int, int]
-) -> tuple[FloatArray, FloatArray]:
-    total = sum(group.count for _, _, stage in sharing for group in stage.experts)
-    number, found = 0, []
-    for p, s, stage in sharing:
-        for group in stage.experts:
-            if (p, s) == own:
-                found.append(np.repeat(np.arange(number, number + group.count), group.chips))
-            number += group.count
-    at = np.concatenate(found)
-    return at / total, (at + 1) / total
-
-
-def _cells(
-    lower: FloatArray, upper: FloatArray, share: tuple[FloatArray, FloatArray], edges: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return a rank's share of each cell of the grid that lies inside its slice."""
-    first, last = np.searchsorted(edges, lower), np.searchsorted(edges, upper)
-    most = max(1, int((last - first).max()))
-    lows, highs = [], []
-    for offset in range(most):
-        cell = np.minimum(first + offset, len(edges) - 2)
-        inside = first + offset < last
-        low, width = edges[cell], edges[cell + 1] - edges[cell]
-        lows.append(np.where(inside, low + width * share[0], 0.0))
-        highs.append(np.where(inside, low + width * share[1], 0.0))
-    return np.stack(lows, axis=1), np.stack(highs, axis=1)
+def _axis(block: Block, parameter: Parameter) -> tuple[float, float]:
+    """Return where a block lies on its tensor's axis: by experts, inside of them by slices."""
+    start, stop = 0.0, 1.0
+    for (low, high), size in zip(block.intervals, parameter.shape, strict=True):
+        if high - low < size:
+            length = stop - start
+            start, stop = start + length * low / size, start + length * high / size
+    return start, stop

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster, Pool
 from tutti.hardware.topology import Position
+from tutti.models.parameters import Parameter
 from tutti.models.spec import ModelSpec
 from tutti.plan.chips import ChipSet
 from tutti.plan.job import Job
@@ -31,10 +32,8 @@ from tutti.search.replan.state_layout import (
     Holding,
     IntArray,
     Kind,
-    Part,
     StateLayout,
     joined,
-    unit_parts,
 )
 
 NodeMoves = Mapping[NodePlace, NodePlace]
@@ -66,8 +65,8 @@ def movement(
     of its nodes (lost ones are missing); without it every node is where it was.
     """
     chips = _Chips(cluster)
-    before = StateLayout(old, lambda held: chips.numbers(held, moved))
-    after = StateLayout(new, chips.present)
+    before = StateLayout(old, model, lambda held: chips.numbers(held, moved))
+    after = StateLayout(new, model, chips.present)
     flows = _Flows(chips)
     for size, kind_bytes, held, wanted in _pieces(before, after, model):
         flows.add(size * kind_bytes, held.surviving(), wanted)
@@ -99,35 +98,39 @@ def _pieces(
     before: StateLayout, after: StateLayout, model: ModelSpec
 ) -> Iterator[tuple[float, float, Holding, Holding]]:
     """Yield (numbers, bytes each, who held it, who needs it) for all state of the model."""
-    degrees = before.tensor_degrees | after.tensor_degrees
     alike: dict[tuple[object, ...], list[int]] = {}
     for unit in range(model.num_units):
         key = (model.unit_kind(unit), before.signature(unit), after.signature(unit))
         alike.setdefault(key, []).append(unit)
     sizes = {kind: each for kind, each in _state_bytes(after.plan.job).items() if each}
     for unit, *others in alike.values():
-        for part, size in unit_parts(model, unit, degrees).items():
-            if part.tied and unit:
-                continue  # counted with the embedding
+        for parameter in model.parameters(unit):
+            if parameter.buffer or parameter.tied_to is not None:
+                continue  # tied weights are counted with the embedding
             for kind, each in sizes.items():
+                if kind is Kind.OPTIMIZER and not parameter.trainable:
+                    continue
                 held, wanted = (
-                    _holding(layout, unit, part, kind, model) for layout in (before, after)
+                    _holding(layout, unit, parameter, kind, model) for layout in (before, after)
                 )
-                yield float(size) * (1 + len(others)), each, held, wanted
+                yield float(parameter.size) * (1 + len(others)), each, held, wanted
 
 
-def _holding(layout: StateLayout, unit: int, part: Part, kind: Kind, model: ModelSpec) -> Holding:
-    here = layout.holding(unit, part, kind)
-    if not part.tied:
-        return here
-    return joined(here, layout.holding(model.head_unit, part, kind, without=0))
+def _holding(
+    layout: StateLayout, unit: int, parameter: Parameter, kind: Kind, model: ModelSpec
+) -> Holding:
+    """Return who holds a tensor, its tied copies on other stages among them."""
+    here = layout.holding(unit, parameter, kind)
+    name = f"{unit}.{parameter.name}"
+    copies = [p for p in model.parameters(model.head_unit) if p.tied_to == name]
+    for copy in copies[:1] if unit == 0 else ():
+        here = joined(here, layout.holding(model.head_unit, copy, kind, without=0))
+    return here
 
 
 def _state_bytes(job: Job) -> dict[Kind, float]:
-    precision = job.precision
-    master = precision.master.num_bytes if precision.master is not None else 0.0
-    moments = 2 * precision.moments.num_bytes if job.optimizer == "adamw" else 0.0
-    return {Kind.PARAMETERS: precision.parameters.num_bytes, Kind.OPTIMIZER: master + moments}
+    parameters = job.precision.parameters.num_bytes
+    return {Kind.PARAMETERS: parameters, Kind.OPTIMIZER: job.state_bytes}
 
 
 # --- chips by number -------------------------------------------------------------------------

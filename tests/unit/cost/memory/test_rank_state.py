@@ -62,8 +62,8 @@ def test_only_the_owner_of_a_tied_table_updates_it(owner, embedding, head):
     assert first.optimizer_parameters(0) == embedding
     assert last.optimizer_parameters(HEAD) == head
     # Both hold the table and its gradients.
-    assert first.holdings.parameters(0, ParameterClass.DENSE) == TABLE
-    assert last.holdings.parameters(HEAD, ParameterClass.DENSE) == TABLE + 64
+    assert first.holdings.share(0, ParameterClass.DENSE).held == TABLE
+    assert last.holdings.share(HEAD, ParameterClass.DENSE).held == TABLE + 64
     states = [memory.static().optimizer for memory in (first, last)]
     other = [memory_of(two_stages(HEAD - owner), s).static().optimizer for s in (0, 1)]
     moved = TABLE * 12

@@ -6,25 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tests.support.plans import plans, small_model
+from tests.support.plans import Allocator, plans, small_model
+from tutti.models.parameters import ParameterClass
 from tutti.plan.check import embedded_model
-from tutti.search.replan.state_layout import Holding, Kind, Part, StateLayout, joined, unit_parts
+from tutti.plan.files import refer_to_cluster, refer_to_model
+from tutti.plan.job import Job
+from tutti.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from tutti.search.replan.state_layout import Holding, Kind, StateLayout, joined
 
 FEW = settings(max_examples=max(20, settings.default.max_examples // 4))
 
 
 def layout_of(plan):
-    return StateLayout(plan, lambda chips: np.zeros(len(chips), dtype=np.int64))
-
-
-def test_parts_of_a_unit():
-    model = small_model(2, experts_in=(1,), tied=True)
-    assert sum(unit_parts(model, 1, {1}).values()) == sum(p.size for p in model.parameters(1))
-    # Heads, key-value heads and columns are one part while every degree divides them all.
-    assert set(unit_parts(model, 1, {1, 2, 4})) == {Part(4, 0, False), Part(None, 0, False)}
-    assert {part.pieces for part in unit_parts(model, 1, {8})} == {None, 4, 8}
-    assert Part(2, 8, False) in unit_parts(model, 2, {2})
-    assert unit_parts(model, 0, {1}) == {Part(1, 0, True): 256 * 64}
+    return StateLayout(plan, plan.model.spec, lambda chips: np.zeros(len(chips), dtype=np.int64))
 
 
 @FEW
@@ -32,17 +26,48 @@ def test_parts_of_a_unit():
 def test_what_is_sharded_is_held_once_and_nothing_is_missing(plan):
     model, layout = embedded_model(plan), layout_of(plan)
     for unit in range(model.num_units):
-        for part in unit_parts(model, unit, layout.tensor_degrees):
+        bucket = layout.elements.bucket(unit)
+        for parameter in layout.elements.ownership.tensors(unit):
+            group = ParameterClass.DENSE if bucket.expert is None else parameter.group
+            copied = layout.elements.ownership.is_copied(unit, parameter)
             for kind in Kind:
-                holding = layout.holding(unit, part, kind)
+                holding = layout.holding(unit, parameter, kind)
                 assert (holding.upper >= holding.lower).all()
+                if copied and kind is Kind.OPTIMIZER:
+                    assert holding.measure.sum() == 0
+                    continue
                 assert holding.gaps() == []
-                rule = plan.synchronisation_of(unit)
-                whole = part.experts and any(s.experts for _, _, s in plan.holders(unit))
-                # what tensor-parallel ranks hold alike each of them counts
-                alone = part.pieces is not None and part.pieces >= max(layout.tensor_degrees)
-                if rule.shard_level == 1 and alone and not whole and kind is Kind.OPTIMIZER:
-                    assert holding.measure.sum() == pytest.approx(1.0)
+                if not parameter.trainable or bucket.level(group) < kind.shards_from:
+                    continue
+                times = 1 if bucket.level(group) == 1 else len(plan.pipelines)
+                assert holding.measure.sum() == pytest.approx(times)
+
+
+def test_a_rank_has_what_the_engine_keeps():
+    model = small_model(2)
+    chips = Allocator()
+    replica = Replica(chips=chips.take("fast", 4), count=4)
+    plan = Plan(
+        model=refer_to_model(model),
+        cluster=refer_to_cluster(chips.cluster()),
+        job=Job(sequence_length=64, global_batch=8),
+        pipelines=(
+            Pipeline(
+                micro_batch=4,
+                micro_batches=2,
+                stages=(Stage(units=((0, 4),), replicas=(replica,)),),
+            ),
+        ),
+        synchronisation=(Synchronisation(units=(0, 4), shard_level=1),),
+    )
+    layout = layout_of(plan)
+    # a unit's tensors lie one after the other in one vector: each rank has a quarter of all of it
+    kept = sum(p.size * layout.holding(1, p, Kind.OPTIMIZER).measure for p in model.parameters(1))
+    whole = sum(p.size for p in model.parameters(1))
+    assert kept == pytest.approx([whole / 4] * 4, abs=1)
+    first = model.parameters(1)[0]
+    assert layout.holding(1, first, Kind.OPTIMIZER).measure.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert layout.holding(1, first, Kind.PARAMETERS).measure.tolist() == [1.0] * 4
 
 
 def test_gaps_and_joins():

@@ -1,0 +1,133 @@
+"""How many elements of a unit each rank of a stage holds and keeps: `ownership`, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tutti.models.parameters import Parameter, ParameterClass
+from tutti.models.spec import ModelSpec
+from tutti.plan.plan import Plan
+from tutti.schedule.buckets import Bucket, make_buckets
+from tutti.schedule.holders import HolderGroup, IntArray
+from tutti.schedule.ownership import Ownership
+
+FloatArray = npt.NDArray[np.float64]
+StagePlace = tuple[int, int]  # pipeline, stage
+
+
+class Elements(NamedTuple):
+    """Numbers of elements of one unit and class, by rank of a stage."""
+
+    held: IntArray  # computed with
+    trained: IntArray  # of these, with a gradient
+    kept: FloatArray  # whose optimizer state lies here: a unit's part of its bucket's
+    copied: FloatArray  # of the kept ones, those that the owner of tied weights updates
+
+
+class RankElements:
+    """The elements of every rank of a plan, looked up by stage."""
+
+    def __init__(
+        self, plan: Plan, model: ModelSpec, buckets: Sequence[Bucket] | None = None
+    ) -> None:
+        self.ownership = Ownership(plan, model)
+        self._plan, self._model, self._kinds = plan, model, model.unit_kinds
+        every = make_buckets(plan) if buckets is None else buckets
+        self._buckets = {unit: b for b in every for unit in range(b.start, b.stop)}
+        self._found: dict[object, Elements] = {}
+        self._held: dict[object, tuple[IntArray, ...]] = {}
+
+    def bucket(self, unit: int) -> Bucket:
+        """Return the bucket that a unit is in."""
+        return self._buckets[unit]
+
+    def of(self, place: StagePlace, unit: int, kind: ParameterClass) -> Elements:
+        """Return what the ranks of a stage have of a unit's parameters of a class."""
+        bucket = self._buckets[unit]
+        units = range(*bucket.span(kind))
+        groups = self._groups(bucket, kind)
+        kinds = tuple(self._kinds[u] for u in units)
+        key = (place, kind, bucket.level(kind), id(groups), self._kinds[unit], kinds)
+        if key not in self._found:
+            self._found[key] = self._make(place, unit, kind, groups)
+        return self._found[key]
+
+    def alike(self, unit: int) -> object:
+        """Return a key that units share which travel with units of the same kinds."""
+        bucket = self._buckets[unit]
+        if bucket.dense_span == bucket.expert_span == (unit, unit + 1):
+            return None
+        spans = (bucket.dense_span, bucket.expert_span)
+        return tuple(tuple(self._kinds[start:stop]) for start, stop in spans)
+
+    def _groups(self, bucket: Bucket, kind: ParameterClass) -> tuple[HolderGroup, ...]:
+        rule = bucket.dense if kind is ParameterClass.DENSE else bucket.expert
+        return () if rule is None else self.ownership.groups(bucket.start, rule)
+
+    def _make(
+        self, place: StagePlace, unit: int, kind: ParameterClass, groups: Sequence[HolderGroup]
+    ) -> Elements:
+        bucket = self._buckets[unit]
+        held, trained = self._whole(place, unit, kind, groups)
+        whole = not bucket.level(kind) and not self.ownership.has_copies(unit)
+        if whole or not trained.any():
+            return Elements(held, trained, trained.astype(float), np.zeros(held.size))
+        others = [self._whole(place, u, kind, groups)[1] for u in range(*bucket.span(kind))]
+        kept, copied = self._spans(place, bucket, kind)
+        part = trained / np.maximum(1, np.sum(others, axis=0))
+        return Elements(held, trained, kept * part, copied * part)
+
+    def _whole(
+        self, place: StagePlace, unit: int, kind: ParameterClass, groups: Sequence[HolderGroup]
+    ) -> tuple[IntArray, ...]:
+        """Return how many elements each rank computes with, and how many of them it trains."""
+        key = (place, kind, id(groups), self._kinds[unit])
+        if key not in self._held:
+            bucket, every = self._buckets[unit], []
+            for parameter in self.ownership.tensors(unit):
+                own = ParameterClass.DENSE if bucket.expert is None else parameter.group
+                if own is kind and not parameter.buffer:
+                    every.append(parameter)
+            trained = [parameter for parameter in every if parameter.trainable]
+            here = [group for group in groups if (group.pipeline, group.stage) == place]
+            self._held[key] = tuple(self._by_rank(place, here, each) for each in (every, trained))
+        return self._held[key]
+
+    def _by_rank(
+        self, place: StagePlace, groups: Sequence[HolderGroup], parameters: Sequence[Parameter]
+    ) -> IntArray:
+        """Return the elements of tensors that each rank of a stage's groups holds."""
+        if not groups:
+            stage = self._plan.pipelines[place[0]].stages[place[1]]
+            return np.zeros(stage.num_chips, dtype=np.int64)
+        found = []
+        for group in groups:
+            slicing = group.slicing
+            sizes = [
+                sum(slicing.size(parameter, position) for parameter in parameters)
+                for position in range(slicing.num_positions)
+            ]
+            found.append(np.tile(np.asarray(sizes, dtype=np.int64), group.copies))
+        return np.concatenate(found)
+
+    def _spans(
+        self, place: StagePlace, bucket: Bucket, kind: ParameterClass
+    ) -> tuple[IntArray, IntArray]:
+        """Return how many elements of a bucket each rank keeps, and how many copies are in them."""
+        kept = self._by_rank(place, (), ())
+        copied = kept.copy()
+        first = self.ownership.first_rank(*place)
+        for span in self.ownership.kept_spans(bucket, kind, place[0]):
+            for ranks, low, high in span.members.intervals(span.size):
+                at = ranks - first
+                if not 0 <= at[0] < kept.size:
+                    continue
+                counts = high - low if bucket.level(kind) else span.size
+                kept[at] += counts
+                if span.copied:
+                    copied[at] += counts
+        return kept, copied
