@@ -123,7 +123,7 @@ def _holding(
     here = layout.holding(unit, parameter, kind)
     name = f"{unit}.{parameter.name}"
     copies = [p for p in model.parameters(model.head_unit) if p.tied_to == name]
-    for copy in copies[:1] if unit == 0 else ():
+    for copy in copies if unit == 0 else ():
         here = joined(here, layout.holding(model.head_unit, copy, kind, without=0))
     return here
 
