@@ -12,7 +12,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 help:
 	@echo "make quickstart  set up and run the whole loop on this machine: plan, train, report"
-	@echo "make test        set up and run all tests (make test-slow: the thorough ones)"
+	@echo "make test        set up and run all tests (ROOM=plan: those of one room;"
+	@echo "                 make test-slow: the thorough ones)"
 	@echo "make lint        ruff, mypy, import direction"
 	@echo "make bench       the benchmarks that the figures of docs/results.md come from"
 	@echo "make docs        build the documentation into site/"
@@ -45,8 +46,11 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 quickstart: $(VENV)/.train
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/quickstart.sh
 
+# make test ROOM=plan, ROOM=search/pricing: the tests of one room
+ROOM ?=
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m "not slow" --durations=15
+	$(BIN)/python -m pytest -n auto -m "not slow" --durations=15 $(if $(ROOM),$(or $(wildcard tests/unit/$(ROOM) tests/dist/$(ROOM)),$(error no tests of a room '$(ROOM)')))
 
 test-slow: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --timeout 3600

@@ -1,14 +1,42 @@
-"""Hypothesis profiles: short by default, thorough with HYPOTHESIS_PROFILE=thorough."""
+"""Hypothesis profiles: light by default, thorough with HYPOTHESIS_PROFILE=thorough.
+
+At the end of a run stands what the tests of each room cost.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 
 _COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
-settings.register_profile("default", max_examples=150, **_COMMON)
+settings.register_profile("light", max_examples=50, **_COMMON)
 settings.register_profile(
     "thorough", max_examples=5000, **{**_COMMON, "derandomize": False, "print_blob": True}
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "light"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show the seconds and the tests of each room, the dearest first."""
+    seconds: Counter[str] = Counter()
+    tests: Counter[str] = Counter()
+    reports = (r for each in terminalreporter.stats.values() for r in each)
+    for report in reports:
+        if hasattr(report, "duration") and hasattr(report, "nodeid"):
+            room = room_of(report.nodeid)
+            seconds[room] += report.duration
+            tests[room] += getattr(report, "when", "") == "call"
+    if len(seconds) < 2:
+        return
+    terminalreporter.section("seconds by room", sep="=")
+    for room, spent in seconds.most_common():
+        terminalreporter.write_line(f"{spent:8.1f} s {tests[room]:6d} tests  {room}")
+
+
+def room_of(nodeid: str) -> str:
+    """Return the folder that a test belongs to: tests/unit/plan, tests/e2e."""
+    parts = nodeid.partition("::")[0].split("/")[:-1]
+    return "/".join(parts[: 3 if "unit" in parts or "dist" in parts else 2])
