@@ -102,11 +102,16 @@ def footprint(
 
 
 def _in_flight(strategy: Strategy) -> FloatArray:
-    """Return the micro-batches that the first stage holds under 1F1B, interleaved or not."""
-    place = StagePlace(strategy.pp, 0.0, strategy.micro_batches, strategy.vpp)
-    several: FloatArray = schedule_record(ScheduleKind.INTERLEAVED).in_flight(place)
-    one: FloatArray = schedule_record(PLAIN).in_flight(place._replace(ranges=1.0))
-    return np.where(strategy.vpp > 1, several, one)
+    """Return the micro-batches that the first stage holds under 1F1B, interleaved or not.
+
+    As published: what it holds of a step without end, less where a step has no round of stages.
+    """
+    depth = strategy.pp
+    endless = StagePlace(depth, 0.0, depth, strategy.vpp)
+    several = schedule_record(ScheduleKind.INTERLEAVED).ahead(endless) / strategy.vpp
+    held = np.where(strategy.vpp > 1, several, schedule_record(PLAIN).ahead(endless))
+    flight: FloatArray = held * np.minimum(strategy.micro_batches, depth) / depth
+    return flight
 
 
 def _states(
