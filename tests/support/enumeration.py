@@ -22,6 +22,7 @@ from tutti.hardware.cluster import Pool
 from tutti.plan.check import check_plan
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Offload, Plan, Recompute, UnitRanges
+from tutti.plan.schedules import schedule_record
 from tutti.plan.uniform import even_cuts
 from tutti.search.cutting.build_draft import with_orders
 from tutti.search.pricing.unit_tables import Config, Tables
@@ -126,7 +127,7 @@ def all_drafts(problem: Problem) -> Iterator[Draft]:
 
 def _drafts(problem: Problem) -> Iterator[Draft]:
     space = problem.space
-    plain = [kind for kind in space.schedules if kind is not ScheduleKind.INTERLEAVED]
+    plain = [kind for kind in space.schedules if not schedule_record(kind).several_ranges]
     for schedule in space.schedules:
         for together in _together(problem, schedule):
             single = all(len(pipeline.stages) == 1 for pipeline in together)
@@ -193,7 +194,7 @@ def _one_expert_degree(draft: Draft) -> bool:
 
 def pipelines(problem: Problem, schedule: ScheduleKind) -> Iterator[PipelineDraft]:
     """Yield every pipeline that may be part of a plan, with every count of micro-batches."""
-    interleaved = schedule is ScheduleKind.INTERLEAVED
+    interleaved = schedule_record(schedule).several_ranges
     rounds = [v for v in problem.space.virtual if v > 1] if interleaved else [1]
     most = min(problem.space.max_stages or problem.model.num_units, problem.model.num_units)
     for depth in range(2 if interleaved else 1, most + 1):

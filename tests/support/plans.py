@@ -49,6 +49,7 @@ from tutti.plan.plan import (
     Synchronisation,
     covers,
 )
+from tutti.plan.schedules import StagePlace, schedule_record
 
 EXPERTS = 8
 NODES = {"fast": ("HGX-A800", 8), "slow": ("OAM-8xP800", 8), "wide": ("Atlas-16x910B", 16)}
@@ -257,7 +258,7 @@ def expert_groups(
 @st.composite
 def orders(draw: st.DrawFn, kind: ScheduleKind, most: int) -> Order:
     times = st.sampled_from([0.5, 1.0, 1.5, 3.0])
-    given = kind in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZERO_BUBBLE) and draw(st.booleans())
+    given = schedule_record(kind).sets_warm_up and draw(st.booleans())
     return Order(
         warm_up=draw(st.integers(1, most)) if given else None,
         forward=draw(times),
@@ -268,7 +269,8 @@ def orders(draw: st.DrawFn, kind: ScheduleKind, most: int) -> Order:
 
 @st.composite
 def pipelines(draw: st.DrawFn, model: ModelSpec, kind: ScheduleKind, chips: Allocator) -> Pipeline:
-    rounds = draw(st.integers(1, 3)) if kind is ScheduleKind.INTERLEAVED else 1
+    record = schedule_record(kind)
+    rounds = draw(st.integers(1, 3)) if record.several_ranges else 1
     most = min(4, model.num_units // rounds)
     num_stages = draw(st.integers(1, most))
     spans = draw(cuts(model.num_units, num_stages * rounds))
@@ -279,8 +281,8 @@ def pipelines(draw: st.DrawFn, model: ModelSpec, kind: ScheduleKind, chips: Allo
         units = tuple(spans[s::num_stages])
         held = draw(replicas(units, micro_batch, chips))
         order = draw(orders(kind, depth))
-        if kind is ScheduleKind.ONE_F_ONE_B:  # must not grow along the pipeline
-            default = min(num_stages - s, micro_batches)
+        if record.sets_warm_up and not record.delays_weights:  # must not grow along the pipeline
+            default = record.passes_ahead(StagePlace(num_stages, s, micro_batches))
             if order.warm_up is None and default > depth:
                 order = Order(warm_up=depth)
             depth = min(order.warm_up or default, depth)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster, Pool
+from tutti.models.anatomy import BlockWidths
 from tutti.models.spec import ModelSpec
 
 FloatArray = npt.NDArray[np.float64]
@@ -104,33 +105,21 @@ class Shape(Arrays):
         and the other way round.
         """
         block = spec.blocks[block_index]
-        part = block.attention
-        mlp = block.mlp or next((b.mlp for b in spec.blocks if b.mlp is not None), None)
-        moe = block.moe or next((b.moe for b in spec.blocks if b.moe is not None), None)
-        gated = block.mlp.gated if block.mlp is not None else block.moe is None or block.moe.gated
-        latent = part.latent
+        every = [BlockWidths.of(one, spec.hidden) for one in spec.blocks]
+        own = every[block_index]
+        dense = own if own.ffn else next((one for one in every if one.ffn), own)
+        routed = own if own.experts else next((one for one in every if one.experts), own)
+        names = ("experts", "topk", "expert_ffn", "shared_ffn")
+        widths = own._replace(ffn=dense.ffn, **{name: getattr(routed, name) for name in names})
         return cls.filled(
+            **widths._asdict(),
             layers=spec.num_layers,
             moe_layers=sum(spec.blocks[i].moe is not None for i in spec.layer_blocks),
-            hidden=spec.hidden,
-            heads=part.heads,
-            kv_heads=part.kv_heads,
-            d_qk=part.head_dim,
-            d_v=part.value_dim,
-            ffn=mlp.hidden if mlp is not None else 0,
-            gated=float(gated),
             vocab=spec.vocab,
             head_vocab=spec.vocab,
             tied=float(spec.head.tied),
-            experts=moe.experts if moe is not None else 0,
-            topk=moe.experts_per_token if moe is not None else 0,
-            expert_ffn=moe.hidden if moe is not None else 0,
-            shared_ffn=moe.shared_hidden if moe is not None else 0,
-            q_lora=(latent.query_rank or 0) if latent is not None else 0,
-            kv_lora=latent.kv_rank if latent is not None else 0,
-            rope_dim=latent.rope_dim if latent is not None else 0,
             dropout=float(spec.dropout.residual > 0),
-            window=np.inf if part.window is None else part.window,
+            window=np.inf if block.attention.window is None else block.attention.window,
         )
 
 

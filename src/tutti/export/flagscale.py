@@ -24,7 +24,7 @@ from tutti.export.megatron_strategy import (
     read_sharding,
     read_stages,
     require_native_precision,
-    require_one_f_one_b,
+    require_schedule,
 )
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
@@ -63,7 +63,7 @@ def flagscale_yaml(plan: Plan, model: ModelSpec, cluster: Cluster) -> str:
 def flagscale_document(plan: Plan, model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
     """Return the configuration as plain values: sections system, model and data."""
     stages = read_stages(plan, model, cluster, TARGET)
-    require_one_f_one_b(plan, TARGET, interleaved=False)
+    require_schedule(plan, TARGET)
     require_native_precision(plan, stages, TARGET)
     sharding = _sharding(plan, model)
     meshes = _meshes(stages)

@@ -17,13 +17,13 @@ from tutti.export.megatron_strategy import (
     read_sharding,
     read_stages,
     require_native_precision,
-    require_one_f_one_b,
+    require_schedule,
 )
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
-from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import ContextKind, Plan, chunks
+from tutti.plan.schedules import schedule_record
 
 TARGET = "Megatron-LM"
 _FSDP = {2: "optim_grads", 3: "optim_grads_params"}
@@ -33,7 +33,7 @@ def megatron_arguments(plan: Plan, model: ModelSpec, cluster: Cluster) -> list[s
     """Return the arguments that run the plan; an InputError says what they cannot express."""
     stages = read_stages(plan, model, cluster, TARGET)
     _require_uniform(stages)
-    require_one_f_one_b(plan, TARGET, interleaved=True)
+    require_schedule(plan, TARGET)
     require_native_precision(plan, stages, TARGET)
     flags: Flags = {
         **_parallel_flags(plan, stages),
@@ -133,7 +133,8 @@ def _layout_flags(plan: Plan, stages: Sequence[StageShape], model: ModelSpec) ->
         return {}
     per_chunk = [num_blocks((start, stop), model) for start, stop, _ in chunks(pipeline)]
     rounds = len(per_chunk) // num_stages
-    if plan.job.schedule is ScheduleKind.INTERLEAVED and pipeline.micro_batches % num_stages:
+    in_groups = schedule_record(plan.job.schedule).several_ranges
+    if in_groups and pipeline.micro_batches % num_stages:
         why = f"{pipeline.micro_batches} micro-batches are no multiple of {num_stages} stages"
         raise refusal(TARGET, "pipeline", f"{why}, as its interleaved schedule needs")
     even = len(set(per_chunk)) == 1 and not model.prediction_heads

@@ -15,8 +15,8 @@ from tutti.hardware.cluster import Cluster
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.chips import NO_CHIPS
-from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import ContextKind, Offload, Plan, Replica, Stage, UnitRange, covers
+from tutti.plan.schedules import StagePlace, kinds_with, schedule_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,20 +182,19 @@ def read_sharding(plan: Plan, model: ModelSpec, target: str) -> Sharding:
     return Sharding(level=level, overlap=overlap)
 
 
-def require_one_f_one_b(plan: Plan, target: str, *, interleaved: bool) -> None:
-    """Refuse schedules other than 1F1B, and warm-up depths other than the usual ones."""
+def require_schedule(plan: Plan, target: str) -> None:
+    """Refuse schedules that the target does not have, and warm-up depths that are not usual."""
     kind, pipeline = plan.job.schedule, plan.pipelines[0]
-    known = [ScheduleKind.ONE_F_ONE_B] + [ScheduleKind.INTERLEAVED] * interleaved
-    if kind not in known and len(pipeline.stages) > 1:
-        has = " or ".join(f"'{k}'" for k in known)
+    depth, count = len(pipeline.stages), pipeline.micro_batches
+    record = schedule_record(kind)
+    if target not in record.systems and depth > 1:
+        has = " or ".join(f"'{k}'" for k in kinds_with(lambda r: target in r.systems))
         raise refusal(target, "job, schedule", f"is '{kind}'; it has {has}")
     for index, stage in enumerate(pipeline.stages):
-        usual = len(pipeline.stages) - index
-        depth = stage.order.warm_up
-        if depth is not None and min(depth, pipeline.micro_batches) != min(
-            usual, pipeline.micro_batches
-        ):
-            why = f"warm-up is {depth} micro-batches; 1F1B there fixes it to {usual}"
+        usual = record.passes_ahead(StagePlace(depth, index, count))
+        given = stage.order.warm_up
+        if given is not None and min(given, count) != usual:
+            why = f"warm-up is {given} micro-batches; its schedule there fixes it to {usual}"
             raise refusal(target, f"stage {index}, order", why)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tutti.models.anatomy import Product, Sliced
 from tutti.models.operators import (
     NO_WORK,
     AttentionShape,
@@ -30,6 +31,21 @@ class Builder:
     work: Workload
     operators: list[Operator] = field(default_factory=list)
     prefix: str = ""
+    known: set[str] = field(default_factory=set)  # tensors that a product keeps already
+
+    def product(self, product: Product, *, rows: int | None = None, count: int = 1) -> None:
+        """Add a product of the block, over the rank's tokens or the `rows` of its experts.
+
+        It keeps what it reads, unless another product does: where that is whole on every rank, the
+        rank's own part of it.
+        """
+        own, tokens = self.work.own_tokens, self.work.tokens
+        m = rows or (own if product.sliced is Sliced.NOT else tokens)
+        held = rows or (tokens if product.sliced is Sliced.ROWS else own)
+        n, k, name = int(product.columns), int(product.depth), product.reads
+        kept = () if name in self.known else (self.keep(name, held * k),)
+        self.known.add(name)
+        self.gemm(product.name, m, n, k, kept=kept, count=count)
 
     def gemm(
         self, name: str, m: int, n: int, k: int, *, kept: tuple[Kept, ...] = (), count: int = 1

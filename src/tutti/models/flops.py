@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 
 from tutti.errors import InputError
+from tutti.models.anatomy import (
+    BlockWidths,
+    attention_products,
+    feed_forward_products,
+    rank_kv_heads,
+    router_product,
+)
 from tutti.models.builder import FLOAT_BYTES, MASK_BYTES, Builder
 from tutti.models.operators import AttentionShape, Kept, Operator, OperatorKind, Workload
-from tutti.models.parts import (
-    AttentionSpec,
-    BlockSpec,
-    LatentSpec,
-    MlpSpec,
-    MoeSpec,
-    Placement,
-    Residual,
-)
+from tutti.models.parts import AttentionSpec, BlockSpec, MoeSpec, Placement, Residual
 from tutti.models.spec import ModelSpec
 
 
@@ -160,13 +159,16 @@ def add_block(build: Builder, spec: ModelSpec, block: BlockSpec) -> None:
     pre = block.placement in (Placement.PRE, Placement.SANDWICH)
     post = block.placement is not Placement.PRE
     shared = block.residual is Residual.PARALLEL_ONE_NORM
+    build.known = {"mlp input"} if shared else set()  # where it is attention's
     for half in ("attention", "mlp"):
         if pre and not (shared and half == "mlp"):
             build.norm(f"{half}_norm", rows, hidden)
         if half == "attention":
-            _attention(build, spec, block.attention)
-        else:
-            _feed_forward(build, block, hidden, keep_input=not shared)
+            _attention(build, spec, block)
+        elif block.mlp is not None:
+            _mlp(build, "mlp", hidden, block.mlp.hidden, gated=block.mlp.gated)
+        if half == "mlp" and block.moe is not None:
+            _moe(build, block.moe, hidden)
         if spec.dropout.residual:
             build.dropout(f"{half} dropout", elements)
         if block.residual_multiplier != 1:
@@ -179,15 +181,15 @@ def add_block(build: Builder, spec: ModelSpec, block: BlockSpec) -> None:
 # --- attention -------------------------------------------------------------------------------
 
 
-def _attention(build: Builder, spec: ModelSpec, part: AttentionSpec) -> None:
-    work, hidden = build.work, spec.hidden
-    heads, kv_heads = part.heads // work.tp, -(-part.kv_heads // work.tp)
-    source = (build.keep("attention input", work.own_tokens * hidden),)
-    if part.latent is not None:
-        _latent_projections(build, part, part.latent, hidden, heads, source)
-    else:
-        columns = (heads + 2 * kv_heads) * part.head_dim
-        build.gemm("attention.qkv", work.tokens, columns, hidden, kept=source)
+def _attention(build: Builder, spec: ModelSpec, block: BlockSpec) -> None:
+    work, part = build.work, block.attention
+    heads, kv_heads = part.heads // work.tp, int(rank_kv_heads(part.kv_heads, work.tp))
+    *ways_in, way_out = attention_products(BlockWidths.of(block, spec.hidden), work.tp)
+    for product in ways_in:
+        if product.name.endswith("_up"):  # the latents are whole on every tensor-parallel rank
+            name = product.name.replace("_up", "_latent_norm")
+            build.norm(name, work.own_tokens, product.depth)
+        build.product(product)
     if part.qk_norm is not None:
         build.norm("attention.qk_norm", work.tokens, (heads + kv_heads) * part.head_dim)
     if part.rotary is not None:
@@ -211,34 +213,7 @@ def _attention(build: Builder, spec: ModelSpec, part: AttentionSpec) -> None:
         build.attention("attention", shape, context=part.context(work.sequence_length))
     else:
         _materialised_attention(build, part, shape, spec.dropout.attention > 0)
-    out = heads * part.value_dim
-    kept = (build.keep("attention.output input", work.tokens * out),)
-    build.gemm("attention.output", work.tokens, hidden, out, kept=kept)
-
-
-def _latent_projections(
-    build: Builder,
-    part: AttentionSpec,
-    latent: LatentSpec,
-    hidden: int,
-    heads: int,
-    source: tuple[Kept, ...],
-) -> None:
-    """Add the low-rank projections; the latents are whole on every tensor-parallel rank."""
-    work, rows = build.work, build.work.own_tokens
-    queries, rank = heads * part.head_dim, latent.query_rank
-    if rank is None:
-        build.gemm("attention.query", work.tokens, queries, hidden, kept=source)
-    else:
-        build.gemm("attention.query_down", rows, rank, hidden, kept=source)
-        build.norm("attention.query_latent_norm", rows, rank)
-        kept = (build.keep("attention.query_up input", rows * rank),)
-        build.gemm("attention.query_up", work.tokens, queries, rank, kept=kept)
-    build.gemm("attention.kv_down", rows, latent.kv_rank + latent.rope_dim, hidden)
-    build.norm("attention.kv_latent_norm", rows, latent.kv_rank)
-    columns = heads * (latent.nope_dim + latent.value_dim)
-    kept = (build.keep("attention.kv_up input", rows * latent.kv_rank),)
-    build.gemm("attention.kv_up", work.tokens, columns, latent.kv_rank, kept=kept)
+    build.product(way_out)
 
 
 def _materialised_attention(
@@ -294,24 +269,12 @@ def _materialised_attention(
 # --- feed-forward ----------------------------------------------------------------------------
 
 
-def _feed_forward(build: Builder, block: BlockSpec, hidden: int, *, keep_input: bool) -> None:
-    rows = build.work.own_tokens
-    source = (build.keep("mlp input", rows * hidden),) if keep_input else ()
-    if block.mlp is not None:
-        _mlp(build, "mlp", block.mlp, hidden, source)
-    if block.moe is not None:
-        _moe(build, block.moe, hidden, source)
-
-
-def _mlp(build: Builder, name: str, part: MlpSpec, hidden: int, source: tuple[Kept, ...]) -> None:
+def _mlp(build: Builder, name: str, hidden: int, width: int, *, gated: bool) -> None:
     work = build.work
-    width = part.hidden // work.tp
-    up = "gate_up" if part.gated else "up"
-    columns = width * (2 if part.gated else 1)
-    build.gemm(f"{name}.{up}", work.tokens, columns, hidden, kept=source)
-    build.activation(f"{name}.activation", work.tokens, width, gated=part.gated)
-    kept = (build.keep(f"{name}.down input", work.tokens * width),)
-    build.gemm(f"{name}.down", work.tokens, hidden, width, kept=kept)
+    way_in, way_out = feed_forward_products(name, hidden, width, gated, tp=work.tp)
+    build.product(way_in)
+    build.activation(f"{name}.activation", work.tokens, int(way_out.depth), gated=gated)
+    build.product(way_out)
 
 
 def expert_rows(part: MoeSpec, work: Workload) -> int:
@@ -319,9 +282,9 @@ def expert_rows(part: MoeSpec, work: Workload) -> int:
     return -(-work.tokens * part.experts_per_token * work.experts_tp // work.tp)
 
 
-def _moe(build: Builder, part: MoeSpec, hidden: int, source: tuple[Kept, ...]) -> None:
+def _moe(build: Builder, part: MoeSpec, hidden: int) -> None:
     rows, e = build.work.own_tokens, build.work.element_bytes
-    build.gemm("moe.router", rows, part.experts, hidden, kept=source)
+    build.product(router_product(hidden, part.experts))
     scores = (Kept(name=f"{build.prefix}router scores", bytes=FLOAT_BYTES * rows * part.experts),)
     build.memory_bound(
         "moe.routing",
@@ -333,8 +296,7 @@ def _moe(build: Builder, part: MoeSpec, hidden: int, source: tuple[Kept, ...]) -
     )
     _experts(build, part, hidden)
     if part.shared_hidden:
-        shared = MlpSpec(hidden=part.shared_hidden, gated=part.gated, activation=part.activation)
-        _mlp(build, "moe.shared", shared, hidden, ())
+        _mlp(build, "moe.shared", hidden, part.shared_hidden, gated=part.gated)
         if part.shared_gate:
             build.gemm("moe.shared_gate", rows, 1, hidden)
             build.memory_bound(
@@ -351,16 +313,14 @@ def _moe(build: Builder, part: MoeSpec, hidden: int, source: tuple[Kept, ...]) -
 def _experts(build: Builder, part: MoeSpec, hidden: int) -> None:
     """Add dispatch, grouped products and combination; what travels is the cost model's matter."""
     work = build.work
-    width, rows = -(-part.hidden // work.experts_tp), expert_rows(part, work)
-    local = -(-part.experts // work.ep)
+    rows, local = expert_rows(part, work), -(-part.experts // work.ep)
+    way_in, way_out = feed_forward_products(
+        "moe.experts", hidden, part.hidden, part.gated, tp=work.experts_tp, reads="experts input"
+    )
     build.move("moe.permute", rows * hidden)
-    columns = width * (2 if part.gated else 1)
-    dispatched = (build.keep("experts input", rows * hidden),)
-    up = "gate_up" if part.gated else "up"
-    build.gemm(f"moe.experts.{up}", rows, columns, hidden, kept=dispatched, count=local)
-    build.activation("moe.experts.activation", rows, width, gated=part.gated)
-    kept = (build.keep("experts.down input", rows * width),)
-    build.gemm("moe.experts.down", rows, hidden, width, kept=kept, count=local)
+    build.product(way_in, rows=rows, count=local)
+    build.activation("moe.experts.activation", rows, int(way_out.depth), gated=part.gated)
+    build.product(way_out, rows=rows, count=local)
     # the gradient of a token's expert weights needs the experts' outputs
     outputs = (build.keep("experts output", rows * hidden),)
     build.move("moe.unpermute", rows * hidden, kept=outputs)

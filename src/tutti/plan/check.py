@@ -20,6 +20,7 @@ from tutti.plan.check_stage import Problem, check_stage
 from tutti.plan.chips import ChipSet
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, chunks
+from tutti.plan.schedules import kinds_with, schedule_record, warm_up_depth
 
 
 def check_plan(
@@ -179,13 +180,14 @@ def _shape(where: str, pipeline: Pipeline, kind: ScheduleKind) -> Iterator[Probl
     """Check that the chunks lie on the stages the way the schedule visits them."""
     visits = [chunk.stage for chunk in chunks(pipeline)]
     num_stages = len(pipeline.stages)
-    if kind is not ScheduleKind.INTERLEAVED:
+    if not schedule_record(kind).several_ranges:
         if visits != list(range(num_stages)):
+            able = "' or '".join(kinds_with(lambda record: record.several_ranges))
             yield Problem(
                 "interleave",
                 where,
                 f"schedule '{kind}' wants one unit range per stage, in the order of the stages; "
-                "use 'interleaved' for several",
+                f"use '{able}' for several",
             )
         return
     rounds, rest = divmod(len(visits), num_stages)
@@ -193,22 +195,21 @@ def _shape(where: str, pipeline: Pipeline, kind: ScheduleKind) -> Iterator[Probl
         yield Problem(
             "interleave",
             where,
-            "schedule 'interleaved' visits the stages in turn: every stage needs equally many "
+            f"schedule '{kind}' visits the stages in turn: every stage needs equally many "
             "unit ranges, rising in the order of the stages",
         )
 
 
 def _warm_up(case: Case) -> Iterator[Problem]:
     kind = case.plan.job.schedule
+    record = schedule_record(kind)
     for p, pipeline in enumerate(case.plan.pipelines):
-        given = [stage.order.warm_up for stage in pipeline.stages]
-        if kind in (ScheduleKind.GPIPE, ScheduleKind.INTERLEAVED) and any(given):
+        if not record.sets_warm_up and any(stage.order.warm_up for stage in pipeline.stages):
             message = f"warm_up is fixed by schedule '{kind}'; leave it out"
             yield Problem("warm_up", f"pipeline {p}", message)
-        if kind is not ScheduleKind.ONE_F_ONE_B:
+        if record.delays_weights or not record.sets_warm_up:
             continue
-        depths = [len(given) - s if depth is None else depth for s, depth in enumerate(given)]
-        depths = [min(depth, pipeline.micro_batches) for depth in depths]
+        depths = [warm_up_depth(pipeline, s, kind) for s in range(len(pipeline.stages))]
         for s, (before, after) in enumerate(itertools.pairwise(depths)):
             if after > before:
                 yield Problem(

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from tutti.models.parameters import ParameterClass
 from tutti.plan.chips import ChipSet
-from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage, UnitRange, UnitRanges
+from tutti.plan.schedules import schedule_record
 from tutti.units import many
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
@@ -61,7 +61,7 @@ def _pipeline_title(plan: Plan, number: int, pipeline: Pipeline) -> Text:
         f"sequence{'s' if pipeline.micro_batch > 1 else ''}, {len(pipeline.stages)} "
         f"stage{'s' if len(pipeline.stages) > 1 else ''}"
     )
-    if plan.job.schedule is ScheduleKind.INTERLEAVED:
+    if schedule_record(plan.job.schedule).several_ranges:
         text.append(f", {len(pipeline.stages[0].units)} unit ranges each")
     return text
 

@@ -20,7 +20,7 @@ from tutti.models.spec import ModelSpec
 from tutti.plan.check import require_valid
 from tutti.plan.chips import NO_CHIPS, ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
-from tutti.plan.job import Job, ScheduleKind
+from tutti.plan.job import Job
 from tutti.plan.plan import (
     ExpertGroup,
     Pipeline,
@@ -31,6 +31,7 @@ from tutti.plan.plan import (
     Synchronisation,
     UnitRanges,
 )
+from tutti.plan.schedules import kinds_with, schedule_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +101,9 @@ def uniform_plan(
             f"global batch {job.global_batch} does not divide by dp {dp} · micro-batch "
             f"{degrees.micro_batch} = {micro_batch}"
         )
-    if degrees.vpp > 1 and job.schedule is not ScheduleKind.INTERLEAVED:
-        raise InputError(f"vpp={degrees.vpp} needs --schedule interleaved")
+    if degrees.vpp > 1 and not schedule_record(job.schedule).several_ranges:
+        able = " or ".join(kinds_with(lambda record: record.several_ranges))
+        raise InputError(f"vpp={degrees.vpp} needs --schedule {able}")
     cuts = even_cuts(model.num_layers, degrees.pp * degrees.vpp)
     ids = [
         Position(pool.name, node, slot)

@@ -1,20 +1,25 @@
 """In which order a stage computes: pure functions from pipeline shapes to lists of actions.
 
 An action is a forward, an input-gradient or a weight-gradient pass of one chunk (a unit range)
-for one micro-batch. GPipe, 1F1B and interleaved 1F1B have fixed orders in which the weight pass
-follows its input pass at once; the zero-bubble order is found by a list scheduler that lets
-weight passes fill the gaps which unequal stages leave.
+for one micro-batch. How far a stage runs ahead says the record of the kind. GPipe, 1F1B and
+interleaved 1F1B have fixed orders in which the weight pass follows its input pass at once; the
+zero-bubble order is found by a list scheduler that lets weight passes fill the gaps which unequal
+stages leave.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
+from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
+from tutti.errors import InputError, hint
 from tutti.plan.job import ScheduleKind
-from tutti.plan.plan import ChunkPlace, Pipeline, chunks
+from tutti.plan.plan import ChunkPlace, Order, Pipeline, chunks
+from tutti.plan.schedules import warm_up_depth
 
 
 class Pass(IntEnum):
@@ -33,80 +38,39 @@ class Action(NamedTuple):
     micro_batch: int
 
 
-def in_flight_limit(pipeline: Pipeline, stage: int) -> int:
-    """Return how many micro-batches a stage may hold between forward and backward.
-
-    1F1B's textbook depth, the stages from here to the end, unless the plan says otherwise.
-    """
-    given = pipeline.stages[stage].order.warm_up
-    depth = len(pipeline.stages) - stage if given is None else given
-    return min(depth, pipeline.micro_batches)
-
-
 def orders(pipeline: Pipeline, kind: ScheduleKind) -> list[list[Action]]:
     """Return each stage's actions in its order."""
-    if kind is ScheduleKind.ZERO_BUBBLE:
-        return _zero_bubble(pipeline)
-    path = chunks(pipeline)
-    make = {
-        ScheduleKind.GPIPE: _gpipe,
-        ScheduleKind.ONE_F_ONE_B: _one_f_one_b,
-        ScheduleKind.INTERLEAVED: _interleaved,
-    }[kind]
-    return [make(pipeline, path, stage) for stage in range(len(pipeline.stages))]
+    if kind not in _ORDERS:
+        raise InputError(f"schedule '{kind}' has no order; {hint(kind, _ORDERS)}")
+    depths = [warm_up_depth(pipeline, stage, kind) for stage in range(len(pipeline.stages))]
+    return _ORDERS[kind](pipeline, depths)
 
 
 def _own_chunks(path: list[ChunkPlace], stage: int) -> list[int]:
     return [index for index, chunk in enumerate(path) if chunk.stage == stage]
 
 
-def _backward(chunk: int, micro_batch: int) -> list[Action]:
-    return [
-        Action(Pass.BACKWARD_INPUT, chunk, micro_batch),
-        Action(Pass.BACKWARD_WEIGHT, chunk, micro_batch),
-    ]
+def _in_turn(pipeline: Pipeline, depths: list[int]) -> list[list[Action]]:
+    """Run some forwards ahead, then a backward and a forward in turn, then what is left.
 
-
-def _alternate(
-    forwards: list[Action], backwards: list[tuple[int, int]], ahead: int
-) -> list[Action]:
-    """Run `ahead` forwards first, then a forward and a backward in turn, then what is left."""
-    actions = forwards[:ahead]
-    for position, (chunk, micro_batch) in enumerate(backwards):
-        actions += _backward(chunk, micro_batch)
-        following = ahead + position
-        if following < len(forwards):
-            actions.append(forwards[following])
-    return actions
-
-
-def _gpipe(pipeline: Pipeline, path: list[ChunkPlace], stage: int) -> list[Action]:
-    (chunk,) = _own_chunks(path, stage)
-    count = pipeline.micro_batches
-    forwards = [Action(Pass.FORWARD, chunk, m) for m in range(count)]
-    return _alternate(forwards, [(chunk, m) for m in range(count)], count)
-
-
-def _one_f_one_b(pipeline: Pipeline, path: list[ChunkPlace], stage: int) -> list[Action]:
-    (chunk,) = _own_chunks(path, stage)
-    count = pipeline.micro_batches
-    forwards = [Action(Pass.FORWARD, chunk, m) for m in range(count)]
-    ahead = in_flight_limit(pipeline, stage)
-    return _alternate(forwards, [(chunk, m) for m in range(count)], ahead)
-
-
-def _interleaved(pipeline: Pipeline, path: list[ChunkPlace], stage: int) -> list[Action]:
-    """Micro-batches pass in groups through chunk after chunk; a group is at least a round long."""
-    own = _own_chunks(path, stage)
-    num_stages, count = len(pipeline.stages), pipeline.micro_batches
-    num_groups = max(1, count // num_stages)
+    Where stages have several chunks, micro-batches pass in groups through chunk after chunk; a
+    group is at least a round long.
+    """
+    path, count = chunks(pipeline), pipeline.micro_batches
+    num_groups = max(1, count // len(pipeline.stages))
     bounds = [count * g // num_groups for g in range(num_groups + 1)]
-    groups = [range(bounds[g], bounds[g + 1]) for g in range(num_groups)]
-    forwards = [Action(Pass.FORWARD, chunk, m) for group in groups for chunk in own for m in group]
-    backwards = [(chunk, m) for group in groups for chunk in reversed(own) for m in group]
-    longest = max(map(len, groups))
-    ahead = (num_stages - stage - 1) * 2 + (len(own) - 1) * longest + 1
-    return _alternate(forwards, backwards, min(ahead, len(forwards)))
+    groups = [range(*span) for span in itertools.pairwise(bounds)]
+    lists = []
+    for stage, ahead in enumerate(depths):
+        own = _own_chunks(path, stage)
+        forwards = [Action(Pass.FORWARD, chunk, m) for g in groups for chunk in own for m in g]
+        backwards = [(chunk, m) for g in groups for chunk in reversed(own) for m in g]
+        actions = forwards[:ahead]
+        for following, work in enumerate(backwards, ahead):
+            actions += (Action(Pass.BACKWARD_INPUT, *work), Action(Pass.BACKWARD_WEIGHT, *work))
+            actions += forwards[following : following + 1]
+        lists.append(actions)
+    return lists
 
 
 class _StageState:
@@ -114,14 +78,11 @@ class _StageState:
 
     __slots__ = ("actions", "chunk", "depth", "done", "free", "limit", "ready", "times")
 
-    def __init__(self, pipeline: Pipeline, chunk: int, stage: int) -> None:
-        order = pipeline.stages[stage].order
+    def __init__(self, order: Order, chunk: int, depth: int, limit: int) -> None:
         self.chunk = chunk
         self.times = (order.forward, order.backward_input, order.backward_weight)
-        self.depth = in_flight_limit(pipeline, stage)
-        # Weight passes may be put off while no more is held than 1F1B's deepest stage holds.
-        deepest = max(in_flight_limit(pipeline, s) for s in range(len(pipeline.stages)))
-        self.limit = max(deepest, self.depth)
+        self.depth = depth  # between forward and gradient
+        self.limit = limit  # between forward and weights
         self.ready: tuple[deque[int], deque[int], deque[int]] = (deque(), deque(), deque())
         self.done = [0, 0, 0]
         self.actions: list[Action] = []
@@ -142,9 +103,13 @@ class _StageState:
         return Pass.BACKWARD_WEIGHT if ready_weight else None
 
 
-def _zero_bubble(pipeline: Pipeline) -> list[list[Action]]:
+def _into_gaps(pipeline: Pipeline, depths: list[int]) -> list[list[Action]]:
+    """Put weight passes off while no more is held than the deepest stage holds."""
     path = chunks(pipeline)
-    states = [_StageState(pipeline, _own_chunks(path, s)[0], s) for s in range(len(path))]
+    states = [
+        _StageState(stage.order, _own_chunks(path, s)[0], depths[s], max(depths))
+        for s, stage in enumerate(pipeline.stages)
+    ]
     states[0].ready[Pass.FORWARD].extend(range(pipeline.micro_batches))
     last = len(states) - 1
     events: list[tuple[float, int, int, int]] = []  # end time, stage, pass, micro-batch
@@ -180,3 +145,12 @@ def _zero_bubble(pipeline: Pipeline) -> list[list[Action]]:
                     states[stage - 1].ready[Pass.BACKWARD_INPUT].append(micro_batch)
                     touched.add(stage - 1)
         waiting = sorted(touched)
+
+
+# From a pipeline, and how far each of its stages runs ahead, to each stage's actions.
+_ORDERS: dict[ScheduleKind, Callable[[Pipeline, list[int]], list[list[Action]]]] = {
+    ScheduleKind.GPIPE: _in_turn,
+    ScheduleKind.ONE_F_ONE_B: _in_turn,
+    ScheduleKind.INTERLEAVED: _in_turn,
+    ScheduleKind.ZERO_BUBBLE: _into_gaps,
+}

@@ -66,7 +66,7 @@ class Search:
         """Search a small space whole; None where it is too large, or nothing in it fits."""
         problem = self.problem
         small = problem.num_chips <= SMALL_CHIPS and problem.job.global_batch <= SMALL_BATCH
-        if not small or self.per_second is not None or self.tables.layers:
+        if not small or self.per_second is not None or not self.tables.units_alike:
             return None
         try:
             found = search_exactly(problem, self.tables, self.effort.exact)

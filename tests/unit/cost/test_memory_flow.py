@@ -117,7 +117,7 @@ def test_shard_levels_divide_what_they_say(level):
     schedule = build_schedule(plan)
     static = model_of(schedule, schedule.classes[0]).static()
     count = sum(
-        model_of(schedule, schedule.classes[0]).holdings.parameters(u, ParameterClass.DENSE)
+        model_of(schedule, schedule.classes[0]).holdings.share(u, ParameterClass.DENSE).held
         for u in range(plan.model.spec.num_units)
     )
     assert static.parameters == pytest.approx(2 * count / (4 if level >= 3 else 1))

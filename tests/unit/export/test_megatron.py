@@ -343,7 +343,10 @@ REFUSALS = {
     ),
     "gpipe": (lambda: job(schedule=ScheduleKind.GPIPE), "job, schedule: is 'gpipe'; it has '1f1b'"),
     "zero_bubble": (lambda: job(schedule=ScheduleKind.ZERO_BUBBLE), "is 'zero_bubble'"),
-    "warm_up": (warm_up, "stage 0, order: warm-up is 5 micro-batches; 1F1B there fixes it to 2"),
+    "warm_up": (
+        warm_up,
+        "stage 0, order: warm-up is 5 micro-batches; its schedule there fixes it to 2",
+    ),
     "pure_bf16": (lambda: job(precision=PRECISIONS["pure_bf16"]), "master copy none"),
     "overlap": (
         lambda: with_replicas(PLAIN, sequence_parallel=False, tp_overlap_chunks=2),

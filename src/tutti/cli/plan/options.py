@@ -56,8 +56,8 @@ MicroBatch = Annotated[
 Schedule = Annotated[
     list[str] | None,
     typer.Option(
-        help="Schedules to choose from: 1f1b, zero_bubble, interleaved; gpipe only with "
-        "--uniform. A list, or repeated.",
+        help="Schedules to choose from, such as 1f1b,zero_bubble. A list, or repeated; one "
+        "with --uniform.",
         metavar="KIND,…",
     ),
 ]

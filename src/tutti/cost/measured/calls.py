@@ -13,15 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from tutti.cost.arrays import Number, Strategy
-from tutti.models.parts import (
-    AttentionSpec,
-    BlockSpec,
-    MlpSpec,
-    MoeSpec,
-    NormSpec,
-    Placement,
-    Residual,
+from tutti.models.anatomy import (
+    BlockWidths,
+    Product,
+    Sliced,
+    attention_products,
+    feed_forward_products,
+    rank_kv_heads,
+    router_product,
 )
+from tutti.models.parts import BlockSpec, MoeSpec, NormSpec, Placement, Residual
 from tutti.models.spec import ModelSpec
 
 JOIN = 0.7  # passes of a sum of two tensors that joining the gradients of q, k and v takes
@@ -57,10 +58,10 @@ def block_calls(spec: ModelSpec, block: BlockSpec, strategy: Strategy) -> list[C
     sizes, hidden = _Sizes.of(strategy), spec.hidden
     calls = [
         *_norms(block, sizes.rows, hidden),
-        *_attention(block.attention, sizes, hidden),
+        *_attention(block, sizes, hidden),
     ]
     if block.mlp is not None:
-        calls += _mlp(block.mlp, sizes, hidden)
+        calls += _feed_forward("mlp", sizes, hidden, block.mlp.hidden, gated=block.mlp.gated)
     if block.moe is not None:
         calls += _moe(block.moe, sizes, hidden)
     return calls
@@ -88,18 +89,28 @@ def _norm_call(norm: NormSpec, rows: Number, width: Number) -> Call:
     return Call(operator=f"{norm.kind}_norm", dims=(rows, width))
 
 
-def _attention(part: AttentionSpec, sizes: _Sizes, hidden: int) -> list[Call]:
-    strategy, tokens = sizes.strategy, sizes.tokens
+def _linear(product: Product, rows: Number) -> Call:
+    return Call(operator="linear", dims=(rows, product.columns, product.depth))
+
+
+def _attention(block: BlockSpec, sizes: _Sizes, hidden: int) -> list[Call]:
+    part, strategy, tokens = block.attention, sizes.strategy, sizes.tokens
     heads = part.heads / strategy.tp
-    kv_heads = np.maximum(part.kv_heads / strategy.tp, 1.0)
-    calls = _latent(part, sizes, hidden, heads)
+    kv_heads = rank_kv_heads(part.kv_heads, strategy.tp)
+    *ways_in, way_out = attention_products(BlockWidths.of(block, hidden), strategy.tp)
+    calls = []
+    for product in ways_in:
+        if product.name.endswith("_up"):
+            calls.append(Call(operator="rms_norm", dims=(sizes.rows, product.depth)))
+        calls.append(_linear(product, sizes.rows if product.sliced is Sliced.NOT else tokens))
     if part.latent is None:
-        columns = (heads + 2.0 * kv_heads) * part.head_dim
-        calls.append(Call(operator="linear", dims=(tokens, columns, hidden)))
         # Backward joins the gradients of queries, keys and values for the one product: each part
         # is laid into zeros and the two are added, queries and keys were joined before.
-        moved = tokens * columns
+        moved = tokens * ways_in[0].columns
         calls.append(Call(operator="add", dims=(moved,), times=0.0, backward_times=JOIN))
+    else:
+        rotated = tokens * heads * part.head_dim
+        calls.append(Call(operator="add", dims=(rotated,), times=2.0 / 3.0))
     if part.qk_norm is not None:
         calls += [
             _norm_call(part.qk_norm.norm, tokens * heads, part.head_dim),
@@ -122,46 +133,23 @@ def _attention(part: AttentionSpec, sizes: _Sizes, hidden: int) -> list[Call]:
     dims = (strategy.sequences / strategy.cp, length, heads, kv_heads, part.head_dim,
             part.value_dim)  # fmt: skip
     calls.append(Call(operator="attention", dims=dims, times=share))
-    calls.append(Call(operator="linear", dims=(tokens, hidden, heads * part.value_dim)))
+    calls.append(_linear(way_out, tokens))
     return calls
 
 
-def _latent(part: AttentionSpec, sizes: _Sizes, hidden: int, heads: Number) -> list[Call]:
-    latent, tokens, rows = part.latent, sizes.tokens, sizes.rows
-    if latent is None:
-        return []
-    queries, rank = heads * part.head_dim, latent.query_rank
-    calls = []
-    if rank is None:
-        calls.append(Call(operator="linear", dims=(tokens, queries, hidden)))
-    else:
-        calls += [
-            Call(operator="linear", dims=(rows, rank, hidden)),
-            Call(operator="rms_norm", dims=(rows, rank)),
-            Call(operator="linear", dims=(tokens, queries, rank)),
-        ]
-    columns = heads * (latent.nope_dim + latent.value_dim)
+def _feed_forward(
+    name: str, sizes: _Sizes, hidden: int, width: Number, *, gated: bool
+) -> list[Call]:
+    ways = feed_forward_products(name, hidden, width, gated, tp=sizes.strategy.tp)
     return [
-        *calls,
-        Call(operator="linear", dims=(rows, latent.kv_rank + latent.rope_dim, hidden)),
-        Call(operator="rms_norm", dims=(rows, latent.kv_rank)),
-        Call(operator="linear", dims=(tokens, columns, latent.kv_rank)),
-        Call(operator="add", dims=(tokens * heads * part.head_dim,), times=2.0 / 3.0),
+        _linear(ways[0], sizes.tokens),
+        _activation(sizes.tokens, ways[1].depth, gated=gated),
+        _linear(ways[1], sizes.tokens),
     ]
 
 
-def _mlp(part: MlpSpec, sizes: _Sizes, hidden: int) -> list[Call]:
-    width = part.hidden / sizes.strategy.tp
-    return _feed_forward(sizes.tokens, width, hidden, gated=part.gated)
-
-
-def _feed_forward(tokens: Number, width: Number, hidden: int, *, gated: bool) -> list[Call]:
-    columns = width * (2.0 if gated else 1.0)
-    return [
-        Call(operator="linear", dims=(tokens, columns, hidden)),
-        Call(operator="gated_activation" if gated else "activation", dims=(tokens, width)),
-        Call(operator="linear", dims=(tokens, hidden, width)),
-    ]
+def _activation(rows: Number, width: Number, *, gated: bool) -> Call:
+    return Call(operator="gated_activation" if gated else "activation", dims=(rows, width))
 
 
 def _moe(part: MoeSpec, sizes: _Sizes, hidden: int) -> list[Call]:
@@ -169,22 +157,19 @@ def _moe(part: MoeSpec, sizes: _Sizes, hidden: int) -> list[Call]:
     strategy = sizes.strategy
     own = sizes.tokens / strategy.tp
     local = np.maximum(part.experts / strategy.ep, 1.0)
-    rows, width = own * part.experts_per_token, part.hidden
-    columns = width * (2.0 if part.gated else 1.0)
-    activation = "gated_activation" if part.gated else "activation"
-    top = part.experts_per_token
+    top, rows = part.experts_per_token, own * part.experts_per_token
+    way_in, way_out = feed_forward_products("moe.experts", hidden, part.hidden, part.gated)
     calls = [
-        Call(operator="linear", dims=(own, part.experts, hidden)),
+        _linear(router_product(hidden, part.experts), own),
         Call(operator="route", dims=(own, part.experts, top)),
         Call(operator="permute", dims=(own, hidden, top)),
-        Call(operator="grouped_linear", dims=(rows, columns, hidden, local)),
-        Call(operator=activation, dims=(rows, width)),
-        Call(operator="grouped_linear", dims=(rows, hidden, width, local)),
+        Call(operator="grouped_linear", dims=(rows, way_in.columns, hidden, local)),
+        _activation(rows, part.hidden, gated=part.gated),
+        Call(operator="grouped_linear", dims=(rows, hidden, way_out.depth, local)),
         Call(operator="unpermute", dims=(own, hidden, top)),
     ]
     if part.shared_hidden:
-        shared = part.shared_hidden / strategy.tp
-        calls += _feed_forward(sizes.tokens, shared, hidden, gated=part.gated)
+        calls += _feed_forward("moe.shared", sizes, hidden, part.shared_hidden, gated=part.gated)
         calls.append(Call(operator="add", dims=(sizes.rows * hidden,)))
     return calls
 

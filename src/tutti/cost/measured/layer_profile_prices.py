@@ -1,10 +1,7 @@
-"""Pricing a plan by a per-layer profile: seconds and bytes of units as they were measured.
+"""A per-layer profile as it stands for the chips of a plan.
 
-A profile gives forward and backward together; each of forward, input gradient and weight gradient
-takes a third, for each of them runs a block's products once. What a profile has not seen (another
-sequence length, context parallelism, a micro-batch outside the measured ones) is refused, or
-extrapolated and flagged. Recomputation is scaled by the cost model's ratio to a forward pass.
-Links, collectives and host copies stay the cost model's.
+What a profile has not seen (another sequence length, context parallelism, a micro-batch outside the
+measured ones) is refused, or extrapolated and flagged. `cost.plan.layer_prices` prices by it.
 """
 
 from __future__ import annotations
@@ -12,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tutti.cost.measured.layer_profiles import LayerFigures, LayerProfiles
-from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings
 from tutti.errors import InputError
 from tutti.hardware.chip import Chip
 from tutti.hardware.cluster import Cluster
@@ -21,7 +16,6 @@ from tutti.models.memory import local_parameters
 from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec
 
-PASSES = 3  # forward, input gradient, weight gradient
 _ELEMENTS = (2.0, 4.0)  # bytes of a parameter, as profiles are trained in 16 or 32 bit
 _TOLERANCE = 0.05  # of that, for implementations differ in biases and norms
 
@@ -121,77 +115,3 @@ def profiled_pools(
 
 def _names(chips: dict[str, Chip]) -> set[str]:
     return {chip.name for chip in chips.values()}
-
-
-class ProfiledMemory(MemoryModel):
-    """The bytes of one class of ranks as they were measured.
-
-    What stays is split into parameters (the profile's), gradients (as many) and optimizer states
-    (the rest), which shard as the plan says; what every sequence adds is kept by the unit.
-    Transient gradients are part of the measured bytes.
-    """
-
-    def __init__(self, holdings: Holdings, pool: ProfiledPool) -> None:
-        super().__init__(holdings)
-        self._figures = pool.figures(holdings.workload)
-
-    def _kept(self, unit: int) -> float:
-        return self._moving(unit) * self._kept_share(unit)
-
-    def _again(self, unit: int) -> float:
-        return self._moving(unit) * (1.0 - self._kept_share(unit))
-
-    def _moving(self, unit: int) -> float:
-        return float(self._figures.memory_bytes[unit] - self._figures.fixed_bytes[unit])
-
-    def _kept_share(self, unit: int) -> float:
-        """What recomputation leaves of a unit's activations, by the cost model."""
-        if self.holdings.recompute_kind(unit) == "none":
-            return 1.0
-        whole = self.holdings.activations(unit, "none")
-        return min(1.0, self.holdings.activations(unit) / whole) if whole else 1.0
-
-    def _input_gradients(self, unit: int) -> float:
-        del unit
-        return 0.0
-
-    def _weight_gradients(self, unit: int) -> float:
-        del unit
-        return 0.0
-
-    def made_once(self, unit: int) -> bool:
-        """Tell nothing apart: gradients are part of what was measured to stay."""
-        del unit
-        return False
-
-    def _copies(self, unit: int) -> tuple[float, float, float]:
-        """Return the unsharded bytes of parameters, gradients and optimizer states."""
-        fixed = float(self._figures.fixed_bytes[unit])
-        one = min(float(self._figures.parameter_bytes[unit]), fixed)
-        gradients = min(one, fixed - one)
-        return one, gradients, fixed - one - gradients
-
-    def _share(self, unit: int, level: int) -> float:
-        """The share of its slices whose state of `level` a rank holds."""
-        shares = self.holdings.shares(unit)
-        whole = sum(share.trained for share in shares)
-        held = sum(share.kept if share.level >= level else share.trained for share in shares)
-        return held / whole if whole else 1.0
-
-    def _parameter_shard(self, unit: int) -> float:
-        return self._copies(unit)[0] * self._share(unit, 3)
-
-    def _gradient_shard(self, unit: int) -> float:
-        return self._copies(unit)[1] * self._share(unit, 2)
-
-    def _optimizer_shard(self, unit: int) -> float:
-        return self._copies(unit)[2] * self._share(unit, 1)
-
-    def updated_units(self, start: int, stop: int) -> float:
-        """Return how many units a rank's optimizer updates of a range; a shard is part of one."""
-        return sum(self._share(unit, 1) for unit in range(start, stop))
-
-
-def memory_model(holdings: Holdings, pool: ProfiledPool | None) -> MemoryModel:
-    """Return the measured bytes where a profile covers the chips, the cost model's otherwise."""
-    return MemoryModel(holdings) if pool is None else ProfiledMemory(holdings, pool)

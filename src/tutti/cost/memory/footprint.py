@@ -14,6 +14,8 @@ import numpy as np
 from tutti.cost.arrays import FloatArray, Number, Shape, Strategy
 from tutti.cost.operators.exposed_communication import context_bytes
 from tutti.cost.operators.sizes import BlockSizes, block_sizes
+from tutti.plan.job import ScheduleKind
+from tutti.plan.schedules import PLAIN, StagePlace, schedule_record
 
 WORKSPACE_BYTES = 0.3e9  # workspaces of products, staging of collectives, caches
 LOGIT_BYTES = 9.0  # 16-bit logits, fp32 exponentials, half of their gradient
@@ -100,11 +102,16 @@ def footprint(
 
 
 def _in_flight(strategy: Strategy) -> FloatArray:
-    """Return the micro-batches that the first stage holds under 1F1B, interleaved or not."""
-    depth = np.minimum(strategy.micro_batches, strategy.pp)
-    deeper = depth * (1.0 + (strategy.pp - 1.0) / (strategy.pp * strategy.vpp))
-    result: FloatArray = np.where(strategy.vpp > 1, deeper, depth)
-    return result
+    """Return the micro-batches that the first stage holds under 1F1B, interleaved or not.
+
+    As published: what it holds of a step without end, less where a step has no round of stages.
+    """
+    depth = strategy.pp
+    endless = StagePlace(depth, 0.0, depth, strategy.vpp)
+    several = schedule_record(ScheduleKind.INTERLEAVED).ahead(endless) / strategy.vpp
+    held = np.where(strategy.vpp > 1, several, schedule_record(PLAIN).ahead(endless))
+    flight: FloatArray = held * np.minimum(strategy.micro_batches, depth) / depth
+    return flight
 
 
 def _states(

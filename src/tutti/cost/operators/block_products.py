@@ -6,11 +6,12 @@ way into the feed-forward layer) and reduces behind those that slice rows (the w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from tutti.cost.arrays import Machine, Number, Shape, Strategy
+from tutti.cost.arrays import Machine, Shape, Strategy
 from tutti.cost.constants import Constants
 from tutti.cost.operators.operator_times import (
     ELEMENT_BYTES,
@@ -19,6 +20,7 @@ from tutti.cost.operators.operator_times import (
     linear_seconds,
     memory_bound_seconds,
 )
+from tutti.models.anatomy import Product, attention_products, feed_forward_products
 
 _SMALLEST = 8.0  # stands in for a width of zero, whose result is not used
 
@@ -36,17 +38,10 @@ class Products(NamedTuple):
         cls, shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
     ) -> Products:
         """Return the products of one rank for one micro-batch."""
-        tokens, tp = strategy.tokens, strategy.tp
-
-        def linear(n: Number, k: Number) -> Passes:
-            return linear_seconds(tokens, n, k, strategy, machine, constants)
-
-        return cls(
-            _attention_projections(shape, strategy, machine, constants),
-            linear(shape.hidden, shape.heads * shape.d_v / tp),
-            linear(shape.ffn * (1.0 + shape.gated) / tp, shape.hidden),
-            linear(shape.hidden, shape.ffn / tp),
-        )
+        args = (strategy, machine, constants)
+        ways = feed_forward_products("mlp", shape.hidden, shape.ffn, shape.gated, tp=strategy.tp)
+        *ways_in, way_out = attention_products(shape, strategy.tp)
+        return cls(_fused(ways_in, *args), *(_linear(p, *args) for p in (way_out, *ways)))
 
     @property
     def attention(self) -> Passes:
@@ -59,28 +54,27 @@ class Products(NamedTuple):
         return self.into_feed_forward.plus(self.out_of_feed_forward)
 
 
-def _attention_projections(
-    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
+def _linear(product: Product, strategy: Strategy, machine: Machine, constants: Constants) -> Passes:
+    depth = np.maximum(product.depth, _SMALLEST)
+    return linear_seconds(strategy.tokens, product.columns, depth, strategy, machine, constants)
+
+
+def _fused(
+    products: Sequence[Product], strategy: Strategy, machine: Machine, constants: Constants
 ) -> Passes:
-    """Return the products before attention: fused q, k, v, or latent attention's down and up."""
-    tokens, tp = strategy.tokens, strategy.tp
-    heads = shape.heads / tp
-    kv_heads = shape.kv_heads / np.minimum(tp, shape.kv_heads)
-    plain = heads * shape.d_qk + kv_heads * (shape.d_qk + shape.d_v)
-
-    def linear(n: Number, k: Number) -> Passes:
-        return linear_seconds(tokens, n, k, strategy, machine, constants)
-
-    latent = shape.kv_lora > 0
-    if not np.any(latent):
-        return linear(plain, shape.hidden)
-    down = shape.q_lora + shape.kv_lora + shape.rope_dim
-    down = down + np.where(shape.q_lora > 0, 0.0, heads * shape.d_qk)  # no latent for queries
-    first = linear(np.where(latent, down, plain), shape.hidden)
-    queries = linear(heads * shape.d_qk, np.maximum(shape.q_lora, _SMALLEST))
-    nope = shape.d_qk - shape.rope_dim
-    keys = linear(heads * (nope + shape.d_v), np.maximum(shape.kv_lora, _SMALLEST))
-    return first.plus(queries, flag(latent & (shape.q_lora > 0))).plus(keys, flag(latent))
+    """Return the ways into attention: what reads the block's input is one product."""
+    args = (strategy, machine, constants)
+    source = products[0].reads
+    first = [product for product in products if product.reads == source]
+    joint = first[0]
+    if len(first) > 1:
+        columns = sum(product.columns * product.present for product in first)
+        joint = joint._replace(columns=columns)
+    found = _linear(joint, *args)
+    for product in products:
+        if product.reads != source:
+            found = found.plus(_linear(product, *args), flag(product.present))
+    return found
 
 
 def expert_products(
@@ -94,14 +88,15 @@ def expert_products(
     tokens, tp, hidden = strategy.tokens, strategy.tp, shape.hidden
     local = np.maximum(shape.experts / strategy.ep, 1.0)
     rows = tokens / tp * shape.topk  # every tensor-parallel rank routes its own tokens
-    ratio = constants.moe_gemm_ratio
-    width = np.maximum(shape.expert_ffn, _SMALLEST)
-    args = (strategy, machine, constants)
-    columns = shape.expert_ffn * (1.0 + shape.gated)
-    routed = linear_seconds(rows / local, columns, hidden, *args, batch=local, rate=ratio)
-    routed = routed.plus(
-        linear_seconds(rows / local, hidden, width, *args, batch=local, rate=ratio)
-    )
+
+    def grouped(product: Product) -> Passes:
+        return linear_seconds(
+            rows / local, product.columns, np.maximum(product.depth, _SMALLEST), strategy, machine,
+            constants, batch=local, rate=constants.moe_gemm_ratio,
+        )  # fmt: skip
+
+    ways = feed_forward_products("moe.experts", hidden, shape.expert_ffn, shape.gated)
+    routed = grouped(ways[0]).plus(grouped(ways[1]))
     shared = shared_halves[0].plus(shared_halves[1])
     moved = rows * ELEMENT_BYTES * (6.0 * hidden + 3.0 * shape.expert_ffn)
     permute = memory_bound_seconds(moved, machine, constants, kernels=8.0)
@@ -113,9 +108,8 @@ def shared_products(
     shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
 ) -> tuple[Passes, Passes]:
     """Return the products into and out of the experts that all tokens use, if there are any."""
-    tokens, tp, width = strategy.tokens, strategy.tp, np.maximum(shape.shared_ffn, _SMALLEST)
-    args = (strategy, machine, constants)
-    return (
-        linear_seconds(tokens, width * (1.0 + shape.gated) / tp, shape.hidden, *args),
-        linear_seconds(tokens, shape.hidden, width / tp, *args),
+    ways = feed_forward_products(
+        "moe.shared", shape.hidden, shape.shared_ffn, shape.gated, tp=strategy.tp
     )
+    first, second = (_linear(product, strategy, machine, constants) for product in ways)
+    return first, second

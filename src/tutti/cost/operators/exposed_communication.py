@@ -28,6 +28,7 @@ from tutti.cost.constants import Constants
 from tutti.cost.network.closed_forms import Span, all_reduce_seconds, ring_pass_seconds
 from tutti.cost.operators.block_products import Products
 from tutti.cost.operators.operator_times import ELEMENT_BYTES, Passes
+from tutti.models.anatomy import rank_kv_heads
 
 # Half of the attention hides the ring: the mask leaves steps unequal, and the kernels start late.
 _RING_HIDDEN = 0.5
@@ -136,7 +137,7 @@ def expert_parallel(
 
 def context_bytes(shape: Shape, strategy: Strategy) -> FloatArray:
     """Return the keys and values that one rank holds of its own tokens."""
-    heads = shape.kv_heads / np.minimum(strategy.tp, shape.kv_heads)
+    heads = rank_kv_heads(shape.kv_heads, strategy.tp)
     held: FloatArray = strategy.tokens * heads * (shape.d_qk + shape.d_v) * ELEMENT_BYTES
     return held
 

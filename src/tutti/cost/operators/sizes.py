@@ -11,6 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tutti.cost.arrays import FloatArray, Shape, Strategy
+from tutti.models.anatomy import (
+    Product,
+    attention_products,
+    feed_forward_products,
+    router_product,
+)
 
 
 class BlockSizes(NamedTuple):
@@ -24,19 +30,20 @@ class BlockSizes(NamedTuple):
 
 def block_sizes(shape: Shape) -> BlockSizes:
     """Return the parameters of a block by part."""
-    hidden, heads = shape.hidden, shape.heads
-    output = heads * shape.d_v * hidden
-    plain = hidden * (heads * shape.d_qk + shape.kv_heads * (shape.d_qk + shape.d_v)) + output
-    latent_q = hidden * shape.q_lora + shape.q_lora * heads * shape.d_qk
-    queries = np.where(shape.q_lora > 0, latent_q, hidden * heads * shape.d_qk)
-    keys = shape.kv_lora * heads * (shape.d_qk - shape.rope_dim + shape.d_v)
-    latent = queries + hidden * (shape.kv_lora + shape.rope_dim) + keys + output
-    per_width = (2.0 + shape.gated) * hidden
+    hidden, gated = shape.hidden, shape.gated
+
+    def size(*products: Product) -> FloatArray:
+        counts = (p.columns * p.depth * p.present for p in products)
+        return sum(counts, np.zeros(()))
+
+    def layer(width: FloatArray) -> tuple[Product, Product]:
+        return feed_forward_products("mlp", hidden, width, gated)
+
     return BlockSizes(
-        attention=np.where(shape.kv_lora > 0, latent, plain),
-        dense=per_width * shape.ffn,
-        shared=per_width * shape.shared_ffn + shape.experts * hidden,
-        expert=per_width * shape.expert_ffn,
+        attention=size(*attention_products(shape)),
+        dense=size(*layer(shape.ffn)),
+        shared=size(*layer(shape.shared_ffn), router_product(hidden, shape.experts)),
+        expert=size(*layer(shape.expert_ffn)),
     )
 
 

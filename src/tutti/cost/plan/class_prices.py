@@ -6,7 +6,6 @@ import math
 from typing import NamedTuple
 
 from tutti.collective import Operation
-from tutti.cost.measured.layer_profile_prices import ProfiledMemory
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.network.group_placement import placement_of
@@ -48,8 +47,7 @@ class ClassPricer:
         pool = self.replica.chips.pools[0]
         self.prices = shared.prices[pool]
         self.placement = placement_of(self.replica, shared.cluster.pool(pool).node)
-        self._updated = sum(memory.optimizer_parameters(unit) for unit in memory.units)
-        self._optimizer = self.prices.optimizer(self._updated)
+        self._update = self.prices.updates(memory)
         self._times: dict[int, UnitTimes] = {}
 
     def price(self, entry: Instruction) -> Price:
@@ -171,9 +169,4 @@ class ClassPricer:
 
     def _step(self, entry: Instruction) -> Price:
         """A bucket's part of the whole stage's optimizer step."""
-        layers = self.prices.layers
-        if layers is not None and isinstance(self.memory, ProfiledMemory):
-            units = self.memory.updated_units(entry.start, entry.stop)
-            return Price(layers.optimizer_s(self.holdings.workload, units))
-        count = sum(self.memory.optimizer_parameters(u) for u in range(entry.start, entry.stop))
-        return Price(self._optimizer * count / self._updated if self._updated else 0.0)
+        return Price(self._update(entry.start, entry.stop))

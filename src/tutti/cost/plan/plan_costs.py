@@ -12,12 +12,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tutti.cost.measured.layer_profile_prices import memory_model, profiled_pools
+from tutti.cost.measured.layer_profile_prices import profiled_pools
 from tutti.cost.measured.pools import measured_pools
 from tutti.cost.memory.instruction_memory import Overheads, StaticBytes
 from tutti.cost.memory.rank_state import Holdings, Kernels, workload_of
 from tutti.cost.network.recorded_programs import written_choices
 from tutti.cost.plan.class_prices import ClassPricer
+from tutti.cost.plan.layer_prices import LayerPrices
 from tutti.cost.plan.pool_prices import PoolPrices
 from tutti.cost.plan.simulator_inputs import ClassCosts, StepCosts
 from tutti.cost.plan.sources import Sources
@@ -85,19 +86,14 @@ def pool_prices(
     )
     measured = measured_pools(sources.profiles, cluster, used, plan.job.precision.compute)
     values = job_values(plan.job, model)
-    return {
-        pool.name: PoolPrices(
-            plan,
-            model,
-            cluster,
-            pool,
-            sources.calibration(pool, **values),
-            layers.get(pool.name),
-            measured.get(pool.name),
-        )
-        for pool in cluster.pools
-        if pool.name in used
-    }
+    found: dict[str, PoolPrices] = {}
+    for pool in cluster.pools:
+        if pool.name in used:
+            calibration, chip = sources.calibration(pool, **values), measured.get(pool.name)
+            given = (plan, model, cluster, pool, calibration, chip)
+            profile = layers.get(pool.name)
+            found[pool.name] = LayerPrices(*given, profile) if profile else PoolPrices(*given)
+    return found
 
 
 def job_values(job: Job, model: ModelSpec) -> dict[str, float]:
@@ -133,10 +129,10 @@ def _class_costs(
 ) -> tuple[ClassCosts, StaticBytes]:
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
     holdings = Holdings(shared.plan, shared.model, place, kernels, shared.index, shared.elements)
-    layers = shared.prices[holdings.replica.chips.pools[0]].layers
-    memory = memory_model(holdings, layers)
+    source = shared.prices[holdings.replica.chips.pools[0]]
+    memory = source.memory(holdings)
     kinds = shared.kinds(rank_class.instructions)
-    if layers is None:  # measured units differ, each from each
+    if source.units_alike:
         kinds = kinds.joined(holdings.likeness)
     flow = memory.flow(kinds)
     pricer = ClassPricer(rank_class, shared, holdings, memory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,8 +14,9 @@ from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants
 from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
-from tutti.cost.measured.layer_profile_prices import PASSES, ProfiledPool
 from tutti.cost.measured.unit import measured_unit, strategy_of
+from tutti.cost.memory.instruction_memory import MemoryModel
+from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.network.group_placement import ALIGNED, Placement, span_of
 from tutti.cost.network.programs import Efficiency
 from tutti.cost.operators.exposed_communication import Spans
@@ -84,7 +85,12 @@ _Sheet = dict[_SheetKey, FloatArray]  # seconds by pass and workload
 
 
 class PoolPrices:
-    """Look-ups of seconds for the chips of one pool, by its layer profile where it has one."""
+    """Seconds and bytes on the chips of one pool: by its calibration, or operators as measured.
+
+    What measures whole units is another source, with the same questions.
+    """
+
+    units_alike = True  # units of one kind have one price
 
     def __init__(
         self,
@@ -93,12 +99,10 @@ class PoolPrices:
         cluster: Cluster,
         pool: Pool,
         calibration: Calibration | None,
-        layers: ProfiledPool | None = None,
         measured: MeasuredChip | None = None,
     ) -> None:
         self._model = model
         self._compute = plan.job.precision.compute
-        self.layers = layers
         self._measured = measured
         self._pool = pool
         self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
@@ -106,13 +110,12 @@ class PoolPrices:
             calibration.constants() if calibration is not None else nominal_constants(pool.chip)
         )
         self.calibration = calibration
-        self.basis = calibration.label if calibration is not None else "nominal, not measured"
-        if layers is not None:
-            self.basis = f"{layers.basis}; its links {self.basis}"
-        elif measured is not None:
+        self._links = calibration.label if calibration is not None else "nominal, not measured"
+        self.basis = self._links
+        if measured is not None:
             profile = measured.profile
             measured_by = f"profile of {profile.chip} ({profile.stack}, {profile.date})"
-            self.basis = f"{measured_by}; its links {self.basis}"
+            self.basis = f"{measured_by}; its links {self._links}"
         self.efficiency = Efficiency(
             island=_number(self.constants.link_efficiency),
             fabric=_number(self.constants.nic_efficiency),
@@ -130,8 +133,6 @@ class PoolPrices:
 
     def extrapolations(self, work: Workload, **degrees: float) -> tuple[str, ...]:
         """Return what of a workload lies outside the runs that the calibration was fitted on."""
-        if self.layers is not None:
-            return self.layers.flags(work)
         if self._measured is not None:
             if work not in self._outside:
                 self._outside[work] = self._unmeasured(self._measured, work)
@@ -171,25 +172,9 @@ class PoolPrices:
         context_kind: ContextKind = ContextKind.RING,
         placement: Placement = ALIGNED,
     ) -> UnitTimes:
-        """Return the seconds of a unit, measured or modelled."""
+        """Return the seconds of a unit."""
         inside = _Inside(overlap_chunks, context_kind, placement)
-        found = self._modelled(work, unit, recompute, inside)
-        if self.layers is None:
-            return found
-        third = float(self.layers.figures(work).seconds[unit]) / PASSES
-        again = found.recompute / found.forward if found.forward else 0.0
-        return UnitTimes(
-            forward=third,
-            recompute=again * third,
-            backward_input=third,
-            backward_weight=third,
-        )
-
-    def _modelled(
-        self, work: Workload, unit: int, recompute: Recompute, inside: _Inside
-    ) -> UnitTimes:
-        """Return what the cost model says; equal units are priced once."""
-        name = self._model.unit_kind(unit)
+        name = self._model.unit_kind(unit)  # equal units are priced once
         key = (work, name, recompute, inside)
         if key not in self._units:
             seconds = self._looked_up(work, (name, recompute, inside))
@@ -318,6 +303,20 @@ class PoolPrices:
         if self._measured is not None and num_parameters >= 1:
             return _number(self._measured.seconds("adamw", "forward", (count,)))
         return _number(optimizer_seconds(count, self._machine, self.constants))
+
+    def updates(self, memory: MemoryModel) -> Callable[[int, int], float]:
+        """Return how to ask for a range of units' part of the optimizer's step on a rank."""
+
+        def count(units: Iterable[int]) -> float:
+            return sum(memory.optimizer_parameters(unit) for unit in units)
+
+        updated = count(memory.units)
+        whole = self.optimizer(updated)
+        return lambda start, stop: whole * count(range(start, stop)) / updated if updated else 0.0
+
+    def memory(self, holdings: Holdings) -> MemoryModel:
+        """Return the bytes of a class of ranks."""
+        return MemoryModel(holdings)
 
     def copy_seconds(self, num_bytes: float, host_bandwidth: float | None = None) -> float:
         """Return the seconds of a copy between chip and host.

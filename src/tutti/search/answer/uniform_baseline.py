@@ -15,6 +15,7 @@ import numpy as np
 
 from tutti.errors import InputError
 from tutti.plan.plan import Plan
+from tutti.plan.schedules import StagePlace, schedule_record
 from tutti.plan.uniform import Degrees, even_cuts, uniform_plan
 from tutti.search.answer.uniform_layouts import (
     Layout,
@@ -23,7 +24,6 @@ from tutti.search.answer.uniform_layouts import (
     price,
     shared_layouts,
 )
-from tutti.search.cutting.build_draft import in_flight
 from tutti.search.cutting.memory_relief import BOUNDARIES, Slot, made_bytes, static_bytes
 from tutti.search.cutting.relief_mixture import GATHERED
 from tutti.search.pricing.memory_budget import usable_bytes
@@ -192,9 +192,10 @@ def _fits_everywhere(tables: Tables, candidate: Layout) -> bool:
     rounds = problem.job.global_batch // (dp * degrees.micro_batch)
     cuts = even_cuts(problem.model.num_layers, pp * virtual)
     recompute = KINDS.index(degrees.recompute)
+    record = schedule_record(candidate.schedule)
     for s, pools in enumerate(candidate.stages):
         own = np.concatenate([np.arange(a, b) for a, b in cuts[s::pp]])
-        flight = in_flight(candidate.schedule, virtual, pp, s, rounds)
+        flight = record.in_flight(StagePlace(pp, s, rounds, virtual))
         for pool in pools:
             config = Config(pool, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch)
             table = tables.get(config)

@@ -264,7 +264,7 @@ def _undominated(ways: Ways) -> Ways:
 def _step_seconds(tables: Tables) -> float:
     """Return the least time of the optimizer's step: some chip updates an equal share at least."""
     problem = tables.problem
-    if tables.layers:
+    if not tables.units_alike:
         return 0.0
     chips = sum(pool.num_chips for pool in problem.pools)
     share = problem.model.num_parameters / chips

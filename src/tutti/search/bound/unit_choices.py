@@ -112,7 +112,7 @@ def _kinds_of_units(tables: Tables) -> tuple[list[int], FloatArray, list[int]]:
     The embedding comes first and the head last.
     """
     model = tables.problem.model
-    if tables.layers:  # measured units differ all
+    if not tables.units_alike:  # measured units differ all
         units = list(range(model.num_units))
         return units, np.ones(len(units)), units[1:-1]
     names = [model.unit_kind(unit) for unit in range(model.num_units)]

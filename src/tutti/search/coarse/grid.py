@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tutti.plan.job import ScheduleKind
+from tutti.plan.schedules import PLAIN
 from tutti.search.coarse.pool_options import Options
 from tutti.search.question.space import Problem
 from tutti.search.strategy.coarse_chain import OPTIMISM, Chain, ScheduleOption
@@ -18,7 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 HIDDEN_SHARE = 0.6  # of a micro-batch's time that gradient traffic can hide behind
 WEIGHT_SHARE = 1.0 / 3.0  # of a micro-batch's time: weight passes, beside which gradients go
-FILLED_SHARE = 0.7  # of the weight passes that zero bubble puts into gaps, unequal stages allowed
+FILLED_SHARE = 0.7  # of delayed weight passes that go into gaps, unequal stages allowed
 
 
 class Grid:
@@ -131,7 +131,7 @@ class Grid:
         if schedule.virtual > 1:
             fits &= (depth > 1) & (depth * schedule.virtual <= self.units)
             fits &= rounds >= depth
-        elif schedule.kind is not ScheduleKind.ONE_F_ONE_B:
+        elif schedule.kind is not PLAIN:
             fits &= depth > 1
         if shard >= 1:
             fits &= self.copies > 1
@@ -200,7 +200,7 @@ class Grid:
             movable = self._column(k, "optimizer") * (divide if shard >= 1 else 1.0)
             movable = np.minimum(movable * (blocks + ends), o.host)
         for position in (before, before + stages - 1):
-            flight = _in_flight(schedule, depth, position, rounds)
+            flight = schedule.record.in_flight(schedule.place(depth, position, rounds))
             need = blocks * flight * kept - room
             gain = blocks * (flight * (kept - least)) - (kept - least)
             share = np.where(need <= 0, 0.0, need / np.maximum(gain, 1e-9))
@@ -261,7 +261,7 @@ class Grid:
         total = np.zeros(len(pace))
         for k in range(len(self.options)):
             passes = self._column(k, "forward") + self._column(k, "backward_input")
-            if schedule.kind is ScheduleKind.ZERO_BUBBLE:
+            if schedule.record.delays_weights:
                 passes = passes - FILLED_SHARE * self._column(k, "backward_weight")
             share = passes / self._column(k, "block") / schedule.virtual
             total += self.stages[:, k] * share
@@ -299,23 +299,6 @@ def whole_rounds(rounds: FloatArray, *, elastic: bool) -> FloatArray:
     """Return how many whole micro-batches take so many: enough of them, or about as many."""
     found: FloatArray = np.maximum(1.0, np.rint(rounds)) if elastic else np.ceil(rounds)
     return found
-
-
-def _in_flight(
-    schedule: ScheduleOption, depth: IntArray, position: IntArray, rounds: FloatArray
-) -> FloatArray:
-    """Micro-batches of a whole stage that wait for backward."""
-    if schedule.kind is ScheduleKind.ZERO_BUBBLE:
-        flight = depth.astype(np.float64)
-    elif schedule.virtual > 1:
-        ahead = 2.0 * (depth - position - 1) + (schedule.virtual - 1) * depth + 1
-        flight = ahead / schedule.virtual
-    elif schedule.kind is ScheduleKind.GPIPE:
-        flight = rounds
-    else:
-        flight = (depth - position).astype(np.float64)
-    least: FloatArray = np.minimum(flight, rounds)
-    return least
 
 
 def _copy_counts(options: list[Options], sequences: int) -> IntArray:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Offload, Order, Recompute
 from tutti.plan.uniform import even_cuts
 from tutti.search.cutting.cut_chain import Cut, Cutter, best_cut
@@ -209,8 +208,7 @@ def draft_of(
 
 def _slots(tables: Tables, chain: Chain, place: _Place, spared: Spared) -> list[Slot]:
     virtual, depth = chain.schedule.virtual, sum(chain.stages)
-    put_off = chain.schedule.kind is ScheduleKind.ZERO_BUBBLE  # weight passes
-    problem, slots = tables.problem, []
+    record, problem, slots = chain.schedule.record, tables.problem, []
     position = 0
     names = [c.pool for c, n in zip(chain.configs, chain.stages, strict=True) for _ in range(n)]
     for config, stages in zip(chain.configs, chain.stages, strict=True):
@@ -223,14 +221,15 @@ def _slots(tables: Tables, chain: Chain, place: _Place, spared: Spared) -> list[
             usable = float("inf")
         for s in range(position, position + stages):
             counts = place.micro_batches
-            flight = max(in_flight(chain.schedule.kind, virtual, depth, s, n) for n in counts)
+            places = [chain.schedule.place(depth, s, n) for n in counts]
+            ahead = max(map(record.passes_ahead, places))
             met = _neighbours(names, s, around=virtual > 1)
             lanes = 2 if forwards(problem.cluster, config.pool, met) else 1
             slots.append(
                 Slot(
                     table=table,
-                    in_flight=flight,
-                    relieved=min(flight, depth - s) if put_off else None,
+                    in_flight=max(map(record.in_flight, places)),
+                    relieved=ahead if record.delays_weights else None,
                     sharers=(chips + place.beside.chips) / config.tp,
                     expert_sharers=max(1.0, chips / config.ep + place.beside.groups),
                     shard=chain.shard,
@@ -257,21 +256,6 @@ def _neighbours(names: Sequence[str], stage: int, *, around: bool) -> Iterator[s
 def _chips(chain: Chain, config: Config, copies: int) -> int:
     """Return the chips of a chain's stages of one configuration, if it has so many copies."""
     return copies * (chain.sequences // config.sequences) * config.width
-
-
-def in_flight(
-    kind: ScheduleKind, virtual: int, depth: int, stage: int, micro_batches: int
-) -> float:
-    """Return how many micro-batches of a stage wait for their backward at most."""
-    if kind is ScheduleKind.GPIPE:
-        return micro_batches
-    if kind is ScheduleKind.ZERO_BUBBLE:
-        return min(depth, micro_batches)
-    if kind is ScheduleKind.INTERLEAVED:
-        longest = -(-micro_batches // max(1, micro_batches // depth))  # group of micro-batches
-        ahead = 2 * (depth - stage - 1) + (virtual - 1) * longest + 1
-        return min(ahead, virtual * micro_batches) / virtual
-    return min(depth - stage, micro_batches)
 
 
 def _pipeline(tables: Tables, part: Part, cut: Cut) -> PipelineDraft:

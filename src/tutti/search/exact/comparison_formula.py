@@ -22,8 +22,8 @@ from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
 from tutti.plan.check import embedded_cluster, embedded_model
-from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage
+from tutti.plan.schedules import schedule_record
 
 _ACTIVATION_BYTES = 2.0
 
@@ -100,7 +100,8 @@ def _single_pipeline(plan: Plan) -> Pipeline:
 
     if len(plan.pipelines) != 1:
         raise refuse(f"the plan has {len(plan.pipelines)} pipelines")
-    if plan.job.schedule not in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE):
+    record = schedule_record(plan.job.schedule)
+    if record.several_ranges or record.delays_weights:
         raise refuse(f"the schedule is {plan.job.schedule.value}")
     if any(rule.shard_level for rule in plan.synchronisation):
         raise refuse("training state is sharded")

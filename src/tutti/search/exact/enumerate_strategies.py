@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import UnitRanges
+from tutti.plan.schedules import schedule_record
 from tutti.plan.uniform import even_cuts
 from tutti.search.pricing.unit_tables import Config, Tables
 from tutti.search.question.space import Problem
@@ -107,7 +108,7 @@ def _scheduled(problem: Problem, pipelines: tuple[tuple[Stages, int], ...]) -> I
     single = all(len(stages) == 1 for stages, _ in pipelines)
     kinds: list[tuple[ScheduleKind, tuple[int, ...]]] = []
     for kind in space.schedules:
-        if kind is ScheduleKind.INTERLEAVED:
+        if schedule_record(kind).several_ranges:
             if all(len(stages) > 1 for stages, _ in pipelines):
                 several = [v for v in space.virtual if v > 1]
                 kinds += [(kind, vs) for vs in itertools.product(several, repeat=len(pipelines))]

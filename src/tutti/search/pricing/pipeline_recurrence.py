@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from tutti.cost.network.group_links import link_of
 from tutti.hardware.topology import Position
-from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Recompute
 from tutti.search.cutting.build_draft import Part
 from tutti.search.cutting.cut_chain import Cut
@@ -27,7 +26,7 @@ from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
 REDUCED_LATER = 2  # gradients that wait for their reduction while weight passes go on
-_FILLED = 0.6  # of the gap between 1F1B and the bare work that zero bubble closes
+_FILLED = 0.6  # of the gap between 1F1B and the bare work that delayed weight passes close
 
 
 def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
@@ -42,14 +41,11 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     if any(chain.traffic):
         _add_exposed_traffic(chain, cut, passes)
     sends = _send_seconds(tables, configs)
-    found = float(
-        compiled(_play)(
-            passes, sends, depth, virtual, part.micro_batches,
-            chain.schedule.kind is ScheduleKind.GPIPE,
-        )
-    )  # fmt: skip
+    record, place = chain.schedule.record, chain.schedule.place
+    ahead = record.passes_ahead(place(depth, np.arange(depth), part.micro_batches))
+    found = float(compiled(_play)(passes, sends, ahead, virtual, part.micro_batches))
     # Reductions that follow weight passes which were put off fill the gaps first.
-    if chain.schedule.kind is ScheduleKind.ZERO_BUBBLE and chain.shard < 2:
+    if record.delays_weights and chain.shard < 2:
         bare = part.micro_batches * float(passes.sum(axis=0).max())
         found -= _FILLED * (found - bare) * 0.5
     closing = chain.closing + _tied_seconds(tables, chain, configs)
@@ -174,12 +170,13 @@ def _far(tables: Tables, config: Config) -> tuple[int, int]:
 
 
 def _play(  # pragma: no cover - compiled
-    passes: Any, sends: Any, depth: int, virtual: int, count: int, all_forward_first: bool
+    passes: Any, sends: Any, ahead: Any, virtual: int, count: int
 ) -> float:
     """Run every stage's passes in its order; return when the last one ends.
 
     Every boundary carries one tensor of a kind after the other.
     """
+    depth = len(ahead)
     chunks = depth * virtual
     total = count * virtual
     forward = np.full((chunks, count), -1.0)  # when a chunk has what its passes wait for
@@ -191,23 +188,16 @@ def _play(  # pragma: no cover - compiled
     done_f = np.zeros(depth, dtype=np.int64)
     done_b = np.zeros(depth, dtype=np.int64)
     groups = max(1, count // depth)
-    longest = (count + groups - 1) // groups
     finished = 0
     while finished < depth:
         finished = 0
         moved = False
         for s in range(depth):
-            ahead = depth - s
-            if virtual > 1:
-                ahead = 2 * (depth - s - 1) + (virtual - 1) * longest + 1
-            if all_forward_first:
-                ahead = total
-            ahead = min(ahead, total)
             while True:
                 if done_b[s] == total:
                     finished += 1
                     break
-                wants_f = done_f[s] < total and done_f[s] - done_b[s] < ahead
+                wants_f = done_f[s] < total and done_f[s] - done_b[s] < ahead[s]
                 index = done_f[s] if wants_f else done_b[s]
                 # Which chunk and micro-batch an action of this number is.
                 if virtual == 1:

@@ -14,8 +14,8 @@ import numpy as np
 
 from tutti.errors import TuttiError
 from tutti.plan.files import plan_from_document, plan_to_document
-from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Plan
+from tutti.plan.schedules import schedule_record
 from tutti.schedule.check import check_schedule
 from tutti.schedule.instruction import Op
 from tutti.schedule.listing import OPS
@@ -92,7 +92,7 @@ def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
         fewest, stages = least[p.cut], len(p.stages)
         more = p.micro_batches - fewest
         few, many = 2 * stages + 1, 3 * stages + 1
-        if draft.schedule is ScheduleKind.INTERLEAVED:
+        if schedule_record(draft.schedule).several_ranges:
             groups = max(1, fewest // stages)
             few, many = (-(-n * fewest // groups) for n in (SHORT_GROUPS, SHORT_GROUPS + 1))
         shorter.append(few + more)
@@ -137,9 +137,9 @@ def _runners(
 
     None where a schedule's passes come in no steady order.
     """
-    if draft.schedule not in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED):
+    record = schedule_record(draft.schedule)
+    if not record.steady:
         return ()
-    grouped = draft.schedule is ScheduleKind.INTERLEAVED
     return tuple(
         Runner(
             micro_batches=p.micro_batches,
@@ -147,7 +147,7 @@ def _runners(
             start_s=end - count * pace,
             pace_s=pace,
             least=2 * len(p.stages) + 1,
-            together=len(p.stages) if grouped else 1,
+            together=len(p.stages) if record.several_ranges else 1,
         )
         for p, end, pace, count in zip(draft.pipelines, ends, paces, reached, strict=True)
     )
@@ -247,9 +247,8 @@ class Settler:
             for a, b, p in zip(lengths, longer, draft.pipelines, strict=True)
         )
         enough = all(n < p.micro_batches for n, p in zip(longer, draft.pipelines, strict=True))
-        irregular = draft.schedule is ScheduleKind.ZERO_BUBBLE  # puts work off for long
         brief = whole <= LONG or short >= WORTH_SHORTENING * whole
-        if irregular or brief or not enough:
+        if brief or not enough or not schedule_record(draft.schedule).steady:
             made = self.plan_of(draft)
             found = self.price(made)
             ends, paces = _pass_ends(found), _paces(found)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tutti.cost.measured.layer_profile_prices import memory_model, profiled_pools
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.plan.plan_costs import pool_prices
@@ -95,19 +94,17 @@ class Tables:
         self._workloads: dict[Config, Workload] = {}  # by configuration, on any chip
         self._kept_bytes: dict[Config, dict[str, Any]] = {}  # by configuration, on any chip
         self._state_bytes: dict[Config, dict[str, Any]] = {}
-        self.layers = profiled_pools(
-            self.sources.layer_profiles,
-            model,
-            cluster,
-            {pool.name for pool in problem.pools},
-            extrapolate=self.sources.extrapolate,
-        )
         used = {pool.name for pool in problem.pools}
         self.prices = pool_prices(self._plan(()), model, cluster, self.sources, used)
         names = [model.unit_kind(unit) for unit in range(model.num_units)]
         kinds = list(dict.fromkeys(names))
         self._examples = [names.index(kind) for kind in kinds]
         self._kind_of = np.array([kinds.index(name) for name in names], dtype=np.intp)
+
+    @property
+    def units_alike(self) -> bool:
+        """Whether units of one kind have one price in every pool."""
+        return all(prices.units_alike for prices in self.prices.values())
 
     def _plan(self, stages: tuple[Stage, ...]) -> Plan:
         model, cluster = self.references
@@ -127,7 +124,7 @@ class Tables:
             try:
                 self._known[config] = self._make(config)
             except InputError:
-                if self.layers.get(config.pool) is None:
+                if self.prices[config.pool].units_alike:
                     raise
                 self._known[config] = None
         return self._known[config]
@@ -151,7 +148,7 @@ class Tables:
         """Price many configurations at once, which is much faster than one by one."""
         missing: dict[str, list[Config]] = {}
         for config in configs:
-            if config not in self._known and self.layers.get(config.pool) is None:
+            if config not in self._known and self.prices[config.pool].units_alike:
                 missing.setdefault(config.pool, []).append(config)
         for pool, found in missing.items():
             works = [self._workload(config) for config in found]
@@ -170,13 +167,12 @@ class Tables:
 
     def _make(self, config: Config) -> ConfigTable:
         """Return one table: of measured layers, which are looked up by all their units."""
-        layers = self.layers.get(config.pool)
-        if layers is None:
+        work, prices = self._workload(config), self.prices[config.pool]
+        if prices.units_alike:
             self.prepare((config,))
             found = self._known[config]
             assert found is not None
             return found
-        work, prices = self._workload(config), self.prices[config.pool]
         units = range(self.problem.model.num_units)
         times = np.array([[prices.unit(work, unit, kind) for unit in units] for kind in KINDS])
         return ConfigTable(
@@ -195,17 +191,15 @@ class Tables:
 
     def _bytes(self, config: Config) -> dict[str, Any]:
         """Return the bytes of a configuration, the same on all chips unless they were measured."""
-        layers = self.layers.get(config.pool)
-        if layers is not None:
-            memory = memory_model(self._holdings(config), layers)
-            return self._state(memory, modelled=False) | self._kept(memory, modelled=False)
-        alike = config._replace(pool="")
+        prices = self.prices[config.pool]
+        modelled = prices.units_alike
+        alike = config._replace(pool="") if modelled else config
         if alike not in self._kept_bytes:
-            memory = memory_model(self._holdings(config), None)
-            one = alike._replace(sequences=1)
+            memory = prices.memory(self._holdings(config))
+            one = alike._replace(sequences=1) if modelled else alike
             if one not in self._state_bytes:
-                self._state_bytes[one] = self._state(memory, modelled=True)
-            self._kept_bytes[alike] = self._state_bytes[one] | self._kept(memory, modelled=True)
+                self._state_bytes[one] = self._state(memory, modelled=modelled)
+            self._kept_bytes[alike] = self._state_bytes[one] | self._kept(memory, modelled=modelled)
         return self._kept_bytes[alike]
 
     def _state(self, memory: MemoryModel, *, modelled: bool) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from tutti.export import flagscale, megatron
 from tutti.export.megatron_model import model_flags, precision_flags
 from tutti.hardware.cluster import Cluster, Pool
 from tutti.models.spec import ModelSpec
-from tutti.plan.job import Job, ScheduleKind
+from tutti.plan.job import Job
 from tutti.plan.plan import Plan
+from tutti.plan.schedules import kinds_with
 from tutti.search.question.space import Space
 
 
@@ -24,7 +25,6 @@ class _Abilities:
     """What a system can run at most."""
 
     name: str  # as refusals call it
-    schedules: tuple[ScheduleKind, ...]
     shard: tuple[int, ...]
     joins_vendors: bool  # whether chips of several vendors may work together
 
@@ -32,13 +32,11 @@ class _Abilities:
 SYSTEMS = {
     "megatron": _Abilities(
         name=megatron.TARGET,
-        schedules=(ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED),
         shard=(0, 1, 2, 3),
         joins_vendors=False,
     ),
     "flagscale": _Abilities(
         name=flagscale.TARGET,
-        schedules=(ScheduleKind.ONE_F_ONE_B,),
         shard=(0, 1),
         joins_vendors=True,
     ),
@@ -57,11 +55,12 @@ def exportable_space(space: Space, system: str, model: ModelSpec, job: Job) -> S
     able = SYSTEMS[system]
     model_flags(model, job, able.name)
     precision_flags(job, able.name)
-    schedules = tuple(kind for kind in space.schedules if kind in able.schedules)
+    known = kinds_with(lambda record: able.name in record.systems)
+    schedules = tuple(kind for kind in space.schedules if kind in known)
     shard = tuple(level for level in space.shard if level in able.shard)
     if not schedules or not shard:
         asked = "--schedule" if not schedules else "--shard"
-        has = able.schedules if not schedules else able.shard
+        has = known if not schedules else able.shard
         raise InputError(
             f"--exportable {system}: {able.name} has none of what {asked} leaves; it has "
             f"{', '.join(map(str, has))}"

@@ -16,6 +16,7 @@ from tutti.hardware.cluster import Cluster, Pool
 from tutti.models.memory import Recompute
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind
+from tutti.plan.schedules import kinds_with
 from tutti.search.answer.result import Objective
 
 LONGEST_LOCAL = 2048  # tokens below which splitting a sequence is not looked at
@@ -23,7 +24,7 @@ MOST_VIRTUAL = 4
 SEQUENCES = (1, 2, 4, 8, 16)
 OTHER_TOKENS = 2**15  # of a micro-batch, up to which it may have any number of sequences
 
-ALL_SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZERO_BUBBLE, ScheduleKind.INTERLEAVED)
+ALL_SCHEDULES = kinds_with(lambda record: record.searched)
 ALL_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 ALL_OFFLOAD = ("optimizer", "activations")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from tutti.plan.job import ScheduleKind
+from tutti.plan.schedules import ScheduleRecord, StagePlace, schedule_record
 from tutti.search.pricing.unit_tables import Config
 from tutti.search.question.space import Problem
 
@@ -20,6 +22,15 @@ class ScheduleOption:
 
     kind: ScheduleKind
     virtual: int = 1
+
+    @property
+    def record(self) -> ScheduleRecord:
+        """What there is to know of the kind."""
+        return schedule_record(self.kind)
+
+    def place(self, depth: Any, stage: Any, micro_batches: Any) -> StagePlace:
+        """Return a stage, or an array of them, under this schedule."""
+        return StagePlace(depth, stage, micro_batches, self.virtual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +88,11 @@ class Chain:
 
 
 def schedule_options(problem: Problem) -> tuple[ScheduleOption, ...]:
-    """Return the schedules to price, interleaved once per number of unit ranges."""
+    """Return the schedules to price, those of several unit ranges once per number of them."""
     found: list[ScheduleOption] = []
     kinds = problem.space.schedules
     for kind in kinds:
-        if kind is ScheduleKind.INTERLEAVED:
+        if schedule_record(kind).several_ranges:
             found += [ScheduleOption(kind=kind, virtual=v) for v in problem.space.virtual if v > 1]
         else:
             found.append(ScheduleOption(kind=kind))

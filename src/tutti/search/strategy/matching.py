@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tutti.plan.job import ScheduleKind
+from tutti.plan.schedules import PLAIN
 from tutti.search.cutting.build_draft import Part
 from tutti.search.question.space import Problem
 from tutti.search.strategy.coarse_chain import Chain, ScheduleOption
@@ -68,5 +68,5 @@ def matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
             for chains in lists
         ]
         for chosen in itertools.product(*(chains[:few] for chains in alike)):
-            if kind is ScheduleKind.ONE_F_ONE_B or any(sum(c.stages) > 1 for c in chosen):
+            if kind is PLAIN or any(sum(c.stages) > 1 for c in chosen):
                 yield chosen

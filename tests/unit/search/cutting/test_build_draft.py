@@ -8,7 +8,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind
 from tutti.plan.job import ScheduleKind
 from tutti.search.ask import make_problem
-from tutti.search.cutting.build_draft import Part, cuts_of, in_flight
+from tutti.search.cutting.build_draft import Part, cuts_of
 from tutti.search.pricing.memory_budget import copy_bandwidth, forwards
 from tutti.search.pricing.simulate_draft import Settler
 from tutti.search.pricing.unit_tables import NONE, Config, Tables
@@ -71,20 +71,6 @@ def test_expert_groups_of_wide_replicas_stay_on_their_island(tables):
     assert wide is not None
     block = slice(4, 62)
     assert wide.forward[NONE, block] == pytest.approx(narrow.forward[NONE, block], rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("micro_batches", "stage", "flight"),
-    [
-        (64, 0, (2 * 3 + 2 * 4 + 1) / 3),  # groups of four
-        (64, 3, (2 * 4 + 1) / 3),
-        (66, 0, (2 * 3 + 2 * 5 + 1) / 3),  # sixteen groups, the longest of five
-        (2, 0, 2.0),  # all of them
-    ],
-)
-def test_interleaved_stages_keep_as_much_as_their_groups_are_long(micro_batches, stage, flight):
-    found = in_flight(ScheduleKind.INTERLEAVED, 3, 4, stage, micro_batches)
-    assert found == pytest.approx(flight)
 
 
 def test_copies_share_host_memory_with_what_it_forwards():
