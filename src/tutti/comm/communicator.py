@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tutti.collective import Group, Operation
-from tutti.comm.choice import Chooser
+from tutti.comm.choice import Chooser, Named
 from tutti.comm.launch import Call, Launcher, Shared
 from tutti.comm.work import Work
 from tutti.errors import InputError
@@ -49,6 +50,11 @@ class Communicator:
     def index(self) -> int:
         """The place of this rank among the ranks in ascending order: the order of buffers."""
         return self.ranks.index(self.rank)
+
+    @property
+    def ran(self) -> Counter[tuple[Operation, int, Named]]:
+        """How often which program ran, by operation and bytes; whoever wants it anew clears it."""
+        return self._launcher.ran
 
     def subgroup(self, ranks: Sequence[int], name: str = "") -> Communicator | None:
         """Return a communicator of some ranks; None on a rank that is not among them.

@@ -7,6 +7,7 @@ buffer, and says what happens at the end: results are put where the caller wants
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -87,12 +88,14 @@ class Launcher:
         self._programs: dict[Any, Any] = {}
         self._scripts: dict[Any, Script] = {}
         self._residuals = Residuals()
+        self.ran = Counter[tuple[Operation, int, Named]]()  # how often, by operation and bytes
 
     def program(self, call: Call, element_bytes: int) -> tuple[Any, Script]:
         """Return the program of a call and this rank's script of it."""
         counts = call.counts if isinstance(call.counts, int) else tuple(call.counts)
         total = counts if isinstance(counts, int) else sum(counts)
         named = self._named(call, total * element_bytes)
+        self.ran[call.operation, total * element_bytes, named] += 1
         key = (call.operation, named, call.root)
         if key not in self._programs:
             self._programs[key] = named.build(call.operation, self.group, call.root)
@@ -107,7 +110,7 @@ class Launcher:
 
     def _named(self, call: Call, num_bytes: int) -> Named:
         if call.local_only:
-            return Named(algorithm="direct", connections=self.chooser.connections)
+            return Named(algorithm="direct", connections=self.chooser.connections, by="caller")
         return self.chooser.choose(call.operation, num_bytes, lossy=call.compress is not None)
 
     def launch(self, call: Call) -> Work:

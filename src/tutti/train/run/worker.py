@@ -116,6 +116,7 @@ class Worker:
             self.world,
             place=place_of(self.job.cluster, self.position),
             accelerator=self.accelerator,
+            profile=self.job.chip_profiles(),
             timeout_s=timeout_s,
             start_timeout_s=timeout_s,
             secret=rendezvous.job_secret(),
@@ -128,12 +129,13 @@ class Worker:
     def _build(self) -> None:
         self._say("building the model")
         self.predicted: Estimate = self.job.predicted()
+        self.links = CommLinks(self.comm, self.plan, self.spec, self.job.cluster)
         self.engine = Engine(
             self.plan,
             self.spec,
             self.rank,
             self.accelerator,
-            CommLinks(self.comm, self.plan, self.spec),
+            self.links,
             clip_norm=self.config.optimizer.clip_norm,
             durations=self._durations(),
             stub=self.config.emulate == "stub",

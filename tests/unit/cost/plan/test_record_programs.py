@@ -62,7 +62,7 @@ def test_a_recorded_program_is_obeyed():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"max_bytes": 1.0}, {"pools": ("other",)}, {"use": "tied"}, {"operation": "all_gather"}],
+    [{"max_bytes": 1.0}, {"pools": ("other",)}, {"use": "boundary"}, {"operation": "all_gather"}],
 )
 def test_what_does_not_match_changes_nothing(fields):
     plan = job_on("S16", tp=1, dp=16)
