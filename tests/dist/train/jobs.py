@@ -66,6 +66,17 @@ def swapped(rank: int, port: int, job: str, plan: Plan) -> list[list[float]]:
     return out.tolist()
 
 
+def refused(rank: int, port: int, job: str, plan: Plan) -> str:
+    """Return why no links can be made."""
+    comm = joined(rank, port, job, plan.num_ranks)
+    assert plan.model.spec is not None
+    with pytest.raises(InputError) as caught:
+        CommLinks(comm, plan, plan.model.spec)
+    comm.barrier().wait()
+    comm.close()
+    return str(caught.value)
+
+
 def too_few(rank: int, port: int, job: str, plan: Plan) -> str:
     comm = joined(rank, port, job, 1)
     assert plan.model.spec is not None

@@ -244,6 +244,8 @@ class PlannedPrograms:
     def require_runnable(self, use: Use, ranks: Sequence[int], group: CommRanks) -> None:
         """Raise where the plan records a program for these ranks that cannot run among them."""
         kind = self._kind(ranks)
+        if use == "block" and tuple(ranks) != self._seats[ranks[0]].experts.ranks:
+            return  # of what blocks do, only what experts exchange is recorded
         for operation in Operation if kind is not None else ():
             meant = _recorded_use(use, operation)
             if meant is not None and kind is not None:
