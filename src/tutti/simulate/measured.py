@@ -58,6 +58,11 @@ class CollectiveRun:
     calls: int
 
 
+def run_from_document(value: Mapping[str, Any]) -> CollectiveRun:
+    """Read what `asdict` made of a run, by way of JSON."""
+    return CollectiveRun(**{**value, "ranks": tuple(value["ranks"])})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredStep:
     """A real step; `ranks` in rank order."""
@@ -194,10 +199,7 @@ def read_measured(path: Path, program: Program) -> MeasuredStep:
     return MeasuredStep(
         step=int(about["step"]),
         ranks=tuple(ranks),
-        collectives=tuple(
-            CollectiveRun(**{**run, "ranks": tuple(run["ranks"])})
-            for run in about.get("collectives", ())
-        ),
+        collectives=tuple(map(run_from_document, about.get("collectives", ()))),
         clock=str(about.get("clock", "")),
         emulated=bool(about.get("emulated", False)),
     )

@@ -95,7 +95,7 @@ def doomed(
     assert spec is not None
     comm = joined(rank, port, job, plan.num_ranks, timeout_s)
     engine = Engine(plan, spec, rank, open_accelerator("cpu"), CommLinks(comm, plan, spec))
-    initialize(engine.model, seed=1, deviation=0.1)  # type: ignore[arg-type]
+    initialize(engine.model, seed=1, deviation=0.1)
     engine.take_masters()
     started = time.monotonic()
 
