@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.rank_training import joined
-from tests.support.training import batch_of, first_index, in_fp32, settings
+from tests.support.training import (
+    batch_of,
+    batches_of,
+    engine_of,
+    first_index,
+    in_fp32,
+    settings,
+)
 from tutti.accelerator import open_accelerator
 from tutti.collective import Operation
 from tutti.comm import CommError
+from tutti.comm.places import place_of
 from tutti.errors import InputError
 from tutti.nn.initialize import initialize
-from tutti.plan.plan import Plan
+from tutti.plan.plan import Plan, RankMap
 from tutti.train.sync.comm_links import CommLinks
 from tutti.train.engine.engine import Engine
+from tutti.train.run.tracing import rank_spans
 
 
 def links_of(rank: int, port: int, job: str, plan: Plan) -> CommLinks:
@@ -64,6 +74,23 @@ def swapped(rank: int, port: int, job: str, plan: Plan) -> list[list[float]]:
     out = group.all_to_all(torch.tensor(rows).view(-1, 2), send, receive)
     links.comm.close()
     return out.tolist()
+
+
+def traced(rank: int, port: int, job: str, plan: Plan) -> dict[str, Any]:
+    """Run a step where the cluster says that the chips are; return what a trace is made of."""
+    cluster, spec = plan.cluster.cluster, plan.model.spec
+    assert cluster is not None
+    assert spec is not None
+    place = place_of(cluster, RankMap(plan).place(rank).chip)
+    comm = joined(rank, port, job, plan.num_ranks, place=place)
+    links = CommLinks(comm, plan, spec)
+    engine = engine_of(plan, spec, links)
+    links.forget_programs()
+    engine.step(batches_of(engine, 0), settings())
+    found = rank_spans(engine, links.programs()).to_document()
+    comm.barrier().wait()
+    comm.close()
+    return found
 
 
 def refused(rank: int, port: int, job: str, plan: Plan) -> str:
