@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,18 +47,17 @@ def explain_plan(path: Path, op: str | None, trace: Path | None, *, json: bool) 
         ran = read_measured(trace, compile_schedule(schedule)).collectives
     asked = price_schedule(schedule, model, cluster).asked
     rows = [_row(plan, same) for same in _alike(asked) if op in (None, same[0].operation)]
+    ran = tuple(run for run in ran if op in (None, run.operation))
     if json:
         document: dict[str, Any] = {"plan": path.name, "collectives": rows}
-        if trace is not None:
-            document["ran"] = [_ran(run) for run in ran if op in (None, run.operation)]
-        print_json(document)
+        print_json(document | ({"ran": [asdict(run) for run in ran]} if trace else {}))
         return
-    if not rows:
-        typer.echo("no collective: nothing is shared between ranks outside of blocks")
-    else:
+    if rows:
         _print(rows)
+    else:
+        typer.echo("no collective: nothing is shared between ranks outside of blocks")
     if trace is not None:
-        _print_ran([_ran(run) for run in ran if op in (None, run.operation)])
+        _print_ran(ran)
 
 
 def _alike(asked: tuple[Asked, ...]) -> list[list[Asked]]:
@@ -93,19 +93,6 @@ def _row(plan: Plan, same: list[Asked]) -> dict[str, Any]:
             for name, chunks, seconds in free.alternatives
             if name != one.choice.algorithm
         ],
-    }
-
-
-def _ran(run: CollectiveRun) -> dict[str, Any]:
-    return {
-        "use": run.use,
-        "operation": run.operation,
-        "ranks": list(run.ranks),
-        "bytes": run.bytes,
-        "algorithm": run.algorithm,
-        "chunks": run.chunks,
-        "by": run.by,
-        "calls": run.calls,
     }
 
 
@@ -146,7 +133,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
     print_rich(table)
 
 
-def _print_ran(runs: list[dict[str, Any]]) -> None:
+def _print_ran(runs: tuple[CollectiveRun, ...]) -> None:
     from rich import box
     from rich.table import Table
 
@@ -156,14 +143,8 @@ def _print_ran(runs: list[dict[str, Any]]) -> None:
     for name in ("use", "operation", "ranks", "bytes", "program", "said by", "calls"):
         table.add_column(name, justify="right" if name in ("bytes", "calls") else "left")
     for run in runs:
-        ranks = ", ".join(map(str, run["ranks"][:8])) + (" …" if len(run["ranks"]) > 8 else "")
-        table.add_row(
-            run["use"],
-            run["operation"],
-            ranks,
-            bytes_text(run["bytes"]),
-            program_text(run["algorithm"], run["chunks"]),
-            run["by"],
-            str(run["calls"]),
-        )
+        ranks = ", ".join(map(str, run.ranks[:8])) + (" …" if len(run.ranks) > 8 else "")
+        program = program_text(run.algorithm, run.chunks)
+        size, calls = bytes_text(run.bytes), str(run.calls)
+        table.add_row(run.use, run.operation, ranks, size, program, run.by, calls)
     print_rich(table)
