@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,9 @@ from tutti.comm.launch import Call, Launcher, Shared
 from tutti.comm.work import Work
 from tutti.errors import InputError
 
+# of some ranks, by a name, for control with a time-out of its own
+MakeGroup = Callable[[Sequence[int], str, float | None], "Communicator | None"]
+
 
 class Communicator:
     """A group of ranks that communicate."""
@@ -29,12 +32,13 @@ class Communicator:
     def __init__(
         self,
         shared: Shared,
+        make_group: MakeGroup,
         number: int,
         group: Group,
         chooser: Chooser,
         native_ranks: frozenset[int],
     ) -> None:
-        self._shared = shared
+        self._shared, self._make_group = shared, make_group
         self._launcher = Launcher(shared, number, group, chooser, native_ranks)
         self.rank = shared.executor.rank
         self.group = group
@@ -62,7 +66,7 @@ class Communicator:
         Only its members call this; those who share several groups make them in the same order.
         Groups of the same ranks with different names have nothing to do with each other.
         """
-        return self._shared.make_group(ranks, name, None)
+        return self._make_group(ranks, name, None)
 
     def control(self, name: str, timeout_s: float | None = None) -> Communicator:
         """Return a communicator of the same ranks for what hosts tell each other.
@@ -71,7 +75,7 @@ class Communicator:
         its own, for those who wait while one rank writes for all.
         """
         limit = self._shared.timeout_s if timeout_s is None else timeout_s
-        made = self._shared.make_group(self.ranks, name, limit)
+        made = self._make_group(self.ranks, name, limit)
         assert made is not None
         return made
 

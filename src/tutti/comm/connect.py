@@ -261,7 +261,6 @@ class _Job:
             accelerator=accelerator,
             emulated=_staged(accelerator),
             timeout_s=self._timeout_s,
-            make_group=self.group,
             close=lambda: _close(executor, mover),
         )
         reference = weakref.ref(executor)
@@ -298,7 +297,7 @@ class _Job:
             Tuned(programs),
             connections=self._settings.connections,
         )
-        return Communicator(shared, number, group, chooser, native)
+        return Communicator(shared, self.group, number, group, chooser, native)
 
     def _native_groups(self, number: int, group: Any) -> frozenset[int]:
         """Make the torch sub-groups of the islands that have a backend; return their ranks."""

@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ from tutti.comm.script import Script, compile_script
 from tutti.comm.work import Work
 from tutti.errors import InputError
 
-if TYPE_CHECKING:
-    from tutti.comm.communicator import Communicator
-
 Counts = int | Sequence[int]
 Messages = Sequence[tuple[Tensor, int]]
 _POINT_TO_POINT = 1 << 63
@@ -43,7 +40,6 @@ class Shared:
     accelerator: Accelerator | None  # None: tensors lie on the host
     emulated: bool  # the chip is emulated on the host, but its tensors count as its own
     timeout_s: float
-    make_group: Callable[[Sequence[int], str, float | None], Communicator | None]
     close: Callable[[], None]
 
 
