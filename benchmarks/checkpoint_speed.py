@@ -64,7 +64,7 @@ def rank_main(rank: int, ranks: int, port: int, folder: str, repeats: int) -> di
     plan = plan_for(ranks)
     links = cast(Links, None)  # nothing is sent: no step is made
     engine = Engine(plan, model(), rank, open_accelerator("cpu"), links)
-    initialize(engine.model)  # type: ignore[arg-type]
+    initialize(engine.model)
     engine.take_masters()
     figures: dict[str, Any] = {"bytes": sum(p.memory.nbytes for p in kept_pieces(engine))}
     together = Processes(comm)

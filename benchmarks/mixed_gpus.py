@@ -36,7 +36,8 @@ from tutti.errors import InputError
 from tutti.hardware.profile import Profile
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import Job, prepare
-from tutti.train.run.trainer import TrainResult, run_local
+from tutti.train.run.result import TrainResult
+from tutti.train.run.trainer import run_local
 
 PEAK, MEMORY = 989e12, 141e9
 # Bytes/s between two processes through host memory: with it the model prices the all-reduce of

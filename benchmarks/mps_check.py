@@ -76,7 +76,7 @@ def steps(args: argparse.Namespace, device: str) -> dict[str, object]:
         precision=PRECISIONS["fp32" if args.rehearse else "bf16"],
     )  # fmt: skip
     engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=1.0)
-    initialize(engine.model)  # type: ignore[arg-type]
+    initialize(engine.model)
     engine.take_masters()
     generator = torch.Generator().manual_seed(1)
     drawn = [torch.randint(0, spec.vocab, (args.length + 1,), generator=generator)

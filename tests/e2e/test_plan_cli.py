@@ -47,6 +47,37 @@ def test_a_length_beyond_what_a_model_was_made_for(capsys):
         assert len(err.splitlines()) == 1
 
 
+def test_a_plan_shows_and_explains_its_collective_programs(plan, capsys):
+    written = json.loads(plan.read_text())["collectives"]
+    assert {entry["use"] for entry in written} == {"gradients", "parameters"}
+    code, out, err = tutti(capsys, "show", str(plan))
+    assert code == 0, err
+    assert "collective programs" in out
+    assert all(entry["algorithm"] in out for entry in written)
+    code, out, err = tutti(capsys, "comm", "explain", str(plan))
+    assert code == 0, err
+    assert "gradients: reduce_scatter" in out
+    code, out, err = tutti(capsys, "comm", "explain", str(plan), "--json", "--op", "all_gather")
+    assert code == 0, err
+    rows = json.loads(out)["collectives"]
+    assert {row["operation"] for row in rows} == {"all_gather"}
+    for row in rows:
+        assert row["recorded"]
+        assert row["alternatives"]
+        assert all(other["seconds"] >= row["seconds"] for other in row["alternatives"])
+
+
+def test_what_goes_with_a_cluster_does_not_go_with_a_plan(plan, capsys):
+    for arguments, words in (
+        ([str(plan), "--bytes", "1M"], "--bytes, --nodes, --profile: go with a cluster"),
+        (["S16", "--trace", str(plan)], "--trace: goes with a plan"),
+    ):
+        code, _, err = tutti(capsys, "comm", "explain", *arguments)
+        assert code == 2
+        assert words in err
+        assert len(err.splitlines()) == 1
+
+
 def test_an_existing_plan_is_exported(plan, capsys, tmp_path):
     code, out, err = tutti(capsys, "show", str(plan), "--export", "flagscale")
     assert code == 0, err

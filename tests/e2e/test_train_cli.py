@@ -89,6 +89,8 @@ def test_every_step_is_measured(whole: tuple[Path, str, str]) -> None:
         spent = sum(rank["parts"][name] for name in PARTS)
         assert spent == pytest.approx(rank["step_s"], rel=1e-6)
     assert "one host's clock" in trace["otherData"]["clock"]
+    (shared,) = trace["otherData"]["collectives"]  # of a step: two stages share its sums alone
+    assert (shared["use"], shared["ranks"], shared["calls"]) == ("scalars", [0, 1], 1)
 
 
 def test_a_run_is_shown_beside_its_prediction(

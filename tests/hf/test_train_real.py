@@ -19,7 +19,8 @@ from tutti.huggingface.gguf_file import convert_gguf  # noqa: E402
 from tutti.models.load import load_model  # noqa: E402
 from tutti.plan.chips import ChipSet  # noqa: E402
 from tutti.plan.plan import Plan, Replica  # noqa: E402
-from tutti.train.run.trainer import Trainer, TrainResult  # noqa: E402
+from tutti.train.run.result import TrainResult  # noqa: E402
+from tutti.train.run.trainer import Trainer  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CHAT = Path(__file__).parents[2] / "examples" / "train" / "chat.jsonl"

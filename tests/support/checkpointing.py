@@ -67,7 +67,7 @@ class Run:
         )
 
     def begin(self, seed: int = 1) -> None:
-        initialize(self.engine.model, seed=seed, deviation=0.1)  # type: ignore[arg-type]
+        initialize(self.engine.model, seed=seed, deviation=0.1)
         self.engine.take_masters()
 
     def train(self, steps: int) -> list[float]:

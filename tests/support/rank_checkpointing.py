@@ -68,7 +68,7 @@ def run_one(
 
 def begin(engine: Engine, keeper: Checkpointer) -> None:
     """Load the latest checkpoint, or begin anew."""
-    initialize(engine.model, seed=1, deviation=0.1)  # type: ignore[arg-type]
+    initialize(engine.model, seed=1, deviation=0.1)
     engine.take_masters()
     if find_latest(keeper.folder) is not None:
         keeper.load(engine)

@@ -9,15 +9,23 @@ import torch.distributed as dist
 from tests.support.rank_pool import SECRET, RankPool
 from tests.support.training import Trained, in_fp32, put_together, train_rank
 from tutti.comm import Communicator, connect
+from tutti.comm.places import Place
 from tutti.plan.plan import Plan
 from tutti.train.sync.comm_links import CommLinks
 
 TIMEOUT_S = 120.0  # of a machine with much else to do
 
 
-def joined(rank: int, port: int, job: str, size: int, timeout_s: float = TIMEOUT_S) -> Communicator:
+def joined(
+    rank: int,
+    port: int,
+    job: str,
+    size: int,
+    timeout_s: float = TIMEOUT_S,
+    place: Place | None = None,
+) -> Communicator:
     store = dist.PrefixStore(job, dist.TCPStore("127.0.0.1", port))
-    return connect(store, rank, size, timeout_s=timeout_s, secret=SECRET)
+    return connect(store, rank, size, place=place, timeout_s=timeout_s, secret=SECRET)
 
 
 def train_one(

@@ -125,7 +125,7 @@ def engine_of(
     """A rank with the weights that every rank and `train_alone` begin with."""
     device = accelerator or open_accelerator("cpu")
     engine = Engine(plan, spec, links.rank, device, links, clip_norm=clip, **words)
-    initialize(engine.model, seed=1, deviation=0.1)  # type: ignore[arg-type]
+    initialize(engine.model, seed=1, deviation=0.1)
     engine.take_masters()
     return engine
 

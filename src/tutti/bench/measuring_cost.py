@@ -137,7 +137,7 @@ def _engine(asked: MeasuringQuestion) -> Engine:
         precision=PRECISIONS["fp32" if accelerator.device.type == "cpu" else "pure_bf16"],
     )
     engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=1.0)
-    initialize(engine.model)  # type: ignore[arg-type]
+    initialize(engine.model)
     engine.take_masters()
     return engine
 

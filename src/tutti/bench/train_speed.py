@@ -106,7 +106,7 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
     accelerator.reset_peak()
     chosen = CaptureSettings(mode=asked.capture, say=say)
     engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None, capture=chosen)
-    initialize(engine.model)  # type: ignore[arg-type]
+    initialize(engine.model)
     engine.take_masters()
     batches = [_tokens(asked, spec, accelerator, i) for i in range(WARM_UP + asked.steps)]
 

@@ -24,19 +24,34 @@ def comm() -> None:
 
 @app.command()
 def explain(
-    cluster: Annotated[str, typer.Argument(help="A cluster file, or the name of an example.")],
-    op: Annotated[str, typer.Option(help="The operation.")] = "all_reduce",
-    size: Annotated[str, typer.Option("--bytes", help="Of the whole buffer: 64M, 1G.")] = "64M",
+    where: Annotated[
+        str,
+        typer.Argument(help="A plan, a cluster file, or the name of an example.", metavar="WHERE"),
+    ],
+    op: Annotated[
+        str | None, typer.Option(help="The operation; by default all_reduce, of a plan all.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option("--bytes", help="Of the whole buffer: 64M (default), 1G.")
+    ] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Only the first nodes of each pool.")
     ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="A Profile with measured programs (bench comm --tune).")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Of a plan: a trace of a run, to see what ran.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Say which program the cost model chooses for a collective, and the predicted time of all."""
+    """Say which collective programs run, and the predicted time of all that could.
+
+    Of a plan: the collectives of its step, as the plan records them. Of a cluster: what the cost
+    model chooses for one operation among all its chips.
+    """
     from tutti.cli.bench.comm import parse_sizes
+    from tutti.cli.comm_plan import explain_plan, is_plan
     from tutti.collective import Operation
     from tutti.cost.network.group_links import group_links
     from tutti.cost.network.programs import Efficiency, choose_program
@@ -46,10 +61,18 @@ def explain(
     from tutti.hardware.profile import Profile
     from tutti.hardware.topology import Position
 
-    if op not in {o.value for o in Operation}:
+    if op is not None and op not in {o.value for o in Operation}:
         raise InputError(f"--op: '{op}'; {hint(op, [o.value for o in Operation])}")
-    (num_bytes,) = parse_sizes(size, "--bytes")[:1]
-    known = Cluster.load(cluster)
+    if is_plan(Path(where)):
+        if size is not None or nodes is not None or profile is not None:
+            raise InputError("--bytes, --nodes, --profile: go with a cluster; a plan has its own")
+        explain_plan(Path(where), op, trace, json=json)
+        return
+    if trace is not None:
+        raise InputError("--trace: goes with a plan; name the plan.json beside it")
+    op = op or "all_reduce"
+    (num_bytes,) = parse_sizes(size or "64M", "--bytes")[:1]
+    known = Cluster.load(where)
     most = max(pool.nodes for pool in known.pools)
     if nodes is not None and nodes > most:
         raise InputError(

@@ -16,7 +16,7 @@ from tutti.errors import InputError
 if TYPE_CHECKING:
     from tutti.train.run.config import TrainConfig
     from tutti.train.run.planning import Job
-    from tutti.train.run.trainer import TrainResult
+    from tutti.train.run.result import TrainResult
 
 NEWEST = "newest"  # what --resume alone means
 

@@ -88,12 +88,18 @@ def algorithms(operation: Operation | str, group: Group) -> tuple[str, ...]:
 
 
 def _applies(name: str, group: Group) -> bool:
+    return not unmet_need(name, group)
+
+
+def unmet_need(algorithm: str, group: Group) -> str:
+    """Return what an algorithm needs of a group and this one does not have; empty: it can run."""
     several = len(group.islands) > 1
-    if name == "native":
-        return not several
-    if name in _NESTED:
-        return several and group.size > len(group.islands)
-    return name != "proportional" or several
+    if algorithm == "native":
+        return "needs one island" if several else ""
+    if algorithm in _NESTED:
+        inside = several and group.size > len(group.islands)
+        return "" if inside else "needs several islands, one of them with several ranks"
+    return "needs several islands" if algorithm == "proportional" and not several else ""
 
 
 def build(

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from tutti.collective import CollectiveProgram, Group, Operation, algorithms, build
+from tutti.collective.builder import unmet_need
 from tutti.cost.network.group_links import GroupLinks
 from tutti.cost.network.programs import Choice, Efficiency, choose_program
 from tutti.cost.network.tuned_programs import Tuned
@@ -24,6 +26,9 @@ _MEASURED = Efficiency(island=1.0, fabric=1.0, startup_s=0.0, hop_s=0.0)  # link
 _KEEPS_BITS = frozenset({"hierarchical", "proportional", "leader", "rail"})
 
 
+Chosen = Literal["override", "caller", "plan", "cost"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
     """A program by name."""
@@ -32,6 +37,7 @@ class Named:
     chunks: int = 1
     connections: int = 1
     across: str | None = None
+    by: Chosen = field(default="cost", compare=False)  # who says so
 
     def build(
         self, operation: Operation, group: Group, root: int | None = None
@@ -59,7 +65,7 @@ def parse_overrides(text: str) -> dict[str, Named]:
         if algorithm not in ALGORITHMS[operation]:
             known = hint(algorithm, ALGORITHMS[operation])
             raise InputError(f"{VARIABLE}: no algorithm '{algorithm}' for {operation}; {known}")
-        named = Named(algorithm=algorithm)
+        named = Named(algorithm=algorithm, by="override")
         for option in options:
             named = _with_option(named, option)
         found[operation] = named
@@ -109,10 +115,10 @@ class Chooser:
         self._known.clear()
 
     def obey(self, operation: Operation | str, named: Named | None) -> None:
-        """Run this program from now on, as a Plan or a test says; None: choose again."""
+        """Run this program from now on; None: choose again."""
         self._obeyed.pop(Operation(operation).value, None)
         if named is not None:
-            self._obeyed[Operation(operation).value] = named
+            self._obeyed[Operation(operation).value] = dataclasses.replace(named, by="caller")
         self._known.clear()
 
     def follow(self, rule: Rule) -> None:
@@ -136,9 +142,16 @@ class Chooser:
         possible = algorithms(operation, group)
         name = operation.value
         ruled = self._rule(operation, num_bytes)
-        for wanted in (self._overrides.get(name), self._obeyed.get(name), ruled):
-            if wanted is not None and wanted.algorithm in possible:
-                return wanted
+        override = self._overrides.get(name)
+        if override is not None and override.algorithm in possible:
+            return override  # said for an operation, not for a group: holds wherever it can
+        if (wanted := self._obeyed.get(name) or ruled) is not None:
+            if missing := unmet_need(wanted.algorithm, group):
+                raise InputError(
+                    f"{operation}: '{wanted.algorithm}' {missing}; the group of ranks "
+                    f"{', '.join(map(str, group.ranks[:16]))} has {len(group.islands)}"
+                )
+            return wanted
         if operation is Operation.BARRIER or group.size == 1 or not num_bytes:
             return Named(algorithm=possible[0])
         choice = self.priced(operation, num_bytes)

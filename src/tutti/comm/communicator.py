@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tutti.collective import Group, Operation
-from tutti.comm.choice import Chooser
+from tutti.comm.choice import Chooser, Named
 from tutti.comm.launch import Call, Launcher, Shared
 from tutti.comm.work import Work
 from tutti.errors import InputError
+
+# of some ranks, by a name, for control with a time-out of its own
+MakeGroup = Callable[[Sequence[int], str, float | None], "Communicator | None"]
 
 
 class Communicator:
@@ -28,12 +32,13 @@ class Communicator:
     def __init__(
         self,
         shared: Shared,
+        make_group: MakeGroup,
         number: int,
         group: Group,
         chooser: Chooser,
         native_ranks: frozenset[int],
     ) -> None:
-        self._shared = shared
+        self._shared, self._make_group = shared, make_group
         self._launcher = Launcher(shared, number, group, chooser, native_ranks)
         self.rank = shared.executor.rank
         self.group = group
@@ -50,13 +55,18 @@ class Communicator:
         """The place of this rank among the ranks in ascending order: the order of buffers."""
         return self.ranks.index(self.rank)
 
+    @property
+    def ran(self) -> Counter[tuple[Operation, int, Named]]:
+        """How often which program ran, by operation and bytes; whoever wants it anew clears it."""
+        return self._launcher.ran
+
     def subgroup(self, ranks: Sequence[int], name: str = "") -> Communicator | None:
         """Return a communicator of some ranks; None on a rank that is not among them.
 
         Only its members call this; those who share several groups make them in the same order.
         Groups of the same ranks with different names have nothing to do with each other.
         """
-        return self._shared.make_group(ranks, name, None)
+        return self._make_group(ranks, name, None)
 
     def control(self, name: str, timeout_s: float | None = None) -> Communicator:
         """Return a communicator of the same ranks for what hosts tell each other.
@@ -65,7 +75,7 @@ class Communicator:
         its own, for those who wait while one rank writes for all.
         """
         limit = self._shared.timeout_s if timeout_s is None else timeout_s
-        made = self._shared.make_group(self.ranks, name, limit)
+        made = self._make_group(self.ranks, name, limit)
         assert made is not None
         return made
 

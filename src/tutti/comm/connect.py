@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import Store as TorchStore
 from tutti.accelerator import Accelerator
 from tutti.comm.choice import VARIABLE, Chooser
 from tutti.comm.communicator import Communicator
-from tutti.comm.edge_rates import comm_links
+from tutti.comm.edge_rates import Measured, Profiles, comm_links
 from tutti.comm.entry.store import Store
 from tutti.comm.entry.trust import Key
 from tutti.comm.errors import DisagreementError, PeerLostError
@@ -45,10 +45,8 @@ from tutti.comm.reactor import Reactor, near_processors
 from tutti.comm.transport import shared as shared_memory
 from tutti.comm.transport import tcp
 from tutti.comm.transport.link import LinkOwner, Settings
-from tutti.cost.network.group_links import GroupLinks
 from tutti.cost.network.tuned_programs import Tuned
 from tutti.errors import InputError
-from tutti.hardware.profile import Profile
 from tutti.launch.secret import Secret, all_here, find_secret
 
 ADDRESSES = "TUTTI_COMM_ADDRESSES"  # one per NIC, comma-separated
@@ -84,7 +82,7 @@ def connect(
     place: Place | None = None,
     accelerator: Accelerator | None = None,
     settings: Settings | None = None,
-    profile: Profile | None = None,
+    profile: Profiles | None = None,
     timeout_s: float = 300.0,
     start_timeout_s: float = 120.0,
     secret: Secret | None = None,
@@ -93,7 +91,8 @@ def connect(
     """Return the communicator of all `world` ranks.
 
     `place` says what is known of this rank's island, rail, NIC and addresses; what it leaves out is
-    found. `accelerator` is needed for device tensors. `profile` holds measured links and programs.
+    found. `accelerator` is needed for device tensors. `profile` holds measured links and programs,
+    of all chips or of each kind by its name, as the places call it.
     `timeout_s` is how long an operation may be without progress. `secret` is what the ranks prove
     to each other on every connection; it is found in the environment unless it is given. `stranger`
     is told who was turned away (by default, the log).
@@ -109,7 +108,7 @@ def connect(
     if known.addresses == ("127.0.0.1",):
         known = dataclasses.replace(known, addresses=_own_addresses())
     listeners, known = _listen(known, rank)
-    start = _Start(store, rank, world, start_timeout_s)
+    start, measured = _Start(store, rank, world, start_timeout_s), Measured(profile)
     try:
         key = Key(secret, "mesh", start.session())
         topology = start.topology(known)
@@ -119,20 +118,14 @@ def connect(
             settings=dataclasses.asdict(settings),
             topology=topology.fingerprint(),
             overrides=os.environ.get(VARIABLE, ""),
-            links=_fingerprint(profile),
+            links=measured.fingerprint(),
         )
     except BaseException:
         listeners.close()
         raise
-    return _Job(store, rank, topology, settings, accelerator, profile, timeout_s).open(
+    return _Job(store, rank, topology, settings, accelerator, measured, timeout_s).open(
         listeners, key, stranger
     )
-
-
-def _fingerprint(profile: Profile | None) -> str:
-    if profile is None:
-        return ""
-    return repr(([dataclasses.astuple(link) for link in profile.links], profile.collectives))
 
 
 def _listen(place: Place, rank: int) -> tuple[Listeners, Place]:
@@ -228,7 +221,7 @@ class _Job:
         topology: Topology,
         settings: Settings,
         accelerator: Accelerator | None,
-        profile: Profile | None,
+        measured: Measured,
         timeout_s: float,
     ) -> None:
         self._store = store
@@ -237,7 +230,7 @@ class _Job:
         self._settings = settings
         host_only = accelerator is None or accelerator.device.type == "cpu"
         self._accelerator = None if host_only and not _staged(accelerator) else accelerator
-        self._profile = profile
+        self._measured = measured
         self._timeout_s = timeout_s
         self._made: dict[tuple[tuple[int, ...], str], int] = {}  # how often, by ranks and name
         self._shared: Shared | None = None
@@ -268,7 +261,6 @@ class _Job:
             accelerator=accelerator,
             emulated=_staged(accelerator),
             timeout_s=self._timeout_s,
-            make_group=self.group,
             close=lambda: _close(executor, mover),
         )
         reference = weakref.ref(executor)
@@ -299,16 +291,13 @@ class _Job:
             shared = dataclasses.replace(
                 shared, accelerator=None, emulated=False, timeout_s=control_s
             )
+        links, programs = self._measured.of(self._topology.places[r].chip for r in group.ranks)
         chooser = Chooser(
-            self.links(group),
-            Tuned(() if self._profile is None else self._profile.collectives),
+            comm_links(group, self._topology, links),
+            Tuned(programs),
             connections=self._settings.connections,
         )
-        return Communicator(shared, number, group, chooser, native)
-
-    def links(self, group: Any) -> GroupLinks:
-        """Return what the group's edges are made of, measured where the profile knows."""
-        return comm_links(group, self._topology, self._profile)
+        return Communicator(shared, self.group, number, group, chooser, native)
 
     def _native_groups(self, number: int, group: Any) -> frozenset[int]:
         """Make the torch sub-groups of the islands that have a backend; return their ranks."""

@@ -7,9 +7,10 @@ buffer, and says what happens at the end: results are put where the caller wants
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +27,6 @@ from tutti.comm.script import Script, compile_script
 from tutti.comm.work import Work
 from tutti.errors import InputError
 
-if TYPE_CHECKING:
-    from tutti.comm.communicator import Communicator
-
 Counts = int | Sequence[int]
 Messages = Sequence[tuple[Tensor, int]]
 _POINT_TO_POINT = 1 << 63
@@ -42,7 +40,6 @@ class Shared:
     accelerator: Accelerator | None  # None: tensors lie on the host
     emulated: bool  # the chip is emulated on the host, but its tensors count as its own
     timeout_s: float
-    make_group: Callable[[Sequence[int], str, float | None], Communicator | None]
     close: Callable[[], None]
 
 
@@ -87,12 +84,14 @@ class Launcher:
         self._programs: dict[Any, Any] = {}
         self._scripts: dict[Any, Script] = {}
         self._residuals = Residuals()
+        self.ran = Counter[tuple[Operation, int, Named]]()  # how often, by operation and bytes
 
     def program(self, call: Call, element_bytes: int) -> tuple[Any, Script]:
         """Return the program of a call and this rank's script of it."""
         counts = call.counts if isinstance(call.counts, int) else tuple(call.counts)
         total = counts if isinstance(counts, int) else sum(counts)
         named = self._named(call, total * element_bytes)
+        self.ran[call.operation, total * element_bytes, named] += 1
         key = (call.operation, named, call.root)
         if key not in self._programs:
             self._programs[key] = named.build(call.operation, self.group, call.root)
@@ -107,7 +106,7 @@ class Launcher:
 
     def _named(self, call: Call, num_bytes: int) -> Named:
         if call.local_only:
-            return Named(algorithm="direct", connections=self.chooser.connections)
+            return Named(algorithm="direct", connections=self.chooser.connections, by="caller")
         return self.chooser.choose(call.operation, num_bytes, lossy=call.compress is not None)
 
     def launch(self, call: Call) -> Work:

@@ -32,6 +32,8 @@ class Place:
     """Ranks of one host and island share native links; empty: the whole host is one."""
     native: str = ""
     """The torch backend of the island ("nccl", "hccl", …); empty: our own shared memory."""
+    chip: str = ""
+    """What kind of chip it is, by name: whose measured links and programs count."""
     device: str = ""
     """The chip; two ranks on one chip cannot use a native backend."""
     rail: int = 0
@@ -68,8 +70,10 @@ def place_of(cluster: Cluster, chip: Position, *, native: str = "") -> Place:
     node, slot = pool.node, chip.slot
     islands = [number for number, slots in enumerate(node.islands_or_singles) if slot in slots]
     return Place(
-        island=f"{chip.pool}/{islands[0]}",
+        # nodes stay apart, also where one host stands for several of them
+        island=f"{chip.pool}/{chip.node}/{islands[0]}",
         native=native,
+        chip=pool.chip.name,
         device=str(chip),
         rail=min(node.rails_of(slot), default=slot),
         bandwidth=node.nic_rate(slot),

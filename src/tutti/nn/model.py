@@ -1,4 +1,8 @@
-"""`Model`: a range of units, which is a whole model or a pipeline stage of one."""
+"""`Model`: some units, which are a whole model or a pipeline stage of one.
+
+An interleaved stage has several ranges of units: whoever runs it runs unit by unit (`by_number`).
+Those that follow each other can be called as one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from tutti.errors import InputError
 from tutti.models import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.block import Block
-from tutti.nn.build import build_unit
+from tutti.nn.build import Unit, build_unit
 from tutti.nn.embedding import Embedding
 from tutti.nn.head import Head
 from tutti.nn.parallel.groups import ALONE, ParallelContext
@@ -33,7 +37,10 @@ class Output(NamedTuple):
 
 
 class Model(nn.Module):
-    """Consecutive units of a model; all of them by default."""
+    """Units of a model by number; all of them by default.
+
+    `tied`: where both ends of tied weights are here, they are one parameter.
+    """
 
     def __init__(
         self,
@@ -45,11 +52,10 @@ class Model(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         context_kind: ContextKind = ContextKind.ALL_GATHER,
+        tied: bool = True,
     ) -> None:
         super().__init__()
-        own = list(range(spec.num_units) if units is None else units)
-        if not own or own != list(range(own[0], own[0] + len(own))):
-            raise InputError(f"{spec.name}: units {own} do not follow each other; give a range")
+        own = range(spec.num_units) if units is None else units
         self.spec, self.operators, self.parallel = spec, operators, parallel
         self.units = nn.ModuleDict(
             {
@@ -65,7 +71,8 @@ class Model(nn.Module):
                 for unit in own
             }
         )
-        self._tie()
+        if tied:
+            self._tie()
 
     def _tie(self) -> None:
         """Let the head use the embedding's weight, where both are here."""
@@ -93,6 +100,10 @@ class Model(nn.Module):
         """The blocks that are here, in order."""
         return tuple(unit for unit in self.units.values() if isinstance(unit, Block))
 
+    def by_number(self) -> dict[int, Unit]:
+        """Return the modules by their unit."""
+        return {int(name): cast(Unit, module) for name, module in self.units.items()}
+
     def logical_tensors(self) -> Iterator[Logical]:
         """Yield every tensor by its logical name, as far as this rank holds it; tied ones once."""
         seen: set[int] = set()
@@ -108,6 +119,11 @@ class Model(nn.Module):
         self, x: Tensor | None, batch: Batch, later: WeightGradients | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream after the blocks, and their balancing loss if any."""
+        own = sorted(self.by_number())
+        if not own or own != list(range(own[0], own[0] + len(own))):
+            raise InputError(
+                f"{self.spec.name}: units {own} do not follow each other; run them one by one"
+            )
         if self.embedding is not None:
             x = self.embedding(batch, later)
         if x is None:

@@ -22,7 +22,7 @@ from tutti.models.parameters import ParameterClass
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage, UnitRange, UnitRanges
 from tutti.plan.schedules import schedule_record
-from tutti.units import many
+from tutti.units import bytes_text, many
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _MOST_BOXES = 8
@@ -40,7 +40,33 @@ def draw_plan(plan: Plan) -> Group:
             _stage_table(pipeline, last_unit),
         ]
     parts += [_chip_map(plan), *_rules(plan)]
+    if plan.collectives:
+        parts += [Text("collective programs", style="bold"), _collectives(plan)]
     return Group(*parts)
+
+
+def program_text(algorithm: str, chunks: int) -> str:
+    """Return what tables call a collective program."""
+    return algorithm if chunks == 1 else f"{algorithm} in {chunks} chunks"
+
+
+def _collectives(plan: Plan) -> Table:
+    """Return which program serves which use, group and size."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for name in ("use", "operation", "pools", "ranks", "islands", "bytes", "program"):
+        table.add_column(name, justify="right" if name in ("ranks", "islands", "bytes") else "left")
+    for choice in plan.collectives:
+        most = choice.max_bytes
+        table.add_row(
+            choice.use,
+            choice.operation,
+            " + ".join(choice.pools) or "any",
+            "any" if choice.ranks is None else f"{choice.ranks:,}",
+            "any" if choice.islands is None else f"{choice.islands:,}",
+            "any" if most is None else f"up to {bytes_text(most)}",
+            program_text(choice.algorithm, choice.chunks),
+        )
+    return table
 
 
 def _title(plan: Plan) -> Text:

@@ -222,18 +222,24 @@ class Synchronisation:
     shares: tuple[Share, ...] = ()
 
 
+CollectiveUse = Literal["gradients", "parameters", "boundary", "experts", "scalars"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveChoice:
     """Which collective program serves a use up to a size; the cost model chose it.
 
-    `pools` restricts it to groups whose chips come from exactly these pools. The algorithm "auto"
-    leaves the choice to the cost model, group by group.
+    `pools` restricts it to groups whose chips come from exactly these pools, `ranks` and `islands`
+    to groups of so many ranks in so many islands. The algorithm "auto" leaves the choice to the
+    cost model, group by group.
     """
 
-    use: Literal["gradients", "parameters", "tied", "boundary", "experts", "scalars"]
+    use: CollectiveUse
     operation: str
     algorithm: str
     pools: tuple[str, ...] = ()
+    ranks: Count | None = None
+    islands: Count | None = None
     max_bytes: Annotated[float, Above(0)] | None = None
     channels: Count = 1
     chunks: Count = 1

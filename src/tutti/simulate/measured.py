@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,32 @@ class MeasuredRank:
     """By boundary (unit, what): the ranks that a Receive gets its parts from."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRun:
+    """What a group of ranks ran in a step: one collective of one size, and its program."""
+
+    use: str
+    ranks: tuple[int, ...]
+    operation: str
+    bytes: float  # of the whole buffer, as a plan counts them
+    algorithm: str
+    chunks: int
+    by: str  # "plan", or "cost" where the plan says nothing, "override", "caller"
+    calls: int
+
+
+def run_from_document(value: Mapping[str, Any]) -> CollectiveRun:
+    """Read what `asdict` made of a run, by way of JSON."""
+    return CollectiveRun(**{**value, "ranks": tuple(value["ranks"])})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredStep:
     """A real step; `ranks` in rank order."""
 
     step: int
     ranks: tuple[MeasuredRank, ...]
+    collectives: tuple[CollectiveRun, ...] = ()
     clock: str = ""  # how the ranks' clocks were laid over each other
     emulated: bool = False
 
@@ -82,6 +102,7 @@ def write_measured(path: Path, program: Program, found: MeasuredStep) -> None:
             }
             for own in found.ranks
         ],
+        "collectives": [asdict(run) for run in found.collectives],
     }
     rows = measured_rows(program, found.ranks)
     write_text(path, chrome_text(program, rows, _arrows(program, found), about))
@@ -178,6 +199,7 @@ def read_measured(path: Path, program: Program) -> MeasuredStep:
     return MeasuredStep(
         step=int(about["step"]),
         ranks=tuple(ranks),
+        collectives=tuple(map(run_from_document, about.get("collectives", ()))),
         clock=str(about.get("clock", "")),
         emulated=bool(about.get("emulated", False)),
     )

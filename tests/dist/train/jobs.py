@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.rank_training import joined
-from tests.support.training import batch_of, first_index, in_fp32, settings
+from tests.support.training import (
+    batch_of,
+    batches_of,
+    engine_of,
+    first_index,
+    in_fp32,
+    settings,
+)
 from tutti.accelerator import open_accelerator
 from tutti.collective import Operation
 from tutti.comm import CommError
+from tutti.comm.places import place_of
 from tutti.errors import InputError
 from tutti.nn.initialize import initialize
-from tutti.plan.plan import Plan
+from tutti.plan.plan import Plan, RankMap
 from tutti.train.sync.comm_links import CommLinks
 from tutti.train.engine.engine import Engine
+from tutti.train.run.tracing import rank_spans
 
 
 def links_of(rank: int, port: int, job: str, plan: Plan) -> CommLinks:
@@ -66,6 +76,34 @@ def swapped(rank: int, port: int, job: str, plan: Plan) -> list[list[float]]:
     return out.tolist()
 
 
+def traced(rank: int, port: int, job: str, plan: Plan) -> dict[str, Any]:
+    """Run a step where the cluster says that the chips are; return what a trace is made of."""
+    cluster, spec = plan.cluster.cluster, plan.model.spec
+    assert cluster is not None
+    assert spec is not None
+    place = place_of(cluster, RankMap(plan).place(rank).chip)
+    comm = joined(rank, port, job, plan.num_ranks, place=place)
+    links = CommLinks(comm, plan, spec)
+    engine = engine_of(plan, spec, links)
+    links.forget_programs()
+    engine.step(batches_of(engine, 0), settings())
+    found = rank_spans(engine, links.programs()).to_document()
+    comm.barrier().wait()
+    comm.close()
+    return found
+
+
+def refused(rank: int, port: int, job: str, plan: Plan) -> str:
+    """Return why no links can be made."""
+    comm = joined(rank, port, job, plan.num_ranks)
+    assert plan.model.spec is not None
+    with pytest.raises(InputError) as caught:
+        CommLinks(comm, plan, plan.model.spec)
+    comm.barrier().wait()
+    comm.close()
+    return str(caught.value)
+
+
 def too_few(rank: int, port: int, job: str, plan: Plan) -> str:
     comm = joined(rank, port, job, 1)
     assert plan.model.spec is not None
@@ -84,7 +122,7 @@ def doomed(
     assert spec is not None
     comm = joined(rank, port, job, plan.num_ranks, timeout_s)
     engine = Engine(plan, spec, rank, open_accelerator("cpu"), CommLinks(comm, plan, spec))
-    initialize(engine.model, seed=1, deviation=0.1)  # type: ignore[arg-type]
+    initialize(engine.model, seed=1, deviation=0.1)
     engine.take_masters()
     started = time.monotonic()
 

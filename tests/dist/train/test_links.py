@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.dist.train.jobs import chosen, doomed, sums, swapped, too_few
+from tests.dist.train.jobs import chosen, doomed, refused, sums, swapped, too_few
 from tests.support.any_plan import PLANS
 from tests.support.rank_pool import RankPool
 from tests.support.rank_training import train_processes
@@ -49,13 +49,22 @@ def test_the_plans_programs_are_obeyed(pool: RankPool) -> None:
     ]
 
 
-@pytest.mark.parametrize("algorithm", ["", "rail", "direct"])
+@pytest.mark.parametrize("algorithm", ["", "native", "direct"])
 def test_rows_of_experts_arrive_by_any_program(pool: RankPool, algorithm: str) -> None:
     choices = (CollectiveChoice(use="experts", operation="all_to_all", algorithm=algorithm),)
     plan = replace(EXPERTS, collectives=choices if algorithm else ())
     for rank, found in enumerate(pool.meet(swapped, 4, plan)):
         due = [[10.0 * s + rank] * 2 for s in range(4) for _ in range((s + rank) % 3)]
         assert found == due
+
+
+def test_a_recorded_program_that_cannot_run_is_refused_before_the_step(pool: RankPool) -> None:
+    choice = CollectiveChoice(use="gradients", operation="all_reduce", algorithm="hierarchical")
+    said = pool.meet(refused, 4, replace(EXPERTS, collectives=(choice,)))
+    assert said == [said[0]] * 4
+    assert said[0].startswith("plan: collectives: gradients all_reduce among ")
+    assert "'hierarchical', which needs several islands" in said[0]
+    assert "\n" not in said[0]
 
 
 def test_another_number_of_ranks_is_refused(pool: RankPool) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tutti.collective import Group, Island, Operation
 from tutti.comm import Place, Topology
 from tutti.comm.choice import Chooser, Named, keeps_bits, parse_overrides
-from tutti.comm.edge_rates import comm_links, link_name, measured_links
+from tutti.comm.edge_rates import Measured, comm_links, link_name, measured_links
 from tutti.cost.network.group_links import GroupLinks
 from tutti.cost.network.program_rates import lower_bound_seconds
 from tutti.cost.network.tuned_programs import Tuned, group_shape
@@ -144,3 +144,32 @@ def test_a_profile_keeps_the_table(tmp_path) -> None:  # type: ignore[no-untyped
     profile = Profile(chip="CPU", origin="test", launch_floor_s=0.0, collectives=(row,))
     profile.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json").collectives == (row,)
+
+
+def test_a_program_of_the_plan_that_cannot_run_is_refused() -> None:
+    chooser = Chooser(links(1e8, 1e8), environment={"TUTTI_COMM": "all_gather=native"})
+    chooser.follow(lambda operation, num_bytes: Named(algorithm="native", by="plan"))
+    with pytest.raises(InputError, match="all_reduce: 'native' needs one island; the group of"):
+        chooser.choose(Operation.ALL_REDUCE, MIB)
+    chooser.follow(lambda operation, num_bytes: None)
+    assert chooser.choose(Operation.ALL_GATHER, MIB).by == "cost"  # an override is for whoever can
+
+
+def profile(chip: str, bandwidth: float, *times: CollectiveTime) -> Profile:
+    link = LinkFigure(kind="comm rail", latency_s=1e-4 / bandwidth * 1e8, bandwidth=bandwidth)
+    return Profile(chip=chip, origin="test", launch_floor_s=0.0, links=(link,), collectives=times)
+
+
+def test_unlike_chips_are_as_fast_as_the_slowest_of_them() -> None:
+    row = CollectiveTime(
+        operation="all_reduce", group="1 1", bytes=MIB, algorithm="ring", seconds=1.0
+    )
+    slow, fast = profile("a", 1e8, row), profile("b", 1e9)
+    known = Measured({"a": slow, "b": fast})
+    assert known.of(["a", "a"]) == (slow.links, (row,))
+    assert known.of(["b"]) == (fast.links, ())
+    (link,), programs = known.of(["b", "a"])
+    assert (link.bandwidth, link.latency_s, programs) == (1e8, slow.links[0].latency_s, ())
+    assert known.of(["a", "c"]) == ((), ())
+    assert Measured(fast).of(["whatever"]) == (fast.links, ())
+    assert len({Measured(p).fingerprint() for p in (None, slow, fast, {"a": slow})}) == 4

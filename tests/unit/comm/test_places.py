@@ -69,6 +69,15 @@ def test_a_cluster_file_says_where_a_chip_sits() -> None:
     assert all(rate > 0 for island in group.islands for rate in island.bandwidths)
 
 
+def test_nodes_that_one_host_stands_for_stay_apart() -> None:
+    cluster = Cluster.load("S32")
+    chips = [Position("a800", node, slot) for node in range(2) for slot in range(8)]
+    places = [dataclasses.replace(place_of(cluster, chip), host="here") for chip in chips]
+    group = Topology(tuple(places)).group(range(16))
+    assert [island.ranks for island in group.islands] == [tuple(range(8)), tuple(range(8, 16))]
+    assert {place.chip for place in places} == {"A800"}
+
+
 def test_the_way_between_two_ranks() -> None:
     places = Topology(
         (

@@ -192,7 +192,9 @@ def test_what_cannot_be_built_is_said() -> None:
     with pytest.raises(InputError, match="there is no unit 9; units are 0 to 3"):
         build_unit(spec, 9, Operators("cpu"))
     with pytest.raises(InputError, match="units \\[0, 2\\] do not follow each other"):
-        Model(spec, Operators("cpu"), units=[0, 2])
+        Model(spec, Operators("cpu"), units=[0, 2])(
+            None, Batch.of(spec, torch.zeros(4, dtype=torch.long), [4])
+        )
     with pytest.raises(InputError, match="sequences of 5 tokens in all, 4 given"):
         Batch.of(spec, torch.zeros(4, dtype=torch.long), [2, 3])
     with pytest.raises(ValueError, match="no targets"):

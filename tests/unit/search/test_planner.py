@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.chains import one_stage
+from tutti.cost.plan.record_programs import record_collectives
 from tutti.errors import InputError, StoppedError
 from tutti.hardware.cluster import Cluster
 from tutti.models.plain import plain_gpt
@@ -48,6 +49,18 @@ def test_the_plan_is_valid_proven_and_priced_as_it_is(result):
     check_schedule(again.schedule)
     assert again.fits
     assert again.step_seconds == pytest.approx(best.step_seconds, rel=1e-12)
+
+
+def test_the_plans_record_the_programs_that_their_prices_rest_on(result):
+    asked = problem()
+    for found in (result.best, result.uniform, *(one.settled for one in result.alone.values())):
+        bare = replace(found.plan, collectives=())
+        cluster = found.plan.cluster.cluster
+        assert found.plan.collectives
+        again = record_collectives(bare, asked.model, cluster)
+        assert again.collectives == found.plan.collectives
+        priced = [estimate(p, asked.model, cluster).step_seconds for p in (bare, found.plan)]
+        assert priced[0] == priced[1]
 
 
 def test_the_bound_holds_and_nothing_beside_the_plan_is_faster(result):

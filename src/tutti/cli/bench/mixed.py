@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tutti.train.run.planning import Job
-    from tutti.train.run.trainer import TrainResult
+    from tutti.train.run.result import TrainResult
 
 LAYERS = 28  # cut 21:7 and 16:8:4
 LENGTH = 64

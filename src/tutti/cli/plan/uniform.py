@@ -21,6 +21,7 @@ def lay_uniform(
     results: Results,
 ) -> None:
     """Lay the degrees over the cluster, prove the schedule, show and write the plan."""
+    from tutti.cost.plan.record_programs import record_collectives
     from tutti.document import Place, build
     from tutti.hardware.cluster import Cluster
     from tutti.models.load import load_model
@@ -46,6 +47,7 @@ def lay_uniform(
     say_doubtful_length(spec, job_asked.sequence_length)
     made = uniform_plan(spec, found, job_asked, degrees)
     require_valid(build_schedule(made))
+    made = record_collectives(made, spec, found)
     results.write_plan(made)
     if results.json:
         print_json({"plan": plan_to_document(made)})

@@ -73,6 +73,11 @@ def group_links(cluster: Cluster, chips: Iterable[Position]) -> GroupLinks:
     )
 
 
+def num_islands(cluster: Cluster, chips: Iterable[Position]) -> int:
+    """Return over how many islands chips are spread."""
+    return len({(chip.pool, chip.node, _island_number(cluster, chip)) for chip in chips})
+
+
 def _pool_number(cluster: Cluster, name: str) -> int:
     return next(i for i, pool in enumerate(cluster.pools) if pool.name == name)
 

@@ -134,7 +134,8 @@ def choose_program(
         ]
     if tuned is not None:
         priced = tuned.corrected(operation, group, num_bytes, priced)
-    priced.sort()
+    # what costs the same is left to the island's own library
+    priced.sort(key=lambda one: (one[0], one[1] != "native", *one[1:]))
     seconds, name, chunks = priced[0]
     best: dict[str, tuple[str, int, float]] = {}
     for other_seconds, other, other_chunks in priced:
@@ -149,13 +150,11 @@ def price_named(
     efficiency: Efficiency,
     algorithm: str,
     chunks: int,
-) -> Choice | None:
-    """Return the price of a program that was chosen before; None where it does not apply."""
+) -> Choice:
+    """Return the price of a program that was chosen before."""
     group = links.group
     if group.size == 1 or num_bytes <= 0:
         return Choice(algorithm="none", chunks=1, seconds=0.0)
-    if algorithm not in algorithms(operation, group):
-        return None
     price = _price(_build(operation, algorithm, group), links, efficiency)
     return Choice(algorithm=algorithm, chunks=chunks, seconds=price(num_bytes, chunks))
 

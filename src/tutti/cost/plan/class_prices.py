@@ -9,12 +9,12 @@ from tutti.collective import Operation
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.network.group_placement import placement_of
-from tutti.cost.network.recorded_programs import Use
+from tutti.cost.network.programs import choose_program
 from tutti.cost.plan.gradient_groups import operation_of
 from tutti.cost.plan.pool_prices import UnitTimes
 from tutti.cost.plan.step_context import StepContext
 from tutti.models.parameters import ParameterClass
-from tutti.plan.plan import covers
+from tutti.plan.plan import CollectiveUse, covers
 from tutti.schedule.boundary import must_join
 from tutti.schedule.instruction import Instruction, Op, Scope, What
 from tutti.schedule.schedule import RankClass
@@ -117,7 +117,7 @@ class ClassPricer:
         gather = entry.op is Op.GATHER_PARAMETERS
         size = count * (precision.parameters if gather else precision.gradients).num_bytes
         operation = operation_of(entry, level)
-        use: Use = "parameters" if gather else "gradients"
+        use: CollectiveUse = "parameters" if gather else "gradients"
         return Price(self.shared.choose(use, operation, size, links).seconds, links.nodes > 1)
 
     def _final_reduction(self, unit: int, kind: ParameterClass) -> Price:
@@ -131,7 +131,7 @@ class ClassPricer:
         return Price(total, leaves)
 
     def _tied(self, entry: Instruction) -> Price:
-        """The tied table travels once between the stages that hold its two copies."""
+        """The tied table travels once, in messages, between the stages that hold its two copies."""
         precision = self.shared.plan.job.precision
         element = precision.gradients if entry.what is What.GRADIENTS else precision.parameters
         model, replica = self.shared.model, self.replica
@@ -148,7 +148,8 @@ class ClassPricer:
             return Price(0.0)
         links = self.shared.links((ends[0], ends[-1]))
         operation = Operation.BROADCAST if entry.what is What.PARAMETERS else Operation.REDUCE
-        return Price(self.shared.choose("tied", operation, size, links).seconds, links.nodes > 1)
+        cheapest = choose_program(operation, size, links, self.shared.efficiency(links.pools))
+        return Price(cheapest.seconds, links.nodes > 1)
 
     def _norm(self, entry: Instruction) -> Price:
         """A handful of numbers up a tree of all ranks and down again."""

@@ -16,7 +16,7 @@ from tutti.cost.measured.layer_profile_prices import profiled_pools
 from tutti.cost.measured.pools import measured_pools
 from tutti.cost.memory.instruction_memory import Overheads, StaticBytes
 from tutti.cost.memory.rank_state import Holdings, Kernels, workload_of
-from tutti.cost.network.recorded_programs import written_choices
+from tutti.cost.network.recorded_programs import Asked, written_choices
 from tutti.cost.plan.class_prices import ClassPricer
 from tutti.cost.plan.layer_prices import LayerPrices
 from tutti.cost.plan.pool_prices import PoolPrices
@@ -40,7 +40,12 @@ class PricedStep:
     extrapolations: tuple[str, ...]  # what lies outside the calibrations' measured ranges
     slowdown: float  # of the slowest node among all, relative to a typical one
     overheads: Overheads
-    choices: tuple[CollectiveChoice, ...]  # the programs of its collectives
+    asked: tuple[Asked, ...]  # its collectives, each with its program
+
+    @property
+    def choices(self) -> tuple[CollectiveChoice, ...]:
+        """The programs of its collectives, as a plan records them."""
+        return written_choices(self.asked)
 
 
 def price_schedule(
@@ -73,7 +78,7 @@ def price_schedule(
         extrapolations=_extrapolations(schedule, prices),
         slowdown=1.0 + jitter * math.sqrt(2.0 * math.log(len(nodes))) if len(nodes) > 1 else 1.0,
         overheads=overheads,
-        choices=written_choices(shared.asked()),
+        asked=shared.asked(),
     )
 
 

@@ -9,7 +9,7 @@ from tutti.cost.memory.rank_state import HolderIndex, Holdings
 from tutti.cost.network.group_links import GroupLinks, group_links
 from tutti.cost.network.host_memory_traffic import HostMemory
 from tutti.cost.network.programs import Choice, Efficiency, choose_program, price_named
-from tutti.cost.network.recorded_programs import Asked, Recorded, Use
+from tutti.cost.network.recorded_programs import Asked, GroupKind, Recorded, require_runnable
 from tutti.cost.network.stage_boundaries import BoundaryPrice, boundary_price
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.cost.plan.gradient_groups import Groups
@@ -18,7 +18,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import Plan, RankMap
+from tutti.plan.plan import CollectiveUse, Plan, RankMap
 from tutti.schedule.elements import RankElements
 from tutti.schedule.instruction import Instruction, What
 from tutti.schedule.schedule import Schedule
@@ -49,7 +49,7 @@ class StepContext:
         self._recorded = Recorded(schedule.plan)
         self._boundaries: dict[tuple[int, int], BoundaryPrice] = {}
         self._links: dict[tuple[Position, ...], GroupLinks] = {}
-        self._chosen: dict[tuple[Use, Operation, float, int], tuple[GroupLinks, Choice]] = {}
+        self._chosen: dict[tuple[CollectiveUse, Operation, float, int], Asked] = {}
         self._final: dict[object, tuple[tuple[tuple[Position, ...], int], ...]] = {}
 
     def boundary(self, pipeline: int, unit: int, what: What) -> BoundaryPrice:
@@ -84,32 +84,31 @@ class StepContext:
             self._links[chips] = group_links(self.cluster, chips)
         return self._links[chips]
 
-    def choose(self, use: Use, operation: Operation, num_bytes: float, links: GroupLinks) -> Choice:
+    def choose(
+        self, use: CollectiveUse, operation: Operation, num_bytes: float, links: GroupLinks
+    ) -> Choice:
         """Return the program of a collective: as the plan records it, else the cheapest."""
         key = (use, operation, num_bytes, id(links))
         if key not in self._chosen:
-            self._chosen[key] = (links, self._choice(use, operation, num_bytes, links))
-        return self._chosen[key][1]
+            self._chosen[key] = self._asked(use, operation, num_bytes, links)
+        return self._chosen[key].choice
 
-    def _choice(
-        self, use: Use, operation: Operation, num_bytes: float, links: GroupLinks
-    ) -> Choice:
+    def _asked(
+        self, use: CollectiveUse, operation: Operation, num_bytes: float, links: GroupLinks
+    ) -> Asked:
         efficiency = self.efficiency(links.pools)
-        entry = self._recorded.find(use, operation, links.pools, num_bytes)
-        if entry is not None:
-            args = (operation, num_bytes, links, efficiency)
-            named = price_named(*args, entry.algorithm, entry.chunks)
-            if named is not None:
-                return named
-        return choose_program(operation, num_bytes, links, efficiency)
+        args = (operation, num_bytes, links, efficiency)
+        kind = GroupKind.of(links)
+        entry = self._recorded.find(use, operation, kind, num_bytes)
+        if entry is None:
+            return Asked(use, *args, choose_program(*args))
+        require_runnable(entry, links.group, kind)
+        named = price_named(*args, entry.algorithm, entry.chunks)
+        return Asked(use, *args, named, entry.channels)
 
-    def asked(self) -> list[Asked]:
+    def asked(self) -> tuple[Asked, ...]:
         """Return every collective that was priced, with its program."""
-        return [
-            Asked(use, operation, links.pools, size, choice.algorithm, choice.chunks)
-            for (use, operation, size, _), (links, choice) in self._chosen.items()
-            if choice.algorithm != "none"
-        ]
+        return tuple(one for one in self._chosen.values() if one.choice.algorithm != "none")
 
     def final_reductions(
         self, unit: int, kind: ParameterClass, holdings: Holdings

@@ -291,9 +291,13 @@ class Settler:
         return short
 
     def prove(self, plan: Plan, priced: Estimate, summary: str) -> Settled:
-        """Return a plan that may leave: checked, and the same after its way through a file."""
+        """Return a plan that may leave: checked, and the same after its way through a file.
+
+        It records the collective programs that its price rests on.
+        """
         for problem in check_schedule(priced.schedule):
             raise SearchDisagreementError(f"{summary}: its schedule is wrong: {problem}")
+        plan = replace(plan, collectives=priced.priced.choices)
         again = plan_from_document(plan_to_document(plan), "plan")
         if again != plan:
             raise SearchDisagreementError(f"{summary}: the plan changes on its way through a file")

@@ -18,6 +18,7 @@ from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
+from tutti.nn.model import Model
 from tutti.plan.plan import Plan
 from tutti.ranks.links import DONE, Done, Handle, Links
 from tutti.ranks.rank_places import Seat, Seats, class_of
@@ -31,7 +32,6 @@ from tutti.train.engine.model_groups import EngineContext
 from tutti.train.engine.passes import Passes
 from tutti.train.engine.recompute import SelectiveOperators
 from tutti.train.engine.recorder import Recorder
-from tutti.train.engine.stage_model import StageModel
 from tutti.train.engine.step_totals import (
     LateSums,
     StepResult,
@@ -49,6 +49,7 @@ from tutti.train.sync.tied_owners import make_ties
 
 Batches = Callable[[int], Batch]  # micro-batch → this rank's tokens of it
 Durations = Callable[[Instruction], float | None]  # seconds that a pass is declared to take
+Around = Callable[[Instruction, Callable[[], Handle]], Handle]  # an instruction; what starts it
 Watcher = Callable[[StepResult, float], None]  # a step's result; what divides the gradients
 
 
@@ -112,15 +113,16 @@ class Engine:
         self._evaluation: Evaluation | None = None  # made when asked for
         self.signal = False  # told to all ranks at the end of the step
         self.watcher: Watcher | None = None  # sees reduced gradients before the optimizer does
+        self.around: Around | None = None  # sees every instruction before and after it is started
         self._handlers = self._make_handlers()
 
-    def _make_model(self) -> tuple[StageModel, SelectiveOperators]:
+    def _make_model(self) -> tuple[Model, SelectiveOperators]:
         """Return this rank's units, and the operators that they use."""
         selective = SelectiveOperators(self.accelerator.operators)
-        model = StageModel(
+        model = Model(
             self.spec,
-            self.seat.units,
             selective,  # type: ignore[arg-type]  # the same methods
+            units=self.seat.units,
             parallel=self.context,
             dtype=self.dtype,
             device=self.accelerator.device,
@@ -234,6 +236,12 @@ class Engine:
         handles[index] = DONE
 
     def start(self, entry: Instruction, handler: Callable[[Instruction], Handle]) -> Handle:
+        """Start an instruction, watched if somebody does."""
+        if self.around is None:
+            return self._start(entry, handler)
+        return self.around(entry, lambda: self._start(entry, handler))
+
+    def _start(self, entry: Instruction, handler: Callable[[Instruction], Handle]) -> Handle:
         """Start an instruction; one of the compute lane takes the time of the chip it is for."""
         if entry.lane is not Lane.COMPUTE:
             return handler(entry)

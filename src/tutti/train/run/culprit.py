@@ -12,7 +12,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,6 @@ from tutti.ranks.links import Handle, Then
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.train.engine.engine import Engine
 from tutti.train.state.state import SpanState
-
-if TYPE_CHECKING:
-    from tutti.train.run.worker import Worker
 
 _INCOMING = frozenset({Op.RECEIVE, Op.REDUCE_GRADIENTS, Op.GATHER_PARAMETERS, Op.SYNC_TIED})
 _OF_WEIGHTS = frozenset({Op.BACKWARD_WEIGHT, Op.CLIP_NORM, Op.FETCH, Op.OFFLOAD, *_INCOMING})
@@ -46,12 +43,18 @@ class _Sort:
     KEPT, WEIGHTS, FORWARD, BACKWARD, GRADIENT, CAME = range(6)
 
 
-def find_culprit(worker: Worker, step: int) -> str:
-    """Return where the numbers of a step stopped being finite. All ranks call it."""
-    where = f"rank {worker.rank} ({worker.position})"
-    found = _of_all(worker, _broken_weights(worker.engine, where))
+Gather = Callable[[Any], list[Any] | None]  # every rank's value, on every rank
+
+
+def find_culprit(engine: Engine, step: int, again: Callable[[], None], gather: Gather) -> str:
+    """Return where the numbers of a step stopped being finite. All ranks call it.
+
+    `again` runs the step once more.
+    """
+    where = f"rank {engine.seat.rank} ({engine.seat.place.chip})"
+    found = _of_all(gather, _broken_weights(engine, where))
     if not found:
-        found = _of_all(worker, _watched(worker, step, where))
+        found = _of_all(gather, _watched(engine, again, where))
     text = "no single module shows it when the step is repeated"
     if found:
         first = [f for f in found if f.order == found[0].order]
@@ -59,9 +62,9 @@ def find_culprit(worker: Worker, step: int) -> str:
     return f"step {step + 1}: loss or gradients are not finite; {text}"
 
 
-def _of_all(worker: Worker, own: Finding | None) -> list[Finding]:
+def _of_all(gather: Gather, own: Finding | None) -> list[Finding]:
     """Return the findings of all ranks, the most telling first; each rank comes by here."""
-    told = [own] if worker.plan.num_ranks == 1 else worker.control.gather_values(own) or []
+    told = gather(own) or []
     return sorted(Finding(tuple(f[0]), f[1], f[2]) for f in told if f is not None)
 
 
@@ -90,13 +93,12 @@ def _weights(sort: int, name: str, where: str) -> Finding:
     return Finding((sort, _unit(name)), text, where)
 
 
-def _watched(worker: Worker, step: int, where: str) -> Finding | None:
+def _watched(engine: Engine, again: Callable[[], None], where: str) -> Finding | None:
     """Run the step again and return what was not finite first."""
-    engine = worker.engine
     watch = _Watch(engine, where)
     graphs = nullcontext() if engine.graphs is None else engine.graphs.suspended()
-    with worker.feeder(worker.data.train, step, step + 1) as feeder, graphs, watch.on():
-        engine.step(feeder.step(step), worker.settings(0.0))
+    with graphs, watch.on():
+        again()
     return watch.first
 
 
@@ -113,21 +115,17 @@ class _Watch:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Watch for as long as this lasts."""
-        engine, start = self._engine, self._engine.start
+        engine = self._engine
         hooks = [
             module.register_forward_hook(self._hook(name.removeprefix("units.")))
             for name, module in engine.model.named_modules()
             if not any(True for _ in module.children())
         ]
-
-        def watched(entry: Instruction, handler: Callable[[Instruction], Handle]) -> Handle:
-            return self._around(entry, lambda: start(entry, handler))
-
-        engine.start = watched  # type: ignore[method-assign]
+        engine.around = self._around
         try:
             yield
         finally:
-            del engine.start  # the class's own again
+            engine.around = None
             for hook in hooks:
                 hook.remove()
 

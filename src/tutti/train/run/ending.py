@@ -6,82 +6,117 @@ import os
 import shutil
 import signal
 import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tutti.errors import TuttiError
 from tutti.huggingface.workspace import partial_of
 from tutti.observe.folder import CHECKPOINTS, EXPORT
-from tutti.train.checkpoint import export_hf
+from tutti.train.checkpoint import Checkpointer, Progress, export_hf
+from tutti.train.checkpoint.coordinator import Coordinator
 from tutti.train.checkpoint.folders import find_best, folder_name, newest_first
+from tutti.train.engine.engine import Engine
+from tutti.train.run.rank_context import RankContext
 from tutti.train.run.weights import model_folder
 
-if TYPE_CHECKING:
-    from tutti.train.run.worker import Worker
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What a run has come to, step by step."""
+
+    first_step: int
+    losses: list[float] = field(default_factory=list)
+    validation: list[tuple[int, float]] = field(default_factory=list)  # (step, loss)
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, loss: float, seconds: float) -> None:
+        """Take a step."""
+        self.losses.append(loss)
+        self.seconds.append(seconds)
+
+    @property
+    def steady_s(self) -> float:
+        """The seconds of a step: median, without the first."""
+        return statistics.median(self.seconds[1:] or self.seconds) if self.seconds else 0.0
 
 
-def finish(
-    worker: Worker,
-    first: int,
-    losses: list[float],
-    validation: list[tuple[int, float]],
-    seconds: list[float],
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run whose last step is made, on one rank."""
+
+    context: RankContext
+    engine: Engine
+    checkpointer: Checkpointer
+    saving: Coordinator
+    progress: Progress
+    history: History
+    stopped_by: int  # the signal that asked this rank to stop, 0 if none did
+    predicted_s: float
+    mfu: Callable[[float], float]  # of a step that takes so many seconds
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps were made."""
+        return self.progress.step >= self.context.config.steps
+
+
+def finish(run: Ended) -> dict[str, Any]:
     """Save and export what is due; return what the run came to, or raise on every rank."""
-    worker.measure.finish()
-    saves, exported = worker.config.checkpoints, ""
-    done = worker.progress.step >= worker.config.steps
-    if losses and (saves.final or not done):
-        worker.checkpointer.save(worker.engine, worker.progress)
-    problem = _last_save(worker)
-    if worker.rank == 0 and done and saves.final and saves.huggingface and not problem:
-        exported, problem = _export(worker, again=bool(losses))
-    problem = worker.saving.broadcast((problem,))[0]
+    config, history = run.context.config, run.history
+    saves, exported = config.checkpoints, ""
+    if history.losses and (saves.final or not run.done):
+        run.checkpointer.save(run.engine, run.progress)
+    problem = _last_save(run.checkpointer)
+    exports = run.done and saves.final and saves.huggingface
+    if run.context.rank == 0 and exports and not problem:
+        exported, problem = _export(run.context, run.progress.step, again=bool(history.losses))
+    problem = run.saving.broadcast((problem,))[0]
     if problem:
         raise TuttiError(problem)
-    steady = statistics.median(seconds[1:] or seconds) if seconds else 0.0
-    tokens = worker.plan.job.tokens / steady if steady else 0.0
-    kept = newest_first(worker.config.folder / CHECKPOINTS)
+    steady = history.steady_s
+    kept = newest_first(config.folder / CHECKPOINTS)
     best = find_best(kept) if saves.keep_best else None
     return {
-        "steps": worker.progress.step,
-        "first_step": first,
-        "losses": losses,
-        "validation": validation,
+        "steps": run.progress.step,
+        "first_step": history.first_step,
+        "losses": history.losses,
+        "validation": history.validation,
         "seconds_per_step": steady,
-        "tokens_per_s": tokens,
-        "mfu": worker.measure.mfu(steady) if steady else 0.0,
-        "predicted_s": worker.predicted.step_seconds,
+        "tokens_per_s": run.context.plan.job.tokens / steady if steady else 0.0,
+        "mfu": run.mfu(steady) if steady else 0.0,
+        "predicted_s": run.predicted_s,
         "checkpoint": str(kept[0][0]) if kept else None,
         "best": None if best is None else str(best),
         "huggingface": exported or None,
-        "stopped_by": 0 if done else worker.stopped_by or int(signal.SIGTERM),
+        "stopped_by": 0 if run.done else run.stopped_by or int(signal.SIGTERM),
     }
 
 
-def _last_save(worker: Worker) -> str:
+def _last_save(checkpointer: Checkpointer) -> str:
     """Return why the run's last save failed; empty if it did not, or there was none."""
-    worker.checkpointer.wait()
-    tried = worker.checkpointer.history[-1:]
+    checkpointer.wait()
+    tried = checkpointer.history[-1:]
     if not tried or not tried[0].problem:
         return ""
-    return f"{worker.checkpointer.failure(tried[0])}; mend it and go on with --resume"
+    return f"{checkpointer.failure(tried[0])}; mend it and go on with --resume"
 
 
-def _export(worker: Worker, *, again: bool) -> tuple[str, str]:
+def _export(context: RankContext, step: int, *, again: bool) -> tuple[str, str]:
     """Write the last step as a Hugging Face folder, in place of an older one; on rank 0.
 
     Returns the folder, and the problem if there is one. Unless `again`, one that is there stays.
     """
-    target = worker.config.folder / EXPORT
-    if model_folder(worker.config.model) is None:
-        text = f"no Hugging Face folder: '{worker.config.model}' is a name, and has no config.json"
-        worker.events.send("warning", text=text)
+    target = context.config.folder / EXPORT
+    if model_folder(context.config.model) is None:
+        text = f"no Hugging Face folder: '{context.config.model}' is a name, and has no config.json"
+        context.warn(text)
         return "", ""
-    checkpoint = worker.config.folder / CHECKPOINTS / folder_name(worker.progress.step)
+    checkpoint = context.config.folder / CHECKPOINTS / folder_name(step)
     if not again and (target.exists() or not checkpoint.is_dir()):
         return str(target) if target.exists() else "", ""
-    worker.events.send("say", text=f"writing {target}")
+    context.say(f"writing {target}")
     fresh = target.with_name(f".{EXPORT}.new")
     _remove_half(fresh)
     try:

@@ -11,10 +11,10 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
+from tutti.comm import Communicator
 from tutti.comm.work import Work
 from tutti.launch.secret import all_here
 from tutti.models.flops import flops_per_token
@@ -29,27 +29,27 @@ from tutti.simulate.estimate import Estimate
 from tutti.train.engine.engine import Engine
 from tutti.train.engine.recorder import Readings
 from tutti.train.engine.step_totals import StepResult
-
-if TYPE_CHECKING:
-    from tutti.train.run.worker import Worker
+from tutti.train.run.rank_context import RankContext
 
 
 class Measure:
     """Takes, joins and writes the figures of steps."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._engine: Engine = worker.engine
-        plan, cluster = worker.plan, worker.job.cluster
+    def __init__(
+        self, context: RankContext, engine: Engine, control: Communicator, predicted: Estimate
+    ) -> None:
+        self._context, self._engine, self._control = context, engine, control
+        self._predicted = predicted
+        plan, cluster = context.plan, context.job.cluster
         self._peak = cluster.peak_flops(plan.job.precision.compute, fallback=True)
-        self._work = flops_per_token(worker.spec, plan.job.sequence_length) * plan.job.tokens
-        places = [self._engine.seats.map.place(r) for r in range(worker.world)]
+        self._work = flops_per_token(context.spec, plan.job.sequence_length) * plan.job.tokens
+        places = [engine.seats.map.place(rank) for rank in range(plan.num_ranks)]
         self._pools = [place.chip.pool for place in places]
         self._taken: tuple[StepRecord, Readings] | None = None
         self._pending: tuple[StepRecord, Work] | None = None
         self._sinks: Sinks | None = None
         self._lines: JsonLines | None = None
-        self._engine.recorder.expect(expected_seconds(self._engine, worker.predicted))
+        self._engine.recorder.expect(expected_seconds(engine, predicted))
 
     def mfu(self, seconds: float) -> float:
         """Return the model FLOPs utilisation of a step, over all chips of the cluster."""
@@ -58,7 +58,7 @@ class Measure:
     @contextmanager
     def sinks(self, *, after: int) -> Iterator[None]:
         """Open where figures go, on rank 0; a resumed run goes on after a step."""
-        if self._worker.rank != 0:
+        if self._context.rank != 0:
             yield
             return
         self._sinks = Sinks(list(self._opened(after)))
@@ -76,7 +76,7 @@ class Measure:
         return waiting + ([self._taken[0]] if self._taken is not None else [])
 
     def _opened(self, after: int) -> Iterator[Sink]:
-        config, measure = self._worker.config, self._worker.config.measure
+        config, measure = self._context.config, self._context.config.measure
         self._lines = JsonLines(config.folder / METRICS, after=after)
         yield self._lines
         if measure.tensorboard:
@@ -85,10 +85,7 @@ class Measure:
             address = "127.0.0.1" if all_here(os.environ) else "0.0.0.0"
             yield Prometheus(measure.prometheus_port, address)
 
-        def warn(text: str) -> None:
-            self._worker.events.send("warning", text=text)
-
-        plan = self._worker.plan
+        warn, plan = self._context.warn, self._context.plan
         facts = {
             "model": plan.model.name, "cluster": plan.cluster.name, "ranks": plan.num_ranks,
             "global_batch": plan.job.global_batch, "sequence_length": plan.job.sequence_length,
@@ -108,9 +105,9 @@ class Measure:
 
     def step(self, number: int, result: StepResult, seconds: float, rate: float) -> None:
         """Take the figures of a step."""
-        if number % self._worker.config.measure.every:
+        if number % self._context.config.measure.every:
             return
-        estimate = self._worker.predicted
+        estimate = self._predicted
         record = StepRecord(
             step=number,
             loss=result.loss,
@@ -119,7 +116,7 @@ class Measure:
             learning_rate=rate,
             tokens=result.tokens,
             seconds=seconds,
-            tokens_per_s=self._worker.plan.job.tokens / seconds,
+            tokens_per_s=self._context.plan.job.tokens / seconds,
             mfu=self.mfu(seconds),
             hfu=self.mfu(seconds) * (estimate.hfu / estimate.mfu if estimate.mfu else 1.0),
             predicted_s=estimate.step_seconds,
@@ -142,7 +139,7 @@ class Measure:
         (record, readings), self._taken = self._taken, None
         times = self._engine.recorder.times(readings)
         own = torch.tensor(times.values(), dtype=torch.float64)
-        work = self._worker.control.all_gather(own)
+        work = self._control.all_gather(own)
         self._write()
         self._pending = (record, work)
 
@@ -153,21 +150,21 @@ class Measure:
         record, work = self._pending
         self._pending = None
         everyone = work.wait().view(len(self._pools), NUM_TIMES)
-        if self._worker.rank != 0:
+        if self._context.rank != 0:
             return
         times = [RankTimes.of_values(values.tolist()) for values in everyone]
         whole = dataclasses.replace(record, pools=by_pool(times, self._pools))
         if self._sinks is not None:
             self._sinks.write(whole)
-        self._worker.events.send("step", **whole.to_document())
+        self._context.events.send("step", **whole.to_document())
 
     def validation(self, step: int, loss: float) -> None:
         """Take a loss on held-out data; the steps before it are written first."""
         self.finish()
         if self._sinks is not None:
             self._sinks.validation(step, loss)
-        if self._worker.rank == 0:
-            self._worker.events.send("validation", step=step, loss=loss)
+        if self._context.rank == 0:
+            self._context.events.send("validation", step=step, loss=loss)
 
 
 def expected_seconds(engine: Engine, estimate: Estimate) -> list[float]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tutti import files
+from tutti.cost.measured.pools import profile_of
 from tutti.cost.plan.sources import Sources
 from tutti.document import Place, build, plain
 from tutti.errors import InputError, StoppedError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.local import has_bf16, is_cpu, local_cluster
-from tutti.hardware.profile import Profile
+from tutti.hardware.profile import Profile, shipped_profiles
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
 from tutti.observe.folder import PLAN_FILE, RUN_FILE
@@ -62,6 +63,19 @@ class Job:
     def predicted(self) -> Estimate:
         """Return what the cost model says of the plan."""
         return estimate(self.plan, self.spec, self.cluster, sources_of(self.config.job))
+
+    def chip_profiles(self) -> dict[str, Profile]:
+        """Return the measured Profile of each kind of chip that has one, by the chip's name.
+
+        The job's own come first, then those that ship: whatever the plan does not record is chosen
+        by them.
+        """
+        given = tuple(Profile.find(name) for name in self.config.job.chip_profiles)
+        used = {name for _, _, stage in self.plan.stages() for name in stage.chips.pools}
+        chips = [self.cluster.pool(name).chip for name in sorted(used)]
+        shipped = tuple(shipped_profiles().values())
+        found = {c.name: profile_of(given, c) or profile_of(shipped, c) for c in chips}
+        return {name: profile for name, profile in found.items() if profile is not None}
 
 
 def sources_of(job: JobConfig) -> Sources:

@@ -27,6 +27,7 @@ from tutti.train.checkpoint.folders import complete_folders
 from tutti.train.run.claim import PATIENCE_S, Claim, claim
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import Job, prepare, prepared
+from tutti.train.run.result import TrainResult, result_of
 from tutti.train.run.starting import (
     Resume,
     check_resumed,
@@ -34,7 +35,6 @@ from tutti.train.run.starting import (
     clear_run,
     require_fresh,
 )
-from tutti.train.run.trainer import TrainResult, result_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,14 +146,13 @@ def run_rank(
 ) -> TrainResult:
     """Be one rank of a job until it ends; `failed` hears of an error before it is left for."""
     from tutti.ranks.rendezvous import job_secret
-    from tutti.train.run.worker import Worker
+    from tutti.train.run.worker import run_worker
 
     job_secret()  # without one, nobody need open a chip
 
     rank = rank_of_process(job.plan, os.environ)
     said = events or open_events(rank)
-    worker = Worker(job, rank, said, failed)
-    summary = worker.run(resume=resume)
+    summary = run_worker(job, rank, said, resume=resume, failed=failed)
     said.send("done", **summary)
     return result_of(summary, job)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from tutti.accelerator import Accelerator
@@ -11,12 +9,12 @@ from tutti.accelerator.arithmetic import Product, wrong_product
 from tutti.errors import TuttiError
 from tutti.hardware.chip import Chip
 from tutti.nn.linear import Linear
-from tutti.ranks.rank_places import class_of
+from tutti.ranks.rank_places import Seat, class_of
+from tutti.simulate.estimate import Estimate
+from tutti.train.engine.engine import Engine
 from tutti.units import bytes_text
 
-if TYPE_CHECKING:
-    from tutti.train.run.worker import Worker
-
+Built = tuple[Engine, Estimate]
 LEAST_MEMORY = 0.9  # of what the plan expects; drivers keep some
 
 
@@ -34,16 +32,16 @@ def hardware_differences(accelerator: Accelerator, chip: Chip) -> list[str]:
     return found
 
 
-def check_arithmetic(worker: Worker) -> None:
+def check_arithmetic(engine: Engine) -> None:
     """Refuse a device that multiplies wrongly: the products of the rank's own layers are tried."""
-    replica = worker.seat.replica
-    tokens = replica.sequences * worker.plan.job.sequence_length // replica.cp
-    layers = [m.weight for m in worker.engine.model.modules() if isinstance(m, Linear)]
+    seat, chip = engine.seat, engine.accelerator.chip
+    tokens = seat.replica.sequences * engine.plan.job.sequence_length // seat.replica.cp
+    layers = [m.weight for m in engine.model.modules() if isinstance(m, Linear)]
     products = [Product(tokens, w.shape[1], w.shape[0]) for w in layers]
-    wrong = wrong_product(worker.accelerator, products, worker.engine.dtype)
+    wrong = wrong_product(engine.accelerator, products, engine.dtype)
     if wrong:
         raise TuttiError(
-            f"rank {worker.rank} ({worker.position}): {worker.accelerator.chip} multiplies wrongly:"
+            f"rank {seat.rank} ({seat.place.chip}): {chip} multiplies wrongly:"
             f" {wrong}; nothing was trained. Look at `tutti accelerator check`, and at what limits "
             "the device: under MPS some numbers of processors do this"
         )
@@ -53,21 +51,26 @@ def _size(tensors: list[Tensor | None]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-def explain_memory(worker: Worker, error: BaseException) -> str:
-    """Return which stage was out of memory, what it held, and what the plan promised."""
-    place = worker.engine.seat.place if hasattr(worker, "engine") else None
-    where = "" if place is None else f", pipeline {place.pipeline} stage {place.stage}"
-    use = worker.accelerator.memory()
+def explain_memory(
+    error: BaseException, seat: Seat, accelerator: Accelerator, built: Built | None
+) -> str:
+    """Return which stage was out of memory, what it held, and what the plan promised.
+
+    `built` is the rank's engine with the prediction of its plan, as soon as there is one.
+    """
+    place = seat.place
+    use = accelerator.memory()
     parts = [
-        f"out of memory on {worker.position}{where}",
+        f"out of memory on {place.chip}, pipeline {place.pipeline} stage {place.stage}",
         f"{bytes_text(use.allocated)} of {bytes_text(use.total)} were in use",
     ]
-    if place is not None:
-        states = worker.engine.parameters.all_states()
-        parameters = _size(list(worker.engine.model.parameters()))
+    if built is not None:
+        engine, predicted = built
+        states = engine.parameters.all_states()
+        parameters = _size(list(engine.model.parameters()))
         optimizer = _size([t for s in states for t in s.optimizer.tensors().values()])
         parts.append(f"parameters {bytes_text(parameters)}, optimizer {bytes_text(optimizer)}")
-        promised = worker.predicted.memory[class_of(worker.engine.schedule, worker.seat)]
+        promised = predicted.memory[class_of(engine.schedule, seat)]
         parts.append(
             f"the plan promised {bytes_text(promised.total)} "
             f"(parameters {bytes_text(promised.parameters)}, gradients "

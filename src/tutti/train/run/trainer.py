@@ -6,19 +6,17 @@ trainer.fit("corpus/*.jsonl", steps=100)
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from tutti.document import Place, build
-from tutti.errors import InputError, StoppedError
+from tutti.errors import StoppedError
 from tutti.plan.plan import Plan
 from tutti.ranks.here import require_chips_here
 from tutti.ranks.local_processes import LocalRanks, RankEvent
@@ -26,42 +24,10 @@ from tutti.search.question.effort import Report, silent
 from tutti.train.data.config import DataConfig
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import Job, prepare, prepared
+from tutti.train.run.result import TrainResult, result_of
 from tutti.train.run.starting import Resume, check_inputs, check_resumed, take_folder
 
 Listener = Callable[[RankEvent], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
-    """What a run came to."""
-
-    steps: int
-    losses: tuple[float, ...]
-    validation: tuple[tuple[int, float], ...]  # (step, loss)
-    seconds_per_step: float  # median, without the first
-    tokens_per_s: float
-    mfu: float
-    predicted_s: float | None
-    checkpoint: Path | None
-    huggingface: Path | None
-    output: Path
-    best: Path | None = None  # the checkpoint with the lowest validation loss
-    finished: bool = True  # all steps were made
-    stopped_by: str = ""  # the signal that ended it before: SIGINT (Ctrl-C) or SIGTERM
-
-    def to_document(self) -> dict[str, object]:
-        """Return plain values."""
-        written = dataclasses.asdict(self)
-        return {k: str(v) if isinstance(v, Path) else v for k, v in written.items()}
-
-    def require_finished(self) -> None:
-        """Raise where somebody ended the run before its last step."""
-        if self.finished:
-            return
-        by = signal.Signals[self.stopped_by]
-        how = "Ctrl-C" if by is signal.SIGINT else by.name
-        saved = "saved; go on with --resume" if self.checkpoint is not None else "nothing is saved"
-        raise StoppedError(f"stopped by {how} after step {self.steps}; {saved}", by=by)
 
 
 class Trainer:
@@ -221,32 +187,3 @@ def _stopping(ranks: LocalRanks) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def result_of(summary: dict[str, Any], job: Job, *, asked_by: int = 0) -> TrainResult:
-    """Return a rank's summary as a result; `asked_by` is the signal that the starter got, if any.
-
-    Ranks of this machine are asked by SIGTERM, whatever their starter was asked by.
-    """
-    folder = job.config.folder
-    if summary.get("steps") is None:
-        raise InputError("the run has no steps")
-    path, best = summary.get("checkpoint"), summary.get("best")
-    exported = summary.get("huggingface")
-    finished = summary["steps"] >= job.config.steps
-    by = signal.Signals(asked_by or summary.get("stopped_by") or signal.SIGTERM).name
-    return TrainResult(
-        steps=summary["steps"],
-        losses=tuple(summary["losses"]),
-        validation=tuple((int(s), float(v)) for s, v in summary["validation"]),
-        seconds_per_step=summary["seconds_per_step"],
-        tokens_per_s=summary["tokens_per_s"],
-        mfu=summary["mfu"],
-        predicted_s=summary["predicted_s"],
-        checkpoint=None if path is None else Path(path),
-        huggingface=None if exported is None else Path(exported),
-        output=folder,
-        best=None if best is None else Path(best),
-        finished=finished,
-        stopped_by="" if finished else by,
-    )

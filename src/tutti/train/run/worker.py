@@ -14,287 +14,205 @@ import numpy as np
 import torch
 
 from tutti.accelerator.reference.optimizer import AdamSettings
-from tutti.comm.connect import connect
-from tutti.comm.entry.store import PrefixedStore
-from tutti.comm.places import place_of
-from tutti.errors import InputError, TuttiError
-from tutti.nn.initialize import initialize
-from tutti.observe.folder import CHECKPOINTS
-from tutti.ranks import rendezvous
+from tutti.errors import TuttiError
 from tutti.ranks.devices import open_chip
 from tutti.ranks.events import Events
 from tutti.ranks.leaving import Leaving, asking
-from tutti.ranks.rank_places import Seats, class_of
-from tutti.schedule.instruction import Instruction
 from tutti.simulate.estimate import Estimate
-from tutti.train.checkpoint import (
-    Checkpointer,
-    CheckpointSettings,
-    Processes,
-    Progress,
-    load_hf,
-)
 from tutti.train.data.feeder import Feeder, Samples
-from tutti.train.data.opening import PackedData, open_data
 from tutti.train.engine.engine import Engine
 from tutti.train.engine.step_totals import StepResult
-from tutti.train.graphs.captured_blocks import CaptureSettings
-from tutti.train.run.agreement import job_facts
+from tutti.train.run.build_rank import (
+    Joined,
+    build_engine,
+    join,
+    load_weights,
+    open_checkpoints,
+    open_job_data,
+)
 from tutti.train.run.culprit import find_culprit
-from tutti.train.run.ending import finish
+from tutti.train.run.ending import Ended, History, finish
 from tutti.train.run.measure import Measure
 from tutti.train.run.planning import Job, notices
-from tutti.train.run.safety import check_arithmetic, explain_memory, hardware_differences
+from tutti.train.run.rank_context import RankContext
+from tutti.train.run.safety import Built, explain_memory, hardware_differences
 from tutti.train.run.samples import sample_indices
-from tutti.train.run.starting import Resume, check_batch, which_checkpoint
+from tutti.train.run.starting import Resume
 from tutti.train.run.step_tensors import StepTensors
 from tutti.train.run.tracing import Tracer
-from tutti.train.run.weights import model_folder, wants_pretrained
 from tutti.train.sync.comm_links import CommLinks
 
 
+class StopRequest:
+    """Whether this rank was asked to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def ask(self, number: int) -> None:
+        """Let the run end after the step at hand."""
+        self.signal = self.signal or number
+
+
+def run_worker(
+    job: Job,
+    rank: int,
+    events: Events,
+    *,
+    resume: Resume,
+    failed: Callable[[BaseException], None] = lambda _error: None,
+) -> dict[str, Any]:
+    """Train as one rank until the last step, or until asked to stop; return what it came to.
+
+    `failed` hears of an error before anything is closed for it.
+    """
+    context = RankContext.of(job, rank, events)
+    context.say("opening the chip")
+    chip = job.cluster.pool(context.position.pool).chip
+    accelerator = open_chip(chip, context.position.slot)
+    for line in hardware_differences(accelerator, chip):
+        context.warn(f"{context.name}: {line}")
+    stop, built = StopRequest(), None
+    with ExitStack() as stack:
+        leaving = stack.enter_context(Leaving(rank, failed))
+        stack.enter_context(asking(stop.ask))
+        try:
+            joined = join(context, accelerator, stack)
+            context.say("building the model")
+            predicted = job.predicted()
+            links = CommLinks(joined.comm, job.plan, job.spec, job.cluster)
+            built = (build_engine(context, accelerator, links, predicted), predicted)
+            worker = Worker(context, joined, links, built, stop, stack, resume=resume)
+            return worker.train()
+        except torch.OutOfMemoryError as error:
+            cause = TuttiError(explain_memory(error, context.seat, accelerator, built))
+            leaving.tell(cause)
+            raise cause from error
+        except BaseException as error:
+            leaving.tell(error)
+            raise
+
+
 class Worker:
-    """A rank of a job, from its start to its end."""
+    """A rank of a job that has met the others, from its first step to its end."""
 
     def __init__(
         self,
-        job: Job,
-        rank: int,
-        events: Events,
-        failed: Callable[[BaseException], None] = lambda _error: None,
+        context: RankContext,
+        joined: Joined,
+        links: CommLinks,
+        built: Built,
+        stop: StopRequest,
+        stack: ExitStack,
+        *,
+        resume: Resume,
     ) -> None:
-        self.job, self.rank, self.events = job, rank, events
-        self._failed = failed  # hears of an error before anything is closed for it
-        self.config, self.plan, self.spec = job.config, job.plan, job.spec
-        self.world = job.plan.num_ranks
-        self.seat = Seats(job.plan, job.spec)[rank]
-        self.position = self.seat.place.chip
-        self.stopped_by = 0  # the signal that asked this rank to stop
-
-    def run(self, *, resume: Resume) -> dict[str, Any]:
-        """Train until the last step, or until asked to stop; return what it came to."""
-        self._say("opening the chip")
-        chip = self.job.cluster.pool(self.position.pool).chip
-        self.accelerator = open_chip(chip, self.position.slot)
-        for line in hardware_differences(self.accelerator, chip):
-            self.events.send("warning", text=f"rank {self.rank} ({self.position}): {line}")
-        with ExitStack() as stack:
-            leaving = stack.enter_context(Leaving(self.rank, self._failed))
-            stack.enter_context(asking(self._ask_to_stop))
-            try:
-                self._join(stack)
-                self._build()
-                self._load(stack, resume=resume)
-                return self._train(stack)
-            except torch.OutOfMemoryError as error:
-                cause = TuttiError(explain_memory(self, error))
-                leaving.tell(cause)
-                raise cause from error
-            except BaseException as error:
-                leaving.tell(error)
-                raise
-
-    def _say(self, text: str) -> None:
-        self.events.send("say", text=text)
-
-    def _ask_to_stop(self, number: int) -> None:
-        """Let the run end after the step at hand."""
-        self.stopped_by = self.stopped_by or number
-
-    # --- the start -------------------------------------------------------------------------
-
-    def _join(self, stack: ExitStack) -> None:
-        self._say("waiting for the other ranks")
-        rendezvous.tell_of_strangers(lambda text: self.events.send("stranger", text=text))
-        timeout_s = self.config.timeout_s
-        store = rendezvous.open_store(timeout_s)
-        facts = job_facts(self.job)
-        rendezvous.agree(store, self.rank, self.world, facts, timeout_s)
-        self.comm = connect(
-            PrefixedStore("comm", store),
-            self.rank,
-            self.world,
-            place=place_of(self.job.cluster, self.position),
-            accelerator=self.accelerator,
-            timeout_s=timeout_s,
-            start_timeout_s=timeout_s,
-            secret=rendezvous.job_secret(),
-            stranger=rendezvous.name_stranger,
-        )
-        stack.callback(self.comm.close)
-        self.control = self.comm.control("control")
-        self.saving = Processes(self.comm)
-
-    def _build(self) -> None:
-        self._say("building the model")
-        self.predicted: Estimate = self.job.predicted()
-        self.engine = Engine(
-            self.plan,
-            self.spec,
-            self.rank,
-            self.accelerator,
-            CommLinks(self.comm, self.plan, self.spec),
-            clip_norm=self.config.optimizer.clip_norm,
-            durations=self._durations(),
-            stub=self.config.emulate == "stub",
-            capture=self._capture(),
-        )
-        if not getattr(self.accelerator, "mode", ""):  # emulated chips calculate on the host
-            check_arithmetic(self)
-        self.measure, self.tracer = Measure(self), Tracer(self)
-
-    def _capture(self) -> CaptureSettings:
-        """Return what is wanted of graphs, and the memory that the plan leaves for them."""
-        promised = self.predicted.memory[class_of(self.predicted.schedule, self.seat)].total
-        room = int(self.accelerator.memory().total - promised)
-        return CaptureSettings(mode=self.config.capture, room_bytes=room, say=self._say)
-
-    def _durations(self) -> Callable[[Instruction], float | None] | None:
-        """Return what a chip on declared time takes: what the cost model says."""
-        if getattr(self.accelerator, "mode", "") != "declared":
-            return None
-        rank_class = class_of(self.predicted.schedule, self.seat)
-        costs = self.predicted.priced.costs.classes[rank_class]
-        entries = self.predicted.schedule.classes[rank_class].instructions
-        table = dict(zip(entries, costs.seconds.tolist(), strict=True))
-        return table.__getitem__
-
-    def _load(self, stack: ExitStack, *, resume: Resume) -> None:
-        self.data: PackedData = self._open_data()
-        folder = model_folder(self.config.model)
-        saves = self.config.checkpoints
-        self.checkpointer = Checkpointer(
-            self.config.folder / CHECKPOINTS,
-            CheckpointSettings(
-                keep_last=saves.keep,
-                keep_every=saves.keep_every or None,
-                keep_best=saves.keep_best,
-                missing=saves.missing,
-                asynchronous=saves.asynchronous,
-            ),
-            self.saving,
-            model_folder=folder,
-            say=self._say,
-        )
-        stack.callback(self.checkpointer.close)
-        if resume is not False:
-            self._say("reading the checkpoint")
-            self.progress = self.checkpointer.load(self.engine, which_checkpoint(resume))
-            self._check_data()
-            return
-        self.progress = Progress(seed=self.config.seed)
-        if wants_pretrained(self.config):
-            assert folder is not None
-            self._say(f"reading the weights of {folder}")
-            load_hf(self.engine, folder)
-        else:
-            self._say("making random weights")
-            initialize(self.engine.model, seed=self.config.seed)  # type: ignore[arg-type]
-            self.engine.take_masters()
-
-    def _open_data(self) -> PackedData:
-        """Open the data; the first rank of each node tokenises what nobody has yet."""
-        self._say("opening the data")
-        data = open_data(
-            self.config.data,
-            sequence_length=self.plan.job.sequence_length,
-            vocabulary=self.spec.vocab,
-            model_folder=model_folder(self.config.model),
-        )
-        for report in data.reports if self.rank == 0 else ():
-            self._say(str(report))
-        found = self.saving.gather(data.fingerprint)
-        if found is not None and len(set(found)) > 1:
-            other = next(i for i, text in enumerate(found) if text != found[0])
-            raise InputError(
-                f"rank {other} has other data than rank 0; give all nodes the same files"
-            )
-        return data
-
-    def _check_data(self) -> None:
-        """Refuse to go on with other samples than the run would have had."""
-        check_batch(self.progress, self.plan.job.global_batch)
-        saved = dict(self.progress.data)
-        if saved:
-            self.data.check(self.data.state(self.progress.samples).__class__(**saved))  # type: ignore[arg-type]
-
-    # --- the loop --------------------------------------------------------------------------
+        """Open data, saves and figures, and load the weights; the stack closes what is opened."""
+        self.context, self.joined, self.stop = context, joined, stop
+        self.engine: Engine = built[0]
+        self.predicted: Estimate = built[1]
+        self.measure = Measure(context, self.engine, joined.control, self.predicted)
+        program = self.predicted.result.program
+        self.tracer = Tracer(context, self.engine, links, joined.control, program)
+        self.data = open_job_data(context, joined.saving)
+        self.checkpointer = open_checkpoints(context, joined.saving, stack)
+        self.progress = load_weights(context, self.engine, self.checkpointer, self.data, resume)
+        self._stack = stack
 
     def feeder(self, samples: Samples, first: int, last: int) -> Feeder:
         """Return what brings this rank its part of some steps."""
-        seat, pipeline = self.engine.seat, self.plan.pipelines[self.engine.seat.place.pipeline]
+        plan, seat = self.context.plan, self.context.seat
         return Feeder(
             samples,
-            self.spec,
-            self.accelerator,
-            lambda step, m: sample_indices(self.plan, seat, step, m),
-            micro_batches=pipeline.micro_batches,
+            self.context.spec,
+            self.engine.accelerator,
+            lambda step, m: sample_indices(plan, seat, step, m),
+            micro_batches=plan.pipelines[seat.place.pipeline].micro_batches,
             context=(seat.replica.cp, seat.place.cp),
             first_step=first,
             last_step=last,
-            depth=self.config.data.prefetch,
+            depth=self.context.config.data.prefetch,
         )
 
-    def _train(self, stack: ExitStack) -> dict[str, Any]:
-        config, first = self.config, self.progress.step
-        rates = config.optimizer.rates(config.steps)
-        stack.enter_context(self.measure.sinks(after=first))
+    def train(self) -> dict[str, Any]:
+        """Train until the last step, or until asked to stop; return what it came to."""
+        context, config, first = self.context, self.context.config, self.progress.step
+        self._stack.enter_context(self.measure.sinks(after=first))
         self.tracer.announce(first, config.steps)
-        kept = self._step_tensors(stack)
-        feeder = stack.enter_context(self.feeder(self.data.train, first, config.steps))
-        for line in notices(self.job) if self.rank == 0 else ():
-            self.events.send("notice", text=line)
-        losses: list[float] = []
-        validation: list[tuple[int, float]] = []
-        seconds: list[float] = []
+        kept = self._step_tensors()
+        feeder = self._stack.enter_context(self.feeder(self.data.train, first, config.steps))
+        for line in notices(context.job) if context.rank == 0 else ():
+            context.events.send("notice", text=line)
+        history = History(first_step=first)
         for step in range(first, config.steps):
-            settings = self.settings(rates.at(step + 1))
-            begin = time.perf_counter()
-            self.engine.signal = bool(self.stopped_by)
-            result = self.engine.step(feeder.step(step), settings)
-            seconds.append(time.perf_counter() - begin)
-            self._check(step, result)
-            if kept is not None:
-                kept.after_step()
-            losses.append(result.loss)
-            self._advance(result)
-            self.measure.step(step + 1, result, seconds[-1], settings.learning_rate)
-            self.tracer.step(step + 1)
-            self.checkpointer.poll()
-            if config.validation.every and (step + 1) % config.validation.every == 0:
-                validation.append((step + 1, self._validate(step + 1)))
-            stopping = result.signals > 0
-            if self._due(step + 1) and not stopping:
-                self._meet()
-                self.measure.finish()  # a run that goes on from here has the figures before it
-                self.checkpointer.save(self.engine, self.progress)
-            if stopping:
-                self._say(f"asked to stop: saving at step {step + 1}")
+            if self._step(step, feeder, history, kept):
+                context.say(f"asked to stop: saving at step {step + 1}")
                 break
-        if kept is not None and losses and self.rank == 0:
-            last = self.progress.step * self.plan.job.global_batch
-            rows = range(first * self.plan.job.global_batch, last)
-            tokens = np.stack([self.data.train.row(sample).tokens for sample in rows])
-            kept.write_facts(tokens, seed=config.seed, cluster=self.job.cluster.name)
-        self._meet()
-        return finish(self, first, losses, validation, seconds)
+        if kept is not None and history.losses and context.rank == 0:
+            self._write_facts(kept, first)
+        self.joined.meet()
+        self.measure.finish()
+        return finish(
+            Ended(
+                context=context,
+                engine=self.engine,
+                checkpointer=self.checkpointer,
+                saving=self.joined.saving,
+                progress=self.progress,
+                history=history,
+                stopped_by=self.stop.signal,
+                predicted_s=self.predicted.step_seconds,
+                mfu=self.measure.mfu,
+            )
+        )
 
-    def _meet(self) -> None:
-        """Make sure that all ranks are there: what waits for a save does not say who is not."""
-        if self.world > 1:
-            self.comm.barrier().wait()
+    def _step(self, step: int, feeder: Feeder, history: History, kept: StepTensors | None) -> bool:
+        """Make a step and whatever is due after it; tell whether some rank was asked to stop."""
+        config, number = self.context.config, step + 1
+        settings = self._settings(config.optimizer.rates(config.steps).at(number))
+        traced = self.tracer.wants(number)
+        begin = time.perf_counter()
+        self.engine.signal = bool(self.stop.signal)
+        result = self.engine.step(feeder.step(step), settings)
+        seconds = time.perf_counter() - begin
+        self._check(step, result)
+        if kept is not None:
+            kept.after_step()
+        history.add(result.loss, seconds)
+        self._advance(result)
+        self.measure.step(number, result, seconds, settings.learning_rate)
+        if traced:
+            self.measure.finish()  # the steps up to this one are told before its trace
+            self.tracer.step(number)
+        self.checkpointer.poll()
+        if config.validation.every and number % config.validation.every == 0:
+            history.validation.append((number, self._validate(number)))
+        stopping = result.signals > 0
+        if self._due(number) and not stopping:
+            self.joined.meet()
+            self.measure.finish()  # a run that goes on from here has the figures before it
+            self.checkpointer.save(self.engine, self.progress)
+        return stopping
 
-    def _step_tensors(self, stack: ExitStack) -> StepTensors | None:
+    def _write_facts(self, kept: StepTensors, first: int) -> None:
+        batch = self.context.plan.job.global_batch
+        rows = range(first * batch, self.progress.step * batch)
+        tokens = np.stack([self.data.train.row(sample).tokens for sample in rows])
+        cluster = self.context.job.cluster.name
+        kept.write_facts(tokens, seed=self.context.config.seed, cluster=cluster)
+
+    def _step_tensors(self) -> StepTensors | None:
         """Open where every step's gradients and weights are kept, if that is wanted."""
-        if not self.config.measure.tensors:
+        folder = self.context.config.measure.tensors
+        if not folder:
             return None
-        kept = StepTensors(self.engine, Path(self.config.measure.tensors))
-        stack.callback(kept.close)
+        kept = StepTensors(self.engine, Path(folder))
+        self._stack.callback(kept.close)
         return kept
 
-    def settings(self, rate: float) -> AdamSettings:
+    def _settings(self, rate: float) -> AdamSettings:
         """Return the optimizer's constants at a learning rate."""
-        given = self.config.optimizer
+        given = self.context.config.optimizer
         return AdamSettings(
             learning_rate=rate,
             beta1=given.beta1,
@@ -306,24 +224,32 @@ class Worker:
 
     def _check(self, step: int, result: StepResult) -> None:
         """Stop at numbers that are not finite, and say where they began."""
-        if result.skipped and not self.engine.scaling.is_dynamic:
-            raise TuttiError(find_culprit(self, step))
+        if not result.skipped or self.engine.scaling.is_dynamic:
+            return
+
+        def again() -> None:
+            with self.feeder(self.data.train, step, step + 1) as feeder:
+                self.engine.step(feeder.step(step), self._settings(0.0))
+
+        alone = self.context.plan.num_ranks == 1
+        gather = (lambda own: [own]) if alone else self.joined.control.gather_values
+        raise TuttiError(find_culprit(self.engine, step, again, gather))
 
     def _advance(self, result: StepResult) -> None:
-        samples = self.progress.samples + self.plan.job.global_batch
-        state = self.data.state(samples)
+        samples = self.progress.samples + self.context.plan.job.global_batch
         self.progress = dataclasses.replace(
             self.progress,
             step=self.progress.step + 1,
             samples=samples,
             tokens=self.progress.tokens + result.tokens,
-            data=dataclasses.asdict(state),
+            data=dataclasses.asdict(self.data.state(samples)),
             validation_loss=None,
         )
 
     def _due(self, step: int) -> bool:
-        every = self.config.checkpoints.every
-        return bool(every) and step % every == 0 and step < self.config.steps
+        config = self.context.config
+        every = config.checkpoints.every
+        return bool(every) and step % every == 0 and step < config.steps
 
     def _validate(self, step: int) -> float:
         rows = self.data.validation
@@ -332,8 +258,8 @@ class Worker:
                 "validation.every is given, but the data hold nothing out: name "
                 "data.validation, or data.holdout"
             )
-        most = rows.num_steps(self.plan.job.global_batch)
-        count = min(self.config.validation.steps, most)
+        most = rows.num_steps(self.context.plan.job.global_batch)
+        count = min(self.context.config.validation.steps, most)
         total, tokens = 0.0, 0
         with self.feeder(rows, 0, count) as feeder:
             for number in range(count):

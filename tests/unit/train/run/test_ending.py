@@ -17,10 +17,10 @@ from tutti.errors import InputError, StoppedError, TuttiError
 from tutti.train.checkpoint import Alone, Progress, Saved
 from tutti.train.run import ending
 from tutti.train.run.config import TrainConfig
-from tutti.train.run.trainer import result_of
+from tutti.train.run.result import result_of
 
 
-class Worker:
+class Run:
     """As much of a rank as an end needs."""
 
     def __init__(self, folder: Path, *, step: int = 12, problem: str = "") -> None:
@@ -31,15 +31,9 @@ class Worker:
             "output": str(folder / "out"),
         }
         self.config = build(TrainConfig, written, Place("test"))
-        self.rank, self.stopped_by, self.saving = 0, 0, Alone()
         self.progress = Progress(step=step)
-        self.measure = SimpleNamespace(finish=lambda: None, mfu=lambda seconds: 0.5)
-        self.plan = SimpleNamespace(job=SimpleNamespace(tokens=100))
-        self.predicted = SimpleNamespace(step_seconds=1.0)
-        self.engine = None
         self.said: list[str] = []
-        self.events = SimpleNamespace(send=lambda kind, text: self.said.append(text))
-        self.checkpointer = SimpleNamespace(
+        self.checkpointer: Any = SimpleNamespace(
             history=[], save=self.save, wait=lambda: None,
             failure=lambda saved: f"checkpoint of step {saved.step} failed ({saved.problem})",
         )  # fmt: skip
@@ -54,7 +48,27 @@ class Worker:
             published(Path(self.config.output) / "checkpoints", progress.step)
 
     def finish(self, losses: list[float]) -> dict[str, Any]:
-        return ending.finish(self, 0, losses, [], [0.1] * len(losses))  # type: ignore[arg-type]
+        history = ending.History(first_step=0)
+        for loss in losses:
+            history.add(loss, 0.1)
+        context: Any = SimpleNamespace(
+            config=self.config, rank=0, plan=SimpleNamespace(job=SimpleNamespace(tokens=100)),
+            say=self.said.append, warn=self.said.append,
+        )  # fmt: skip
+        nothing: Any = None
+        return ending.finish(
+            ending.Ended(
+                context=context,
+                engine=nothing,
+                checkpointer=self.checkpointer,
+                saving=Alone(),
+                progress=self.progress,
+                history=history,
+                stopped_by=0,
+                predicted_s=1.0,
+                mfu=lambda seconds: 0.5,
+            )
+        )
 
 
 @pytest.fixture
@@ -73,9 +87,9 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_last_save_that_failed_is_an_error_and_exports_nothing(
     tmp_path: Path, exported: list[str]
 ) -> None:
-    worker = Worker(tmp_path, problem="No space left on device")
+    run = Run(tmp_path, problem="No space left on device")
     with pytest.raises(TuttiError) as failed:
-        worker.finish([2.0, 1.0])
+        run.finish([2.0, 1.0])
     assert failed.value.exit_code == 1
     assert str(failed.value) == (
         "checkpoint of step 12 failed (No space left on device); mend it and go on with --resume"
@@ -85,7 +99,7 @@ def test_a_last_save_that_failed_is_an_error_and_exports_nothing(
 
 
 def test_an_export_is_of_the_last_step(tmp_path: Path, exported: list[str]) -> None:
-    found = Worker(tmp_path).finish([2.0, 1.0])
+    found = Run(tmp_path).finish([2.0, 1.0])
     assert exported == ["step-000012"]
     assert found["huggingface"] == str(tmp_path / "out" / "huggingface")
     assert (found["steps"], found["stopped_by"]) == (12, 0)
@@ -103,10 +117,10 @@ def test_an_export_that_failed_is_an_error_and_a_resume_writes_it(
 
     monkeypatch.setattr(ending, "export_hf", export)
     with pytest.raises(TuttiError, match=r"no Hugging Face folder could be written: .*--resume"):
-        Worker(tmp_path).finish([2.0, 1.0])
+        Run(tmp_path).finish([2.0, 1.0])
     assert not list((tmp_path / "out").glob(".huggingface*"))
     monkeypatch.setattr(ending, "export_hf", working)
-    again = Worker(tmp_path)
+    again = Run(tmp_path)
     assert again.finish([])["huggingface"] == str(tmp_path / "out" / "huggingface")
     assert exported == ["step-000012"]
     again.finish([])  # it is there now
@@ -114,25 +128,25 @@ def test_an_export_that_failed_is_an_error_and_a_resume_writes_it(
 
 
 def test_a_model_that_is_a_name_has_no_folder_to_export(tmp_path: Path, exported: Any) -> None:
-    worker = Worker(tmp_path)
-    worker.config = build(
+    run = Run(tmp_path)
+    run.config = build(
         TrainConfig,
         {"model": "gpt2", "steps": 12, "data": {"train": [{"kind": "synthetic"}]},
          "output": str(tmp_path / "out")},
         Place("test"),
     )  # fmt: skip
-    assert worker.finish([1.0])["huggingface"] is None
-    assert worker.said == ["no Hugging Face folder: 'gpt2' is a name, and has no config.json"]
+    assert run.finish([1.0])["huggingface"] is None
+    assert run.said == ["no Hugging Face folder: 'gpt2' is a name, and has no config.json"]
 
 
 @pytest.mark.parametrize(("asked_by", "code"), [(2, 130), (15, 143), (0, 143)])
 def test_an_unfinished_run_says_by_whom(
     tmp_path: Path, exported: list[str], asked_by: int, code: int
 ) -> None:
-    worker = Worker(tmp_path, step=7)
-    summary = worker.finish([2.0, 1.0])
+    run = Run(tmp_path, step=7)
+    summary = run.finish([2.0, 1.0])
     assert exported == []
-    job: Any = SimpleNamespace(config=worker.config)
+    job: Any = SimpleNamespace(config=run.config)
     result = result_of(summary, job, asked_by=asked_by)
     assert not result.finished
     assert result.to_document()["finished"] is False
@@ -142,6 +156,6 @@ def test_an_unfinished_run_says_by_whom(
 
 
 def test_a_finished_run_is_finished_whoever_asked(tmp_path: Path, exported: list[str]) -> None:
-    worker = Worker(tmp_path)
-    job: Any = SimpleNamespace(config=worker.config)
-    result_of(worker.finish([1.0]), job, asked_by=15).require_finished()
+    run = Run(tmp_path)
+    job: Any = SimpleNamespace(config=run.config)
+    result_of(run.finish([1.0]), job, asked_by=15).require_finished()

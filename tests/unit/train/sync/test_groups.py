@@ -100,33 +100,30 @@ def test_a_rule_goes_by_use_pools_and_size():
         {**ring, "algorithm": "hierarchical", "chunks": 4, "channels": 3},
         {**ring, "algorithm": "tree", "pools": ("fast",)},
     )
-    programs = PlannedPrograms(plan)
-    both = pools_of(seats_of(plan), (0, 1))
-    assert both == ("fast", "slow")
-    rule = programs.rule("gradients", both, 2)
+    programs = PlannedPrograms(seats_of(plan))
+    assert pools_of(seats_of(plan), (0, 1)) == ("fast", "slow")
+    rule = programs.rule("gradients", (0, 1), 2)
     assert rule(Operation.ALL_REDUCE, 1000) == Named(algorithm="ring", connections=2)
     wanted = Named(algorithm="hierarchical", chunks=4, connections=3)
     assert rule(Operation.ALL_REDUCE, 1001) == wanted
     assert rule(Operation.REDUCE_SCATTER, 1000) is None
-    fast = programs.rule("gradients", ("fast",), 1)
+    fast = programs.rule("gradients", (0,), 1)
     assert fast(Operation.ALL_REDUCE, 10) == Named(algorithm="tree")
     for use in ("scalars", "parameters", "block", "boundary"):
-        assert programs.rule(use, both, 1)(Operation.ALL_REDUCE, 10) is None
+        assert programs.rule(use, (0, 1), 1)(Operation.ALL_REDUCE, 10) is None
 
 
 def test_auto_leaves_the_choice_open():
     plan = choices({"use": "gradients", "operation": "all_reduce", "algorithm": "auto"})
-    assert (
-        PlannedPrograms(plan).rule("gradients", ("fast", "slow"), 1)(Operation.ALL_REDUCE, 9)
-        is None
-    )
+    programs = PlannedPrograms(seats_of(plan))
+    assert programs.rule("gradients", (0, 1), 1)(Operation.ALL_REDUCE, 9) is None
 
 
 def test_what_blocks_exchange_is_recorded_for_experts():
     plan = choices({"use": "experts", "operation": "all_to_all", "algorithm": "rail"})
-    programs = PlannedPrograms(plan)
-    assert programs.tells("experts", Operation.ALL_TO_ALL, ("fast",))
-    assert not programs.tells("experts", Operation.ALL_REDUCE, ("fast",))
-    rule = programs.rule("block", ("fast",), 1)
+    programs = PlannedPrograms(seats_of(plan))
+    assert programs.tells("experts", Operation.ALL_TO_ALL, (0,))
+    assert not programs.tells("experts", Operation.ALL_REDUCE, (0,))
+    rule = programs.rule("block", (0,), 1)
     assert rule(Operation.ALL_TO_ALL, 10) == Named(algorithm="rail")
     assert rule(Operation.ALL_REDUCE, 10) is None

@@ -1,0 +1,193 @@
+"""How a rank comes to be: it meets the others, makes its engine, opens its data and its saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from tutti.accelerator import Accelerator
+from tutti.comm import Communicator
+from tutti.comm.connect import connect
+from tutti.comm.entry.store import PrefixedStore
+from tutti.comm.places import place_of
+from tutti.errors import InputError
+from tutti.nn.initialize import initialize
+from tutti.observe.folder import CHECKPOINTS
+from tutti.ranks import rendezvous
+from tutti.ranks.rank_places import class_of
+from tutti.schedule.instruction import Instruction
+from tutti.simulate.estimate import Estimate
+from tutti.train.checkpoint import (
+    Checkpointer,
+    CheckpointSettings,
+    Processes,
+    Progress,
+    load_hf,
+)
+from tutti.train.data.opening import PackedData, open_data
+from tutti.train.engine.engine import Engine
+from tutti.train.graphs.captured_blocks import CaptureSettings
+from tutti.train.run.agreement import job_facts
+from tutti.train.run.rank_context import RankContext
+from tutti.train.run.safety import check_arithmetic
+from tutti.train.run.starting import Resume, check_batch, which_checkpoint
+from tutti.train.run.weights import model_folder, wants_pretrained
+from tutti.train.sync.comm_links import CommLinks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A rank's ways to the others."""
+
+    comm: Communicator
+    control: Communicator  # what hosts tell each other
+    saving: Processes
+
+    def meet(self) -> None:
+        """Make sure that all ranks are there: what waits for a save does not say who is not."""
+        if self.comm.size > 1:
+            self.comm.barrier().wait()
+
+
+def join(context: RankContext, accelerator: Accelerator, stack: ExitStack) -> Joined:
+    """Meet the other ranks; the stack closes the connections."""
+    context.say("waiting for the other ranks")
+    rendezvous.tell_of_strangers(lambda text: context.events.send("stranger", text=text))
+    job, timeout_s, world = context.job, context.config.timeout_s, context.plan.num_ranks
+    store = rendezvous.open_store(timeout_s)
+    rendezvous.agree(store, context.rank, world, job_facts(job), timeout_s)
+    comm = connect(
+        PrefixedStore("comm", store),
+        context.rank,
+        world,
+        place=place_of(job.cluster, context.position),
+        accelerator=accelerator,
+        profile=job.chip_profiles(),
+        timeout_s=timeout_s,
+        start_timeout_s=timeout_s,
+        secret=rendezvous.job_secret(),
+        stranger=rendezvous.name_stranger,
+    )
+    stack.callback(comm.close)
+    return Joined(comm=comm, control=comm.control("control"), saving=Processes(comm))
+
+
+# --- the engine ------------------------------------------------------------------------------
+
+
+def build_engine(
+    context: RankContext, accelerator: Accelerator, links: CommLinks, predicted: Estimate
+) -> Engine:
+    """Make the rank's engine; a device that multiplies wrongly is refused."""
+    engine = Engine(
+        context.plan,
+        context.spec,
+        context.rank,
+        accelerator,
+        links,
+        clip_norm=context.config.optimizer.clip_norm,
+        durations=_durations(context, accelerator, predicted),
+        stub=context.config.emulate == "stub",
+        capture=_capture(context, accelerator, predicted),
+    )
+    if not getattr(accelerator, "mode", ""):  # emulated chips calculate on the host
+        check_arithmetic(engine)
+    return engine
+
+
+def _capture(
+    context: RankContext, accelerator: Accelerator, predicted: Estimate
+) -> CaptureSettings:
+    """Return what is wanted of graphs, and the memory that the plan leaves for them."""
+    promised = predicted.memory[class_of(predicted.schedule, context.seat)].total
+    room = int(accelerator.memory().total - promised)
+    return CaptureSettings(mode=context.config.capture, room_bytes=room, say=context.say)
+
+
+def _durations(
+    context: RankContext, accelerator: Accelerator, predicted: Estimate
+) -> Callable[[Instruction], float | None] | None:
+    """Return what a chip on declared time takes: what the cost model says."""
+    if getattr(accelerator, "mode", "") != "declared":
+        return None
+    rank_class = class_of(predicted.schedule, context.seat)
+    costs = predicted.priced.costs.classes[rank_class]
+    entries = predicted.schedule.classes[rank_class].instructions
+    table = dict(zip(entries, costs.seconds.tolist(), strict=True))
+    return table.__getitem__
+
+
+# --- data and weights ------------------------------------------------------------------------
+
+
+def open_job_data(context: RankContext, saving: Processes) -> PackedData:
+    """Open the data; the first rank of each node tokenises what nobody has yet."""
+    context.say("opening the data")
+    data = open_data(
+        context.config.data,
+        sequence_length=context.plan.job.sequence_length,
+        vocabulary=context.spec.vocab,
+        model_folder=model_folder(context.config.model),
+    )
+    for report in data.reports if context.rank == 0 else ():
+        context.say(str(report))
+    found = saving.gather(data.fingerprint)
+    if found is not None and len(set(found)) > 1:
+        other = next(i for i, text in enumerate(found) if text != found[0])
+        raise InputError(f"rank {other} has other data than rank 0; give all nodes the same files")
+    return data
+
+
+def open_checkpoints(context: RankContext, saving: Processes, stack: ExitStack) -> Checkpointer:
+    """Open where the run is saved; the stack closes it."""
+    saves = context.config.checkpoints
+    checkpointer = Checkpointer(
+        context.config.folder / CHECKPOINTS,
+        CheckpointSettings(
+            keep_last=saves.keep,
+            keep_every=saves.keep_every or None,
+            keep_best=saves.keep_best,
+            missing=saves.missing,
+            asynchronous=saves.asynchronous,
+        ),
+        saving,
+        model_folder=model_folder(context.config.model),
+        say=context.say,
+    )
+    stack.callback(checkpointer.close)
+    return checkpointer
+
+
+def load_weights(
+    context: RankContext,
+    engine: Engine,
+    checkpointer: Checkpointer,
+    data: PackedData,
+    resume: Resume,
+) -> Progress:
+    """Load, read or make the engine's weights; return how far the run is."""
+    config = context.config
+    if resume is not False:
+        context.say("reading the checkpoint")
+        progress = checkpointer.load(engine, which_checkpoint(resume))
+        _check_data(progress, data, context.plan.job.global_batch)
+        return progress
+    if wants_pretrained(config):
+        folder = model_folder(config.model)
+        assert folder is not None
+        context.say(f"reading the weights of {folder}")
+        load_hf(engine, folder)
+    else:
+        context.say("making random weights")
+        initialize(engine.model, seed=config.seed)
+        engine.take_masters()
+    return Progress(seed=config.seed)
+
+
+def _check_data(progress: Progress, data: PackedData, global_batch: int) -> None:
+    """Refuse to go on with other samples than the run would have had."""
+    check_batch(progress, global_batch)
+    saved = dict(progress.data)
+    if saved:
+        data.check(data.state(progress.samples).__class__(**saved))  # type: ignore[arg-type]
