@@ -27,8 +27,8 @@ import torch
 
 from tutti.accelerator import Accelerator, open_accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.models import read_config
 from tutti.models.load import catalog_config
-from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.plan.job import PRECISIONS
 from tutti.ranks.alone import NoLinks, plan_alone
@@ -58,7 +58,7 @@ def make_engine(
     """Return an engine and what it says of graphs."""
     config = dict(catalog_config(asked.model))
     config |= {"num_hidden_layers": asked.layers, "vocab_size": asked.vocabulary}
-    spec = ModelSpec.from_config(config, asked.model)
+    spec = read_config(config, asked.model)
     plan = plan_alone(
         spec,
         sequence_length=tokens,

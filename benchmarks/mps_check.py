@@ -29,8 +29,8 @@ from mixed_gpus import limits, shared_device
 
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.models import read_config
 from tutti.models.load import catalog_config
-from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
@@ -70,7 +70,7 @@ def steps(args: argparse.Namespace, device: str) -> dict[str, object]:
     if args.rehearse:
         config |= {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 512,
                    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip
-    spec = ModelSpec.from_config(config, "llama-3.2-1b")
+    spec = read_config(config, "llama-3.2-1b")
     plan = plan_alone(
         spec, sequence_length=args.length, micro_batch=1, micro_batches=args.micro_batches,
         precision=PRECISIONS["fp32" if args.rehearse else "bf16"],

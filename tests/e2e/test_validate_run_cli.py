@@ -12,8 +12,9 @@ from tests.support.finished_runs import finished_run
 from tests.support.real_steps import as_measured
 from tutti.cli.main import run
 from tutti.cost.plan.sources import Sources
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.library import shipped
+from tutti.hardware.pool import Pool
 from tutti.hardware.profile import Profile
 from tutti.models.load import load_model
 from tutti.plan.job import Job

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tests.support.tiny_configs import TINY  # noqa: E402
-from tutti.models import ModelSpec, catalog_config, catalog_names  # noqa: E402
+from tutti.models import catalog_config, catalog_names, read_config  # noqa: E402
 from tutti.models.families import model_types  # noqa: E402
 
 LAYER = re.compile(r"(?:layers|h)\.(\d+)\.")
@@ -40,7 +40,7 @@ def hf_counts(values: dict[str, object]) -> tuple[int, Counter[int]]:
 
 
 def check(values: dict[str, object]) -> None:
-    spec = ModelSpec.from_config(values, "model")
+    spec = read_config(values, "model")
     total, layers = hf_counts(values)
     ours = {
         unit - 1: sum(p.size for p in spec.parameters(unit) if p.counted)
@@ -64,16 +64,16 @@ def test_full_size_models_have_transformers_parameters(name: str) -> None:
 def test_absent_keys_mean_what_transformers_means(name: str) -> None:
     """What transformers writes after filling in its defaults reads as the same model."""
     written = json.loads(hf_config(TINY[name]).to_json_string(use_diff=False))
-    filled = ModelSpec.from_config(written, "model")
+    filled = read_config(written, "model")
     asked = {**TINY[name], "pad_token_id": written["pad_token_id"]}  # chosen by hf_config
-    assert filled == ModelSpec.from_config(asked, "model")
+    assert filled == read_config(asked, "model")
 
 
 @pytest.mark.parametrize("name", catalog_names())
 def test_the_catalog_survives_transformers(name: str) -> None:
     written = json.loads(hf_config(catalog_config(name)).to_json_string(use_diff=False))
-    spec = ModelSpec.from_config(catalog_config(name), name)
-    assert ModelSpec.from_config(written, name) == spec
+    spec = read_config(catalog_config(name), name)
+    assert read_config(written, name) == spec
 
 
 def test_every_type_has_a_tiny_and_a_full_size_config() -> None:

@@ -19,7 +19,7 @@ from tests.support.parity import (  # noqa: E402
     tokens_and_targets,
     zero_gradients,
 )
-from tutti.models import ModelSpec  # noqa: E402
+from tutti.models import read_config  # noqa: E402
 from tutti.models.families import model_types  # noqa: E402
 
 LOGITS = 1e-5  # largest difference
@@ -29,7 +29,7 @@ GRADIENTS = 1e-5  # of the gradient's norm
 @pytest.mark.parametrize("name", TINY)
 def test_a_packed_batch_equals_transformers_on_each_sequence(name: str) -> None:
     values = parity_config(name)
-    spec = ModelSpec.from_config(values, name)
+    spec = read_config(values, name)
     hf = hf_model(name, values)
     ours = our_model(hf, spec)
     tokens, targets = tokens_and_targets(spec.vocab)
@@ -55,7 +55,7 @@ def test_every_type_is_compared() -> None:
 def test_windows_and_scalings_are_in_reach() -> None:
     """A window or a scaling that no token reaches would be compared in vain."""
     for name in TINY:
-        spec = ModelSpec.from_config(parity_config(name), name)
+        spec = read_config(parity_config(name), name)
         for block in spec.blocks:
             window, rotary = block.attention.window, block.attention.rotary
             assert window is None or window < min(LENGTHS), name

@@ -24,7 +24,7 @@ from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.errors import InputError  # noqa: E402
 from tutti.huggingface import maps, open_checkpoint  # noqa: E402
 from tutti.huggingface.maps.llama_like import LLAMA  # noqa: E402
-from tutti.models import ModelSpec  # noqa: E402
+from tutti.models import read_config  # noqa: E402
 from tutti.models.families import registry  # noqa: E402
 from tutti.models.families.decoder import Attention, Decoder, Mlp, same_window  # noqa: E402
 from tutti.models.families.llama_like import per_head_norm  # noqa: E402
@@ -77,7 +77,7 @@ def test_a_declared_type_equals_its_twin(acme: None) -> None:
         load(model, checkpoint)
     assert model.spec.model_type == "acme"
     tokens, targets = tokens_and_targets(160)
-    theirs = run_hf(hf, ModelSpec.from_config(TWIN, "twin"), tokens, targets, LENGTHS)
+    theirs = run_hf(hf, read_config(TWIN, "twin"), tokens, targets, LENGTHS)
     logits, gradients = differences(run_ours(model, tokens, targets, LENGTHS), theirs)
     assert logits <= 1e-5
     assert max(gradients.values()) <= 1e-5
@@ -85,4 +85,4 @@ def test_a_declared_type_equals_its_twin(acme: None) -> None:
 
 def test_without_the_declaration_it_is_refused() -> None:
     with pytest.raises(InputError, match="acme"):
-        ModelSpec.from_config({**TWIN, "model_type": "acme"}, "acme")
+        read_config({**TWIN, "model_type": "acme"}, "acme")

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 from tests.support.hf_models import tiny_model  # noqa: E402
 from tests.support.parity import hf_model, our_model  # noqa: E402
 from tests.support.tiny_configs import EXPERT_TYPES, TINY, tiny_config  # noqa: E402
-from tutti.models import ModelSpec  # noqa: E402
+from tutti.models import read_config  # noqa: E402
 from tutti.nn import Batch  # noqa: E402
 
 TYPES = sorted({str(values["model_type"]) for values in TINY.values()})
@@ -34,12 +34,12 @@ def test_padding_rows(kind: str) -> None:
             config = transformers.AutoConfig.for_model(**values)
             theirs = transformers.AutoModelForCausalLM.from_config(config)
         wanted = theirs.get_input_embeddings().padding_idx
-        assert ModelSpec.from_config(values, name).embedding.padding == wanted, given
+        assert read_config(values, name).embedding.padding == wanted, given
 
 
 def test_a_padding_token_outside_the_vocabulary_is_none() -> None:
     values = {**tiny_config("phi3"), "pad_token_id": 32000}
-    assert ModelSpec.from_config(values, "phi3").embedding.padding is None
+    assert read_config(values, "phi3").embedding.padding is None
 
 
 @pytest.mark.parametrize("name", [*EXPERT_TYPES, "mixtral/4"])
@@ -50,7 +50,7 @@ def test_a_balancing_loss_is_added_where_transformers_adds_one(
     values = tiny_config(name) | ({} if wanted is None else {"output_router_logits": wanted})
     adds = "aux_loss" in inspect.getsource(type(tiny_model(values)).forward)
     assert adds == (name in BALANCED)
-    routers = [b.moe.router for b in ModelSpec.from_config(values, name).blocks if b.moe]
+    routers = [b.moe.router for b in read_config(values, name).blocks if b.moe]
     assert all(router.balance_loss_on == bool(adds and wanted) for router in routers)
 
 
@@ -64,7 +64,7 @@ def test_a_balancing_loss_is_as_strong_as_transformers(name: str) -> None:
     }  # fmt: skip
     if name in ("mixtral/4", "gpt_oss"):
         values["num_hidden_layers"] = 1
-    spec = ModelSpec.from_config(values, name)
+    spec = read_config(values, name)
     sparse = [u for u in range(1, spec.num_layers + 1) if spec.block(u).moe is not None]
     assert len(sparse) == 1
     hf = hf_model(name, values)
@@ -82,7 +82,7 @@ def test_a_balancing_loss_is_as_strong_as_transformers(name: str) -> None:
 
 
 def test_one_choice_does_not_change_the_plan() -> None:
-    spec = ModelSpec.from_config({**tiny_config("qwen3_moe"), "pad_token_id": 0}, "tiny")
+    spec = read_config({**tiny_config("qwen3_moe"), "pad_token_id": 0}, "tiny")
     other = spec.with_training(balance=True, padding=True)
     assert other != spec
     assert other.fingerprint == spec.fingerprint

@@ -13,7 +13,7 @@ import numpy as np
 from tutti.huggingface.dtypes import BY_CODE
 from tutti.huggingface.maps import key_table
 from tutti.huggingface.tensor_file import Entry, header_bytes
-from tutti.models import ModelSpec
+from tutti.models import read_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -41,7 +41,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], code: str = "F3
 
 def stored_tensors(config: Mapping[str, Any] = LLAMA, code: str = "F32") -> dict[str, np.ndarray]:
     """Return every tensor of a model under its key in the files; no two numbers are equal."""
-    table = key_table(ModelSpec.from_config(config, "model"))
+    table = key_table(read_config(config, "model"))
     found: dict[str, np.ndarray] = {}
     at = 1
     for key, parts in table.stored.items():

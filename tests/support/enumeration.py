@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tutti.errors import InputError
-from tutti.hardware.cluster import Pool
+from tutti.hardware.pool import Pool
 from tutti.plan.check import check_plan
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Offload, Plan, Recompute, UnitRanges

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 
 from tests.support.enumeration import all_drafts, finish, pipelines, price
 from tutti.hardware import library
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind, CrossLink, Fabric
 from tutti.hardware.node import trimmed
+from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
 from tutti.models.parts import MlpSpec
 from tutti.models.plain import plain_gpt

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
-from tutti.models import ModelSpec
+from tutti.models import ModelSpec, read_config
 from tutti.nn import ALONE, Batch, Model, ParallelContext
 from tutti.nn.initialize import normal
 from tutti.plan.plan import ContextKind
@@ -79,7 +79,7 @@ LENGTHS = (13, 9, 18)
 
 
 def spec_of(kind: str, *, prediction_heads: int = 0) -> ModelSpec:
-    spec = ModelSpec.from_config(CONFIGS[kind], kind)
+    spec = read_config(CONFIGS[kind], kind)
     return spec.with_prediction_heads(prediction_heads) if prediction_heads else spec
 
 

@@ -17,6 +17,7 @@ from tutti.accelerator.profiling.timer import Samples, Timer
 from tutti.accelerator.profiling.workspace import TORCH_DTYPES, Workspace
 from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import Profile
+from tutti.models import read_config
 from tutti.models.flops import attention_flops_per_token
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
@@ -71,7 +72,7 @@ def host_shapes() -> list[BlockShape]:
     found = []
     for name, (hidden, heads, kv_heads, width, sequences, length) in HOST_SHAPES.items():
         config = _llama_config(hidden, heads, kv_heads, width)
-        spec = ModelSpec.from_config(config, name)
+        spec = read_config(config, name)
         found.append(
             BlockShape(name=name, spec=spec, config=config, sequences=sequences, length=length)
         )

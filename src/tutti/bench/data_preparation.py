@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from tutti.huggingface.tokenizer import Tokenizer
-from tutti.models import ModelSpec
+from tutti.models import read_config
 from tutti.train.data.cache import CacheSettings, open_store
 from tutti.train.data.config import SourceConfig
 from tutti.train.data.order import Part, TrainingOrder
@@ -127,7 +127,7 @@ def _feeding() -> Iterator[Speed]:
     accelerator = open_accelerator("cpu")
     config = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2,
               "num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 1024}  # fmt: skip
-    spec = ModelSpec.from_config(config, "bench")
+    spec = read_config(config, "bench")
     for length, rows in ((128, 64), (2048, 4)):
         samples = SyntheticRows(
             vocabulary=1024, length=length, document_length=0, surprise=0.1, seed=0

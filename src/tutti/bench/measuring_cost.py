@@ -15,8 +15,8 @@ import torch
 
 from tutti.accelerator import open_accelerator
 from tutti.bench.train_speed import SETTINGS, Say
+from tutti.models import read_config
 from tutti.models.load import catalog_config
-from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
@@ -128,7 +128,7 @@ def recorder_seconds(recorder: Recorder, count: int) -> tuple[float, float]:
 def _engine(asked: MeasuringQuestion) -> Engine:
     accelerator = open_accelerator(asked.device)
     config = dict(catalog_config(asked.model)) | {"num_hidden_layers": asked.layers}
-    spec = ModelSpec.from_config(config, asked.model)
+    spec = read_config(config, asked.model)
     plan = plan_alone(
         spec,
         sequence_length=asked.sequence_length,

@@ -29,6 +29,7 @@ from tutti.comm.connect import connect
 from tutti.comm.edge_rates import measured_links
 from tutti.cost.arrays import Shape
 from tutti.launch.secret import Secret, new_secret
+from tutti.models import read_config
 from tutti.models.spec import ModelSpec
 from tutti.nn import Batch, Model, Ranks, initialize
 from tutti.nn.parallel.groups import Group, InTurn, shares
@@ -72,7 +73,7 @@ class Question:
                 "moe_intermediate_size": self.hidden // 4, "router_aux_loss_coef": 0.0,
                 "shared_expert_intermediate_size": self.hidden,
             }  # fmt: skip
-        spec = ModelSpec.from_config(config, "overlap")
+        spec = read_config(config, "overlap")
         # a gate of one column would be a tile wide, and stand beside the way back from experts
         blocks = (
             block

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tutti.hardware.cluster import Cluster, Pool
+    from tutti.hardware.cluster import Cluster
+    from tutti.hardware.pool import Pool
     from tutti.hardware.topology import Position
     from tutti.plan.plan import Plan, Stage
 

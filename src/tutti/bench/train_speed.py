@@ -19,6 +19,7 @@ from tutti.bench.train_breakdown import best_rates, kernel_seconds, parts
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.library import shipped
+from tutti.models import read_config
 from tutti.models.flops import flops_per_token
 from tutti.models.load import catalog_config, load_model
 from tutti.models.memory import activation_bytes
@@ -69,7 +70,7 @@ class SpeedQuestion:
         """Return the model."""
         if self.layers is None:
             return load_model(self.model)
-        return ModelSpec.from_config(self.config(), self.model)
+        return read_config(self.config(), self.model)
 
 
 def _require_room(asked: SpeedQuestion, spec: ModelSpec, accelerator: Accelerator) -> None:

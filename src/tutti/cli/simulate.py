@@ -115,7 +115,9 @@ def _show(
     if trace is not None:
         write_trace(trace, result)
     if json:
-        document = result.to_document(labels)
+        from tutti.simulate.written import result_document
+
+        document = result_document(result, labels)
         document["step_seconds_slowest_node"] = result.step_seconds * slowdown
         print_json(document | ({"jitter": spread.to_document()} if spread is not None else {}))
         return

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tutti.hardware.chip import Dtype
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.models.anatomy import BlockWidths
 from tutti.models.spec import ModelSpec
 

@@ -1,9 +1,10 @@
 """Chips, nodes, pools, fabrics and clusters: what a person owns, as files and frozen facts."""
 
 from tutti.hardware.chip import Chip, Dtype
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind, CrossLink, Fabric, Storage, StorageTarget, Tier
 from tutti.hardware.node import Bridge, Host, Island, Nic, NodeType
+from tutti.hardware.pool import Pool
 from tutti.hardware.profile import Profile
 from tutti.hardware.slots import Slots
 from tutti.hardware.topology import Link, LinkKind, Position

@@ -15,58 +15,18 @@ from typing import Annotated, Any
 import yaml
 
 from tutti import files
-from tutti.document import AtLeast, AtMost, Place, Watts, build_fields, plain, plain_fields, shown
+from tutti.document import AtLeast, AtMost, Place, build_fields, plain, plain_fields, shown
 from tutti.errors import InputError, hint
 from tutti.hardware import library as catalog
 from tutti.hardware.chip import Chip, Dtype, check_name
 from tutti.hardware.fabric import CrossLink, Fabric, Storage
 from tutti.hardware.library import Library, refuse_unknown
 from tutti.hardware.node import NodeType, node_document, trimmed
+from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Link, Position, default_cross_link, link_between
 
 NodeCount = Annotated[int, AtLeast(1), AtMost(1_000_000)]
 Price = Annotated[float, AtLeast(0), AtMost(1e9)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """Equal nodes. Unequal nodes are several pools."""
-
-    name: str
-    node: NodeType
-    nodes: NodeCount = 1
-    stack: str = ""
-    """The software stack, such as "CUDA 12.4 + NCCL 2.21"; profiles are looked up by it."""
-    price_per_chip_hour: Price | None = None
-    watts: Watts | None = None
-    """Per chip, where it is not the chip's own figure."""
-
-    def __post_init__(self) -> None:
-        check_name(self.name, "pool")
-        if self.nodes > 1 and not self.node.all_reach_a_nic:
-            raise ValueError(
-                f"{self.nodes} nodes of type '{self.node.name}', but some chips reach no NIC; "
-                "add 'nics' to the node type"
-            )
-
-    @property
-    def chip(self) -> Chip:
-        """The kind of chip in every node."""
-        return self.node.chip
-
-    @property
-    def num_chips(self) -> int:
-        """Chips in all nodes."""
-        return self.nodes * self.node.num_chips
-
-    @property
-    def chip_watts(self) -> float | None:
-        """Watts per chip, where known."""
-        return self.chip.watts if self.watts is None else self.watts
-
-    def peak_flops(self, dtype: Dtype, *, fallback: bool = False) -> float:
-        """Return the dense peak of all chips."""
-        return self.num_chips * self.chip.peak_flops(dtype, fallback=fallback)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

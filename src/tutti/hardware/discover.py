@@ -19,10 +19,11 @@ import psutil
 from tutti.errors import nearest
 from tutti.hardware import smi
 from tutti.hardware.chip import Chip, Dtype
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind, CrossLink, Fabric
 from tutti.hardware.library import Library, shipped
 from tutti.hardware.node import Bridge, Host, Island, Nic, NodeType
+from tutti.hardware.pool import Pool
 from tutti.hardware.slots import Slots
 from tutti.hardware.topology import HOST_FORWARD_LATENCY_S
 

@@ -19,9 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tutti.hardware.chip import Dtype
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import Storage, StorageTarget
 from tutti.hardware.node import Island, NodeType
+from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Position
 from tutti.units import bytes_text, flops_text, many, rate_text, seconds_text
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from tutti.errors import InputError
 from tutti.hardware.chip import Chip, Dtype
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.discover import cpu_chip, discover, find_host
 from tutti.hardware.node import Island
+from tutti.hardware.pool import Pool
 from tutti.hardware.slots import Slots
 from tutti.units import many
 

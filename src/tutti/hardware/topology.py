@@ -8,17 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from tutti.errors import InputError
-from tutti.hardware.fabric import CrossKind, CrossLink
-
-if TYPE_CHECKING:
-    from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.fabric import CrossKind, CrossLink, Fabric
+from tutti.hardware.pool import Pool
 
 # Copy to host memory, wake the forwarder, copy back: assumed until a profile measures it.
 HOST_FORWARD_LATENCY_S = 20e-6
 HOST_FORWARD_NIC_FRACTION = 0.5
+
+
+class Network(Protocol):
+    """What of a cluster its links follow from."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """What joins nodes."""
+
+    def pool(self, name: str) -> Pool:
+        """Return one of its pools."""
+
+    def cross_link(self, first: str, second: str) -> CrossLink:
+        """Return what joins two pools."""
 
 
 class Position(NamedTuple):
@@ -75,7 +87,7 @@ class Link:
         return self.chip_bandwidth / self.oversubscription
 
 
-def link_between(cluster: Cluster, first: Position, second: Position) -> Link:
+def link_between(cluster: Network, first: Position, second: Position) -> Link:
     """Return the link between two chips; an InputError if one does not exist."""
     home, away = _pool_of(cluster, first), _pool_of(cluster, second)
     if home.name != away.name:
@@ -85,7 +97,7 @@ def link_between(cluster: Cluster, first: Position, second: Position) -> Link:
     return _inside_node(home, first.slot, second.slot)
 
 
-def _pool_of(cluster: Cluster, position: Position) -> Pool:
+def _pool_of(cluster: Network, position: Position) -> Pool:
     pool = cluster.pool(position.pool)
     for what, number, limit in (
         ("node", position.node, pool.nodes),
@@ -125,7 +137,7 @@ def _inside_node(pool: Pool, first: int, second: int) -> Link:
     )
 
 
-def _between_nodes(cluster: Cluster, pool: Pool, first: Position, second: Position) -> Link:
+def _between_nodes(cluster: Network, pool: Pool, first: Position, second: Position) -> Link:
     fabric, node = cluster.fabric, pool.node
     same_rail = bool(node.rails_of(first.slot) & node.rails_of(second.slot))
     lowest = 0
@@ -156,7 +168,7 @@ def default_cross_link(home: Pool, away: Pool) -> CrossLink:
     return CrossLink(pools=(home.name, away.name), kind=CrossKind.HOST_FORWARDED)
 
 
-def _cross_pool(cluster: Cluster, home: Pool, away: Pool, first: int, second: int) -> Link:
+def _cross_pool(cluster: Network, home: Pool, away: Pool, first: int, second: int) -> Link:
     fabric, cross = cluster.fabric, cluster.cross_link(home.name, away.name)
     forwarded = cross.kind is CrossKind.HOST_FORWARDED
     pair = _cross_bandwidth(

@@ -26,7 +26,7 @@ from tutti.huggingface.outputs import Formats, index_text, stored_files
 from tutti.huggingface.pieces import Bounds
 from tutti.huggingface.tensor_file import Raw
 from tutti.huggingface.workspace import Workspace, require_free
-from tutti.models import ModelSpec
+from tutti.models import read_config
 
 _ENDS = {"0.token": "token_embd", "norm": "output_norm", "logits": "output"}
 _BLOCK = {
@@ -79,7 +79,7 @@ class GgufCheckpoint(Checkpoint):
         }
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.config = _config(self.fields, self._tensors.keys(), path)
-        super().__init__(path.parent, ModelSpec.from_config(self.config, path.stem))
+        super().__init__(path.parent, read_config(self.config, path.stem))
         self._path = path
         self._last: tuple[str, NDArray[np.float32]] | None = None
         self._check()

@@ -18,7 +18,8 @@ from typing import Annotated, Literal
 from tutti import files
 from tutti.document import AtLeast, AtMost, Count, Natural, Place, build
 from tutti.errors import InputError, hint
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.launch.hosts import expand_names
 from tutti.launch.secret import SECRET, SECRET_FILE
 

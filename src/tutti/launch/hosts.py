@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tutti.errors import InputError
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.hardware.slots import Slots
 from tutti.launch.identity import used_chips
 from tutti.plan.plan import Plan

@@ -4,6 +4,7 @@
 `activation_bytes` what it keeps.
 """
 
+from tutti.models.families import read_config
 from tutti.models.flops import flops_per_token, matmul_parameters, unit_operators
 from tutti.models.load import catalog_config, catalog_names, load_model
 from tutti.models.memory import (
@@ -78,6 +79,7 @@ __all__ = [
     "local_parameters",
     "matmul_parameters",
     "plain_gpt",
+    "read_config",
     "recompute_flops",
     "unit_operators",
     "weight_bytes",

@@ -12,11 +12,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 from tutti.models.parts import (
     AttentionSpec,
     BlockSpec,
+    EmbeddingSpec,
+    HeadSpec,
     LatentSpec,
     MlpSpec,
     MoeSpec,
@@ -25,7 +27,6 @@ from tutti.models.parts import (
     QkNormSpec,
     Residual,
 )
-from tutti.models.spec import ModelSpec
 
 Interval = tuple[int, int]  # half-open
 
@@ -130,8 +131,45 @@ class Parameter:
         return size
 
 
+class Units(Protocol):
+    """What of a model its tensors follow from; a `ModelSpec` is one."""
+
+    @property
+    def hidden(self) -> int:
+        """Width of the residual stream."""
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the embedding."""
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks."""
+
+    @property
+    def prediction_heads(self) -> int:
+        """Blocks that predict further tokens."""
+
+    @property
+    def embedding(self) -> EmbeddingSpec:
+        """Unit 0."""
+
+    @property
+    def head(self) -> HeadSpec:
+        """The last unit."""
+
+    @property
+    def head_unit(self) -> int:
+        """Its number."""
+
+    def block(self, unit: int) -> BlockSpec:
+        """Return a unit between them."""
+
+    def __hash__(self) -> int: ...
+
+
 @functools.lru_cache(maxsize=8192)
-def unit_parameters(spec: ModelSpec, unit: int) -> tuple[Parameter, ...]:
+def unit_parameters(spec: Units, unit: int) -> tuple[Parameter, ...]:
     """Return the tensors of one unit of a model."""
     if unit == 0:
         return _embedding_parameters(spec)
@@ -309,7 +347,7 @@ def _moe(spec: MoeSpec, hidden: int) -> Iterator[Parameter]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _embedding_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
+def _embedding_parameters(spec: Units) -> tuple[Parameter, ...]:
     width, rows = spec.embedding.dim, spec.embedding.positions
     found = [_table("token.weight", spec.vocab, width)]
     if rows:
@@ -335,7 +373,7 @@ def _table(name: str, vocab: int, width: int) -> Parameter:
 
 
 @functools.lru_cache(maxsize=1024)
-def _head_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
+def _head_parameters(spec: Units) -> tuple[Parameter, ...]:
     width = spec.embedding.dim
     found = [*_norm("norm", spec.head.norm, spec.hidden)]
     if width != spec.hidden:
@@ -352,7 +390,7 @@ def _head_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def _prediction_head(spec: ModelSpec, prefix: str) -> Iterator[Parameter]:
+def _prediction_head(spec: Units, prefix: str) -> Iterator[Parameter]:
     """One more block on (norm(hidden), norm(embedding of the next token)), as in DeepSeek-V3."""
     norm, hidden = spec.block(spec.num_layers).norm, spec.hidden
     yield from _norm(f"{prefix}.embedding_norm", norm, hidden)

@@ -8,17 +8,14 @@ says which follow each other, as (block, count) runs that repeat until all layer
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tutti import document, files
 from tutti.document import Count, Natural
 from tutti.errors import InputError
+from tutti.models.parameters import Parameter, unit_parameters
 from tutti.models.parts import BlockSpec, DropoutSpec, EmbeddingSpec, HeadSpec
-
-if TYPE_CHECKING:
-    from tutti.models.parameters import Parameter
 
 NO_DROPOUT = DropoutSpec()
 Cycle = tuple[tuple[Natural, Count], ...]
@@ -92,13 +89,6 @@ class ModelSpec:
         return hash((self.name, self.num_layers, self.hidden, self.vocab, self.prediction_heads))
 
     # --- reading and writing ---------------------------------------------------------------
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, object], name: str) -> ModelSpec:
-        """Read a Hugging Face config.json; `name` is what errors call it."""
-        from tutti.models.families import read_config
-
-        return read_config(config, name)
 
     @property
     def fingerprint(self) -> str:
@@ -201,8 +191,6 @@ class ModelSpec:
 
     def parameters(self, unit: int) -> tuple[Parameter, ...]:
         """Return the named parameter tensors of a unit."""
-        from tutti.models.parameters import unit_parameters
-
         return unit_parameters(self, unit)
 
     @property

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.node import NodeType
+from tutti.hardware.pool import Pool
 from tutti.plan.chips import ChipSet
 from tutti.plan.drawing import units_text
 from tutti.plan.plan import Plan

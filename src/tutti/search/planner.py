@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tutti.errors import StoppedError
-from tutti.hardware.cluster import Pool
+from tutti.hardware.pool import Pool
 from tutti.plan.plan import Plan
 from tutti.search.answer.infeasible import explain_infeasible
 from tutti.search.answer.result import Alone, Pruned, SearchResult, Settled

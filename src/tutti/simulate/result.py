@@ -227,12 +227,6 @@ class SimulationResult:
                 found.append(f"{label.name}: {left} are still in use when the step is over")
         return found
 
-    def to_document(self, labels: tuple[ClassLabel, ...] | None = None) -> dict[str, object]:
-        """Return the result as plain values for `--json`."""
-        from tutti.simulate.written import result_document
-
-        return result_document(self, labels)
-
 
 def union_seconds(start: FloatArray, end: FloatArray) -> float:
     """Return how long at least one of the intervals lasts."""

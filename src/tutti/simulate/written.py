@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tutti.simulate.labels import ClassLabel, labels_of
-
-if TYPE_CHECKING:
-    from tutti.simulate.result import SimulationResult
+from tutti.simulate.result import IDLE_REASONS, SimulationResult
 
 MOST_PATH_ENTRIES = 2000  # the document holds no more of a longer critical path
 
@@ -16,8 +12,6 @@ def result_document(
     result: SimulationResult, labels: tuple[ClassLabel, ...] | None = None
 ) -> dict[str, object]:
     """Return step time, shares, each class, the critical path and the warnings."""
-    from tutti.simulate.result import IDLE_REASONS
-
     labels = labels_of(result.program.schedule) if labels is None else labels
     path = result.critical_path
     return {

@@ -13,8 +13,8 @@ from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.unit import measured_unit, strategy_of
 from tutti.hardware.chip import Dtype
+from tutti.models import read_config
 from tutti.models.operators import Workload
-from tutti.models.spec import ModelSpec
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -27,7 +27,7 @@ def test_issue_times_add_up_to_a_block_and_seconds_stay(monkeypatch: pytest.Monk
     known = measured_profile("CPU", Dtype.FP32)
     rows = tuple(replace(row, issue_s=3e-6) for row in known.operators)
     known = replace(known, operators=rows)
-    spec = ModelSpec.from_config(CONFIG, "small")
+    spec = read_config(CONFIG, "small")
     taken = iter([2e-3, 7e-3])  # forward; both
     ran = []
 
@@ -52,7 +52,7 @@ def test_issue_times_add_up_to_a_block_and_seconds_stay(monkeypatch: pytest.Monk
 def test_a_chip_with_graphs_says_what_they_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     chip = open_accelerator("cpu")
     monkeypatch.setattr(type(chip), "graph_pool", lambda self: object())
-    known, spec = measured_profile("CPU", Dtype.FP32), ModelSpec.from_config(CONFIG, "small")
+    known, spec = measured_profile("CPU", Dtype.FP32), read_config(CONFIG, "small")
     monkeypatch.setattr(block_issue, "_issue_s", lambda run, chip: 1e-3)
     found = block_issue.with_block_issue(known, spec, chip, Dtype.FP32)
     assert found.graph_share == block_issue.GRAPH_SHARE < 1.0

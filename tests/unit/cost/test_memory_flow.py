@@ -16,7 +16,7 @@ from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.parameters import ParameterClass
 from tutti.models.plain import plain_gpt
 from tutti.plan.files import refer_to_model
-from tutti.plan.job import ScheduleKind
+from tutti.plan.job import PRECISIONS, ScheduleKind
 from tutti.plan.plan import ContextKind, Recompute, Synchronisation
 from tutti.schedule.instruction import Instruction, Op
 from tutti.schedule.schedule import build_schedule
@@ -102,15 +102,16 @@ def test_activations_in_flight_equal_korthikanti(recompute, sequence_parallel, f
     assert flow.static.total > 0
 
 
+@pytest.mark.parametrize("policy", ["bf16", "pure_bf16"])
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_shard_levels_divide_what_they_say(level):
+def test_shard_levels_divide_what_they_say(level, policy):
     plan = uniform(1, 2, ScheduleKind.ONE_F_ONE_B)
     pipeline = plan.pipelines[0]
     stage = pipeline.stages[0]
     four = replace(stage.replicas[0], chips=type(stage.chips).of("fast/0/0-3"), count=4)
     plan = replace(
         plan,
-        job=replace(plan.job, global_batch=8),
+        job=replace(plan.job, global_batch=8, precision=PRECISIONS[policy]),
         pipelines=(replace(pipeline, micro_batch=4, stages=(replace(stage, replicas=(four,)),)),),
         synchronisation=(Synchronisation(units=(0, plan.model.spec.num_units), shard_level=level),),
     )
@@ -120,9 +121,12 @@ def test_shard_levels_divide_what_they_say(level):
         model_of(schedule, schedule.classes[0]).holdings.share(u, ParameterClass.DENSE).held
         for u in range(plan.model.spec.num_units)
     )
-    assert static.parameters == pytest.approx(2 * count / (4 if level >= 3 else 1))
-    assert static.gradients == pytest.approx(4 * count / (4 if level >= 2 else 1))
-    assert static.optimizer == pytest.approx(12 * count / (4 if level >= 1 else 1))
+    # a rank's shard of the parameters is the optimizer's master copy, or a copy of its own
+    own = 2 * count / 4 if level and policy == "pure_bf16" else 0.0
+    assert static.parameters == pytest.approx((2 * count if level < 3 else 0.0) + own)
+    gradients, state = (4, 12) if policy == "bf16" else (2, 4)
+    assert static.gradients == pytest.approx(gradients * count / (4 if level >= 2 else 1))
+    assert static.optimizer == pytest.approx(state * count / (4 if level >= 1 else 1))
 
 
 def test_gathered_keys_and_values_need_room():

@@ -23,7 +23,7 @@ from tutti.errors import InputError, TuttiError
 from tutti.huggingface import open_checkpoint, workspace
 from tutti.huggingface.conversion import convert
 from tutti.huggingface.weight_map import WeightMap, resolve
-from tutti.models import ModelSpec
+from tutti.models import read_config
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 WEIGHTS = "model.safetensors"
@@ -162,7 +162,7 @@ def test_parts_of_one_tensor_have_one_format(tmp_path: Path) -> None:
 
 
 def test_a_map_that_lacks_a_tensor() -> None:
-    spec = ModelSpec.from_config(LLAMA, "model")
+    spec = read_config(LLAMA, "model")
     with pytest.raises(KeyError, match=r"0.token.weight"):
         resolve(WeightMap(embedding={}, block={}, head={}), spec)
 

@@ -15,9 +15,9 @@ from tutti.huggingface import dumps, sides
 from tutti.huggingface.comparison import compare
 from tutti.huggingface.dtypes import BY_NAME
 from tutti.huggingface.dumps import Batch, Dump, DumpFacts, DumpWriter
-from tutti.models import ModelSpec
+from tutti.models import read_config
 
-SPEC = ModelSpec.from_config(LLAMA, "tiny")
+SPEC = read_config(LLAMA, "tiny")
 BATCH = Batch.seeded(SPEC, sequences=2, length=8, seed=0)
 FACTS = DumpFacts(
     side="hf",

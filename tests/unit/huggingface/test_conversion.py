@@ -18,7 +18,7 @@ from tutti.errors import InputError
 from tutti.huggingface.conversion import convert
 from tutti.huggingface.maps import key_table
 from tutti.huggingface.tensor_file import header_bytes
-from tutti.models import ModelSpec
+from tutti.models import read_config
 
 BOUND = 80 << 20  # bytes of resident memory beyond what the imports take
 
@@ -41,7 +41,7 @@ def test_the_manifest_says_what_is_where(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "hf")
     done = convert(source, tmp_path / "ours")
     manifest = json.loads((tmp_path / "ours" / "tutti.json").read_text())
-    assert manifest["model_hash"] == ModelSpec.from_config(LLAMA, "x").fingerprint
+    assert manifest["model_hash"] == read_config(LLAMA, "x").fingerprint
     assert manifest["tensors"]["1.attention.key.weight"] == {
         "dtype": "float32",
         "shape": [16, 32],
@@ -172,7 +172,7 @@ def write_sparse(folder: Path, config: dict[str, object], code: str = "F32") -> 
 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    table = key_table(ModelSpec.from_config(config, "large"))
+    table = key_table(read_config(config, "large"))
     entries, at = {}, 0
     for key, parts in table.stored.items():
         shape = parts[0][1].shape

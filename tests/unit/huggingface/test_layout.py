@@ -14,7 +14,7 @@ from tutti.huggingface.conversion import convert
 from tutti.huggingface.folders import open_checkpoint
 from tutti.huggingface.pieces import whole
 from tutti.huggingface.tensor_file import TensorFile
-from tutti.models import ModelSpec
+from tutti.models import read_config
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_model
 from tutti.plan.job import Job
@@ -35,7 +35,7 @@ def stage(units: tuple[int, int], tp: int, experts: tuple[ExpertGroup, ...] = ()
 
 def plan_of(config: dict[str, object], *pipelines: tuple[Stage, ...]) -> Plan:
     return Plan(
-        model=refer_to_model(ModelSpec.from_config(config, "model")),
+        model=refer_to_model(read_config(config, "model")),
         cluster=ClusterReference(name="any"),
         job=Job(sequence_length=8, global_batch=len(pipelines)),
         pipelines=tuple(Pipeline(micro_batch=1, micro_batches=1, stages=s) for s in pipelines),

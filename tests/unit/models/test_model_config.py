@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.tiny_configs import BASE, DEEPSEEK, GQA, SHORT, TINY
 from tutti import document
 from tutti.errors import InputError
-from tutti.models import Activation, ModelSpec, Placement, Residual, unit_operators
+from tutti.models import Activation, ModelSpec, Placement, Residual, read_config, unit_operators
 from tutti.models.families import model_types
 from tutti.models.operators import Workload
 
@@ -21,7 +21,7 @@ LLAMA = {"model_type": "llama", **BASE}
 
 
 def read(**config: Any) -> ModelSpec:
-    return ModelSpec.from_config(config, "m")
+    return read_config(config, "m")
 
 
 def without(key: str) -> dict[str, object]:
@@ -80,7 +80,7 @@ def test_thirty_types_are_understood() -> None:
 )
 def test_bad_input_is_one_line(config: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        ModelSpec.from_config(config, "m")
+        read_config(config, "m")
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -110,7 +110,7 @@ def test_bad_input_is_one_line(config: dict[str, Any], message: str) -> None:
 )
 def test_options_that_are_not_modelled_are_refused(config: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=f"m: .*{key}"):
-        ModelSpec.from_config(config, "m")
+        read_config(config, "m")
 
 
 def test_keys_that_do_not_matter_are_ignored() -> None:
@@ -181,7 +181,7 @@ def test_qwen_2_windows_start_late() -> None:
 
 def test_minicpm3_scales_by_depth_and_width() -> None:
     config = {"model_type": "minicpm3", **GQA, "num_key_value_heads": 8}
-    spec = ModelSpec.from_config({**config, "dim_model_base": 32, "scale_depth": 1.4}, "m")
+    spec = read_config({**config, "dim_model_base": 32, "scale_depth": 1.4}, "m")
     assert spec.blocks[0].residual_multiplier == pytest.approx(1.4 / 2)
     assert spec.head.logit_divisor == 2.0
     assert spec.embedding.scale == 12.0
@@ -222,7 +222,7 @@ def mutated(draw: st.DrawFn) -> dict[str, object]:
 
 def attempt(config: dict[str, object]) -> ModelSpec | InputError:
     try:
-        return ModelSpec.from_config(config, "m")
+        return read_config(config, "m")
     except InputError as error:
         return error
 

@@ -18,6 +18,7 @@ from tutti.models import (
     load_model,
     matmul_parameters,
     plain_gpt,
+    read_config,
     recompute_flops,
     unit_operators,
 )
@@ -96,7 +97,7 @@ def test_gpt2_xl_by_hand() -> None:
 @pytest.mark.parametrize("name", [*TINY, *catalog_names()])
 @pytest.mark.parametrize("length", [8, 3000])
 def test_operators_add_up_to_model_flops(name: str, length: int) -> None:
-    spec = ModelSpec.from_config(TINY[name], name) if name in TINY else load_model(name)
+    spec = read_config(TINY[name], name) if name in TINY else load_model(name)
     if spec.embedding.dim == spec.hidden:
         spec = spec.with_prediction_heads(length % 3)
     work = Workload(sequences=2, sequence_length=length)

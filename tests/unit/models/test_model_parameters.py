@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.tiny_configs import TINY
 from tutti.errors import InputError
-from tutti.models import ModelSpec, ParameterClass, ParameterKind, load_model
+from tutti.models import ParameterClass, ParameterKind, load_model, read_config
 
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
@@ -64,7 +64,7 @@ def test_activated_parameters(name: str, billions: float) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_names_are_unique_and_slices_possible(name: str) -> None:
-    spec = ModelSpec.from_config(TINY[name], name)
+    spec = read_config(TINY[name], name)
     if spec.embedding.dim == spec.hidden:
         spec = spec.with_prediction_heads(2)
     for unit in range(spec.num_units):

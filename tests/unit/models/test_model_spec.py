@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.tiny_configs import TINY
 from tutti import document
 from tutti.errors import InputError
-from tutti.models import ModelSpec, catalog_names, load_model
+from tutti.models import ModelSpec, catalog_names, load_model, read_config
 from tutti.models.spec import cycle_of
 
 
@@ -30,7 +30,7 @@ def test_the_catalog_round_trips_exactly_and_stays_small(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_tiny_models_round_trip_exactly(name: str) -> None:
-    spec = ModelSpec.from_config(TINY[name], name)
+    spec = read_config(TINY[name], name)
     again = through_json(spec)
     assert again == spec
     assert again.fingerprint == spec.fingerprint

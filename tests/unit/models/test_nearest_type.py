@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tutti.errors import InputError
-from tutti.models import ModelSpec, catalog_config, catalog_names
+from tutti.models import catalog_config, catalog_names, read_config
 from tutti.models.families import registry
 
 PAGE = "docs/extend/add-a-model.md"
@@ -17,7 +17,7 @@ ALIKE = {"glm4": "glm", "olmo2": "llama", "phi3": "mistral", "hunyuan_v1_dense":
 
 def refusal(config: dict[str, object]) -> str:
     with pytest.raises(InputError) as error:
-        ModelSpec.from_config(config, "m")
+        read_config(config, "m")
     assert "\n" not in str(error.value)
     return str(error.value)
 

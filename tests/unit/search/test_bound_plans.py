@@ -17,9 +17,10 @@ import pytest
 from tests.support.enumeration import finish, price
 from tests.support.instances import dense_first, memory_needs, with_memory
 from tutti.hardware import library
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind, CrossLink, Fabric
 from tutti.hardware.node import trimmed
+from tutti.hardware.pool import Pool
 from tutti.models.plain import plain_gpt
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind

@@ -156,8 +156,9 @@ def _strategies() -> tuple[Shape, Strategy, Machine]:
 
     from tutti.cost.arrays import Machine, Shape, Strategy
     from tutti.hardware.chip import Dtype
-    from tutti.hardware.cluster import Cluster, Pool
+    from tutti.hardware.cluster import Cluster
     from tutti.hardware.library import shipped
+    from tutti.hardware.pool import Pool
     from tutti.models.load import load_model
 
     library = shipped()

@@ -23,8 +23,9 @@ from tutti.cost.calibration.rows import (
 from tutti.document import Place
 from tutti.errors import InputError, hint
 from tutti.hardware.chip import Chip, Dtype
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.library import shipped
+from tutti.hardware.pool import Pool
 from tutti.models import load_model
 
 # Shares of products, attention, element-wise work and collectives that run again.

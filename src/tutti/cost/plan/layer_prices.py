@@ -16,7 +16,8 @@ from tutti.cost.measured.layer_profile_prices import ProfiledPool
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.plan.pool_prices import PoolPrices, UnitTimes
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
 from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec

@@ -28,7 +28,8 @@ from tutti.cost.operators.unit_times import (
     optimizer_seconds,
 )
 from tutti.hardware.chip import Chip, Dtype
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
 from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec

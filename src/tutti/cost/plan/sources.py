@@ -8,7 +8,7 @@ from tutti.cost.calibration.shipped import Calibration, best_match, shipped_cali
 from tutti.cost.measured.layer_profiles import LayerProfiles
 from tutti.cost.memory.instruction_memory import Overheads
 from tutti.cost.memory.rank_state import Kernels
-from tutti.hardware.cluster import Pool
+from tutti.hardware.pool import Pool
 from tutti.hardware.profile import Profile
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tutti.cost.plan.simulator_inputs import FloatArray
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.models.spec import ModelSpec
 from tutti.plan.chips import ChipSet
 from tutti.plan.drawing import degrees_text, units_text

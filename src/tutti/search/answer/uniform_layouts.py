@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tutti.hardware.cluster import Pool
+from tutti.hardware.pool import Pool
 from tutti.plan.job import ScheduleKind
 from tutti.plan.uniform import Degrees, even_cuts
 from tutti.search.pricing.unit_tables import KINDS, NONE, Config, FloatArray, Tables

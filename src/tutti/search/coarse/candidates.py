@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tutti.hardware.cluster import Pool
+from tutti.hardware.pool import Pool
 from tutti.search.coarse.pool_crossing import Crossing
 from tutti.search.coarse.shortlist import Coarse
 from tutti.search.cutting.build_draft import Grouping, distinct_chains, groupings, split_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from tutti.hardware.cluster import Pool
+from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Position
 from tutti.search.pricing.unit_tables import Config
 from tutti.search.question.space import Problem

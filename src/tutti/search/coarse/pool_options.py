@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tutti.hardware.cluster import Pool
+from tutti.hardware.pool import Pool
 from tutti.search.pricing.memory_budget import copy_bandwidth, forwards, host_bytes, usable_bytes
 from tutti.search.pricing.unit_tables import FULL, NONE, Config, ConfigTable, Tables
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tutti.cost.memory.instruction_memory import Overheads
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind
+from tutti.hardware.pool import Pool
 
 HOST_SHARE = 0.8  # of host memory; the rest is the system's, the data loader's and checkpoints'
 

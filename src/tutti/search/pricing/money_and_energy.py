@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.plan.plan import Plan
 
 MILLION = 1e6

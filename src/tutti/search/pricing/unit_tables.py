@@ -18,7 +18,7 @@ from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.plan.plan_costs import pool_prices
 from tutti.errors import InputError
-from tutti.hardware.cluster import Pool
+from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
 from tutti.models.operators import Workload
 from tutti.models.parameters import ParameterClass

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from tutti.errors import InputError, hint
 from tutti.export import flagscale, megatron
 from tutti.export.megatron_model import model_flags, precision_flags
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job
 from tutti.plan.plan import Plan

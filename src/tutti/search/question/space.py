@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from tutti.cost.plan.plan_costs import job_values
 from tutti.cost.plan.sources import Sources
 from tutti.errors import InputError, hint
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind

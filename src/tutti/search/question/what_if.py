@@ -26,9 +26,10 @@ from tutti.document import Place
 from tutti.errors import InputError, hint
 from tutti.hardware import library as catalog
 from tutti.hardware.chip import Chip
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind, CrossLink
 from tutti.hardware.library import Library
+from tutti.hardware.pool import Pool
 from tutti.hardware.topology import HOST_FORWARD_NIC_FRACTION, default_cross_link
 from tutti.units import many
 

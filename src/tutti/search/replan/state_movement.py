@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tutti.errors import InputError
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Position
 from tutti.models.parameters import Parameter
 from tutti.models.spec import ModelSpec

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec

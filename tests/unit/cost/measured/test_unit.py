@@ -16,8 +16,9 @@ from tutti.cost.plan.plan_costs import pool_prices, price_schedule
 from tutti.cost.plan.sources import Sources
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.library import shipped
+from tutti.hardware.pool import Pool
 from tutti.hardware.profile import Profile
 from tutti.models.load import load_model
 from tutti.models.operators import Workload

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.support.enumeration import all_drafts, finish, price
 from tests.support.instances import dense_first, memory_needs, with_memory
 from tutti.hardware import library
-from tutti.hardware.cluster import Cluster, Pool
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import Fabric
 from tutti.hardware.node import Bridge, trimmed
+from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
 from tutti.models.plain import plain_gpt
 from tutti.plan.job import Job, ScheduleKind

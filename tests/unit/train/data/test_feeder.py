@@ -11,13 +11,13 @@ import pytest
 from tests.support.tiny import MODEL
 from tutti.accelerator import open_accelerator
 from tutti.errors import InputError, TuttiError
-from tutti.models import ModelSpec
+from tutti.models import read_config
 from tutti.nn.batch import Batch
 from tutti.train.data.feeder import Feeder
 from tutti.train.data.row import Row
 from tutti.train.data.synthetic import SyntheticRows
 
-SPEC = ModelSpec.from_config(MODEL, "tiny")
+SPEC = read_config(MODEL, "tiny")
 ROWS = SyntheticRows(vocabulary=64, length=16, document_length=10, surprise=0.1, seed=0)
 
 

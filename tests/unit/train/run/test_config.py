@@ -10,6 +10,7 @@ from tests.support.plans import small_model
 from tests.support.tiny_configs import tiny_config
 from tutti.document import Place, build
 from tutti.errors import InputError
+from tutti.models import read_config
 from tutti.models.spec import ModelSpec
 from tutti.train.run.config import TrainConfig, with_changes
 from tutti.train.run.planning import trained
@@ -123,7 +124,7 @@ def test_on_and_off_are_words_though_yaml_reads_them_otherwise(tmp_path: Path) -
 
 
 def test_what_is_trained_is_the_models_choice_or_the_jobs() -> None:
-    spec = ModelSpec.from_config(
+    spec = read_config(
         {**tiny_config("qwen3_moe"), "pad_token_id": 7, "output_router_logits": True}, "tiny"
     )
 

@@ -17,7 +17,7 @@ from tests.support.any_plan import PLANS
 from tests.support.threads import World
 from tests.support.tiny_configs import TINY
 from tests.support.training import batches_of, engine_of, in_fp32, settings, whole_tensors
-from tutti.models import ModelSpec
+from tutti.models import read_config
 from tutti.schedule.ownership import Block
 from tutti.train.state.weight_decay import runs
 
@@ -39,7 +39,7 @@ def test_runs_cover_a_shard(blocks: list[tuple[int, bool]], data: st.DataObject)
 @pytest.mark.parametrize("name", TINY)
 def test_what_decays(name: str) -> None:
     """By names and dimensions, which the rule does not look at: the field's convention."""
-    spec = ModelSpec.from_config(TINY[name], name)
+    spec = read_config(TINY[name], name)
     for unit in range(spec.num_units):
         for parameter in spec.parameters(unit):
             vector = len(parameter.shape) == 1
