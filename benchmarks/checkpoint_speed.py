@@ -35,7 +35,7 @@ from tutti.plan.job import PRECISIONS, Job
 from tutti.plan.plan import Plan
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.ranks.links import Links
-from tutti.ranks.standing_processes import LocalRanks
+from tutti.ranks.standing_processes import StandingRanks
 from tutti.train.checkpoint import Checkpointer, CheckpointSettings, Processes, Progress
 from tutti.train.checkpoint.contents import kept_pieces
 from tutti.train.engine.engine import Engine
@@ -138,7 +138,7 @@ def main() -> None:
     for ranks in (1, 2):
         with tempfile.TemporaryDirectory(dir=given.folder) as folder:
             store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-            pool = LocalRanks(ranks)
+            pool = StandingRanks(ranks)
             try:
                 pool.start(rank_main, range(ranks), ranks, store.port, folder, given.repeats)
                 found = [pool.answer(rank, 900.0) for rank in range(ranks)]

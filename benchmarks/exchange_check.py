@@ -18,7 +18,7 @@ from tutti.accelerator import open_accelerator
 from tutti.comm.connect import connect
 from tutti.launch.secret import SECRET, new_secret
 from tutti.ranks.local_processes import free_port
-from tutti.ranks.standing_processes import LocalRanks
+from tutti.ranks.standing_processes import StandingRanks
 
 
 def one(
@@ -75,7 +75,7 @@ def one(
 def main() -> None:
     os.environ.setdefault(SECRET, new_secret())
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
-    ranks = LocalRanks(2)
+    ranks = StandingRanks(2)
     for rows, count, busy in ((16, 50, 2), (512, 40, 4), (4096, 40, 4)):
         print(rows, ranks.run(one, [0, 1], free_port(), device, rows, count, busy, timeout_s=120))
     ranks.close()

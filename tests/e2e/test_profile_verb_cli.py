@@ -12,16 +12,16 @@ import pytest
 
 from tests.e2e.test_plan_cli import tutti
 from tests.support.measured import measured_profile
-from tutti.accelerator.profiling.cases import Case
+from tutti.accelerator.profiling.cases import ProfileCase
 from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import OperatorTime, Profile
 
 TINY = [
-    Case("linear", (64, 64, 64)),
-    Case("linear", (64, 128, 64)),
-    Case("attention", (1, 64, 4, 4, 16, 16)),
-    Case("rms_norm", (64, 64)),
-    Case("copy", (4096,)),
+    ProfileCase("linear", (64, 64, 64)),
+    ProfileCase("linear", (64, 128, 64)),
+    ProfileCase("attention", (1, 64, 4, 4, 16, 16)),
+    ProfileCase("rms_norm", (64, 64)),
+    ProfileCase("copy", (4096,)),
 ]
 
 

@@ -17,7 +17,7 @@ from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.plan import Plan
 from tutti.train.checkpoint import Checkpointer, CheckpointSettings, Progress
-from tutti.train.checkpoint.contents import Kind, kept_pieces
+from tutti.train.checkpoint.contents import StateKind, kept_pieces
 from tutti.train.engine.engine import Engine
 
 SYNCHRONOUS = CheckpointSettings(asynchronous=False)
@@ -103,7 +103,7 @@ def kept(engine: Engine) -> list[tuple[str, tuple[slice, ...], Tensor]]:
     return [
         (piece.key, piece.rectangle.slices, piece.memory.clone())
         for piece in kept_pieces(engine)
-        if not (piece.copy and piece.kind is not Kind.WEIGHT)
+        if not (piece.copy and piece.kind is not StateKind.WEIGHT)
     ]
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tutti.launch.secret import Secret
-from tutti.ranks.standing_processes import LocalRanks, RankError
+from tutti.ranks.standing_processes import RankError, StandingRanks
 
 SECRET = Secret(b"what the ranks of tests know of each other")
 _IMPORTS = ("tutti.train.sync.comm_links", "tutti.train.engine.engine", "tests.support.training")
@@ -29,7 +29,7 @@ class RankPool:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._ranks: LocalRanks | None = None
+        self._ranks: StandingRanks | None = None
         self._store: dist.TCPStore | None = None
         self._jobs = 0
 
@@ -85,12 +85,12 @@ class RankPool:
         name = f"job-{self._jobs}"
         return self.run(function, range(size), self.port, name, *args, timeout_s=timeout_s)
 
-    def _started(self) -> LocalRanks:
+    def _started(self) -> StandingRanks:
         if self._ranks is None:
             self._store = dist.TCPStore(
                 "127.0.0.1", 0, None, is_master=True, wait_for_workers=False
             )
-            self._ranks = LocalRanks(self.size, imports=_IMPORTS)
+            self._ranks = StandingRanks(self.size, imports=_IMPORTS)
         return self._ranks
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class OperatorRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchCase:
     """An operator's call, the same as a composition, and the tensors to differentiate by."""
 
     operator: str
@@ -90,27 +90,27 @@ class Cases:
     def _leaf(self, *shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(shape, **self.options) * scale).requires_grad_()
 
-    def __iter__(self) -> Iterator[Case]:
+    def __iter__(self) -> Iterator[BenchCase]:
         yield self.norm()
         yield self.rotary()
         yield self.gated()
         yield self.attention()
         yield self.head()
 
-    def norm(self) -> Case:
+    def norm(self) -> BenchCase:
         """RMSNorm of the sum of two tensors."""
         width = self.spec.hidden
         x, residual = self._leaf(self.tokens, width), self._leaf(self.tokens, width)
         weight = self._leaf(width)
         args = (x, residual, weight)
-        return Case(
+        return BenchCase(
             "add_rms_norm", f"{self.tokens} × {width}",
             lambda ops: ops.add_rms_norm(x, residual, weight, eps=EPS),
             lambda: plain_norm.add_rms_norm(x, residual, weight, eps=EPS),
             args, args, {"eps": EPS},
         )  # fmt: skip
 
-    def rotary(self) -> Case:
+    def rotary(self) -> BenchCase:
         """Rotary positions of the queries, out of a fused product."""
         attention = self.block.attention
         heads, width = attention.heads, attention.head_dim
@@ -123,12 +123,12 @@ class Cases:
             first, second = x.chunk(2, -1)
             return x * both_cos + torch.cat((-second, first), -1) * both_sin
 
-        return Case(
+        return BenchCase(
             "rotary", f"{self.tokens} × {heads} × {width}",
             lambda ops: ops.rotary(x, cos, sin), plain, (x,), (x, cos, sin), {},
         )  # fmt: skip
 
-    def gated(self) -> Case:
+    def gated(self) -> BenchCase:
         """The gated activation of a fused product."""
         width = self.block.mlp.hidden if self.block.mlp else self.spec.hidden * 4
         x = self._leaf(self.tokens, 2 * width)
@@ -137,13 +137,13 @@ class Cases:
             gate, up = x.chunk(2, -1)
             return functional.silu(gate) * up
 
-        return Case(
+        return BenchCase(
             "gated_activation", f"{self.tokens} × {width}",
             lambda ops: ops.gated_activation(x, kind=Activation.SILU), plain, (x,), (x,),
             {"kind": Activation.SILU},
         )  # fmt: skip
 
-    def attention(self) -> Case:
+    def attention(self) -> BenchCase:
         """Causal attention; the composition is torch's own choice of back end."""
         spec = self.block.attention
         q, k, v = (
@@ -166,7 +166,7 @@ class Cases:
                 enable_gqa=spec.heads != spec.kv_heads,
             )
 
-        return Case(
+        return BenchCase(
             "attention",
             f"{self.tokens // self.length} × {self.length}, {spec.heads}/{spec.kv_heads} × "
             f"{spec.head_dim}",
@@ -174,7 +174,7 @@ class Cases:
             (q, k, v, segments), {"scale": scale},
         )  # fmt: skip
 
-    def head(self) -> Case:
+    def head(self) -> BenchCase:
         """Logits and cross-entropy."""
         x = self._leaf(self.tokens, self.spec.hidden)
         weight = self._leaf(self.spec.vocab, self.spec.hidden, scale=self.spec.hidden**-0.5)
@@ -186,7 +186,7 @@ class Cases:
         def ours(ops: Operators) -> Tensor:
             return ops.linear_cross_entropy(x, weight, targets, starts_backward=True)[0]
 
-        return Case(
+        return BenchCase(
             "linear_cross_entropy", f"{self.tokens} × {self.spec.hidden} × {self.spec.vocab}",
             ours, plain, (x, weight), (x, weight, targets), {},
         )  # fmt: skip

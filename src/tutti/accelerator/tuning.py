@@ -22,7 +22,7 @@ from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.choices import Choice, Size, size_of
 from tutti.accelerator.operator_bench import both_ways
 from tutti.accelerator.operators import Operators
-from tutti.accelerator.profiling.cases import Case, prepare
+from tutti.accelerator.profiling.cases import ProfileCase, prepare
 from tutti.accelerator.profiling.grid import default_cases, model_cases
 from tutti.accelerator.profiling.timer import Samples, Timer, describe, timer_for
 from tutti.accelerator.profiling.workspace import TORCH_DTYPES, Workspace
@@ -52,7 +52,7 @@ class Question:
             if name not in {str(dtype) for dtype in TORCH_DTYPES}:
                 raise InputError(f"--dtype: '{name}'; {hint(name, map(str, TORCH_DTYPES))}")
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[ProfileCase]:
         """Return the calls, the most telling first."""
         if self.model is None:
             found = default_cases()
@@ -150,7 +150,7 @@ def measure(
 
 
 def _measured(
-    accelerator: Accelerator, case: Case, space: Workspace, timer: Timer
+    accelerator: Accelerator, case: ProfileCase, space: Workspace, timer: Timer
 ) -> Measured | None:
     """Return the times of one call; None where fewer than two implementations take it."""
     kind = accelerator.device.type

@@ -12,7 +12,7 @@ import torch
 
 from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.gradients import WeightGradients
-from tutti.accelerator.profiling.cases import Case, prepare
+from tutti.accelerator.profiling.cases import ProfileCase, prepare
 from tutti.accelerator.profiling.timer import Samples, Timer
 from tutti.accelerator.profiling.workspace import TORCH_DTYPES, Workspace
 from tutti.hardware.chip import Dtype
@@ -264,7 +264,7 @@ def anchors_of(
     workspace = Workspace(accelerator, dtype)
     return [
         Anchor(
-            run=prepare(Case("linear", row.shape), workspace, accelerator.operators).runs[
+            run=prepare(ProfileCase("linear", row.shape), workspace, accelerator.operators).runs[
                 "forward"
             ],
             calls=timer.calls_for(row.seconds),

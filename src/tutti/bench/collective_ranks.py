@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 from tutti.accelerator import Accelerator, open_accelerator
 from tutti.accelerator.find import count
 from tutti.bench import collectives
-from tutti.bench.collectives import Options, Row
+from tutti.bench.collectives import CollectiveRow, Options
 from tutti.bench.emulated_network import BedSpec, bed_ranks
 from tutti.collective import Operation
 from tutti.comm.communicator import Communicator
@@ -34,7 +34,7 @@ _MEETING_S = 60.0
 class Outcome:
     """Rows, what a Profile takes from them, and what each wire carried."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[CollectiveRow, ...]
     links: tuple[LinkFigure, ...]
     collectives: tuple[CollectiveTime, ...]
     regrets: dict[str, tuple[float, ...]]
@@ -216,7 +216,9 @@ def _judge(
     return regrets
 
 
-def _chosen_seconds(comm: Communicator, operation: str, num_bytes: int, rows: list[Row]) -> float:
+def _chosen_seconds(
+    comm: Communicator, operation: str, num_bytes: int, rows: list[CollectiveRow]
+) -> float:
     """Return what the automatic choice took when it was measured, or the nearest chunks of it."""
     whole = collectives.section_bytes(operation, num_bytes, comm.size)
     named = comm.chooser.choose(Operation(operation), whole)

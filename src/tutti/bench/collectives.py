@@ -57,7 +57,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CollectiveRow:
     """One cell of the table."""
 
     operation: str
@@ -164,7 +164,7 @@ def _gloo(comm: Communicator, operation: str, buffers: _Buffers) -> Callable[[],
     return calls[operation]
 
 
-def measure(comm: Communicator, options: Options, nominal: GroupLinks) -> list[Row]:
+def measure(comm: Communicator, options: Options, nominal: GroupLinks) -> list[CollectiveRow]:
     """Measure every operation and size; all ranks return the same rows.
 
     `nominal` links are what the lower bound counts with.
@@ -178,7 +178,7 @@ def measure(comm: Communicator, options: Options, nominal: GroupLinks) -> list[R
 
 def _cell(
     comm: Communicator, operation: str, num_bytes: int, options: Options, nominal: GroupLinks
-) -> list[Row]:
+) -> list[CollectiveRow]:
     programs = candidates(comm, operation, num_bytes, options.all_programs)
     buffers = _Buffers.of(num_bytes // 4, comm.size, options.device)
     ours, gloo = _ours(comm, operation, buffers), _gloo(comm, operation, buffers)
@@ -204,7 +204,7 @@ def _cell(
     for number, named in enumerate(contestants):
         price = None if named is None else predicted(comm, operation, num_bytes, named)
         rows.append(
-            Row(
+            CollectiveRow(
                 operation=operation,
                 bytes=num_bytes,
                 program="gloo" if named is None else f"{named.algorithm}/{named.chunks}",
@@ -267,7 +267,7 @@ def _nothing() -> None:
     """The host has no work under way."""
 
 
-def table(comm: Communicator, rows: Sequence[Row]) -> tuple[CollectiveTime, ...]:
+def table(comm: Communicator, rows: Sequence[CollectiveRow]) -> tuple[CollectiveTime, ...]:
     """Return measured rows as the Profile holds them."""
     shape = group_shape(comm.group)
     return tuple(

@@ -22,7 +22,7 @@ from tutti.huggingface.tokenizer import Tokenizer
 from tutti.models import read_config
 from tutti.train.data.cache import CacheSettings, open_store
 from tutti.train.data.config import SourceConfig
-from tutti.train.data.order import Part, TrainingOrder
+from tutti.train.data.order import DataPart, TrainingOrder
 from tutti.train.data.packing import CutRows, FitRows
 from tutti.train.data.row import Row
 from tutti.train.data.store import TokenStore
@@ -111,7 +111,7 @@ def _packing(text: TokenStore, chat: TokenStore, tokenizer: Tokenizer) -> Iterat
         ("rows of cut documents, shuffled", CutRows(text, _ROW, pad=0, vocabulary=size)),
         ("rows of whole examples, shuffled", made[0]),
     ):
-        part = Part(rows, seed=0, number=0, first=0, count=rows.num_rows)
+        part = DataPart(rows, seed=0, number=0, first=0, count=rows.num_rows)
         order = TrainingOrder([part], [1.0])
         yield timed(what, lambda o=order, n=rows.num_rows: _read(o.row, n))  # type: ignore[misc]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tutti.comm.places import Place
 from tutti.errors import InputError, hint
-from tutti.ranks.standing_processes import LocalRanks, die_with_parent, leave_network
+from tutti.ranks.standing_processes import StandingRanks, die_with_parent, leave_network
 
 USER = 61000
 _MTU = 9000
@@ -285,11 +285,11 @@ def _limit(device: str, rate: float) -> str:
 
 
 @contextlib.contextmanager
-def bed_ranks(spec: BedSpec) -> Iterator[tuple[Bed, LocalRanks]]:
+def bed_ranks(spec: BedSpec) -> Iterator[tuple[Bed, StandingRanks]]:
     """Build a bed with its rank processes, and remove both."""
     bed = Bed(spec)
     try:
-        ranks = LocalRanks(spec.world, bed.homes())
+        ranks = StandingRanks(spec.world, bed.homes())
         try:
             yield bed, ranks
         finally:

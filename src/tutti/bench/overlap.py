@@ -23,7 +23,7 @@ from tutti.accelerator.operators import Operators
 from tutti.bench.collectives import profile_links
 from tutti.bench.emulated_network import BedSpec, bed_ranks
 from tutti.bench.overlap_price import Pricing, Subject, could_hide
-from tutti.bench.timed_products import Clocked, Silent, TimedOperators
+from tutti.bench.timed_products import Clocked, SilentProducts, TimedOperators
 from tutti.comm.communicator import Communicator
 from tutti.comm.connect import connect
 from tutti.comm.edge_rates import measured_links
@@ -85,7 +85,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class OverlapRow:
     """One number of chunks; seconds of a forward and a backward pass, weights included."""
 
     ranks: int
@@ -116,17 +116,17 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class OverlapOutcome:
     """Rows, the measured link and what each wire carried."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[OverlapRow, ...]
     latency_s: float
     bandwidth: float
     same_bits: bool  # pieces beside each other and in turn, with real products
     wires: dict[str, int]
 
 
-def overlap_on_bed(question: Question) -> Outcome:
+def overlap_on_bed(question: Question) -> OverlapOutcome:
     """Measure on emulated wires."""
     spec = question.bed
     with bed_ranks(spec) as (bed, ranks), tempfile.TemporaryDirectory() as folder:
@@ -135,7 +135,7 @@ def overlap_on_bed(question: Question) -> Outcome:
         answers = ranks.run(_bed_rank, range(spec.world), *arguments, timeout_s=3600)
         after = bed.sent_bytes()
     rows, latency_s, bandwidth = answers[0][:3]
-    return Outcome(
+    return OverlapOutcome(
         rows=rows,
         latency_s=latency_s,
         bandwidth=bandwidth,
@@ -146,7 +146,7 @@ def overlap_on_bed(question: Question) -> Outcome:
 
 def _bed_rank(
     rank: int, spec: BedSpec, folder: str, question: Question, secret: Secret
-) -> tuple[tuple[Row, ...], float, float, bool]:
+) -> tuple[tuple[OverlapRow, ...], float, float, bool]:
     torch.set_num_threads(1)
     store = FileStore(f"{folder}/overlap", spec.world)
     comm = connect(
@@ -169,7 +169,7 @@ def _bed_rank(
 # --- one block -------------------------------------------------------------------------------
 
 
-class BlockRun:
+class OverlapRun:
     """A block on one rank with its tokens, forward and backward."""
 
     def __init__(self, question: Question, group: Group, chunks: int, operators: Any) -> None:
@@ -215,7 +215,7 @@ def same_bits(
     asked = Question(ranks=comm.size, subject=subject, tokens=tokens, hidden=hidden)
     group, found = CommGroup(comm), []
     for own in (group, InTurn(group)):
-        run = BlockRun(asked, own, chunks, Operators("cpu"))
+        run = OverlapRun(asked, own, chunks, Operators("cpu"))
         found.append([*run(), *run.gradients()])
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
@@ -223,11 +223,11 @@ def same_bits(
 # --- figures ---------------------------------------------------------------------------------
 
 
-def _row(comm: Communicator, question: Question, chunks: int, pricing: Pricing) -> Row:
+def _row(comm: Communicator, question: Question, chunks: int, pricing: Pricing) -> OverlapRow:
     real = CommGroup(comm)
     clocked, operators = Clocked(real), TimedOperators(Operators("cpu"), pricing.product_seconds)
-    groups: tuple[Group, ...] = (real, clocked, Silent(real))
-    runs = [BlockRun(question, group, chunks, operators) for group in groups]
+    groups: tuple[Group, ...] = (real, clocked, SilentProducts(real))
+    runs = [OverlapRun(question, group, chunks, operators) for group in groups]
     samples: list[list[float]] = [[], [], []]
     notes: list[list[float]] = []
     for repeat in range(question.repeats + 1):
@@ -242,7 +242,7 @@ def _row(comm: Communicator, question: Question, chunks: int, pricing: Pricing) 
     communication_s = max(0.0, in_turn_s - compute_s)
     noted = comm.all_reduce(torch.tensor(notes, dtype=torch.float64)).wait().median(0).values
     each = (noted * (communication_s / float(noted.sum()))).tolist()
-    return Row(
+    return OverlapRow(
         ranks=question.ranks,
         subject=question.subject,
         chunks=chunks,

@@ -132,7 +132,7 @@ class _Timed(torch.autograd.Function):
         return timed.product(gradient, x.shape[1]), None, None, None, None
 
 
-class Silent(Single):
+class SilentProducts(Single):
     """A group whose collectives take no time: zeros of the right shape."""
 
     def __init__(self, group: Group) -> None:

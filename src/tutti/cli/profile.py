@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tutti.accelerator import Accelerator
-    from tutti.accelerator.profiling.cases import Case
+    from tutti.accelerator.profiling.cases import ProfileCase
     from tutti.accelerator.profiling.session import Progress, Session
     from tutti.hardware.chip import Dtype
     from tutti.hardware.profile import LinkFigure, Profile
@@ -185,10 +185,10 @@ def _resumed(path: Path, opened: Accelerator) -> Profile | None:
     return found
 
 
-def _cases(model: str | None, tokens: list[int], sequence_length: int) -> list[Case]:
+def _cases(model: str | None, tokens: list[int], sequence_length: int) -> list[ProfileCase]:
     from tutti.accelerator.profiling.grid import default_cases, model_cases
 
-    found: list[Case] = []
+    found: list[ProfileCase] = []
     if model is not None:
         from tutti.models.load import load_model
 
@@ -199,7 +199,7 @@ def _cases(model: str | None, tokens: list[int], sequence_length: int) -> list[C
 def _session(
     opened: Accelerator,
     dtype: Dtype,
-    cases: list[Case],
+    cases: list[ProfileCase],
     budget_s: float,
     known: Profile | None,
     links: list[LinkFigure],

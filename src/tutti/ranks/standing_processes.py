@@ -69,7 +69,7 @@ def _serve(pipe: Connection, rank: int, holder: int, user: int) -> None:
             pipe.send((False, f"rank {rank}: {error!r}\n{traceback.format_exc()}"))
 
 
-class LocalRanks:
+class StandingRanks:
     """Rank processes that wait for work."""
 
     def __init__(

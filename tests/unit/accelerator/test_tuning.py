@@ -10,7 +10,7 @@ import torch
 from tutti.accelerator import open_accelerator, tuning
 from tutti.accelerator.choices import Size
 from tutti.accelerator.operators import Operators
-from tutti.accelerator.profiling.cases import Case
+from tutti.accelerator.profiling.cases import ProfileCase
 from tutti.accelerator.profiling.timer import timer_for
 from tutti.accelerator.profiling.workspace import Workspace
 from tutti.accelerator.registry import REFERENCES, Implementation, register, unregister
@@ -99,7 +99,7 @@ def test_every_operator_can_be_measured(operator: str, shape: tuple[int, ...]) -
         accelerator = open_accelerator("cpu")
         found = tuning._measured(
             accelerator,
-            Case(operator, shape),
+            ProfileCase(operator, shape),
             Workspace(accelerator, Dtype.FP32),
             timer_for(accelerator),
         )

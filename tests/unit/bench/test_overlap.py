@@ -10,9 +10,9 @@ import torch
 
 from tests.support.threads import ThreadLinks, World
 from tutti.accelerator.operators import Operators
-from tutti.bench.overlap import BlockRun, Question, Row
+from tutti.bench.overlap import OverlapRow, OverlapRun, Question
 from tutti.bench.overlap_price import Pair, Pricing, could_hide
-from tutti.bench.timed_products import Clocked, Silent, TimedOperators
+from tutti.bench.timed_products import Clocked, SilentProducts, TimedOperators
 from tutti.cli.bench.overlap import numbers
 from tutti.cost.arrays import Shape
 from tutti.errors import InputError
@@ -45,8 +45,8 @@ def test_a_block_runs_the_collectives_that_are_priced(subject: Any, chunks: int)
     def one(links: ThreadLinks) -> tuple[list[float], Any, Any]:
         operators = TimedOperators(Operators("cpu"), lambda m, n, k: 0.0)
         clocked = Clocked(links.group(range(2)))
-        y, gradient = BlockRun(question, clocked, chunks, operators)()
-        silent = BlockRun(question, Silent(clocked), chunks, operators)
+        y, gradient = OverlapRun(question, clocked, chunks, operators)()
+        silent = OverlapRun(question, SilentProducts(clocked), chunks, operators)
         assert [part.shape for part in silent()] == [y.shape, gradient.shape]
         return clocked.seconds, y, gradient
 
@@ -68,7 +68,7 @@ def test_every_product_of_a_block_takes_its_declared_time() -> None:
             operators = TimedOperators(
                 Operators("cpu"), lambda m, n, k, flops=flops: float(flops.append(m * n * k) or 0)
             )
-            BlockRun(question, links.group(range(2)), chunks, operators)()
+            OverlapRun(question, links.group(range(2)), chunks, operators)()
             found.append(sum(flops))
         return found
 
@@ -84,7 +84,7 @@ def test_real_products_are_those_in_turn_and_as_whole() -> None:
     def one(links: ThreadLinks) -> list[Any]:
         found = []
         for chunks in (1, 4):
-            run = BlockRun(question, links.group(range(2)), chunks, Operators("cpu"))
+            run = OverlapRun(question, links.group(range(2)), chunks, Operators("cpu"))
             found.append([*run(), *run.gradients()])
             assert not run.gradients()
         return found
@@ -112,7 +112,7 @@ def test_the_chip_is_as_fast_as_asked(subject: Any) -> None:
 
 
 def test_a_row_tells_what_was_hidden() -> None:
-    row = Row(
+    row = OverlapRow(
         ranks=2, subject="products", chunks=4, step_s=1.2, in_turn_s=2.0, compute_s=1.0,
         communication_s=1.0, could_hide_s=0.9, priced_exposed_s=0.25, overrun=0.0,
     )  # fmt: skip

@@ -29,7 +29,7 @@ MOST_COPIES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ProfileCase:
     """One operator on one shape."""
 
     operator: str
@@ -60,7 +60,7 @@ class Prepared:
 Maker = Callable[[tuple[int, ...], Workspace, Operators], Prepared]
 
 
-def prepare(case: Case, workspace: Workspace, operators: Operators) -> Prepared:
+def prepare(case: ProfileCase, workspace: Workspace, operators: Operators) -> Prepared:
     """Return how to run a case; successive calls take turns over copies of its tensors."""
     size = max(1.0, case.elements * workspace.element_bytes)
     if case.operator == "embedding":  # the table is large, whatever is read of it

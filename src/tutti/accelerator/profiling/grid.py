@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tutti.accelerator.profiling.cases import Case
+from tutti.accelerator.profiling.cases import ProfileCase
 from tutti.cost.arrays import Strategy
 from tutti.cost.measured.calls import unit_calls
 from tutti.models.spec import ModelSpec
@@ -47,9 +47,9 @@ LEVELS = 4
 ALIGNED = 64  # widths are multiples of it
 
 
-def default_cases() -> list[Case]:
+def default_cases() -> list[ProfileCase]:
     """Return the grid, coarse before fine."""
-    found: list[Case] = []
+    found: list[ProfileCase] = []
     for level in range(LEVELS):
         found += _take_turns(_level(level))
     return list(dict.fromkeys(found))
@@ -60,14 +60,14 @@ def model_cases(
     tokens: Sequence[int],
     sequence_length: int,
     degrees: Sequence[int] = (1, 2, 4, 8),
-) -> list[Case]:
+) -> list[ProfileCase]:
     """Return the shapes of a model's units, whole before sliced over `degrees` chips."""
     units = sorted({spec.unit_kind(u): u for u in range(spec.num_units)}.values())
-    found: list[Case] = []
+    found: list[ProfileCase] = []
     for tp in degrees:
         if spec.tensor_parallel_problem(tp) is not None:
             continue
-        families: dict[str, list[Case]] = {}
+        families: dict[str, list[ProfileCase]] = {}
         for count, unit in itertools.product(tokens, units):
             length = min(count, sequence_length)
             strategy = Strategy.filled(
@@ -75,13 +75,13 @@ def model_cases(
             )
             for call in unit_calls(spec, unit, strategy):
                 shape = tuple(max(1, round(float(np.asarray(d)))) for d in call.dims)
-                families.setdefault(call.operator, []).append(Case(call.operator, shape))
-        families.setdefault("adamw", []).append(Case("adamw", (1 << 24,)))
+                families.setdefault(call.operator, []).append(ProfileCase(call.operator, shape))
+        families.setdefault("adamw", []).append(ProfileCase("adamw", (1 << 24,)))
         found += _take_turns(families.values())
     return list(dict.fromkeys(found))
 
 
-def _take_turns(families: Iterable[Sequence[Case]]) -> list[Case]:
+def _take_turns(families: Iterable[Sequence[ProfileCase]]) -> list[ProfileCase]:
     """Return the cases of all families in turns, such that the families end together."""
     placed = [
         ((index + 0.5) / len(family), order, case)
@@ -107,7 +107,7 @@ def _new(
     ]
 
 
-def _level(level: int) -> list[list[Case]]:
+def _level(level: int) -> list[list[ProfileCase]]:
     rows = _new(TOKENS, HIDDEN, level)
     widths = [
         (tokens, width) for tokens, hidden in rows for width in (hidden, _aligned(3.5 * hidden))
@@ -117,26 +117,26 @@ def _level(level: int) -> list[list[Case]]:
     return [
         _linears(level),
         _attentions(level),
-        [Case("rms_norm", pair) for pair in rows],
-        [Case("add_rms_norm", pair) for pair in rows],
-        [Case("gated_activation", pair) for pair in widths],
-        [Case("rotary", dims) for dims in heads],
-        [Case("add", (size,)) for size in SIZES[level]],
-        [Case("copy", (size,)) for size in SIZES[level]],
+        [ProfileCase("rms_norm", pair) for pair in rows],
+        [ProfileCase("add_rms_norm", pair) for pair in rows],
+        [ProfileCase("gated_activation", pair) for pair in widths],
+        [ProfileCase("rotary", dims) for dims in heads],
+        [ProfileCase("add", (size,)) for size in SIZES[level]],
+        [ProfileCase("copy", (size,)) for size in SIZES[level]],
         [
-            Case("linear_cross_entropy", (tokens, vocabulary, hidden))
+            ProfileCase("linear_cross_entropy", (tokens, vocabulary, hidden))
             for tokens, hidden in itertools.product(TOKENS[level][:2], HIDDEN[level][:5])
             for vocabulary in VOCABULARIES[level]
         ],
         [
-            Case("embedding", (tokens, hidden, vocabulary))
+            ProfileCase("embedding", (tokens, hidden, vocabulary))
             for tokens, hidden in itertools.product(TOKENS[level][:2], HIDDEN[level][:3])
             for vocabulary in VOCABULARIES[level]
         ],
-        [Case("adamw", (size,)) for size in SIZES[level]],
-        [Case("layer_norm", pair) for pair in rows if level],
-        [Case("add_layer_norm", pair) for pair in rows if level],
-        [Case("activation", pair) for pair in widths if level],
+        [ProfileCase("adamw", (size,)) for size in SIZES[level]],
+        [ProfileCase("layer_norm", pair) for pair in rows if level],
+        [ProfileCase("add_layer_norm", pair) for pair in rows if level],
+        [ProfileCase("activation", pair) for pair in widths if level],
         *_experts(level, experts if level else []),
     ]
 
@@ -145,10 +145,10 @@ def _aligned(width: float) -> int:
     return max(ALIGNED, round(width / ALIGNED) * ALIGNED)
 
 
-def _linears(level: int) -> list[Case]:
+def _linears(level: int) -> list[ProfileCase]:
     """Shapes of the blocks of all sizes up to the level, those of the coarser levels excepted."""
     coarser = set() if level == 0 else set(_products(level - 1))
-    return [Case("linear", dims) for dims in _products(level) if dims not in coarser]
+    return [ProfileCase("linear", dims) for dims in _products(level) if dims not in coarser]
 
 
 def _products(level: int) -> list[tuple[int, int, int]]:
@@ -161,27 +161,29 @@ def _products(level: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def _attentions(level: int) -> list[Case]:
+def _attentions(level: int) -> list[ProfileCase]:
     found = []
     for length, (heads, kv_heads, dim) in itertools.product(
         _upto(LENGTHS, level), [shape for step in HEADS[: level + 1] for shape in step]
     ):
         if level and length not in LENGTHS[level] and (heads, kv_heads, dim) not in HEADS[level]:
             continue
-        found.append(Case("attention", (SEQUENCES[level], length, heads, kv_heads, dim, dim)))
+        found.append(
+            ProfileCase("attention", (SEQUENCES[level], length, heads, kv_heads, dim, dim))
+        )
     return found
 
 
-def _experts(level: int, pairs: Sequence[tuple[int, int]]) -> list[list[Case]]:
+def _experts(level: int, pairs: Sequence[tuple[int, int]]) -> list[list[ProfileCase]]:
     grouped, moved, routed = [], [], []
     for (experts, top), tokens, hidden in itertools.product(
         pairs, TOKENS[level][:1] + TOKENS[0][1:2], (1024, 2048, 4096)
     ):
         rows, width = tokens * top, _aligned(0.75 * hidden)
         grouped += [
-            Case("grouped_linear", (rows, 2 * width, hidden, experts)),
-            Case("grouped_linear", (rows, hidden, width, experts)),
+            ProfileCase("grouped_linear", (rows, 2 * width, hidden, experts)),
+            ProfileCase("grouped_linear", (rows, hidden, width, experts)),
         ]
-        moved += [Case(name, (tokens, hidden, top)) for name in ("permute", "unpermute")]
-        routed.append(Case("route", (tokens, experts, top)))
+        moved += [ProfileCase(name, (tokens, hidden, top)) for name in ("permute", "unpermute")]
+        routed.append(ProfileCase("route", (tokens, experts, top)))
     return [grouped, moved, routed]

@@ -17,7 +17,7 @@ import torch
 from tutti.accelerator.accelerator import Accelerator, DeviceMemoryError
 from tutti.accelerator.arithmetic import Product, wrong_product
 from tutti.accelerator.products import product
-from tutti.accelerator.profiling.cases import Case, Prepared, prepare
+from tutti.accelerator.profiling.cases import Prepared, ProfileCase, prepare
 from tutti.accelerator.profiling.links import device_links
 from tutti.accelerator.profiling.timer import Run, Samples, Timer, describe, timer_for
 from tutti.accelerator.profiling.workspace import TORCH_DTYPES, Workspace
@@ -61,7 +61,7 @@ class Session:
 
     accelerator: Accelerator
     dtype: Dtype
-    cases: Sequence[Case]
+    cases: Sequence[ProfileCase]
     budget_s: float
     origin: str
     resume: Profile | None = None
@@ -70,9 +70,9 @@ class Session:
     report: Callable[[Progress], None] = lambda _: None
     interrupted: bool = field(default=False, init=False)
     visits: int = field(default=0, init=False)
-    _samples: dict[tuple[Case, Direction], Samples] = field(default_factory=dict, init=False)
-    _kernels: dict[Case, str] = field(default_factory=dict, init=False)
-    _refused: dict[Case, str] = field(default_factory=dict, init=False)
+    _samples: dict[tuple[ProfileCase, Direction], Samples] = field(default_factory=dict, init=False)
+    _kernels: dict[ProfileCase, str] = field(default_factory=dict, init=False)
+    _refused: dict[ProfileCase, str] = field(default_factory=dict, init=False)
     _floor_s: float = field(default=0.0, init=False)
     _sustained: float = field(default=0.0, init=False)  # 0: yet to be measured
     _rates: dict[str, float] = field(default_factory=dict, init=False)
@@ -160,7 +160,7 @@ class Session:
                 return
             side *= 2
 
-    def _round(self, wanted: Sequence[Case], visit: int) -> bool:
+    def _round(self, wanted: Sequence[ProfileCase], visit: int) -> bool:
         """Visit every case once; tell whether there is time for more."""
         for case in wanted:
             if self._used >= self.budget_s:
@@ -180,13 +180,13 @@ class Session:
                 self._saved = time.perf_counter()
         return bool(wanted)
 
-    def _refuse(self, case: Case, reason: str) -> None:
+    def _refuse(self, case: ProfileCase, reason: str) -> None:
         self._refused[case] = reason
         for direction in FORMS[case.operator].directions:
             self._samples.pop((case, direction), None)
         self.accelerator.empty_cache()
 
-    def _tell(self, case: Case, visit: int) -> None:
+    def _tell(self, case: ProfileCase, visit: int) -> None:
         self.report(
             Progress(
                 used_s=self._used,
@@ -198,14 +198,14 @@ class Session:
             )
         )
 
-    def _settled(self, case: Case) -> bool:
+    def _settled(self, case: ProfileCase) -> bool:
         """Whether more repeats would not move the median any more."""
         found = [s for (c, _), s in self._samples.items() if c is case]
         return bool(found) and all(
             len(s.seconds) >= MOST_SAMPLES and s.error < SMALL_ERROR for s in found
         )
 
-    def _too_large(self, case: Case) -> bool:
+    def _too_large(self, case: ProfileCase) -> bool:
         """Whether a case would not fit, or one call of it take too much of the budget."""
         need = 4.0 * case.elements * self.dtype.num_bytes
         if need > SHARE_OF_MEMORY * self._workspace.total_bytes:
@@ -256,7 +256,7 @@ class Session:
         end.synchronize()
         return end.seconds_since(start)
 
-    def _visit(self, case: Case) -> None:
+    def _visit(self, case: ProfileCase) -> None:
         prepared = prepare(case, self._workspace, self.accelerator.operators)
         self._kernels[case] = prepared.kernel
         started = time.perf_counter()
@@ -273,7 +273,7 @@ class Session:
         self._learn(case)
 
     def _warm(
-        self, case: Case, direction: Direction, prepared: Prepared
+        self, case: ProfileCase, direction: Direction, prepared: Prepared
     ) -> tuple[Run, int, Samples]:
         """Run twice (the first time may compile), and tell how many calls a sample needs."""
         run, samples = (
@@ -291,7 +291,7 @@ class Session:
             samples.seconds += trial.seconds
         return run, calls, samples
 
-    def _learn(self, case: Case) -> None:
+    def _learn(self, case: ProfileCase) -> None:
         """Remember the best rates: what they say of a case's time is a lower bound of it."""
         forward = self._samples[case, "forward"].median
         for name, work in (("flops", case.flops), ("elements", case.elements)):
@@ -332,7 +332,7 @@ class Session:
         )
 
     @property
-    def refused(self) -> dict[Case, str]:
+    def refused(self) -> dict[ProfileCase, str]:
         """Cases that could not run, and why."""
         return dict(self._refused)
 

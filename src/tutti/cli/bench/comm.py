@@ -14,7 +14,7 @@ from tutti.units import many
 
 if TYPE_CHECKING:
     from tutti.bench.collective_ranks import Outcome
-    from tutti.bench.collectives import Row
+    from tutti.bench.collectives import CollectiveRow
     from tutti.hardware.profile import Profile
 
 
@@ -195,7 +195,7 @@ def _print(outcome: Outcome, title: str, model: bool) -> None:
         )
 
 
-def _cells(row: Row, model: bool) -> list[str]:
+def _cells(row: CollectiveRow, model: bool) -> list[str]:
     cells = [
         row.operation,
         f"{row.bytes:,}",

@@ -13,7 +13,7 @@ from tutti.units import many
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tutti.bench.overlap import Outcome, Row
+    from tutti.bench.overlap import OverlapOutcome, OverlapRow
 
 DEFINITION = (
     "communication: all collectives, the same pieces one after the other; exposed: step − compute; "
@@ -93,7 +93,7 @@ def numbers(text: str, option: str, smallest: int = 1) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _plain(outcome: Outcome) -> dict[str, Any]:
+def _plain(outcome: OverlapOutcome) -> dict[str, Any]:
     return {
         "link": {"latency_s": outcome.latency_s, "bandwidth": outcome.bandwidth},
         "same_bits": outcome.same_bits,
@@ -102,7 +102,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _values(row: Row) -> dict[str, Any]:
+def _values(row: OverlapRow) -> dict[str, Any]:
     return {
         "op": row.subject,
         "ranks": row.ranks,
@@ -120,7 +120,7 @@ def _values(row: Row) -> dict[str, Any]:
     }
 
 
-def _table(outcomes: list[Outcome], title: str) -> Table:
+def _table(outcomes: list[OverlapOutcome], title: str) -> Table:
     from rich import box
     from rich.table import Table
 

@@ -21,7 +21,7 @@ from tutti.accelerator.segments import Segments
 from tutti.models import AttentionSpec
 from tutti.nn.parallel.collectives import exchange
 from tutti.nn.parallel.groups import Group
-from tutti.nn.parallel.rows import Piece
+from tutti.nn.parallel.rows import RowPiece
 
 
 class RingStep(NamedTuple):
@@ -37,7 +37,7 @@ def fits_ring(spec: AttentionSpec) -> bool:
 
 
 def ring_steps(
-    pieces: Sequence[Sequence[Piece]], rank: int, device: torch.device
+    pieces: Sequence[Sequence[RowPiece]], rank: int, device: torch.device
 ) -> tuple[RingStep, ...]:
     """Return what a rank does in each step, its own keys first; `pieces` are those of all ranks."""
     ways = len(pieces)
@@ -48,9 +48,15 @@ def ring_steps(
 
 
 def _step(
-    own_pieces: Sequence[Piece], key_pieces: Sequence[Piece], device: torch.device, *, own: bool
+    own_pieces: Sequence[RowPiece],
+    key_pieces: Sequence[RowPiece],
+    device: torch.device,
+    *,
+    own: bool,
 ) -> RingStep:
-    places: dict[int, list[tuple[Piece, int]]] = {}  # document → its pieces, with their first row
+    places: dict[
+        int, list[tuple[RowPiece, int]]
+    ] = {}  # document → its pieces, with their first row
     row = 0
     for piece in key_pieces:
         places.setdefault(piece.document, []).append((piece, row))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tutti.errors import InputError
 
 
-class Piece(NamedTuple):
+class RowPiece(NamedTuple):
     """Neighbouring tokens of one document on one rank, by their place in the whole batch."""
 
     document: int
@@ -51,7 +51,7 @@ def rows_of(lengths: Sequence[int], row_length: int | None) -> tuple[int, ...]:
 
 def pieces_of(
     lengths: Sequence[int], rows: Sequence[int], ways: int, rank: int
-) -> tuple[Piece, ...]:
+) -> tuple[RowPiece, ...]:
     """Return a context-parallel rank's pieces, in the order of its tokens; none is empty."""
     chunks = []
     start = 0
@@ -60,12 +60,12 @@ def pieces_of(
         chunks += [(bounds[c], bounds[c + 1]) for c in (rank, 2 * ways - 1 - rank)]
         start += length
     starts = list(itertools.accumulate(lengths, initial=0))
-    found: list[Piece] = []
+    found: list[RowPiece] = []
     for low, high in chunks:
         document = bisect.bisect_right(starts, low) - 1
         while low < high:
             last = min(high, starts[document + 1])
             if low < last:
-                found.append(Piece(document, starts[document], low, last))
+                found.append(RowPiece(document, starts[document], low, last))
             low, document = last, document + 1
     return tuple(found)

@@ -43,7 +43,7 @@ from tutti.train.checkpoint.manifest import (
 from tutti.train.checkpoint.model_files import copy_model_files
 from tutti.train.checkpoint.random_state import random_state, restore_random_state
 from tutti.train.checkpoint.staging import Staging
-from tutti.train.checkpoint.storage import Part, prepare_format, write_metadata, write_part
+from tutti.train.checkpoint.storage import StoredPart, prepare_format, write_metadata, write_part
 from tutti.version import code_version
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Checkpointer:
         problem = together.broadcast((problem,))[0]
         if problem:
             return problem, 0
-        part: Part | str
+        part: StoredPart | str
         try:
             part = write_part(partial, together.rank, order.pieces)
         except Exception as error:
@@ -233,14 +233,14 @@ class Checkpointer:
         told = together.gather(part if isinstance(part, str) else part.to_document())
         if told is not None:
             failed = [f"rank {r}: {p}" for r, p in enumerate(told) if isinstance(p, str)]
-            parts = [] if failed else [Part.from_document(p) for p in told]
+            parts = [] if failed else [StoredPart.from_document(p) for p in told]
             problem = failed[0] if failed else _attempt(lambda: self._finish(partial, order, parts))
             if problem:
                 shutil.rmtree(partial, ignore_errors=True)
         problem = together.broadcast((problem,))[0]
         return problem, 0 if isinstance(part, str) else part.num_bytes
 
-    def _finish(self, partial: Path, order: _Order, parts: list[Part]) -> None:
+    def _finish(self, partial: Path, order: _Order, parts: list[StoredPart]) -> None:
         """Complete a folder in which all ranks' files are; on rank 0."""
         write_metadata(partial, parts, order.expected)
         for name, text in order.texts.items():

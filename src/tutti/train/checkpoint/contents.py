@@ -28,7 +28,7 @@ MOST_PIECE_BYTES = 64 << 20  # of what is written at once: a reader holds one in
 _Range = tuple[int, int]  # half-open, of the elements of a block
 
 
-class Kind(StrEnum):
+class StateKind(StrEnum):
     """What is kept of a tensor."""
 
     WEIGHT = "weight"
@@ -41,7 +41,7 @@ class Piece:
     """A rectangle of one kind of a logical tensor."""
 
     name: str  # "3.attention.query.weight"; a tied tensor has the name of the one it is tied to
-    kind: Kind
+    kind: StateKind
     shape: tuple[int, ...]  # of the whole tensor
     rectangle: Rectangle
     memory: Tensor  # of the rectangle's sizes; a view of the engine's state
@@ -131,12 +131,12 @@ def _pieces(
     optimizer = state.optimizer
     optimizer.settle()  # what lives on the host may still be on its way
     sources = {
-        Kind.WEIGHT: optimizer.master,
-        Kind.MEAN: optimizer.mean,
-        Kind.SQUARE: optimizer.square,
+        StateKind.WEIGHT: optimizer.master,
+        StateKind.MEAN: optimizer.mean,
+        StateKind.SQUARE: optimizer.square,
     }
     for kind, flat in sources.items():
-        if flat is None and kind is not Kind.WEIGHT:
+        if flat is None and kind is not StateKind.WEIGHT:
             continue
         source = state.views[index] if flat is None else flat
         most = None if most_bytes is None else max(1, most_bytes // source.element_size())
@@ -182,7 +182,7 @@ def _fixed_pieces(
     for _, inner in rectangles(block.shape, *own, most=most):
         yield Piece(
             name=stored_name(block.unit, parameter),
-            kind=Kind.WEIGHT,
+            kind=StateKind.WEIGHT,
             shape=parameter.shape,
             rectangle=_of_whole(block, inner),
             memory=view[inner.slices],
@@ -191,13 +191,13 @@ def _fixed_pieces(
 
 def expected_keys(engine: Engine) -> dict[str, int]:
     """Return every key that a complete checkpoint of this job has, with its number of elements."""
-    moments = [Kind.MEAN, Kind.SQUARE] if engine.plan.job.optimizer == "adamw" else []
+    moments = [StateKind.MEAN, StateKind.SQUARE] if engine.plan.job.optimizer == "adamw" else []
     found: dict[str, int] = {}
     for unit, parameter in itertools.chain.from_iterable(
         ((unit, parameter) for parameter in engine.spec.parameters(unit))
         for unit in range(engine.spec.num_units)
     ):
-        kinds = [Kind.WEIGHT, *(moments if parameter.trainable else [])]
+        kinds = [StateKind.WEIGHT, *(moments if parameter.trainable else [])]
         for kind in kinds:
             found[f"{kind}/{stored_name(unit, parameter)}"] = parameter.size
     return found

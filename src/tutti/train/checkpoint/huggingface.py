@@ -26,7 +26,7 @@ from tutti.huggingface.tensor_file import Raw
 from tutti.huggingface.tensors import to_raw
 from tutti.models.spec import ModelSpec
 from tutti.train.checkpoint.archive import read_tensor
-from tutti.train.checkpoint.contents import Kind
+from tutti.train.checkpoint.contents import StateKind
 from tutti.train.checkpoint.folders import LATEST, resolve
 from tutti.train.checkpoint.loading import load_weights
 from tutti.train.checkpoint.manifest import MANIFEST, MODEL_FOLDER, damage, read_manifest
@@ -59,7 +59,7 @@ class SavedModel(Checkpoint):
         self._held: OrderedDict[Chunk, Tensor] = OrderedDict()
 
     def _tensor(self, name: str) -> Stored:
-        key = f"{Kind.WEIGHT}/{self.owner(name)}"
+        key = f"{StateKind.WEIGHT}/{self.owner(name)}"
         if key not in self._stored:
             raise InputError(f"{self.checkpoint}: holds no weights of '{self.owner(name)}'")
         return self._stored[key]

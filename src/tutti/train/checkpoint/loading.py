@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from tutti.errors import InputError
-from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Kind, Piece, kept_pieces
+from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Manifest
 from tutti.train.checkpoint.storage import Stored, Target, read_into, read_metadata
 
@@ -34,11 +34,11 @@ def load_state(
     notes: dict[str, None] = {}  # ordered, each once
     wanted: dict[str, list[Target]] = {}
     for piece in pieces:
-        if piece.copy and piece.kind is not Kind.WEIGHT:
+        if piece.copy and piece.kind is not StateKind.WEIGHT:
             piece.memory.zero_()  # the owner's end has them
             continue
         if piece.key not in stored:
-            if piece.kind is Kind.WEIGHT:
+            if piece.kind is StateKind.WEIGHT:
                 raise InputError(f"{folder}: holds no weights of '{piece.name}'")
             if missing == "error":
                 raise InputError(
@@ -67,7 +67,7 @@ def load_weights(engine: Engine, source: Checkpoint) -> None:
             f"{engine.spec.name}; plan again for this folder"
         )
     for piece in kept_pieces(engine, most_bytes=MOST_PIECE_BYTES):
-        if piece.kind is Kind.WEIGHT:
+        if piece.kind is StateKind.WEIGHT:
             piece.memory.copy_(source.read(piece.name, piece.rectangle.slices))
             source.drop()
         else:

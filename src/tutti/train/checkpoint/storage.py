@@ -42,7 +42,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StoredPart:
     """One rank's file."""
 
     file: str
@@ -58,7 +58,7 @@ class Part:
         return {**asdict(self), "chunks": chunks}
 
     @classmethod
-    def from_document(cls, value: Mapping[str, Any]) -> Part:
+    def from_document(cls, value: Mapping[str, Any]) -> StoredPart:
         """Read what `to_document` wrote."""
         chunks = []
         for chunk in value["chunks"]:
@@ -71,7 +71,7 @@ class Part:
 # --- writing -------------------------------------------------------------------------------
 
 
-def write_part(folder: Path, rank: int, pieces: Sequence[Piece]) -> Part:
+def write_part(folder: Path, rank: int, pieces: Sequence[Piece]) -> StoredPart:
     """Write a rank's pieces, whose memory may be anywhere; return when they are on the disk."""
     path = folder / f"__{rank}_0{RANK_FILE}"
     chunks = []
@@ -91,7 +91,7 @@ def write_part(folder: Path, rank: int, pieces: Sequence[Piece]) -> Part:
         stream.flush()
         os.fsync(stream.fileno())
         size = stream.tell()
-    return Part(file=path.name, num_bytes=size, chunks=tuple(chunks))
+    return StoredPart(file=path.name, num_bytes=size, chunks=tuple(chunks))
 
 
 def prepare_format() -> None:
@@ -99,7 +99,7 @@ def prepare_format() -> None:
     importlib.import_module("torch.distributed.checkpoint.filesystem")
 
 
-def write_metadata(folder: Path, parts: Sequence[Part], expected: Mapping[str, int]) -> None:
+def write_metadata(folder: Path, parts: Sequence[StoredPart], expected: Mapping[str, int]) -> None:
     """Write what all ranks wrote, after checking that it is all there is, each number once."""
     from torch.distributed.checkpoint import filesystem, metadata
     from torch.distributed.checkpoint.storage import WriteResult
@@ -124,7 +124,7 @@ def write_metadata(folder: Path, parts: Sequence[Part], expected: Mapping[str, i
     writer.finish(metadata.Metadata(tensors), results)
 
 
-def _check_complete(parts: Sequence[Part], expected: Mapping[str, int]) -> None:
+def _check_complete(parts: Sequence[StoredPart], expected: Mapping[str, int]) -> None:
     """Refuse to call something a checkpoint that lacks numbers; the fault is tutti's then."""
     counts = dict.fromkeys(expected, 0)
     for part in parts:

@@ -20,10 +20,10 @@ from pathlib import Path
 from tutti.errors import InputError
 from tutti.files import fingerprint
 from tutti.huggingface.tokenizer import Tokenizer
-from tutti.train.data.config import Form, Kind, SourceConfig
+from tutti.train.data.config import Form, SourceConfig, SourceKind
 from tutti.train.data.encode import Shape, shape_of
 from tutti.train.data.sources.find import find, reader_of
-from tutti.train.data.sources.piece import Piece, unreadable
+from tutti.train.data.sources.piece import FilePiece, unreadable
 from tutti.train.data.store import FORMAT, TokenStore, join, remove_folder
 from tutti.train.data.tokenise import Work, tokenise
 
@@ -73,7 +73,7 @@ def open_store(
 
 def _key(
     source: SourceConfig,
-    kind: Kind,
+    kind: SourceKind,
     files: list[Path],
     shape: Shape,
     tokenizer: Tokenizer,
@@ -127,7 +127,7 @@ def _locked(place: Path, name: str, progress: Progress) -> Iterator[bool]:
 
 def _build(
     source: SourceConfig,
-    kind: Kind,
+    kind: SourceKind,
     files: list[Path],
     shape: Shape,
     tokenizer: Tokenizer,
@@ -138,7 +138,7 @@ def _build(
     for old in place.parent.glob(f".{place.name}.*"):  # of a process that was killed
         remove_folder(old)
     temporary = place.parent / f".{place.name}.{os.getpid()}"
-    pieces: list[Piece] = []
+    pieces: list[FilePiece] = []
     reader = reader_of(kind, blocks=source.in_blocks)
     for file in files:
         pieces += reader.pieces(file)

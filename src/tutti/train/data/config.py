@@ -15,7 +15,7 @@ from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, build_
 SHIPPED = "shipped:"  # before the name of a text that comes with tutti
 
 
-class Kind(StrEnum):
+class SourceKind(StrEnum):
     """How a source's bytes are laid out."""
 
     AUTO = "auto"
@@ -43,7 +43,7 @@ class SourceConfig:
     """One source of rows."""
 
     path: str = ""
-    kind: Kind = Kind.AUTO
+    kind: SourceKind = SourceKind.AUTO
     weight: Annotated[float, Above(0)] = 1.0
     form: Form = Form.AUTO
     text: str = "text"
@@ -59,11 +59,11 @@ class SourceConfig:
     document_shape: ClassVar[tuple[type, ...]] = (str, dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", Kind(self.kind))  # Python code may write plain text
+        object.__setattr__(self, "kind", SourceKind(self.kind))  # Python code may write plain text
         object.__setattr__(self, "form", Form(self.form))
-        if self.kind is Kind.SYNTHETIC and self.path:
+        if self.kind is SourceKind.SYNTHETIC and self.path:
             raise ValueError(f"a synthetic source has no path; found '{self.path}'")
-        if self.kind is not Kind.SYNTHETIC and not self.path:
+        if self.kind is not SourceKind.SYNTHETIC and not self.path:
             raise ValueError("'path' is missing")
 
     @classmethod

@@ -19,9 +19,9 @@ from tutti.errors import InputError, hint
 from tutti.huggingface.chat import encode_chat, messages_of
 from tutti.huggingface.tokenizer import Ids, Tokenizer
 from tutti.train.data.alpaca import ALPACA_FIELDS, alpaca_messages, alpaca_prompt
-from tutti.train.data.config import Form, Kind, SourceConfig
+from tutti.train.data.config import Form, SourceConfig, SourceKind
 from tutti.train.data.sources.find import reader_of
-from tutti.train.data.sources.piece import Piece, Record
+from tutti.train.data.sources.piece import FilePiece, Record
 
 _BATCH_CHARACTERS = 1 << 20  # encoded together
 _LONGEST_CHARACTERS = 4 << 20  # a longer document is encoded in parts that end with a line
@@ -46,9 +46,9 @@ class Shape:
     fields: tuple[str, ...]  # the text; the messages; the prompt and the completion
 
 
-def shape_of(source: SourceConfig, kind: Kind, files: Sequence[Path]) -> Shape:
+def shape_of(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> Shape:
     """Return what the records of a source hold."""
-    if kind is Kind.TEXT:
+    if kind is SourceKind.TEXT:
         if source.form not in (Form.AUTO, Form.TEXT):
             raise InputError(f"{source.name}: plain text cannot be read as {source.form}")
         return Shape(form=Form.TEXT, fields=())
@@ -82,7 +82,13 @@ def _form(known: Sequence[str], text: str, chat: str, pair: tuple[str, str]) -> 
 
 
 def encode(
-    piece: Piece, kind: Kind, shape: Shape, tokenizer: Tokenizer, *, blocks: bool, end: bool
+    piece: FilePiece,
+    kind: SourceKind,
+    shape: Shape,
+    tokenizer: Tokenizer,
+    *,
+    blocks: bool,
+    end: bool,
 ) -> Encoded:
     """Return the tokens of a piece."""
     records = reader_of(kind, blocks=blocks).records(piece, shape.fields)

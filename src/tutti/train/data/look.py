@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Ids, Tokenizer
-from tutti.train.data.config import Form, Kind, SourceConfig
+from tutti.train.data.config import Form, SourceConfig, SourceKind
 from tutti.train.data.encode import Encoded, encode, shape_of
 from tutti.train.data.sources.find import find, reader_of
 from tutti.train.data.sources.piece import unreadable
@@ -44,7 +44,7 @@ class Look:
     """What was seen of a source."""
 
     name: str
-    kind: Kind
+    kind: SourceKind
     form: Form
     examples: tuple[Example, ...]  # the first ones
     lengths: NDArray[np.int64]  # of everything read, in tokens
@@ -63,10 +63,10 @@ def look(
     whole: bool = False,
 ) -> Look:
     """Encode the first piece of a source, or all of it."""
-    if source.kind is Kind.SYNTHETIC:
+    if source.kind is SourceKind.SYNTHETIC:
         raise InputError("a synthetic source has no text to show")
     kind, files = find(source, base)
-    if kind is Kind.MEGATRON:
+    if kind is SourceKind.MEGATRON:
         raise InputError(f"{source.name}: is tokenised already; there is no text to show")
     try:
         shape = shape_of(source, kind, files)

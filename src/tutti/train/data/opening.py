@@ -10,9 +10,9 @@ from tutti.errors import InputError
 from tutti.files import fingerprint
 from tutti.huggingface.tokenizer import Tokenizer, find_tokenizer, open_tokenizer
 from tutti.train.data.cache import CacheSettings, Progress, default_folder, open_store, silent
-from tutti.train.data.config import DataConfig, Kind, SourceConfig
+from tutti.train.data.config import DataConfig, SourceConfig, SourceKind
 from tutti.train.data.megatron import open_megatron
-from tutti.train.data.order import Part, TrainingOrder, ValidationRows, split
+from tutti.train.data.order import DataPart, TrainingOrder, ValidationRows, split
 from tutti.train.data.packing import CutRows, FitRows, PackingReport
 from tutti.train.data.row import Rows
 from tutti.train.data.sources.find import find
@@ -93,7 +93,7 @@ def check_data(
         for source in (*config.train, *config.validation)
         if not _endless(source)
     }
-    if kinds - {Kind.MEGATRON}:
+    if kinds - {SourceKind.MEGATRON}:
         find_tokenizer(_tokenizer_name(config, model_folder), folder=base)
 
 
@@ -131,7 +131,7 @@ def open_data(
     for number, source in enumerate(config.validation, len(rows)):
         own = opener.rows(source, number, "validation")
         count = min(own.num_rows, _SYNTHETIC_VALIDATION_ROWS) if _endless(source) else own.num_rows
-        held.append(Part(own, seed=config.seed, number=number, first=0, count=count))
+        held.append(DataPart(own, seed=config.seed, number=number, first=0, count=count))
     if config.holdout and not held:
         raise InputError("data: 'holdout' needs a source with an end; a synthetic one has none")
     return PackedData(
@@ -148,7 +148,7 @@ _SYNTHETIC_VALIDATION_ROWS = 64
 
 
 def _endless(source: SourceConfig) -> bool:
-    return source.kind is Kind.SYNTHETIC
+    return source.kind is SourceKind.SYNTHETIC
 
 
 def _holdout(config: DataConfig, source: SourceConfig) -> float:
@@ -190,7 +190,7 @@ class _Opener:
         if _endless(source):
             return self._synthetic(source, number, use)
         kind, files = find(source, self._base)
-        if kind is Kind.MEGATRON:
+        if kind is SourceKind.MEGATRON:
             store = open_megatron(files[0], source.name)
         else:
             store = open_store(source, self._opened(), self._cache, base=self._base)

@@ -31,7 +31,7 @@ class Place:
     row: int
 
 
-class Part:
+class DataPart:
     """The rows of a source that are for training, or those that are held out."""
 
     def __init__(self, rows: Rows, *, seed: int, number: int, first: int, count: int) -> None:
@@ -52,7 +52,9 @@ class Part:
         return permuted(self._first + place, self.rows.num_rows, seeds)
 
 
-def split(rows: Rows, *, seed: int, number: int, holdout: float) -> tuple[Part, Part | None]:
+def split(
+    rows: Rows, *, seed: int, number: int, holdout: float
+) -> tuple[DataPart, DataPart | None]:
     """Return the training part and the held-out part: a seeded choice of rows."""
     whole = rows.num_rows
     held = max(1, round(whole * holdout)) if holdout else 0
@@ -61,16 +63,16 @@ def split(rows: Rows, *, seed: int, number: int, holdout: float) -> tuple[Part, 
             f"{rows.name}: has {whole} row{'s' * (whole != 1)}, too few to hold out "
             f"{holdout:.2%}; give 'validation' a source of its own"
         )
-    train = Part(rows, seed=seed, number=number, first=held, count=whole - held)
+    train = DataPart(rows, seed=seed, number=number, first=held, count=whole - held)
     if not held:
         return train, None
-    return train, Part(rows, seed=seed, number=number, first=0, count=held)
+    return train, DataPart(rows, seed=seed, number=number, first=0, count=held)
 
 
 class TrainingOrder:
     """The endless order of the training rows of all sources."""
 
-    def __init__(self, parts: Sequence[Part], weights: Sequence[float]) -> None:
+    def __init__(self, parts: Sequence[DataPart], weights: Sequence[float]) -> None:
         self.parts = tuple(parts)
         self._pattern, self._before, self._quotas = _spread(weights)
 
@@ -120,7 +122,7 @@ def _spread(
 class ValidationRows:
     """All held-out rows in a fixed order, and rows without a loss behind the last."""
 
-    def __init__(self, parts: Sequence[Part], *, length: int, pad: int) -> None:
+    def __init__(self, parts: Sequence[DataPart], *, length: int, pad: int) -> None:
         self.parts = tuple(parts)
         self._starts = np.cumsum([0, *(part.count for part in parts)])
         self._blank = blank_row(length, pad)

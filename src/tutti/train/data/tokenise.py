@@ -19,9 +19,9 @@ from pathlib import Path
 from tutti.document import plain
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Tokenizer
-from tutti.train.data.config import Kind
+from tutti.train.data.config import SourceKind
 from tutti.train.data.encode import Shape, encode
-from tutti.train.data.sources.piece import Piece
+from tutti.train.data.sources.piece import FilePiece
 from tutti.train.data.store import write_part
 
 LARGE_BYTES = 64 << 20  # input that is worth starting processes for
@@ -33,7 +33,7 @@ BytesDone = Callable[[float, float], None]
 class Work:
     """What all pieces of a source have in common."""
 
-    kind: Kind
+    kind: SourceKind
     shape: Shape
     tokenizer: str
     blocks: bool
@@ -47,12 +47,12 @@ class Task:
     """One piece, and the number of the part that it becomes."""
 
     number: int
-    piece: Piece
+    piece: FilePiece
 
 
 def tokenise(
     work: Work,
-    pieces: Sequence[Piece],
+    pieces: Sequence[FilePiece],
     tokenizer: Tokenizer,
     *,
     processes: int,

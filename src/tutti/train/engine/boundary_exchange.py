@@ -21,7 +21,7 @@ from tutti.schedule.instruction import What
 from tutti.schedule.schedule import Schedule
 
 
-class Rows:
+class TokenRows:
     """Which row of a rank's tokens each (sequence, position) is."""
 
     def __init__(self, own: Holder, rectangles: Sequence[Rectangle], length: int) -> None:
@@ -133,7 +133,7 @@ class Boundaries:
         )
         own = holder(own_stage, local)
         length = boundary.sequence_length
-        rows = Rows(own, (held if sends else wanted)(own, length), length)
+        rows = TokenRows(own, (held if sends else wanted)(own, length), length)
         stages = self._schedule.plan.pipelines[place.pipeline].stages
         first = self._seats.map.first_rank(
             place.pipeline, next(i for i, stage in enumerate(stages) if stage is other)
@@ -150,7 +150,7 @@ class Boundaries:
         )
         joined: tuple[int, ...] = ()
         if not sends and must_join(own.replica):
-            whole = Rows(own, held(own, length), length).count
+            whole = TokenRows(own, held(own, length), length).count
             joined = shares(whole, own.replica.tp)
         return _Wire(pieces, rows.count, joined)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tutti.ranks.links import DONE, Handle
 from tutti.schedule.forward import forward_list
 from tutti.schedule.instruction import Instruction, Op
-from tutti.train.engine.step_totals import Sums
+from tutti.train.engine.step_totals import StepSums
 
 Handler = Callable[[Instruction], Handle]
 
@@ -26,7 +26,7 @@ class EvaluationResult:
     tokens: int
 
     @classmethod
-    def of(cls, sums: Sums) -> EvaluationResult:
+    def of(cls, sums: StepSums) -> EvaluationResult:
         """Return the means of sums over all ranks."""
         count = max(sums.tokens, 1.0)
         return cls(loss=sums.loss / count, balance=sums.balance / count, tokens=int(sums.tokens))

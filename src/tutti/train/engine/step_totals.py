@@ -33,7 +33,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
+class StepSums:
     """The sums of one rank, or of all: of squared gradients, tokens and losses."""
 
     square: float
@@ -56,7 +56,7 @@ class Sums:
         )
 
 
-_NAMES = tuple(f.name for f in fields(Sums))
+_NAMES = tuple(f.name for f in fields(StepSums))
 
 
 def counted_tokens(batch: Batch) -> Tensor:
@@ -90,11 +90,11 @@ class LateSums:
         self._copied = self._accelerator.event()
         self._copied.record()
 
-    def read(self) -> Sums:
+    def read(self) -> StepSums:
         """Wait for the copy."""
         assert self._copied is not None, "nothing was sent"
         self._copied.synchronize()
-        return Sums(**dict(zip(_NAMES, self._host.tolist(), strict=True)))
+        return StepSums(**dict(zip(_NAMES, self._host.tolist(), strict=True)))
 
 
 def gradient_factor(scalars: Tensor, loss_factor: float, clip_norm: float | None) -> Tensor:

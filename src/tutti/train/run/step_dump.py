@@ -20,9 +20,9 @@ from tutti.files import read_file
 from tutti.huggingface.dtypes import BY_NAME
 from tutti.huggingface.dumps import Batch, DumpFacts, DumpWriter
 from tutti.train.run.planning import STEPS_FILE
-from tutti.train.run.step_tensors import START, TOKENS, Piece, RunFacts, files_of_rank
+from tutti.train.run.step_tensors import START, TOKENS, RunFacts, StepPiece, files_of_rank
 
-_Found = tuple[Path, Piece]
+_Found = tuple[Path, StepPiece]
 
 
 def write_step_dump(folder: Path, target: Path, *, side: str) -> None:
@@ -96,7 +96,7 @@ def _pieces(folder: Path, rank: int) -> Iterator[_Found]:
         raise InputError(f"{folder}: rank {rank} has left nothing; copy the files of all ranks")
     with listed.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            yield numbers, build(Piece, json.loads(line), Place(f"{listed}:{number}"))
+            yield numbers, build(StepPiece, json.loads(line), Place(f"{listed}:{number}"))
 
 
 def _assembled(key: str, shape: tuple[int, ...], found: list[_Found]) -> NDArray[np.float32]:

@@ -34,7 +34,7 @@ START = 0  # the number of the "step" that the first weights are kept under
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class StepPiece:
     """Where some numbers of a tensor lie in a rank's file, as float32."""
 
     step: Natural
@@ -144,7 +144,7 @@ class StepTensors:
             low, high = max(offset, own.start), min(offset + block.size, own.stop)
             name = self._name(block)
             if low < high and name is not None:
-                piece = Piece(
+                piece = StepPiece(
                     step=self._step,
                     what=what,
                     name=name,

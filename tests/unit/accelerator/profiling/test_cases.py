@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tutti.accelerator import open_accelerator
-from tutti.accelerator.profiling.cases import MOST_COPIES, Case, prepare
+from tutti.accelerator.profiling.cases import MOST_COPIES, ProfileCase, prepare
 from tutti.accelerator.profiling.workspace import Workspace
 from tutti.cost.measured.forms import FORMS
 from tutti.hardware.chip import Dtype
@@ -40,7 +40,7 @@ def small(monkeypatch):
 @pytest.mark.parametrize("operator", FORMS)
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 def test_each_pass_runs(operator, dtype, accelerator, small):
-    case = Case(operator, TINY.get(operator, (8, 16)))
+    case = ProfileCase(operator, TINY.get(operator, (8, 16)))
     prepared = prepare(case, Workspace(accelerator, dtype), accelerator.operators)
     assert set(prepared.runs) == set(FORMS[operator].directions)
     assert prepared.kernel
@@ -53,7 +53,7 @@ def test_each_pass_runs(operator, dtype, accelerator, small):
 
 
 def test_a_product_gradient_is_the_right_one(accelerator, small):
-    case = Case("linear", (8, 16, 32))
+    case = ProfileCase("linear", (8, 16, 32))
     prepared = prepare(case, Workspace(accelerator, Dtype.FP32), accelerator.operators)
     (by_input,), (once,) = (prepared.runs[d]() for d in ("input_gradient", "weight_gradient"))
     assert by_input.shape == (8, 32)
@@ -64,12 +64,12 @@ def test_a_product_gradient_is_the_right_one(accelerator, small):
 
 def test_copies_take_turns_until_the_caches_are_left(accelerator, small):
     space = Workspace(accelerator, Dtype.FP32)
-    run = prepare(Case("rms_norm", (8, 16)), space, accelerator.operators).runs["forward"]
+    run = prepare(ProfileCase("rms_norm", (8, 16)), space, accelerator.operators).runs["forward"]
     sums = [float(run().sum().detach()) for _ in range(2 * MOST_COPIES)]
     assert sums[:MOST_COPIES] == sums[MOST_COPIES:]
     assert len(set(sums[:MOST_COPIES])) == MOST_COPIES
     space.cache_bytes = 1
-    run = prepare(Case("rms_norm", (8, 16)), space, accelerator.operators).runs["forward"]
+    run = prepare(ProfileCase("rms_norm", (8, 16)), space, accelerator.operators).runs["forward"]
     assert torch.equal(run(), run())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.profiling import session as module
-from tutti.accelerator.profiling.cases import Case, Prepared
+from tutti.accelerator.profiling.cases import Prepared, ProfileCase
 from tutti.accelerator.profiling.session import MOST_SAMPLES, Session, measure_profile
 from tutti.accelerator.profiling.timer import Timer
 from tutti.cost.measured.forms import FORMS, row_name
@@ -17,10 +17,10 @@ from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import CollectiveTime, LinkFigure, Profile
 
 CASES = [
-    Case("linear", (64, 64, 64)),
-    Case("rms_norm", (64, 64)),
-    Case("add", (64,)),
-    Case("linear", (64, 128, 64)),
+    ProfileCase("linear", (64, 64, 64)),
+    ProfileCase("rms_norm", (64, 64)),
+    ProfileCase("add", (64,)),
+    ProfileCase("linear", (64, 128, 64)),
 ]
 
 
@@ -168,7 +168,7 @@ def test_a_kernel_that_fails_does_not_cost_the_others(clock, monkeypatch):
 
 def test_what_would_take_too_long_is_left_out(clock):
     """The fake chip does 2·512³ FLOP in 10 ms; 4,000 of a call must fit the budget."""
-    large = Case("linear", (4096, 4096, 4096))
+    large = ProfileCase("linear", (4096, 4096, 4096))
     found = measure_profile(session(budget_s=200.0, cases=[*CASES, large]))
     assert names(found) == wanted(CASES)
 

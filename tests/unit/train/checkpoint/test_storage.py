@@ -20,7 +20,7 @@ from tutti.train.checkpoint.archive import read_tensor, write_tensor
 from tutti.train.checkpoint.manifest import SavedFile, saved_file
 from tutti.train.checkpoint.rectangles import Rectangle
 from tutti.train.checkpoint.storage import (
-    Part,
+    StoredPart,
     Written,
     read_into,
     read_metadata,
@@ -95,8 +95,8 @@ def chunk(start: int, stop: int) -> Written:
 
 
 def test_numbers_that_nobody_wrote_or_two_wrote_are_no_checkpoint(tmp_path):
-    def parts(*chunks: Written) -> list[Part]:
-        return [Part(file="a", num_bytes=10, chunks=chunks)]
+    def parts(*chunks: Written) -> list[StoredPart]:
+        return [StoredPart(file="a", num_bytes=10, chunks=chunks)]
 
     with pytest.raises(TuttiError, match="has 4 numbers, of which 3 were written"):
         write_metadata(tmp_path, parts(chunk(0, 2), chunk(3, 4)), {"weight/0.a": 4})

@@ -11,7 +11,7 @@ from tests.unit.huggingface.test_chat import PLAIN, write_folder
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import ByteTokenizer, FolderTokenizer, Tokenizer
 from tutti.train.data import DataConfig, SourceConfig, open_data
-from tutti.train.data.config import Form, Kind
+from tutti.train.data.config import Form, SourceKind
 from tutti.train.data.encode import Encoded, encode, shape_of
 from tutti.train.data.sources import array
 from tutti.train.data.sources.find import find, reader_of
@@ -79,7 +79,7 @@ def test_a_system_field_comes_first(tmp_path: Path) -> None:
 def test_fields_are_recognised_and_may_lack_the_input(tmp_path: Path) -> None:
     file = write(tmp_path / "a.json", [{"instruction": "Go.", "output": "Gone."}])
     kind, files = find(SourceConfig(path=str(file)), Path())
-    assert kind is Kind.JSON
+    assert kind is SourceKind.JSON
     shape = shape_of(SourceConfig(path=str(file)), kind, files)
     assert shape.form is Form.ALPACA
     assert shape.fields == ("instruction", "output")
@@ -149,4 +149,4 @@ def test_beside_other_files_a_json_is_no_data(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     write(tmp_path / "dataset_info.json", {"features": {}})
     kind, files = find(SourceConfig(path=str(tmp_path)), Path())
-    assert (kind, [file.name for file in files]) == (Kind.JSONL, ["a.jsonl"])
+    assert (kind, [file.name for file in files]) == (SourceKind.JSONL, ["a.jsonl"])

@@ -10,7 +10,7 @@ from tutti.document import Place, build, plain
 from tutti.errors import InputError
 from tutti.files import parse_yaml
 from tutti.train.data import DataConfig, SourceConfig, open_data
-from tutti.train.data.config import Form, Kind
+from tutti.train.data.config import Form, SourceKind
 from tutti.train.data.opening import DataState
 
 WRITTEN = """
@@ -33,7 +33,7 @@ def test_there_and_back() -> None:
     config = read(WRITTEN)
     assert config.train[0] == SourceConfig(path="corpus/*.jsonl", weight=3.0, text="body")
     assert config.train[1] == SourceConfig(path="shipped:tales")
-    assert (config.train[2].kind, config.train[2].form) == (Kind.SYNTHETIC, Form.AUTO)
+    assert (config.train[2].kind, config.train[2].form) == (SourceKind.SYNTHETIC, Form.AUTO)
     assert plain(config)["train"][1] == "shipped:tales"
     assert build(DataConfig, plain(config), Place("again")) == config
 
@@ -60,7 +60,7 @@ def test_mistakes(text: str, message: str) -> None:
 
 def test_plain_text_in_python() -> None:
     source = SourceConfig(kind="synthetic", form="text")  # type: ignore[arg-type]
-    assert source.kind is Kind.SYNTHETIC
+    assert source.kind is SourceKind.SYNTHETIC
     assert source.form is Form.TEXT
     with pytest.raises(ValueError, match="'xml' is not a valid Kind"):
         SourceConfig(path="a", kind="xml")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.train.data.support import store_of
 from tutti.errors import InputError
-from tutti.train.data.order import Part, TrainingOrder, ValidationRows, split
+from tutti.train.data.order import DataPart, TrainingOrder, ValidationRows, split
 from tutti.train.data.packing import CutRows
 from tutti.train.data.permutation import permuted
 
@@ -122,5 +122,5 @@ def test_too_few_rows_to_hold_out() -> None:
 
 
 def test_validation_sources_of_their_own_come_in_order() -> None:
-    part = Part(rows_of(4), seed=0, number=0, first=0, count=4)
+    part = DataPart(rows_of(4), seed=0, number=0, first=0, count=4)
     assert [part.held(i) for i in range(4)] == [0, 1, 2, 3]

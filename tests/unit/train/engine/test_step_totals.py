@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tutti.accelerator.devices.cpu import CpuAccelerator
 from tutti.ranks.links import Links
-from tutti.train.engine.step_totals import LateSums, Sums, gradient_factor, joined
+from tutti.train.engine.step_totals import LateSums, StepSums, gradient_factor, joined
 
 ALONE: Links = None  # type: ignore[assignment]  # one rank talks to nobody
 
@@ -21,7 +21,7 @@ def scalars(square: float, tokens: float, loss: float = 7.0) -> torch.Tensor:
     return joined(ALONE, 1, {k: torch.tensor(v, dtype=torch.float64) for k, v in named.items()})
 
 
-def on_the_host(sums: Sums, loss_factor: float, clip: float | None) -> float:
+def on_the_host(sums: StepSums, loss_factor: float, clip: float | None) -> float:
     result = sums.result(loss_factor)
     if result.skipped:
         return math.nan

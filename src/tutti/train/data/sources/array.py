@@ -11,7 +11,7 @@ from typing import Any
 from tutti.document import shown
 from tutti.errors import InputError
 from tutti.train.data.sources.jsonl import JsonLinesReader
-from tutti.train.data.sources.piece import Piece, Record, not_utf8, unreadable
+from tutti.train.data.sources.piece import FilePiece, Record, not_utf8, unreadable
 
 PIECE_RECORDS = 20_000
 
@@ -22,13 +22,13 @@ class JsonArrayReader:
     def __init__(self) -> None:
         self._lines = JsonLinesReader()
 
-    def pieces(self, file: Path) -> list[Piece]:
+    def pieces(self, file: Path) -> list[FilePiece]:
         """Cut an array every so many records; lines as their own reader does."""
         if _is_lines(file):
             return self._lines.pieces(file)
         count, size = len(_items(str(file), _stamp(file))), file.stat().st_size
         return [
-            Piece(
+            FilePiece(
                 file=str(file),
                 start=start,
                 stop=min(start + PIECE_RECORDS, count),
@@ -44,7 +44,7 @@ class JsonArrayReader:
         items = _items(str(file), _stamp(file))
         return list(_object(items[0], str(file), 0)) if items else []
 
-    def records(self, piece: Piece, fields: Sequence[str]) -> Iterator[Record]:
+    def records(self, piece: FilePiece, fields: Sequence[str]) -> Iterator[Record]:
         """Return the objects of a piece."""
         if _is_lines(Path(piece.file)):
             yield from self._lines.records(piece, fields)

@@ -14,17 +14,17 @@ from typing import Any
 
 from tutti.errors import InputError, hint
 from tutti.optional_imports import library
-from tutti.train.data.sources.piece import PIECE_BYTES, Piece, Record
+from tutti.train.data.sources.piece import PIECE_BYTES, FilePiece, Record
 
 
 class ParquetReader:
     """Reads .parquet files by row groups."""
 
-    def pieces(self, file: Path) -> list[Piece]:
+    def pieces(self, file: Path) -> list[FilePiece]:
         """Return each row group."""
         groups = _parquet(str(file)).metadata
         return [
-            Piece(
+            FilePiece(
                 file=str(file), start=i, stop=i + 1,
                 num_bytes=groups.row_group(i).total_byte_size,
             )
@@ -35,7 +35,7 @@ class ParquetReader:
         """Return the columns."""
         return list(_parquet(str(file)).schema_arrow.names)
 
-    def records(self, piece: Piece, fields: Sequence[str]) -> Iterator[Record]:
+    def records(self, piece: FilePiece, fields: Sequence[str]) -> Iterator[Record]:
         """Return the rows of the groups, with the wanted columns alone."""
         file = _parquet(piece.file)
         known = [name for name in fields if name in file.schema_arrow.names]
@@ -54,24 +54,26 @@ class ParquetReader:
 class DatasetReader:
     """Reads the .arrow files of a saved dataset by record batches."""
 
-    def pieces(self, file: Path) -> list[Piece]:
+    def pieces(self, file: Path) -> list[FilePiece]:
         """Return runs of record batches of about PIECE_BYTES."""
-        found: list[Piece] = []
+        found: list[FilePiece] = []
         start, num_bytes, index = 0, 0, 0
         for index, batch in enumerate(_batches(str(file)), 1):
             num_bytes += batch.nbytes
             if num_bytes >= PIECE_BYTES:
-                found.append(Piece(file=str(file), start=start, stop=index, num_bytes=num_bytes))
+                found.append(
+                    FilePiece(file=str(file), start=start, stop=index, num_bytes=num_bytes)
+                )
                 start, num_bytes = index, 0
         if index > start:
-            found.append(Piece(file=str(file), start=start, stop=index, num_bytes=num_bytes))
+            found.append(FilePiece(file=str(file), start=start, stop=index, num_bytes=num_bytes))
         return found
 
     def fields(self, file: Path) -> list[str]:
         """Return the columns."""
         return list(_stream(str(file)).schema.names)
 
-    def records(self, piece: Piece, fields: Sequence[str]) -> Iterator[Record]:
+    def records(self, piece: FilePiece, fields: Sequence[str]) -> Iterator[Record]:
         """Return the rows of the batches, with the wanted columns alone."""
         first = 0
         for index, batch in enumerate(_batches(piece.file)):

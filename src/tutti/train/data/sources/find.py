@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tutti.errors import InputError, hint
-from tutti.train.data.config import SHIPPED, Kind, SourceConfig
+from tutti.train.data.config import SHIPPED, SourceConfig, SourceKind
 from tutti.train.data.sources.array import JsonArrayReader
 from tutti.train.data.sources.arrow import (
     DatasetReader,
@@ -21,15 +21,15 @@ from tutti.train.data.sources.jsonl import JsonLinesReader
 from tutti.train.data.sources.piece import Reader
 from tutti.train.data.sources.plain import TextReader
 
-ENDINGS: dict[str, Kind] = {
-    ".txt": Kind.TEXT,
-    ".md": Kind.TEXT,
-    ".jsonl": Kind.JSONL,
-    ".ndjson": Kind.JSONL,
-    ".json": Kind.JSON,
-    ".parquet": Kind.PARQUET,
-    ".bin": Kind.MEGATRON,
-    ".idx": Kind.MEGATRON,
+ENDINGS: dict[str, SourceKind] = {
+    ".txt": SourceKind.TEXT,
+    ".md": SourceKind.TEXT,
+    ".jsonl": SourceKind.JSONL,
+    ".ndjson": SourceKind.JSONL,
+    ".json": SourceKind.JSON,
+    ".parquet": SourceKind.PARQUET,
+    ".bin": SourceKind.MEGATRON,
+    ".idx": SourceKind.MEGATRON,
 }
 _TEXTS = Path(__file__).parents[1] / "text"
 
@@ -39,20 +39,22 @@ def shipped_texts() -> list[str]:
     return sorted(path.stem for path in _TEXTS.glob("*.txt"))
 
 
-def find(source: SourceConfig, folder: Path) -> tuple[Kind, list[Path]]:
+def find(source: SourceConfig, folder: Path) -> tuple[SourceKind, list[Path]]:
     """Return a source's kind and its files in a fixed order."""
     if source.path.startswith(SHIPPED):
         name = source.path.removeprefix(SHIPPED)
         if name not in shipped_texts():
             raise InputError(f"{source.path}: no such text; {hint(name, shipped_texts())}")
-        return Kind.TEXT, [_TEXTS / f"{name}.txt"]
+        return SourceKind.TEXT, [_TEXTS / f"{name}.txt"]
     path = folder / Path(source.path).expanduser()
     if _is_megatron(source.kind, path):
-        return Kind.MEGATRON, [path.with_suffix("") if path.suffix in (".bin", ".idx") else path]
-    if path.is_dir() and (source.kind is Kind.DATASET or is_dataset(path)):
-        return Kind.DATASET, dataset_files(path, source.split)
+        return SourceKind.MEGATRON, [
+            path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+        ]
+    if path.is_dir() and (source.kind is SourceKind.DATASET or is_dataset(path)):
+        return SourceKind.DATASET, dataset_files(path, source.split)
     files = _expanded(path, source)
-    kinds = {file: _kind(file) for file in files} if source.kind is Kind.AUTO else {}
+    kinds = {file: _kind(file) for file in files} if source.kind is SourceKind.AUTO else {}
     unknown = [file for file, kind in kinds.items() if kind is None]
     if unknown:
         raise InputError(
@@ -68,14 +70,14 @@ def find(source: SourceConfig, folder: Path) -> tuple[Kind, list[Path]]:
     return found.pop(), files
 
 
-def _is_megatron(kind: Kind, path: Path) -> bool:
-    if kind is not Kind.AUTO:
-        return kind is Kind.MEGATRON
+def _is_megatron(kind: SourceKind, path: Path) -> bool:
+    if kind is not SourceKind.AUTO:
+        return kind is SourceKind.MEGATRON
     pair = path.suffix in (".bin", ".idx") and "*" not in path.name
     return pair or (not path.exists() and Path(f"{path}.idx").is_file())
 
 
-def _kind(file: Path) -> Kind | None:
+def _kind(file: Path) -> SourceKind | None:
     return ENDINGS.get(file.suffix.lower())
 
 
@@ -87,12 +89,12 @@ def _expanded(path: Path, source: SourceConfig) -> list[Path]:
             Path(parent) / name for parent, _, names in os.walk(path, onerror=_refused)
             for name in names
         )  # fmt: skip
-        wanted = {source.kind} if source.kind is not Kind.AUTO else set(ENDINGS.values())
+        wanted = {source.kind} if source.kind is not SourceKind.AUTO else set(ENDINGS.values())
         files = [file for file in inside if _kind(file) in wanted and not file.name.startswith(".")]
         if not files:
             raise InputError(f"{path}: the folder has no files to read ({_endings(wanted)})")
         # Beside files of another kind a .json describes them.
-        data = [file for file in files if _kind(file) is not Kind.JSON]
+        data = [file for file in files if _kind(file) is not SourceKind.JSON]
         return sorted(data or files)
     files = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
     if files:
@@ -108,18 +110,18 @@ def _refused(error: OSError) -> None:
     raise InputError(f"{error.filename}: cannot be read ({error.strerror})")
 
 
-def _endings(kinds: Iterable[Kind]) -> str:
+def _endings(kinds: Iterable[SourceKind]) -> str:
     return ", ".join(sorted(ending for ending, kind in ENDINGS.items() if kind in kinds))
 
 
 @functools.cache
-def reader_of(kind: Kind, *, blocks: bool) -> Reader:
+def reader_of(kind: SourceKind, *, blocks: bool) -> Reader:
     """Return the reader of a kind of file."""
-    readers: dict[Kind, Reader] = {
-        Kind.TEXT: TextReader(blocks=blocks),
-        Kind.JSONL: JsonLinesReader(),
-        Kind.JSON: JsonArrayReader(),
-        Kind.PARQUET: ParquetReader(),
-        Kind.DATASET: DatasetReader(),
+    readers: dict[SourceKind, Reader] = {
+        SourceKind.TEXT: TextReader(blocks=blocks),
+        SourceKind.JSONL: JsonLinesReader(),
+        SourceKind.JSON: JsonArrayReader(),
+        SourceKind.PARQUET: ParquetReader(),
+        SourceKind.DATASET: DatasetReader(),
     }
     return readers[kind]

@@ -10,13 +10,13 @@ from typing import Any
 
 from tutti.document import shown
 from tutti.errors import InputError
-from tutti.train.data.sources.piece import PIECE_BYTES, Piece, Record, not_utf8, unreadable
+from tutti.train.data.sources.piece import PIECE_BYTES, FilePiece, Record, not_utf8, unreadable
 
 
 class JsonLinesReader:
     """Reads .jsonl files."""
 
-    def pieces(self, file: Path) -> list[Piece]:
+    def pieces(self, file: Path) -> list[FilePiece]:
         """Cut the file at line ends, about PIECE_BYTES apart."""
         size = file.stat().st_size
         cuts = [0]
@@ -28,7 +28,7 @@ class JsonLinesReader:
         if cuts[-1] < size:
             cuts.append(size)
         return [
-            Piece(file=str(file), start=start, stop=stop, num_bytes=stop - start)
+            FilePiece(file=str(file), start=start, stop=stop, num_bytes=stop - start)
             for start, stop in itertools.pairwise(cuts)
         ]
 
@@ -40,7 +40,7 @@ class JsonLinesReader:
                 return list(record.value)
         return []
 
-    def records(self, piece: Piece, fields: Sequence[str]) -> Iterator[Record]:
+    def records(self, piece: FilePiece, fields: Sequence[str]) -> Iterator[Record]:
         """Return the objects of the lines; blank lines are passed over."""
         del fields
         try:

@@ -17,7 +17,7 @@ PIECE_BYTES = 16 << 20  # what one process takes at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class FilePiece:
     """Units [start, stop) of a file: bytes, row groups or record batches, as its reader counts."""
 
     file: str
@@ -36,13 +36,13 @@ class Record(NamedTuple):
 class Reader(Protocol):
     """How files of one kind are read."""
 
-    def pieces(self, file: Path) -> list[Piece]:
+    def pieces(self, file: Path) -> list[FilePiece]:
         """Return the parts of a file, in order."""
 
     def fields(self, file: Path) -> list[str] | None:
         """Return the names of the fields of the records; None where records are plain text."""
 
-    def records(self, piece: Piece, fields: Sequence[str]) -> Iterator[Record]:
+    def records(self, piece: FilePiece, fields: Sequence[str]) -> Iterator[Record]:
         """Return the records of a piece; of mappings at least these fields."""
 
 

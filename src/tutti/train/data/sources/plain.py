@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tutti.train.data.sources.piece import PIECE_BYTES, Piece, Record, not_utf8, unreadable
+from tutti.train.data.sources.piece import PIECE_BYTES, FilePiece, Record, not_utf8, unreadable
 
 _BLANK = re.compile(rb"\n[ \t\r]*\n\s*")
 
@@ -22,19 +22,19 @@ class TextReader:
         """Records are plain text."""
         del file
 
-    def pieces(self, file: Path) -> list[Piece]:
+    def pieces(self, file: Path) -> list[FilePiece]:
         """Return whole files, or cut them at blank lines."""
         size = file.stat().st_size
         cuts = [0, size]
         if self._blocks:
             cuts = _cuts(file, size)
         return [
-            Piece(file=str(file), start=start, stop=stop, num_bytes=stop - start)
+            FilePiece(file=str(file), start=start, stop=stop, num_bytes=stop - start)
             for start, stop in itertools.pairwise(cuts)
             if stop > start
         ]
 
-    def records(self, piece: Piece, fields: Sequence[str]) -> Iterator[Record]:
+    def records(self, piece: FilePiece, fields: Sequence[str]) -> Iterator[Record]:
         """Return the documents."""
         del fields
         try:
