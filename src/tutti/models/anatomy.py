@@ -73,6 +73,7 @@ class Product(NamedTuple):
     depth: Size
     sliced: Sliced
     present: Size = True  # which models have it
+    norm: str = ""  # the norm that what it reads passes first
 
 
 def rank_kv_heads(kv_heads: Size, tp: Size) -> Size:
@@ -92,16 +93,19 @@ def attention_products(widths: Widths, tp: Size = 1) -> list[Product]:
         latent, ranked = w.kv_lora > 0, (w.kv_lora > 0) & (w.q_lora > 0)
         direct, down = latent & (w.q_lora == 0), w.kv_lora + w.rope_dim
         keys = heads * (w.d_qk - w.rope_dim + w.d_v)
-        up_query, up_kv = (f"attention.{name}_up input" for name in ("query", "kv"))
+
+        def up(name: str, columns: Size, rank: Size, present: Size) -> Product:
+            reads, norm = f"attention.{name}_up input", f"attention.{name}_latent_norm"
+            args = (columns, rank, Sliced.COLUMNS, present)
+            return Product(f"attention.{name}_up", reads, *args, norm)
+
         every = (
             Product("attention.query", source, queries, w.hidden, Sliced.COLUMNS, direct),
             Product("attention.query_down", source, w.q_lora, w.hidden, Sliced.NOT, ranked),
-            Product("attention.query_up", up_query, queries, w.q_lora, Sliced.COLUMNS,
-                    ranked),
+            up("query", queries, w.q_lora, ranked),
             Product("attention.kv_down", source, down, w.hidden, Sliced.NOT, latent),
-            Product("attention.kv_up", up_kv, keys, w.kv_lora, Sliced.COLUMNS,
-                    latent),
-        )  # fmt: skip
+            up("kv", keys, w.kv_lora, latent),
+        )
         products += [product for product in every if _some(product.present)]
     read = "attention.output input"
     return [*products, Product("attention.output", read, w.hidden, heads * w.d_v, Sliced.ROWS)]

@@ -8,17 +8,10 @@ and writes the gradient. Gate and up, and query, key and value, are one product 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tutti.models.anatomy import Product, Sliced
-from tutti.models.operators import (
-    NO_WORK,
-    AttentionShape,
-    Kept,
-    Operator,
-    OperatorKind,
-    Work,
-    Workload,
-)
+from tutti.models.operators import AttentionShape, Kept, Operator, OperatorKind, Work, Workload
 
 MASK_BYTES = 1  # of one element of a dropout mask
 FLOAT_BYTES = 4
@@ -85,7 +78,7 @@ class Builder:
             k=k,
             count=count,
             kept=kept,
-            core=True,
+            core_attention=True,
         )
 
     def memory_bound(
@@ -107,7 +100,7 @@ class Builder:
             backward_input=Work(traffic_bytes=backward * elements),
             elements=elements,
             kept=kept,
-            core=core,
+            core_attention=core,
         )
 
     def norm(self, name: str, rows: float, width: int, *, keep: bool = True) -> None:
@@ -179,7 +172,7 @@ class Builder:
             backward_input=Work(flops=2 * flops, traffic_bytes=2 * e * (q + k + v + o)),
             attention=shape,
             elements=queries,
-            core=True,
+            core_attention=True,
             kept=(
                 self.keep("query", q),
                 self.keep("key", k),
@@ -208,39 +201,5 @@ class Builder:
         size = self.work.element_bytes * elements
         return Kept(name=f"{self.prefix}{name}", bytes=size, core_attention=core)
 
-    def _add(
-        self,
-        name: str,
-        kind: OperatorKind,
-        *,
-        forward: Work,
-        backward_input: Work = NO_WORK,
-        backward_weight: Work = NO_WORK,
-        m: int = 0,
-        n: int = 0,
-        k: int = 0,
-        count: int = 1,
-        attention: AttentionShape | None = None,
-        elements: float = 0.0,
-        weight_bytes: float = 0.0,
-        kept: tuple[Kept, ...] = (),
-        core: bool = False,
-    ) -> None:
-        self.operators.append(
-            Operator(
-                name=f"{self.prefix}{name}",
-                kind=kind,
-                forward=forward,
-                backward_input=backward_input,
-                backward_weight=backward_weight,
-                m=m,
-                n=n,
-                k=k,
-                count=count,
-                attention=attention,
-                elements=elements,
-                weight_bytes=weight_bytes,
-                kept=kept,
-                core_attention=core,
-            )
-        )
+    def _add(self, name: str, kind: OperatorKind, **fields: Any) -> None:
+        self.operators.append(Operator(name=f"{self.prefix}{name}", kind=kind, **fields))

@@ -186,9 +186,8 @@ def _attention(build: Builder, spec: ModelSpec, block: BlockSpec) -> None:
     heads, kv_heads = part.heads // work.tp, int(rank_kv_heads(part.kv_heads, work.tp))
     *ways_in, way_out = attention_products(BlockWidths.of(block, spec.hidden), work.tp)
     for product in ways_in:
-        if product.name.endswith("_up"):  # the latents are whole on every tensor-parallel rank
-            name = product.name.replace("_up", "_latent_norm")
-            build.norm(name, work.own_tokens, product.depth)
+        if product.norm:  # of a latent, which is whole on every tensor-parallel rank
+            build.norm(product.norm, work.own_tokens, product.depth)
         build.product(product)
     if part.qk_norm is not None:
         build.norm("attention.qk_norm", work.tokens, (heads + kv_heads) * part.head_dim)

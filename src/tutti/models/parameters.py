@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, Protocol
 
+from tutti.models.anatomy import BlockWidths, Sliced, attention_products
 from tutti.models.parts import (
-    AttentionSpec,
     BlockSpec,
     EmbeddingSpec,
     HeadSpec,
@@ -233,7 +233,7 @@ def _whole(name: str, out: int, in_: int, *, bias: bool = False) -> Iterator[Par
 
 @functools.lru_cache(maxsize=1024)
 def _block_parameters(block: BlockSpec, hidden: int) -> tuple[Parameter, ...]:
-    found = [*_block_norms(block, hidden), *_attention(block.attention, hidden)]
+    found = [*_block_norms(block, hidden), *_attention(block, hidden)]
     if block.mlp is not None:
         found += _mlp("mlp", block.mlp, hidden)
     if block.moe is not None:
@@ -257,10 +257,11 @@ def _block_norms(block: BlockSpec, hidden: int) -> Iterator[Parameter]:
         yield from _norm(name, block.norm, hidden)
 
 
-def _attention(spec: AttentionSpec, hidden: int) -> Iterator[Parameter]:
+def _attention(block: BlockSpec, hidden: int) -> Iterator[Parameter]:
+    spec = block.attention
     heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
     if spec.latent is not None:
-        yield from _latent(spec, spec.latent, hidden)
+        yield from _latent(block, spec.latent, hidden)
     else:
         for name, count in (("query", heads), ("key", kv_heads), ("value", kv_heads)):
             yield from _column(
@@ -281,21 +282,17 @@ def _attention(spec: AttentionSpec, hidden: int) -> Iterator[Parameter]:
     yield from _row("attention.output", hidden, out, bias=spec.output_bias, parts=heads)
 
 
-def _latent(spec: AttentionSpec, latent: LatentSpec, hidden: int) -> Iterator[Parameter]:
+def _latent(block: BlockSpec, latent: LatentSpec, hidden: int) -> Iterator[Parameter]:
     norm = NormSpec(eps=latent.norm_eps)
-    query_out = spec.heads * spec.head_dim
-    if latent.query_rank is None:
-        yield from _column("attention.query", query_out, hidden, bias=False, parts=spec.heads)
-    else:
-        rank = latent.query_rank
-        yield from _whole("attention.query_down", rank, hidden, bias=latent.bias)
-        yield from _norm("attention.query_latent_norm", norm, rank)
-        yield from _column("attention.query_up", query_out, rank, bias=False, parts=spec.heads)
-    rank = latent.kv_rank
-    yield from _whole("attention.kv_down", rank + latent.rope_dim, hidden, bias=latent.bias)
-    yield from _norm("attention.kv_latent_norm", norm, rank)
-    kv_out = spec.heads * (latent.nope_dim + latent.value_dim)
-    yield from _column("attention.kv_up", kv_out, rank, bias=False, parts=spec.heads)
+    for product in attention_products(BlockWidths.of(block, hidden))[:-1]:
+        out, width = int(product.columns), product.depth
+        if product.norm:
+            yield from _norm(product.norm, norm, width)
+        if product.sliced is Sliced.NOT:
+            yield from _whole(product.name, out, width, bias=latent.bias)
+        else:
+            heads = block.attention.heads
+            yield from _column(product.name, out, width, bias=False, parts=heads)
 
 
 def _qk_norm(name: str, spec: QkNormSpec, heads: int, width: int) -> Iterator[Parameter]:

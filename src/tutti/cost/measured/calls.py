@@ -100,7 +100,7 @@ def _attention(block: BlockSpec, sizes: _Sizes, hidden: int) -> list[Call]:
     *ways_in, way_out = attention_products(BlockWidths.of(block, hidden), strategy.tp)
     calls = []
     for product in ways_in:
-        if product.name.endswith("_up"):
+        if product.norm:
             calls.append(Call(operator="rms_norm", dims=(sizes.rows, product.depth)))
         calls.append(_linear(product, sizes.rows if product.sliced is Sliced.NOT else tokens))
     if part.latent is None:

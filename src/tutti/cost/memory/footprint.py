@@ -14,6 +14,7 @@ import numpy as np
 from tutti.cost.arrays import FloatArray, Number, Shape, Strategy
 from tutti.cost.operators.exposed_communication import context_bytes
 from tutti.cost.operators.sizes import BlockSizes, block_sizes
+from tutti.models.anatomy import feed_forward_products
 from tutti.plan.job import ScheduleKind
 from tutti.plan.schedules import PLAIN, StagePlace, schedule_record
 
@@ -68,11 +69,17 @@ def _fused_widths(shape: Shape, *, expert: bool) -> FloatArray:
     kv_heads = np.where(shape.kv_lora > 0, shape.heads, shape.kv_heads)
     attention = 2.0 * (shape.heads * shape.d_qk + kv_heads * (shape.d_qk + shape.d_v))
     attention = attention + 2.0 * shape.heads * shape.d_v + latent
-    width = 2.0 * (2.0 + shape.gated)
     if not expert:
-        return attention + width * shape.ffn
-    routed = shape.topk * (2.0 * shape.hidden + width * shape.expert_ffn)
-    return attention + width * shape.shared_ffn + routed
+        return attention + _kept_width(shape, shape.ffn)
+    routed = shape.topk * (2.0 * shape.hidden + _kept_width(shape, shape.expert_ffn))
+    return attention + _kept_width(shape, shape.shared_ffn) + routed
+
+
+def _kept_width(shape: Shape, width: FloatArray) -> FloatArray:
+    """Return the bytes per token that a feed-forward layer keeps: before and behind activation."""
+    way_in, way_out = feed_forward_products("mlp", shape.hidden, width, shape.gated)
+    kept: FloatArray = 2.0 * (way_in.columns + way_out.depth)
+    return kept
 
 
 def footprint(
@@ -152,11 +159,12 @@ def _transient(
     """Return the larger of the loss (logits) and a block's backward (a weight gradient)."""
     tokens, t = strategy.tokens, strategy.tp
     loss = np.where(has_head, tokens * shape.vocab / t * logit_bytes, 0.0)
-    first = (1.0 + shape.gated) * shape.hidden * shape.ffn / t
+    way_in, _ = feed_forward_products("mlp", shape.hidden, shape.ffn, shape.gated, tp=t)
+    first = way_in.columns * way_in.depth
     backward = (2.0 + strategy.grad_bytes) * first + 6.0 * tokens * shape.ffn / t
     backward = np.where(num_dense > 0, backward, 0.0)
-    width = 2.0 * (2.0 + shape.gated) * shape.ffn
-    block = 8.0 * shape.hidden + 4.0 * (shape.heads + shape.kv_heads) * shape.d_v + width
+    block = 8.0 * shape.hidden + 4.0 * (shape.heads + shape.kv_heads) * shape.d_v
+    block = block + _kept_width(shape, shape.ffn)
     again = np.where(strategy.recompute_gemm > _MOSTLY, tokens * block / t, 0.0)
     result: FloatArray = np.maximum(loss, backward + again + _context_buffers(shape, strategy))
     return result

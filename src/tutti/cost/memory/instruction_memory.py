@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.plan.equal_instructions import Kinds
+from tutti.models.anatomy import feed_forward_products, rank_kv_heads
 from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import ContextKind, UnitRanges, covers
 from tutti.schedule.instruction import Instruction, Op, What
@@ -199,7 +200,7 @@ class MemoryModel:
         if work.cp == 1 or not 0 < unit < model.head_unit:
             return 0.0
         part = model.block(unit).attention
-        heads = part.kv_heads / min(work.tp, part.kv_heads)
+        heads: float = rank_kv_heads(part.kv_heads, work.tp)
         piece = work.tokens * heads * (part.head_dim + part.value_dim) * work.element_bytes
         return piece * (work.cp if replica.context_kind is ContextKind.ALL_GATHER else 1)
 
@@ -209,7 +210,8 @@ class MemoryModel:
         mlp = model.block(unit).mlp if 0 < unit < model.head_unit else None
         if mlp is None:
             return 0.0
-        weight = (2 if mlp.gated else 1) * model.hidden * mlp.hidden / work.tp
+        way_in, _ = feed_forward_products("mlp", model.hidden, mlp.hidden, mlp.gated, tp=work.tp)
+        weight: float = way_in.columns * way_in.depth
         added = 0.0 if self._stays_as_made(unit) else self.precision.gradients.num_bytes
         fresh = weight * (work.element_bytes + added)
         return fresh + self._input_gradients(unit)

@@ -42,7 +42,8 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
         _add_exposed_traffic(chain, cut, passes)
     sends = _send_seconds(tables, configs)
     record, place = chain.schedule.record, chain.schedule.place
-    ahead = record.passes_ahead(place(depth, np.arange(depth), part.micro_batches))
+    places = place(depth, np.arange(depth), part.micro_batches)
+    ahead = np.full(depth, record.passes_ahead(places))  # the same everywhere in some kinds
     found = float(compiled(_play)(passes, sends, ahead, virtual, part.micro_batches))
     # Reductions that follow weight passes which were put off fill the gaps first.
     if record.delays_weights and chain.shard < 2:

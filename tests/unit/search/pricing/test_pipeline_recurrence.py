@@ -10,6 +10,7 @@ from tutti.document import Place
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.plan.job import Job, ScheduleKind
+from tutti.plan.schedules import schedule_record
 from tutti.search.ask import make_problem
 from tutti.search.coarse.pool_crossing import Crossing
 from tutti.search.cutting.build_draft import Part, cuts_of, draft_of
@@ -113,3 +114,12 @@ def test_slow_links_are_known_before_anything_is_simulated():
     ratios = [ratio for key, ratio in search.corrections.items() if isinstance(key, tuple)]
     assert ratios
     assert all(0.5 < ratio < 2.0 for ratio in ratios)
+
+
+@pytest.mark.parametrize("kind", list(ScheduleKind))
+def test_every_kind_of_schedule_is_near_the_simulator(kind: ScheduleKind) -> None:
+    virtual = 2 if schedule_record(kind).several_ranges else 1
+    option = ScheduleOption(kind=kind, virtual=virtual)
+    chain = replace(chain_of("new", "old", stages=2, tp=1), schedule=option)
+    quick, simulated = both(replace(two_pools("10 GB/s"), unlimited_memory=True), chain)
+    assert quick == pytest.approx(simulated, rel=0.05)
