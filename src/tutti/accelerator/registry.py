@@ -43,6 +43,7 @@ class Implementation:
     exact: bool = True  # differentiable to the reference's tolerance; else for inference only
     needs: str | None = None  # a package that must be importable
     deterministic: bool = True  # the same call gives the same gradients, bit for bit
+    asks_host: bool = False  # it reads numbers off the device to go on: no graph can hold it
 
     @property
     def present(self) -> bool:
@@ -76,8 +77,14 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "squared_norm": optimizer.squared_norm,
 }
 
+ASK_HOST = ("grouped_linear",)  # references that do: each expert's rows are a product of their own
+
 _registered: dict[str, list[Implementation]] = {
-    name: [Implementation(operator=name, name="reference", function=function)]
+    name: [
+        Implementation(
+            operator=name, name="reference", function=function, asks_host=name in ASK_HOST
+        )
+    ]
     for name, function in REFERENCES.items()
 }
 

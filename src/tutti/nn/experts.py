@@ -112,6 +112,15 @@ class Experts(Holder):
             y = y + self._weighed(self.shared(x, batch.num_tokens, later), x, later)
         return y, loss
 
+    @property
+    def asks_host(self) -> bool:
+        """Whether the host must read how many rows each rank or expert gets."""
+        if self.parallel.expert_counts:
+            return True
+        weight = self.experts.up_weight
+        row = weight.new_empty(1, weight.shape[-1])
+        return self.operators.chosen("grouped_linear", row, weight, row).asks_host
+
     def _weighed(self, shared: Tensor, x: Tensor, later: WeightGradients | None) -> Tensor:
         """Return the shared experts' output, times its gate's where it has one."""
         if self.shared_gate is None:
