@@ -10,6 +10,8 @@ V vocabulary, E experts, K experts per token.
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +32,7 @@ from tutti.errors import InputError, hint
 from tutti.models.parts import Activation, RouterSpec
 
 OVERRIDE = "TUTTI_OPERATORS"
+log = logging.getLogger(__name__)
 
 
 def overrides(text: str) -> dict[str, str]:
@@ -65,6 +68,14 @@ class Operators:
         self.forced = dict(forced)
         for operator, name in self.forced.items():
             self._force(operator, name)
+        self.narrow = False  # products of layers that allow it are made in 8 bits
+        self._told: set[tuple[int, ...]] = set()
+
+    def narrowed(self) -> Operators:
+        """Return the same operators with products of 8 bits."""
+        found = copy.copy(self)
+        found.narrow = True
+        return found
 
     def _force(self, operator: str, name: str) -> None:
         known = {i.name: i for i in self._candidates[operator]}
@@ -120,10 +131,42 @@ class Operators:
         bias: Tensor | None = None,
         *,
         later: WeightGradients | None = None,
+        may_narrow: bool = False,
     ) -> Tensor:
-        """Return x·Wᵀ + b, W (out, in); with `later`, the weight's gradient is left there."""
-        y: Tensor = self._run("linear", x, weight, bias, later=later)
+        """Return x·Wᵀ + b, W (out, in); with `later`, the weight's gradient is left there.
+
+        With `may_narrow` in 8 bits where these operators are to (`narrowed`).
+        """
+        kind = "linear"
+        if may_narrow and self.narrow and self._narrows(x, weight, bias):
+            kind = "narrow_linear"
+        y: Tensor = self._run(kind, x, weight, bias, later=later)
         return y
+
+    def narrow_linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        later: WeightGradients | None = None,
+    ) -> Tensor:
+        """Return x·Wᵀ + b of products in 8 bits, each row scaled by a power of two."""
+        y: Tensor = self._run("narrow_linear", x, weight, bias, later=later)
+        return y
+
+    def _narrows(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+        """Tell whether the device's own kernel takes the product; what it does not is said once.
+
+        A device without a kernel emulates all of them.
+        """
+        first = self._candidates["narrow_linear"][0]
+        reason = None if first.name == "reference" else first.supports(x, weight, bias)
+        if reason is not None and tuple(weight.shape) not in self._told:
+            self._told.add(tuple(weight.shape))
+            log.warning("fp8: products with weights of %s stay as wide as they are: %s",
+                        " × ".join(map(str, weight.shape)), reason)  # fmt: skip
+        return reason is None
 
     def grouped_linear(
         self,

@@ -16,6 +16,7 @@ from tutti.accelerator.reference import (
     experts,
     linear,
     loss,
+    narrow,
     norm,
     optimizer,
     pointwise,
@@ -57,6 +58,7 @@ class Implementation:
 
 REFERENCES: dict[str, Callable[..., Any]] = {
     "linear": linear.linear,
+    "narrow_linear": narrow.narrow_linear,
     "grouped_linear": linear.grouped_linear,
     "embedding": linear.embedding,
     "rms_norm": norm.rms_norm,

@@ -112,15 +112,12 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
     initialize(engine.model, on_device=True)  # type: ignore[arg-type]
     engine.take_masters()
     batches = [_tokens(asked, spec, accelerator, i) for i in range(WARM_UP + asked.steps)]
+    lengths = [asked.sequence_length] * asked.micro_batch
+    first = Batch.of(spec, batches[0][0].flatten(), lengths)
 
     def step(index: int) -> float:
-        tokens, targets = batches[index]
-        batch = Batch.of(
-            spec,
-            tokens.flatten(),
-            [asked.sequence_length] * asked.micro_batch,
-            targets_t=targets.flatten(),
-        )
+        tokens, targets = (each.flatten() for each in batches[index])
+        batch = Batch.of(spec, tokens, lengths, targets_t=targets, like=first)  # as a feeder does
         return engine.step(lambda _: batch, SETTINGS).loss
 
     row = _timed("tutti", asked, spec, accelerator, step)
@@ -137,7 +134,7 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
                 precision,
                 tokens=asked.micro_batch * asked.sequence_length,
                 sequence_length=asked.sequence_length,
-                rates=best_rates(accelerator, TORCH_DTYPES[precision.compute]),
+                rates=best_rates(accelerator, TORCH_DTYPES[precision.stream]),
             )
         ]
     return row

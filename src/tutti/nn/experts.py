@@ -30,6 +30,7 @@ class Router(Linear):
     """Chooses each token's experts."""
 
     correction: Tensor | None
+    may_narrow = False  # its choices follow from small differences
 
     def __init__(self, make: Maker, spec: MoeSpec) -> None:
         # beside expert groups tensor-parallel ranks share out the tokens, whatever the rest does

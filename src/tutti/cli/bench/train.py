@@ -34,7 +34,8 @@ def train(
         int | None, typer.Option(help="Fewer layers than the model has.", min=1)
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="pure_bf16 (bf16 Adam states on both sides), bf16, fp32.")
+        str,
+        typer.Option(help="pure_bf16 (bf16 Adam states on both sides), bf16, fp32, fp8, pure_fp8."),
     ] = "pure_bf16",
     steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 10,
     capture: Annotated[
