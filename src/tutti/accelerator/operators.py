@@ -10,8 +10,6 @@ V vocabulary, E experts, K experts per token.
 
 from __future__ import annotations
 
-import copy
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +20,7 @@ from torch import Tensor
 from tutti.accelerator import plain, scaled_dot_product  # noqa: F401  (they register themselves)
 from tutti.accelerator.choices import Choices
 from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.accelerator.reference.experts import Permutation, Routing
 from tutti.accelerator.reference.loss import Vocabulary
@@ -32,7 +31,6 @@ from tutti.errors import InputError, hint
 from tutti.models.parts import Activation, RouterSpec
 
 OVERRIDE = "TUTTI_OPERATORS"
-log = logging.getLogger(__name__)
 
 
 def overrides(text: str) -> dict[str, str]:
@@ -48,7 +46,7 @@ def overrides(text: str) -> dict[str, str]:
     return found
 
 
-class Operators:
+class Operators(Narrowing):
     """The operators of one type of device."""
 
     def __init__(
@@ -58,6 +56,7 @@ class Operators:
         choices: Choices | None = None,
         forced: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__()
         self.device_type = device_type
         self.choices = choices or Choices()
         self._candidates = {
@@ -68,14 +67,6 @@ class Operators:
         self.forced = dict(forced)
         for operator, name in self.forced.items():
             self._force(operator, name)
-        self.narrow = False  # products of layers that allow it are made in 8 bits
-        self._told: set[tuple[int, ...]] = set()
-
-    def narrowed(self) -> Operators:
-        """Return the same operators with products of 8 bits."""
-        found = copy.copy(self)
-        found.narrow = True
-        return found
 
     def _force(self, operator: str, name: str) -> None:
         known = {i.name: i for i in self._candidates[operator]}
@@ -133,14 +124,9 @@ class Operators:
         later: WeightGradients | None = None,
         may_narrow: bool = False,
     ) -> Tensor:
-        """Return x·Wᵀ + b, W (out, in); with `later`, the weight's gradient is left there.
-
-        With `may_narrow` in 8 bits where these operators are to (`narrowed`).
-        """
-        kind = "linear"
-        if may_narrow and self.narrow and self._narrows(x, weight, bias):
-            kind = "narrow_linear"
-        y: Tensor = self._run(kind, x, weight, bias, later=later)
+        """Return x·Wᵀ + b, W (out, in); with `later`, the weight's gradient is left there."""
+        narrow = may_narrow and self.narrows("narrow_linear", x, weight, bias)
+        y: Tensor = self._run("narrow_linear" if narrow else "linear", x, weight, bias, later=later)
         return y
 
     def narrow_linear(
@@ -155,19 +141,6 @@ class Operators:
         y: Tensor = self._run("narrow_linear", x, weight, bias, later=later)
         return y
 
-    def _narrows(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-        """Tell whether the device's own kernel takes the product; what it does not is said once.
-
-        A device without a kernel emulates all of them.
-        """
-        first = self._candidates["narrow_linear"][0]
-        reason = None if first.name == "reference" else first.supports(x, weight, bias)
-        if reason is not None and tuple(weight.shape) not in self._told:
-            self._told.add(tuple(weight.shape))
-            log.warning("fp8: products with weights of %s stay as wide as they are: %s",
-                        " × ".join(map(str, weight.shape)), reason)  # fmt: skip
-        return reason is None
-
     def grouped_linear(
         self,
         x: Tensor,
@@ -176,9 +149,25 @@ class Operators:
         bias: Tensor | None = None,
         *,
         later: WeightGradients | None = None,
+        may_narrow: bool = False,
     ) -> Tensor:
         """Return runs of `counts[e]` rows times expert e's weight: x (T, in), W (E, out, in)."""
-        y: Tensor = self._run("grouped_linear", x, weight, counts, bias, later=later)
+        narrow = may_narrow and self.narrows("narrow_grouped_linear", x, weight, counts, bias)
+        kind = "narrow_grouped_linear" if narrow else "grouped_linear"
+        y: Tensor = self._run(kind, x, weight, counts, bias, later=later)
+        return y
+
+    def narrow_grouped_linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        counts: Tensor,
+        bias: Tensor | None = None,
+        *,
+        later: WeightGradients | None = None,
+    ) -> Tensor:
+        """Return grouped products in 8 bits, each row scaled by a power of two."""
+        y: Tensor = self._run("narrow_grouped_linear", x, weight, counts, bias, later=later)
         return y
 
     def embedding(

@@ -58,8 +58,9 @@ class Implementation:
 
 REFERENCES: dict[str, Callable[..., Any]] = {
     "linear": linear.linear,
-    "narrow_linear": narrow.narrow_linear,
     "grouped_linear": linear.grouped_linear,
+    "narrow_linear": narrow.narrow_linear,
+    "narrow_grouped_linear": narrow.narrow_grouped_linear,
     "embedding": linear.embedding,
     "rms_norm": norm.rms_norm,
     "layer_norm": norm.layer_norm,
@@ -79,7 +80,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "squared_norm": optimizer.squared_norm,
 }
 
-ASK_HOST = ("grouped_linear",)  # references that do: each expert's rows are a product of their own
+# references that do: each expert's rows are a product of their own
+ASK_HOST = ("grouped_linear", "narrow_grouped_linear")
 
 _registered: dict[str, list[Implementation]] = {
     name: [

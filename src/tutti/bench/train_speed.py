@@ -21,6 +21,7 @@ from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.library import shipped
 from tutti.models.flops import flops_per_token
+from tutti.models.lengths import length_refusal
 from tutti.models.load import catalog_config, load_model
 from tutti.models.memory import activation_bytes
 from tutti.models.operators import Workload
@@ -99,6 +100,8 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
     gc.collect()
     accelerator, spec = open_accelerator(asked.device), asked.spec()
     accelerator.empty_cache()
+    if refusal := length_refusal(spec, asked.sequence_length):
+        raise InputError(f"--sequence-length: {refusal}")
     plan = plan_alone(
         spec,
         sequence_length=asked.sequence_length,

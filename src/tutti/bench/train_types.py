@@ -30,8 +30,16 @@ def one_of_each_type(asked: SpeedQuestion, most_parameters: float) -> Iterator[S
         model = fitting[0] if fitting else models[-1]
         whole = _whole(model).num_layers
         layers = next((n for n in range(whole, 1, -1) if _size(model, n) <= most_parameters), 1)
-        cut = None if layers == whole else layers
-        yield dataclasses.replace(asked, model=model, layers=cut)
+        yield _within_positions(
+            dataclasses.replace(asked, model=model, layers=None if layers == whole else layers)
+        )
+
+
+def _within_positions(asked: SpeedQuestion) -> SpeedQuestion:
+    """Return the same number of tokens in sequences that the model has positions for."""
+    length = min(asked.sequence_length, _whole(asked.model).max_length)
+    sequences = asked.micro_batch * asked.sequence_length // length
+    return dataclasses.replace(asked, micro_batch=sequences, sequence_length=length)
 
 
 @functools.cache

@@ -63,7 +63,9 @@ class ExpertMlp(Holder):
         spec, operators = self.spec, self.operators
         if not self.up_weight.shape[0]:  # a rank without experts gets no rows
             return rows
-        x = operators.grouped_linear(rows, self.up_weight, counts, self.up_bias, later=later)
+        x = operators.grouped_linear(
+            rows, self.up_weight, counts, self.up_bias, later=later, may_narrow=True
+        )
         if spec.gated:
             x = operators.gated_activation(
                 x, kind=spec.activation, alpha=spec.activation_alpha, limit=spec.activation_limit
@@ -71,7 +73,9 @@ class ExpertMlp(Holder):
         else:
             x = operators.activation(x, kind=spec.activation)
         bias = self.down_bias if self.adds_bias else None
-        return operators.grouped_linear(x, self.down_weight, counts, bias, later=later)
+        return operators.grouped_linear(
+            x, self.down_weight, counts, bias, later=later, may_narrow=True
+        )
 
 
 class Experts(Holder):
@@ -120,7 +124,9 @@ class Experts(Holder):
             return True
         weight = self.experts.up_weight
         row = weight.new_empty(1, weight.shape[-1])
-        return self.operators.chosen("grouped_linear", row, weight, row).asks_host
+        narrow = self.operators.narrows("narrow_grouped_linear", row, weight, row)
+        kind = "narrow_grouped_linear" if narrow else "grouped_linear"
+        return self.operators.chosen(kind, row, weight, row).asks_host
 
     def _weighed(self, shared: Tensor, x: Tensor, later: WeightGradients | None) -> Tensor:
         """Return the shared experts' output, times its gate's where it has one."""

@@ -61,8 +61,9 @@ def _pool(where: str, replica: Replica, job: Job, cluster: Cluster) -> Iterator[
         message = f"mixes pools {', '.join(names)}; unlike chips go into separate replicas"
         yield Problem("pools", where, message)
     for pool in cluster.pools:
-        if pool.name in names and (message := precision_refusal(pool.chip, job.precision)):
-            yield Problem("precision", where, message)
+        refusal = precision_refusal(pool.chip, job.precision) if pool.name in names else None
+        if refusal is not None:
+            yield Problem("precision", where, refusal)
 
 
 def precision_refusal(chip: Chip, precision: Precision) -> str | None:

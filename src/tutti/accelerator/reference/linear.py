@@ -36,12 +36,17 @@ def defer_products(
         lambda total: add_product(total, rows.t(), columns),
     )
     if bias is not None:
-        later.defer(
-            bias,
-            lambda: rows.sum(0),
-            lambda target: torch.sum(rows, 0, out=target),
-            lambda total: total.add_(rows.sum(0, dtype=total.dtype)),
-        )
+        defer_bias(later, bias, rows)
+
+
+def defer_bias(later: WeightGradients, bias: Tensor, rows: Tensor) -> None:
+    """Leave the gradient of a bias for later: of outputs `rows`."""
+    later.defer(
+        bias,
+        lambda: rows.sum(0),
+        lambda target: torch.sum(rows, 0, out=target),
+        lambda total: total.add_(rows.sum(0, dtype=total.dtype)),
+    )
 
 
 class _LaterLinear(torch.autograd.Function):

@@ -35,6 +35,7 @@ def test_one_model_of_each_type_with_the_layers_that_fit() -> None:
     assert len(types) == len(found) == 30
     assert (types["llama"].model, types["llama"].layers) == ("llama-3.2-1b", None)
     assert types["mixtral"].model == "mixtral-8x7b"
+    assert (types["gpt2"].micro_batch, types["gpt2"].sequence_length) == (8, 1024)
     for each in found:
         assert each.layers == 1 or each.spec().num_parameters <= 4e9, each.model
         if each.layers is not None:  # one more would be too much
