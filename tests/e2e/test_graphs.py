@@ -37,7 +37,13 @@ def assert_same(both: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "micro_batches", "slots"),
-    [("one micro-batch", 1, 1), ("one after the other", 3, 1), ("three in flight", 3, 3)],
+    [
+        ("one micro-batch", 1, 1),
+        ("one after the other", 3, 1),
+        ("three in flight", 3, 3),
+        ("experts", 1, 1),
+        ("experts in flight", 3, 3),
+    ],
 )
 def test_the_same_training(
     found: dict[str, Any], name: str, micro_batches: int, slots: int
@@ -45,6 +51,8 @@ def test_the_same_training(
     both = found["same"][name]
     assert_same(both)
     captured = both["on"]
+    assert captured["balances"] == both["off"]["balances"]
+    assert all(balance > 0 for balance in captured["balances"]) == name.startswith("experts")
     passes = PASSES if micro_batches > 1 else PASSES + 1
     assert captured["replays"] == BLOCKS * passes * CAPTURED_STEPS * micro_batches
     assert captured["said"][0] == "capture: 2 blocks run as graphs"

@@ -22,7 +22,8 @@ from tests.support.any_plan import FOUR, GPIPE, INTERLEAVED, PLAIN, ZERO, Draft
 from tests.support.threads import ThreadLinks, World
 from tests.support.training import batches_of, engine_of, in_precision, settings
 from tutti.accelerator import Accelerator, open_accelerator
-from tutti.accelerator.gradients import SumOf
+from tutti.accelerator.gradients import SumOf, WeightGradients
+from tutti.accelerator.registry import Implementation, register, unregister
 from tutti.nn.batch import Batch
 from tutti.nn.block import Block
 from tutti.nn.norm import Norm
@@ -88,7 +89,7 @@ def train(
         engine = engine_of(plan, plan.model.spec, links, accelerator=accelerator, capture=chosen)
         gc.collect()  # engines of other scenarios
         accelerator.reset_peak()
-        found: dict[str, Any] = {"losses": [], "norms": []}
+        found: dict[str, Any] = {"losses": [], "norms": [], "balances": []}
         for step in range(STEPS):
             if between is not None:
                 between(engine, step)
@@ -96,6 +97,7 @@ def train(
             result = engine.step(batches, settings())
             found["losses"].append(result.loss)
             found["norms"].append(result.gradient_norm)
+            found["balances"].append(result.balance)
         resting = accelerator.memory().allocated
         weights = [float(part.double().sum().cpu()) for _, _, part in engine.weights()]
         assert engine.graphs is not None
@@ -120,6 +122,49 @@ def plan_of(kind: Any, micro_batches: int, precision: str, **words: Any) -> Plan
     return in_precision(line.plan(kind), precision)
 
 
+class _EveryExpert(torch.autograd.Function):
+    """The products of all experts with all rows, of which each row takes its own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, own_te: Tensor, later: WeightGradients
+    ) -> Tensor:
+        ctx.save_for_backward(x, own_te)
+        ctx.weight, ctx.later = weight, later
+        return torch.einsum("te,ti,eoi->to", own_te, x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (x, own_te), weight, (gradient,) = ctx.saved_tensors, ctx.weight, gradients
+        ctx.later.defer(weight, lambda: torch.einsum("te,to,ti->eoi", own_te, gradient, x))
+        return torch.einsum("te,to,eoi->ti", own_te, gradient, weight), None, None, None
+
+
+def without_host(
+    x: Tensor, weight: Tensor, counts: Tensor, bias: Tensor | None = None, *, later: Any = None
+) -> Tensor:
+    """Grouped products that read nothing on the host."""
+    assert bias is None
+    ends = counts.cumsum(0).unsqueeze(0)
+    rows = (x.new_ones(x.shape[0], dtype=torch.long).cumsum(0) - 1).unsqueeze(1)
+    own_te = ((rows < ends) & (rows >= ends - counts)).to(x.dtype)
+    y: Tensor = _EveryExpert.apply(x, weight, own_te, later or WeightGradients())
+    return y
+
+
+@contextmanager
+def _grouped_without_host() -> Iterator[None]:
+    register(
+        Implementation(
+            operator="grouped_linear", name="all", function=without_host, devices=(DEVICE,), rank=9
+        )
+    )
+    try:
+        yield
+    finally:
+        unregister("grouped_linear", "all")
+
+
 # --- trainings ---------------------------------------------------------------------------------
 
 
@@ -129,7 +174,16 @@ def same() -> dict[str, Any]:
         "one after the other": plan_of(PLAIN, 3, "bf16"),
         "three in flight": plan_of(GPIPE, 3, "fp32"),
     }
-    return {name: {m: train(plan, m) for m in ("off", "on")} for name, plan in plans.items()}
+    found = {name: {m: train(plan, m) for m in ("off", "on")} for name, plan in plans.items()}
+    experts = {"experts_in": (0, 1), "balance_loss": 0.1}
+    plans = {
+        "experts": plan_of(PLAIN, 1, "fp32", model=experts),
+        "experts in flight": plan_of(GPIPE, 3, "fp32", model=experts),
+    }
+    with _grouped_without_host():
+        for name, plan in plans.items():
+            found[name] = {m: train(plan, m) for m in ("off", "on")}
+    return found
 
 
 def refused() -> dict[str, Any]:

@@ -7,12 +7,13 @@ no copy is needed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Size, Tensor
 
-MOST_RUNS = 65_535  # what the second dimension of a grid takes
+MOST_RUNS = 65_535  # shorter ones are not worth a kernel that knows them
 
 
 class Runs(NamedTuple):
@@ -25,22 +26,27 @@ class Runs(NamedTuple):
 
 def common_runs(tensors: Sequence[Tensor]) -> Runs | None:
     """Return the runs in which all tensors lie, in the same order of elements; None: none."""
-    size = tensors[0].numel()
+    return _common(tuple((tensor.shape, tensor.stride()) for tensor in tensors))
+
+
+@functools.lru_cache(maxsize=8192)  # every step asks for the same
+def _common(layouts: tuple[tuple[Size, tuple[int, ...]], ...]) -> Runs | None:
+    size = layouts[0][0].numel()
     if not size:
-        return Runs(1, 0, (0,) * len(tensors))
-    found = [own for tensor in tensors if (own := _runs(tensor)) and tensor.numel() == size]
+        return Runs(1, 0, (0,) * len(layouts))
+    found = [own for layout in layouts if (own := _runs(*layout)) and layout[0].numel() == size]
     lengths = {length for length, _ in found if length != size} or {size}
     length = lengths.pop()
-    if lengths or len(found) < len(tensors) or size // length > MOST_RUNS:
+    if lengths or len(found) < len(layouts) or size // length > MOST_RUNS:
         return None
     return Runs(
         size // length, length, tuple(step if own < size else length for own, step in found)
     )
 
 
-def _runs(tensor: Tensor) -> tuple[int, int] | None:
+def _runs(shape: Size, strides: tuple[int, ...]) -> tuple[int, int] | None:
     """Return the length of a tensor's runs and the step between them; None: they are irregular."""
-    length, dims = 1, list(zip(tensor.shape, tensor.stride(), strict=True))
+    length, dims = 1, list(zip(shape, strides, strict=True))
     while dims and (dims[-1][0] == 1 or dims[-1][1] == length):
         length *= dims.pop()[0]
     step = distance = 0

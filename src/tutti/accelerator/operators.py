@@ -20,6 +20,7 @@ from torch import Tensor
 from tutti.accelerator import plain, scaled_dot_product  # noqa: F401  (they register themselves)
 from tutti.accelerator.choices import Choices
 from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.accelerator.reference.experts import Permutation, Routing
 from tutti.accelerator.reference.loss import Vocabulary
@@ -45,7 +46,7 @@ def overrides(text: str) -> dict[str, str]:
     return found
 
 
-class Operators:
+class Operators(Narrowing):
     """The operators of one type of device."""
 
     def __init__(
@@ -55,6 +56,7 @@ class Operators:
         choices: Choices | None = None,
         forced: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__()
         self.device_type = device_type
         self.choices = choices or Choices()
         self._candidates = {
@@ -120,9 +122,23 @@ class Operators:
         bias: Tensor | None = None,
         *,
         later: WeightGradients | None = None,
+        may_narrow: bool = False,
     ) -> Tensor:
         """Return x·Wᵀ + b, W (out, in); with `later`, the weight's gradient is left there."""
-        y: Tensor = self._run("linear", x, weight, bias, later=later)
+        narrow = may_narrow and self.narrows("narrow_linear", x, weight, bias)
+        y: Tensor = self._run("narrow_linear" if narrow else "linear", x, weight, bias, later=later)
+        return y
+
+    def narrow_linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        later: WeightGradients | None = None,
+    ) -> Tensor:
+        """Return x·Wᵀ + b of products in 8 bits, each row scaled by a power of two."""
+        y: Tensor = self._run("narrow_linear", x, weight, bias, later=later)
         return y
 
     def grouped_linear(
@@ -133,9 +149,25 @@ class Operators:
         bias: Tensor | None = None,
         *,
         later: WeightGradients | None = None,
+        may_narrow: bool = False,
     ) -> Tensor:
         """Return runs of `counts[e]` rows times expert e's weight: x (T, in), W (E, out, in)."""
-        y: Tensor = self._run("grouped_linear", x, weight, counts, bias, later=later)
+        narrow = may_narrow and self.narrows("narrow_grouped_linear", x, weight, counts, bias)
+        kind = "narrow_grouped_linear" if narrow else "grouped_linear"
+        y: Tensor = self._run(kind, x, weight, counts, bias, later=later)
+        return y
+
+    def narrow_grouped_linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        counts: Tensor,
+        bias: Tensor | None = None,
+        *,
+        later: WeightGradients | None = None,
+    ) -> Tensor:
+        """Return grouped products in 8 bits, each row scaled by a power of two."""
+        y: Tensor = self._run("narrow_grouped_linear", x, weight, counts, bias, later=later)
         return y
 
     def embedding(

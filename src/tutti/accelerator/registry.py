@@ -16,6 +16,7 @@ from tutti.accelerator.reference import (
     experts,
     linear,
     loss,
+    narrow,
     norm,
     optimizer,
     pointwise,
@@ -43,6 +44,7 @@ class Implementation:
     exact: bool = True  # differentiable to the reference's tolerance; else for inference only
     needs: str | None = None  # a package that must be importable
     deterministic: bool = True  # the same call gives the same gradients, bit for bit
+    asks_host: bool = False  # it reads numbers off the device to go on: no graph can hold it
 
     @property
     def present(self) -> bool:
@@ -57,6 +59,8 @@ class Implementation:
 REFERENCES: dict[str, Callable[..., Any]] = {
     "linear": linear.linear,
     "grouped_linear": linear.grouped_linear,
+    "narrow_linear": narrow.narrow_linear,
+    "narrow_grouped_linear": narrow.narrow_grouped_linear,
     "embedding": linear.embedding,
     "rms_norm": norm.rms_norm,
     "layer_norm": norm.layer_norm,
@@ -76,8 +80,15 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "squared_norm": optimizer.squared_norm,
 }
 
+# references that do: each expert's rows are a product of their own
+ASK_HOST = ("grouped_linear", "narrow_grouped_linear")
+
 _registered: dict[str, list[Implementation]] = {
-    name: [Implementation(operator=name, name="reference", function=function)]
+    name: [
+        Implementation(
+            operator=name, name="reference", function=function, asks_host=name in ASK_HOST
+        )
+    ]
     for name, function in REFERENCES.items()
 }
 

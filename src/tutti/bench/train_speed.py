@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from tutti.hardware.chip import Dtype
 from tutti.hardware.library import shipped
 from tutti.models import read_config
 from tutti.models.flops import flops_per_token
+from tutti.models.lengths import length_refusal
 from tutti.models.load import catalog_config, load_model
 from tutti.models.memory import activation_bytes
 from tutti.models.operators import Workload
@@ -95,8 +97,12 @@ def _require_room(asked: SpeedQuestion, spec: ModelSpec, accelerator: Accelerato
 
 def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dict[str, Any]:
     """Time the engine."""
-    say("tutti")
+    say(f"{asked.title}: tutti")
+    gc.collect()
     accelerator, spec = open_accelerator(asked.device), asked.spec()
+    accelerator.empty_cache()
+    if refusal := length_refusal(spec, asked.sequence_length):
+        raise InputError(f"--sequence-length: {refusal}")
     plan = plan_alone(
         spec,
         sequence_length=asked.sequence_length,
@@ -107,18 +113,15 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
     accelerator.reset_peak()
     chosen = CaptureSettings(mode=asked.capture, say=say)
     engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None, capture=chosen)
-    initialize(engine.model)
+    initialize(engine.model, on_device=True)
     engine.take_masters()
     batches = [_tokens(asked, spec, accelerator, i) for i in range(WARM_UP + asked.steps)]
+    lengths = [asked.sequence_length] * asked.micro_batch
+    first = Batch.of(spec, batches[0][0].flatten(), lengths)
 
     def step(index: int) -> float:
-        tokens, targets = batches[index]
-        batch = Batch.of(
-            spec,
-            tokens.flatten(),
-            [asked.sequence_length] * asked.micro_batch,
-            targets_t=targets.flatten(),
-        )
+        tokens, targets = (each.flatten() for each in batches[index])
+        batch = Batch.of(spec, tokens, lengths, targets_t=targets, like=first)  # as a feeder does
         return engine.step(lambda _: batch, SETTINGS).loss
 
     row = _timed("tutti", asked, spec, accelerator, step)
@@ -135,7 +138,7 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
                 precision,
                 tokens=asked.micro_batch * asked.sequence_length,
                 sequence_length=asked.sequence_length,
-                rates=best_rates(accelerator, TORCH_DTYPES[precision.compute]),
+                rates=best_rates(accelerator, TORCH_DTYPES[precision.stream]),
             )
         ]
     return row
@@ -163,12 +166,15 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -
     precision = PRECISIONS[asked.precision]
     who = "transformers + Liger" if liger else "transformers"
     who += ", no masters" if precision.master else ""
-    say(who)
+    say(f"{asked.title}: {who}")
     gc.collect()
     accelerator, spec = open_accelerator(asked.device), asked.spec()
     accelerator.empty_cache()
     accelerator.reset_peak()
-    model, attention = _peer_model(asked, accelerator)
+    try:
+        model, attention = _peer_model(asked, accelerator)
+    except (ImportError, ValueError, torch.OutOfMemoryError) as error:
+        return {"who": who, **_failure(error)}
     if liger and not _with_liger(model):
         return {"who": who, "failed": f"has no kernels for {model.config.model_type}"}
     model.train()
@@ -188,8 +194,29 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -
 
     try:
         return {**_timed(who, asked, spec, accelerator, step), "attention": attention}
-    except torch.OutOfMemoryError:
-        return {"who": who, "failed": "out of memory"}
+    except torch.OutOfMemoryError as error:
+        return {"who": who, **_failure(error)}
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    if isinstance(error, torch.OutOfMemoryError):
+        return {"failed": "out of memory"}
+    return {"failed": (str(error).strip().splitlines() or [type(error).__name__])[0]}
+
+
+def speeds(
+    asked: SpeedQuestion, say: Say, *, peers: bool, breakdown: bool = False
+) -> list[dict[str, Any]]:
+    """Time the engine and, with `peers`, transformers as it is and with Liger's kernels."""
+    rows = [our_speed(asked, say, breakdown=breakdown)]
+    if peers:
+        rows.append(hugging_face_speed(asked, say))
+        if importlib.util.find_spec("liger_kernel") is not None:
+            rows.append(hugging_face_speed(asked, say, liger=True))
+    for row in rows[1:]:
+        if "failed" not in row:
+            row["slower"] = row["step_s"] / rows[0]["step_s"]
+    return rows
 
 
 def _peer_model(asked: SpeedQuestion, accelerator: Accelerator) -> tuple[Any, str]:

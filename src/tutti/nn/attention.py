@@ -127,6 +127,9 @@ class Attention(Holder):
                 kv_heads=self.kv_heads,
                 interleaved=rotary.interleaved,
             )
+        if norm is None and rotary is None:
+            q_thd, k_tgd, v_tgd = x.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+            return q_thd, k_tgd, v_tgd
         both, v_tgd = x.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
         if norm is not None and not norm.after_rotary:
             both = self._normed(both)

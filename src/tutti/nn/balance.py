@@ -42,11 +42,10 @@ def balance_loss(
         counts = group.all_reduce(counts)
     if parallel.context.size > 1:
         counts = parallel.context.all_reduce(counts)
-    lengths = torch.tensor(batch.lengths, device=counts.device).unsqueeze(1)
     probabilities_te = routing.probabilities
     if spec.router.scores == "sigmoid":
         probabilities_te = probabilities_te / probabilities_te.sum(-1, keepdim=True)
     counts_se = counts.view(sequences, experts).to(probabilities_te.dtype)
-    share_se = counts_se * experts / (spec.experts_per_token * lengths)
+    share_se = counts_se * experts / (spec.experts_per_token * batch.lengths_s.unsqueeze(1))
     coefficient = spec.router.balance_loss * spec.router.balance_share
     return coefficient * (share_se[sequence_t] * probabilities_te).sum()

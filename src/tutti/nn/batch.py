@@ -41,6 +41,7 @@ class Batch:
     positions_t: Tensor
     sequence_t: Tensor  # which sequence each token is of
     lengths: tuple[int, ...]  # of the whole sequences
+    lengths_s: Tensor  # the same, beside the tokens
     rows: tuple[int, ...]  # lengths of what context-parallel ranks share out: whole sequences
     tables: tuple[Table, ...]  # in the order of `rotary_specs`
     key_biases: tuple[Tensor, ...]  # in the order of `alibi_specs`, (H, S)
@@ -161,6 +162,7 @@ def _assembled(
         positions_t=positions_t,
         sequence_t=sequence_t,
         lengths=lengths,
+        lengths_s=moved(torch.tensor(lengths), device),
         rows=lengths,
         tables=tuple(
             table(rotary, positions_t, sequence_t, lengths) for rotary in rotary_specs(spec)

@@ -30,6 +30,7 @@ class Router(Linear):
     """Chooses each token's experts."""
 
     correction: Tensor | None
+    may_narrow = False  # its choices follow from small differences
 
     def __init__(self, make: Maker, spec: MoeSpec) -> None:
         # beside expert groups tensor-parallel ranks share out the tokens, whatever the rest does
@@ -62,7 +63,9 @@ class ExpertMlp(Holder):
         spec, operators = self.spec, self.operators
         if not self.up_weight.shape[0]:  # a rank without experts gets no rows
             return rows
-        x = operators.grouped_linear(rows, self.up_weight, counts, self.up_bias, later=later)
+        x = operators.grouped_linear(
+            rows, self.up_weight, counts, self.up_bias, later=later, may_narrow=True
+        )
         if spec.gated:
             x = operators.gated_activation(
                 x, kind=spec.activation, alpha=spec.activation_alpha, limit=spec.activation_limit
@@ -70,7 +73,9 @@ class ExpertMlp(Holder):
         else:
             x = operators.activation(x, kind=spec.activation)
         bias = self.down_bias if self.adds_bias else None
-        return operators.grouped_linear(x, self.down_weight, counts, bias, later=later)
+        return operators.grouped_linear(
+            x, self.down_weight, counts, bias, later=later, may_narrow=True
+        )
 
 
 class Experts(Holder):
@@ -111,6 +116,17 @@ class Experts(Holder):
         if self.shared is not None:
             y = y + self._weighed(self.shared(x, batch.num_tokens, later), x, later)
         return y, loss
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether the host must read how many rows each rank or expert gets."""
+        if self.parallel.expert_counts:
+            return True
+        weight = self.experts.up_weight
+        row = weight.new_empty(1, weight.shape[-1])
+        narrow = self.operators.narrows("narrow_grouped_linear", row, weight, row)
+        kind = "narrow_grouped_linear" if narrow else "grouped_linear"
+        return self.operators.chosen(kind, row, weight, row).asks_host
 
     def _weighed(self, shared: Tensor, x: Tensor, later: WeightGradients | None) -> Tensor:
         """Return the shared experts' output, times its gate's where it has one."""

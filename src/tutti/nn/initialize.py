@@ -23,8 +23,13 @@ RUN_ELEMENTS = 1 << 16
 
 
 @torch.no_grad()
-def initialize(model: Model, seed: int = 0, *, deviation: float = DEVIATION) -> None:
-    """Fill every parameter: weights normal, biases zero, norms the identity."""
+def initialize(
+    model: Model, seed: int = 0, *, deviation: float = DEVIATION, on_device: bool = False
+) -> None:
+    """Fill every parameter: weights normal, biases zero, norms the identity.
+
+    With `on_device` the device draws the numbers, whatever they are: to time steps with.
+    """
     offsets = {
         id(parameter): _identity(module.spec if isinstance(module, Norm) else module.spec.norm)
         for module in model.modules()
@@ -38,6 +43,8 @@ def initialize(model: Model, seed: int = 0, *, deviation: float = DEVIATION) -> 
             view.fill_(offsets[id(logical.owner)])
         elif parameter.kind in (ParameterKind.BIAS, ParameterKind.NORM) or not parameter.trainable:
             view.zero_()
+        elif on_device:
+            view.normal_(std=deviation)
         else:
             name = parameter.tied_to or logical.name
             view.copy_(normal(seed, name, parameter, logical.slices) * deviation)

@@ -15,6 +15,7 @@ class Linear(Holder):
 
     weight: Tensor
     bias: Tensor | None
+    may_narrow = True  # to products of 8 bits
 
     def __init__(self, make: Maker, *names: str) -> None:
         super().__init__()
@@ -25,7 +26,9 @@ class Linear(Holder):
 
     def forward(self, x: Tensor, later: WeightGradients | None = None) -> Tensor:
         """Return the outputs of all layers."""
-        return self.operators.linear(x, self.weight, self.bias, later=later)
+        return self.operators.linear(
+            x, self.weight, self.bias, later=later, may_narrow=self.may_narrow
+        )
 
     @property
     def layer(self) -> Layer:
@@ -65,5 +68,6 @@ class RowLinear(Linear):
             beside = Beside.of(self.parallel, self.operators, x.shape[0], later)
             y = row_product(x, self.weight, beside)
         else:
-            y = leave(self.operators.linear(x, self.weight, later=later), self.parallel)
+            y = self.operators.linear(x, self.weight, later=later, may_narrow=self.may_narrow)
+            y = leave(y, self.parallel)
         return y if self.bias is None else y + self.bias

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tutti.hardware.chip import Chip, Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
-from tutti.plan.job import Job
+from tutti.plan.job import Job, Precision
 from tutti.plan.meetings import missed_meeting
 from tutti.plan.plan import ExpertGroup, Replica, Stage, UnitRanges, covers
 
@@ -60,12 +61,23 @@ def _pool(where: str, replica: Replica, job: Job, cluster: Cluster) -> Iterator[
         message = f"mixes pools {', '.join(names)}; unlike chips go into separate replicas"
         yield Problem("pools", where, message)
     for pool in cluster.pools:
-        if pool.name in names and pool.chip.compute_dtype(job.precision.compute) is None:
-            has = ", ".join(dtype.value for dtype in pool.chip.peak)
-            message = (
-                f"chip '{pool.chip.name}' cannot compute in {job.precision.compute}; it has {has}"
-            )
-            yield Problem("precision", where, message)
+        refusal = precision_refusal(pool.chip, job.precision) if pool.name in names else None
+        if refusal is not None:
+            yield Problem("precision", where, refusal)
+
+
+def precision_refusal(chip: Chip, precision: Precision) -> str | None:
+    """Say in one line why a chip does not train in a precision; None: it does.
+
+    For 8 bits nothing stands in, as fp16 does for bf16: other products are slower, not just alike.
+    """
+    wanted = precision.compute
+    if chip.compute_dtype(wanted) is not None and (
+        wanted is not Dtype.FP8 or chip.supports(wanted)
+    ):
+        return None
+    has = ", ".join(dtype.value for dtype in chip.peak)
+    return f"chip '{chip.name}' cannot compute in {wanted}; it has {has}"
 
 
 def _degrees(where: str, stage: Stage, replica: Replica, model: ModelSpec) -> Iterator[Problem]:

@@ -54,6 +54,11 @@ class Precision:
         return plain_fields(self)
 
     @property
+    def stream(self) -> Dtype:
+        """What activations are held in: products of 8 bits are an inner matter of a layer."""
+        return self.parameters if self.compute in (Dtype.FP8, Dtype.FP4) else self.compute
+
+    @property
     def label(self) -> str:
         """The policy's name, or its compute dtype with a mark."""
         written = self.to_document()
@@ -65,6 +70,9 @@ PRECISIONS: dict[str, Precision] = {
     "fp16": Precision(compute=Dtype.FP16, parameters=Dtype.FP16, loss_scaling=True),
     "fp32": Precision(compute=Dtype.FP32, parameters=Dtype.FP32, master=None),
     "pure_bf16": Precision(gradients=Dtype.BF16, master=None, moments=Dtype.BF16),
+    # products of blocks in 8 bits, everything else as in bf16 and pure_bf16
+    "fp8": Precision(compute=Dtype.FP8),
+    "pure_fp8": Precision(compute=Dtype.FP8, gradients=Dtype.BF16, master=None, moments=Dtype.BF16),
 }
 
 

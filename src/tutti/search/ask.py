@@ -18,6 +18,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.models.lengths import length_refusal
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
+from tutti.plan.check_stage import precision_refusal
 from tutti.plan.job import Job, ScheduleKind
 from tutti.search.answer.result import Objective, SearchResult
 from tutti.search.planner import plan
@@ -99,6 +100,9 @@ def make_problem(
         "precision": precision,
     }
     job = build(Job, values, Place("plan"))
+    for pool in found.pools:
+        if refusal := precision_refusal(pool.chip, job.precision):
+            raise InputError(f"{option('precision')}: {refusal}")
     asked = Problem(
         model=spec,
         cluster=found,

@@ -23,6 +23,12 @@ def test_what_is_left_out_is_filled_in():
     assert make_problem("gpt2", "S16").job.sequence_length == 1024
 
 
+def test_8_bits_need_chips_that_have_them():
+    with pytest.raises(InputError, match=r"--precision: chip 'A800.*' cannot compute in fp8; it"):
+        make_problem("llama-2-13b", "S16", precision="fp8")
+    assert make_problem("llama-2-13b", "S16", precision="pure_bf16").job.precision.master is None
+
+
 @pytest.mark.parametrize(("name", "batch"), [("laptop", 32), ("small-mixed", 256), ("S16", 128)])
 def test_the_default_batch(name, batch):
     assert default_batch(Cluster.load(name)) == batch

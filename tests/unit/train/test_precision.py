@@ -191,5 +191,21 @@ def test_without_scaling_nothing_changes() -> None:
 
 
 def test_formats_that_nothing_here_computes_in() -> None:
-    with pytest.raises(InputError, match="computing in fp8 on parameters in bf16"):
-        compute_dtype(Precision(compute=Dtype.FP8))
+    for wrong in (
+        Precision(compute=Dtype.INT8),
+        Precision(compute=Dtype.FP8, parameters=Dtype.FP32),
+    ):
+        with pytest.raises(InputError, match=r"computing in .* on parameters in .* is not trained"):
+            compute_dtype(wrong)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_fp8_trains_alike_under_every_plan(name: str) -> None:
+    spec = PLANS[name].model.spec
+    assert spec is not None
+    found = train_threads(in_precision(PLANS[name], "fp8"), spec)
+    expected = train_alone(in_precision(PLANS[name], "fp8"), spec)
+    wide = train_alone(in_precision(PLANS[name], "bf16"), spec)
+    assert found.losses == pytest.approx(expected.losses, rel=2**-7)
+    assert expected.losses == pytest.approx(wide.losses, rel=0.02)
+    assert expected.norms != wide.norms, "products were made in 8 bits"

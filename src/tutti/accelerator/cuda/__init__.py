@@ -19,7 +19,15 @@ def register_all() -> None:
 
     register(*attention.IMPLEMENTATIONS, *products.IMPLEMENTATIONS)
     if importlib.util.find_spec("triton") is not None:
-        from tutti.accelerator.cuda import cross_entropy, experts, flash, norm, optimizer, pointwise
+        from tutti.accelerator.cuda import (
+            cross_entropy,
+            experts,
+            flash,
+            narrow,
+            norm,
+            optimizer,
+            pointwise,
+        )
 
-        for module in (cross_entropy, experts, flash, norm, optimizer, pointwise):
+        for module in (cross_entropy, experts, flash, narrow, norm, optimizer, pointwise):
             register(*module.IMPLEMENTATIONS)

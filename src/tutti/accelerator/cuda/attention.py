@@ -18,6 +18,7 @@ from tutti.accelerator.segments import Segments
 
 _HALF = (torch.bfloat16, torch.float16)
 WIDEST_HEAD = 256
+WIDE_HEADS_SINCE = 91900  # cuDNN's version that was measured and checked, on Hopper
 
 
 def _through(backend: SDPBackend, *args: Any, **options: Any) -> Tensor:
@@ -51,11 +52,19 @@ def _supports_flash(
     return _supports_fused(q, k, v, segments, **options)
 
 
+@functools.cache
+def _cudnn_differentiates_wide(device: torch.device) -> bool:
+    """Tell whether cuDNN has gradients of heads up to 256 wide (192 and 128 of latent ones)."""
+    version = torch.backends.cudnn.version() or 0
+    return version >= WIDE_HEADS_SINCE and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def _supports_cudnn(
     q: Tensor, k: Tensor, v: Tensor, segments: Segments, **options: Any
 ) -> str | None:
-    if max(q.shape[-1], v.shape[-1]) > 128 and (q.requires_grad or k.requires_grad):
-        return "gradients of heads up to 128 wide only"
+    wide = max(q.shape[-1], v.shape[-1]) > 128
+    if wide and (q.requires_grad or k.requires_grad) and not _cudnn_differentiates_wide(q.device):
+        return "gradients of heads up to 128 wide only, with this cuDNN on this chip"
     if segments.is_batch and segments.queries[0] == 1:
         return "sequences of two tokens or more only"
     return _supports_fused(q, k, v, segments, **options)

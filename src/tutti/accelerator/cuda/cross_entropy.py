@@ -4,7 +4,9 @@ Per chunk: one product makes the logits; a kernel reads each row for its largest
 of exponentials and, while the row is still in the cache, replaces each logit by its gradient; two
 products carry it to x and to the weight. Where the vocabulary is sliced, the ranks join the rows'
 figures between two kernels. Each chunk but the first adds to the weight's gradient, which is as
-large as the weight: few, large chunks are what makes it fast.
+large as the weight: few, large chunks are what makes it fast. Products of rows that are no multiple
+of 16 bytes take several times as long: a vocabulary of an odd size is filled up with zeros, whose
+logits and gradients nobody reads.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from tutti.accelerator.registry import Implementation
 CHUNK_BYTES = 1 << 29  # of logits
 TILE_ROWS = 256  # of the largest tiles that products are made of; fewer rows make them slow
 BLOCK = 8192
+EVEN = 16  # entries of a vocabulary that is multiplied as it is
 
 
 @triton.jit
@@ -151,7 +154,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_x = torch.empty_like(x) if needs_x else None
         grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None  # type: ignore[arg-type]
-        rows = rows_per_chunk(x.shape[0], weight)
+        rows = rows_per_chunk(x.shape[0], chunk.weight)
         for first in range(0, x.shape[0], rows):
             own = slice(first, first + rows)
             needed = needs_x or needs_weight or needs_bias
@@ -159,17 +162,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if not needed:
                 continue
             if grad_x is not None:
-                torch.mm(logits, weight, out=grad_x[own])
+                torch.mm(logits, chunk.weight, out=grad_x[own])
             if needs_weight:
                 if grad_weight is None:
                     grad_weight = logits.t() @ x[own]
                 else:
                     grad_weight.addmm_(logits.t(), x[own])
             if grad_bias is not None:
-                grad_bias += logits.sum(0, dtype=torch.float32)
+                grad_bias += logits[:, : chunk.vocab].sum(0, dtype=torch.float32)
         ctx.gradients = (
             grad_x,
-            grad_weight,
+            None if grad_weight is None else grad_weight[: chunk.vocab],
             None if grad_bias is None else grad_bias.to(weight.dtype),
         )
         ctx.gradient_scale, ctx.starts_backward = gradient_scale, starts_backward
@@ -202,6 +205,14 @@ def rows_per_chunk(tokens: int, weight: Tensor) -> int:
     return min(-(-equal // TILE_ROWS), most // TILE_ROWS) * TILE_ROWS
 
 
+def _filled_up(weight: Tensor) -> Tensor:
+    """Return a weight or bias with rows of zeros up to an even number."""
+    missing = -weight.shape[0] % EVEN
+    if not missing:
+        return weight
+    return torch.cat((weight, weight.new_zeros(missing, *weight.shape[1:])))
+
+
 class _Chunk:
     """The loss of some rows, and the gradient of their logits."""
 
@@ -213,7 +224,9 @@ class _Chunk:
         soft_cap: float | None,
         vocabulary: Vocabulary | None,
     ) -> None:
-        self.weight, self.bias, self.vocabulary = weight, bias, vocabulary
+        self.vocab, self.vocabulary = weight.shape[0], vocabulary
+        self.weight = _filled_up(weight)
+        self.bias = None if bias is None else _filled_up(bias)
         self.options = (1.0 / divisor, 1.0 if soft_cap is None else soft_cap)
         self.capped = soft_cap is not None
         self.first = 0 if vocabulary is None else vocabulary.start
@@ -230,7 +243,7 @@ class _Chunk:
             return logits
         _whole_rows[(logits.shape[0],)](
             logits, targets, losses, losses if shares is None else shares, logits.stride(0),
-            logits.shape[1], *self.options, CAPPED=self.capped, GRADIENTS=shares is not None,
+            self.vocab, *self.options, CAPPED=self.capped, GRADIENTS=shares is not None,
             BLOCK=self.block, num_warps=8,
         )  # fmt: skip
         return logits
@@ -243,7 +256,7 @@ class _Chunk:
         shares: Tensor | None,
         vocabulary: Vocabulary,
     ) -> None:
-        count, vocab = logits.shape
+        count, vocab = logits.shape[0], self.vocab
         statistics = torch.empty((3, count), dtype=torch.float32, device=logits.device)
         _statistics[(count,)](
             logits, targets, *statistics, logits.stride(0), vocab, self.first, *self.options,

@@ -1,13 +1,17 @@
 """AdamW in one pass over memory: gradient, master weight, both moments and the working copy.
 
-The norm of all gradients comes before it, since nothing may be updated if it is not finite: a sum
-of squares per program, then a sum of those, always in the same order.
+All tensors of a call go through one kernel: where they lie and which of their parts a program takes
+stands in two small tables on the device. The parts stay the same from step to step; the addresses,
+which gradients change, are sent with each call. The norm of all gradients comes before the update,
+since nothing may be updated if it is not finite: a sum of squares per program, then a sum of those,
+always in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,47 +19,111 @@ import triton.language as tl
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import DTYPES, num_programs
-from tutti.accelerator.memory_runs import common_runs
+from tutti.accelerator.memory_runs import Runs, common_runs
+from tutti.accelerator.moving import moved
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.accelerator.registry import Implementation
 
 BLOCK = 1024
-NORM_BLOCK = 8192
-NORM_PROGRAMS = 4  # per processor
-LARGE = 1 << 20  # elements of a tensor that is worth a kernel of its own
+BLOCKS = 8  # of a part, which one program takes
+PART = BLOCK * BLOCKS
+NORM_PROGRAMS = 8  # per processor
+EVEN = 16  # elements; addresses, runs and steps of such multiples are read in wide words
+TRITON = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+POINTERS = tl.constexpr(5)  # of a row of the table: then the run's length, then five steps
+COLUMNS = tl.constexpr(11)
+
+
+@triton.jit
+def _place(own, row, NUMBER: tl.constexpr, KIND: tl.constexpr, IS_EVEN: tl.constexpr):
+    """Return where a tensor's run begins."""
+    base = tl.load(own + NUMBER).to(tl.pointer_type(KIND))
+    place = base + row * tl.load(own + POINTERS + 1 + NUMBER)
+    if IS_EVEN:
+        place = tl.multiple_of(place, 16)
+    return place
 
 
 @triton.jit
 def _adamw(
-    weight, gradient, mean, square, copy, factor, run, weight_step, gradient_step, mean_step,
-    square_step, copy_step, rate, beta1, beta2, eps, decay, correction1, root_correction2,
-    HAS_FACTOR: tl.constexpr, HAS_COPY: tl.constexpr, BLOCK: tl.constexpr,
+    table, parts, factor, rate, beta1, beta2, eps, decay, correction1, root_correction2,
+    WEIGHT: tl.constexpr, GRADIENT: tl.constexpr, MEAN: tl.constexpr, SQUARE: tl.constexpr,
+    COPY: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_COPY: tl.constexpr, IS_EVEN: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < run
-    row = tl.program_id(1).to(tl.int64)
-    weight += row * weight_step
-    gradient += row * gradient_step
-    mean += row * mean_step
-    square += row * square_step
-    copy += row * copy_step
+    part = parts + tl.program_id(0).to(tl.int64) * 3
+    own = table + tl.load(part).to(tl.int64) * COLUMNS
+    row, first = tl.load(part + 1).to(tl.int64), tl.load(part + 2).to(tl.int64)
+    run = tl.load(own + POINTERS)
+    scale = 1.0
     if HAS_FACTOR:
         scale = tl.load(factor)
-        inside = inside & (scale == scale)  # not a number: everything stays as it is
-    w = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(gradient + places, mask=inside, other=0.0).to(tl.float32)
-    if HAS_FACTOR:
-        g = g * scale
-    m = tl.load(mean + places, mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(square + places, mask=inside, other=0.0).to(tl.float32)
-    m = beta1 * m + (1.0 - beta1) * g
-    v = beta2 * v + (1.0 - beta2) * g * g
-    tl.store(mean + places, m, mask=inside)
-    tl.store(square + places, v, mask=inside)
-    w = w * decay - rate * (m / correction1) / (tl.sqrt(v) / root_correction2 + eps)
-    tl.store(weight + places, w, mask=inside)
-    if HAS_COPY:
-        tl.store(copy + places, w, mask=inside)
+        run = tl.where(scale == scale, run, 0)  # not a number: everything stays as it is
+    if IS_EVEN:
+        run = tl.multiple_of(run, 16)
+    weight = _place(own, row, 0, WEIGHT, IS_EVEN)
+    gradient = _place(own, row, 1, GRADIENT, IS_EVEN)
+    mean = _place(own, row, 2, MEAN, IS_EVEN)
+    square = _place(own, row, 3, SQUARE, IS_EVEN)
+    copy = _place(own, row, 4, COPY, IS_EVEN)
+    for block in range(BLOCKS):
+        places = (first * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+        inside = places < run
+        w = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(gradient + places, mask=inside, other=0.0).to(tl.float32) * scale
+        m = tl.load(mean + places, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(square + places, mask=inside, other=0.0).to(tl.float32)
+        m = beta1 * m + (1.0 - beta1) * g
+        v = beta2 * v + (1.0 - beta2) * g * g
+        tl.store(mean + places, m, mask=inside)
+        tl.store(square + places, v, mask=inside)
+        w = w * decay - rate * (m / correction1) / (tl.sqrt(v) / root_correction2 + eps)
+        tl.store(weight + places, w, mask=inside)
+        if HAS_COPY:
+            tl.store(copy + places, w, mask=inside)
+
+
+class Alike(NamedTuple):
+    """Tensors that go through one kernel: of the same dtypes, all of them even or not."""
+
+    dtypes: tuple[torch.dtype, ...]
+    is_even: bool
+
+
+def _gathered(groups: Sequence[tuple[Tensor, ...]]) -> Iterator[tuple[Alike, Tensor, Tensor]]:
+    """Yield the tables of groups of tensors that lie alike: addresses, and parts."""
+    rows: dict[Alike, list[list[int]]] = {}
+    shapes: dict[Alike, list[tuple[int, int]]] = {}
+    for group in groups:
+        runs = common_runs(group)
+        assert runs is not None, "the call was supported"
+        if not runs.length:
+            continue
+        places = [tensor.data_ptr() for tensor in group]
+        alike = Alike(tuple(tensor.dtype for tensor in group), _is_even(runs, places))
+        unused = [0] * (POINTERS.value - len(group))
+        own = [*places, *unused, runs.length, *runs.steps, *unused]
+        rows.setdefault(alike, []).append(own)
+        shapes.setdefault(alike, []).append((runs.number, runs.length))
+    device = groups[0][0].device
+    for alike, table in rows.items():
+        sent = moved(torch.tensor(table, dtype=torch.int64), device)
+        yield alike, sent, _parts(tuple(shapes[alike]), device)
+
+
+def _is_even(runs: Runs, places: Sequence[int]) -> bool:
+    return not any(number % EVEN for number in (runs.length, *runs.steps, *places))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """Return the parts that programs take: which tensor, which run of it, from where on."""
+    found = []
+    for index, (number, length) in enumerate(shapes):
+        each = -(-length // PART)
+        run = torch.arange(number * each, dtype=torch.int32)
+        found.append(torch.stack((torch.full_like(run, index), run // each, run % each), 1))
+    return moved(torch.cat(found), device)
 
 
 @torch.no_grad()
@@ -81,16 +149,13 @@ def adamw(
         (1.0 - settings.beta2**step) ** 0.5,
     )
     targets = weights if copies is None else copies
-    for group in zip(weights, gradients, means, squares, targets, strict=True):
-        runs = common_runs(group)
-        assert runs is not None, "the call was supported"
-        if not runs.length:
-            continue
-        _adamw[(triton.cdiv(runs.length, BLOCK), runs.number)](
-            *group, group[0] if gradient_factor is None else gradient_factor,
-            runs.length, *runs.steps, *constants,
-            HAS_FACTOR=gradient_factor is not None, HAS_COPY=copies is not None, BLOCK=BLOCK,
-            num_warps=4,
+    groups = list(zip(weights, gradients, means, squares, targets, strict=True))
+    for alike, table, parts in _gathered(groups):
+        kinds = (TRITON[dtype] for dtype in alike.dtypes)
+        _adamw[(parts.shape[0],)](
+            table, parts, table if gradient_factor is None else gradient_factor, *constants,
+            *kinds, HAS_FACTOR=gradient_factor is not None, HAS_COPY=copies is not None,
+            IS_EVEN=alike.is_even, BLOCK=BLOCK, BLOCKS=BLOCKS, num_warps=4,
         )  # fmt: skip
 
 
@@ -103,45 +168,47 @@ def _supports(
     copies: Sequence[Tensor] | None = None,
     **_options: Any,
 ) -> str | None:
-    for tensor in (*weights, *gradients, *means, *squares, *(copies or ())):
-        if tensor.dtype not in DTYPES:
-            return f"no {str(tensor.dtype).removeprefix('torch.')}"
     for group in zip(weights, gradients, means, squares, copies or weights, strict=True):
+        for tensor in group:
+            if tensor.dtype not in DTYPES:
+                return f"no {str(tensor.dtype).removeprefix('torch.')}"
         if common_runs(group) is None:
             return "tensors that do not lie in the same runs of memory"
     return None
 
 
 @triton.jit
-def _squares(x, sums, run, row_step, count, BLOCK: tl.constexpr):
-    program, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    collected = tl.zeros((BLOCK,), tl.float32)
-    blocks = tl.cdiv(run, BLOCK)
-    for block in range(program, blocks * count, step):
-        places = (block % blocks) * BLOCK + tl.arange(0, BLOCK)
-        own = x + (block // blocks) * row_step
-        values = tl.load(own + places, mask=places < run, other=0.0).to(tl.float32)
+def _squares(
+    table, parts, sums, count, KIND: tl.constexpr, IS_EVEN: tl.constexpr, PART: tl.constexpr
+):  # fmt: skip
+    collected = tl.zeros((PART,), tl.float32)
+    for number in range(tl.program_id(0), count, tl.num_programs(0)):
+        part = parts + number * 3
+        own = table + tl.load(part).to(tl.int64) * COLUMNS
+        run = tl.load(own + POINTERS)
+        if IS_EVEN:
+            run = tl.multiple_of(run, 16)
+        x = _place(own, tl.load(part + 1).to(tl.int64), 0, KIND, IS_EVEN)
+        places = tl.load(part + 2).to(tl.int64) * PART + tl.arange(0, PART)
+        values = tl.load(x + places, mask=places < run, other=0.0).to(tl.float32)
         collected += values * values
-    tl.store(sums + program, tl.sum(collected, axis=0))
+    tl.store(sums + tl.program_id(0), tl.sum(collected, axis=0))
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Return the sum of squares of all elements."""
-    large = [t for t in tensors if t.numel() >= LARGE and common_runs((t,)) is not None]
-    chosen = set(map(id, large))
-    small = [t for t in tensors if id(t) not in chosen]
+    regular = [(tensor,) for tensor in tensors if common_runs((tensor,)) is not None]
+    others = [tensor for tensor in tensors if common_runs((tensor,)) is None]
     total = torch.zeros((), dtype=torch.float32, device=tensors[0].device)
-    if small:
-        total += torch.stack(torch._foreach_norm(small, 2.0, dtype=torch.float32)).square().sum()
-    if large:
-        programs = num_programs(large[0], NORM_PROGRAMS)
-        sums = torch.empty((len(large), programs), dtype=torch.float32, device=total.device)
-        for tensor, own in zip(large, sums, strict=True):
-            runs = common_runs((tensor,))
-            assert runs is not None, "chosen by it"
-            _squares[(programs,)](
-                tensor, own, runs.length, *runs.steps, runs.number, BLOCK=NORM_BLOCK, num_warps=8
-            )
+    if others:
+        total += torch.stack(torch._foreach_norm(others, 2.0, dtype=torch.float32)).square().sum()
+    for alike, table, parts in _gathered(regular) if regular else ():
+        programs = min(parts.shape[0], num_programs(tensors[0], NORM_PROGRAMS))
+        sums = torch.empty(programs, dtype=torch.float32, device=total.device)
+        _squares[(programs,)](
+            table, parts, sums, parts.shape[0], KIND=TRITON[alike.dtypes[0]],
+            IS_EVEN=alike.is_even, PART=PART, num_warps=8,
+        )  # fmt: skip
         total += sums.sum()
     return total
 

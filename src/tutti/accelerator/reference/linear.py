@@ -25,6 +25,30 @@ def linear(
     return y
 
 
+def defer_products(
+    later: WeightGradients, weight: Tensor, bias: Tensor | None, rows: Tensor, columns: Tensor
+) -> None:
+    """Leave the gradients of a linear layer for later: of its outputs `rows`, inputs `columns`."""
+    later.defer(
+        weight,
+        lambda: product(rows.t(), columns),
+        lambda target: write_product(target, rows.t(), columns),
+        lambda total: add_product(total, rows.t(), columns),
+    )
+    if bias is not None:
+        defer_bias(later, bias, rows)
+
+
+def defer_bias(later: WeightGradients, bias: Tensor, rows: Tensor) -> None:
+    """Leave the gradient of a bias for later: of outputs `rows`."""
+    later.defer(
+        bias,
+        lambda: rows.sum(0),
+        lambda target: torch.sum(rows, 0, out=target),
+        lambda total: total.add_(rows.sum(0, dtype=total.dtype)),
+    )
+
+
 class _LaterLinear(torch.autograd.Function):
     """A linear layer whose backward computes the input's gradient only."""
 
@@ -41,19 +65,7 @@ class _LaterLinear(torch.autograd.Function):
         (gradient,) = gradients
         (x,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
         rows, columns = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
-        ctx.later.defer(
-            weight,
-            lambda: product(rows.t(), columns),
-            lambda target: write_product(target, rows.t(), columns),
-            lambda total: add_product(total, rows.t(), columns),
-        )
-        if bias is not None:
-            ctx.later.defer(
-                bias,
-                lambda: rows.sum(0),
-                lambda target: torch.sum(rows, 0, out=target),
-                lambda total: total.add_(rows.sum(0, dtype=total.dtype)),
-            )
+        defer_products(ctx.later, weight, bias, rows, columns)
         return (product(gradient, weight) if ctx.needs_input_grad[0] else None), None, None, None
 
 

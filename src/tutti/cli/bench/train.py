@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +34,8 @@ def train(
         int | None, typer.Option(help="Fewer layers than the model has.", min=1)
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="pure_bf16 (bf16 Adam states on both sides), bf16, fp32.")
+        str,
+        typer.Option(help="pure_bf16 (bf16 Adam states on both sides), bf16, fp32, fp8, pure_fp8."),
     ] = "pure_bf16",
     steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 10,
     capture: Annotated[
@@ -47,6 +47,12 @@ def train(
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Where each millisecond of our step goes.")
     ] = False,
+    all_types: Annotated[
+        bool, typer.Option("--all", help="One model of each type, instead of MODEL.")
+    ] = False,
+    most_parameters: Annotated[
+        float, typer.Option(help="With --all: layers are cut down to so many parameters.", min=1)
+    ] = 4e9,
     target: Annotated[
         float, typer.Option(help="With --breakdown: what this MFU would need.", min=0.01, max=1.0)
     ] = 0.68,
@@ -54,7 +60,8 @@ def train(
 ) -> None:
     """Time whole steps (forward, backward, AdamW) of one chip: seconds, MFU, peak memory."""
     require_torch("bench train")
-    from tutti.bench.train_speed import SpeedQuestion, hugging_face_speed, our_speed
+    from tutti.bench.train_speed import SpeedQuestion, speeds
+    from tutti.bench.train_types import one_of_each_type
 
     asked = SpeedQuestion(
         model=model, device=device, micro_batch=micro_batch, sequence_length=sequence_length,
@@ -62,15 +69,20 @@ def train(
         capture=capture.value,
     )  # fmt: skip
     with ProgressLine("training", wanted=not json) as line:
-        rows = [our_speed(asked, line.say, breakdown=breakdown)]
-        if peers:
-            rows.append(hugging_face_speed(asked, line.say))
-            if importlib.util.find_spec("liger_kernel") is not None:
-                rows.append(hugging_face_speed(asked, line.say, liger=True))
+        if all_types:
+            found = [
+                (each.title, speeds(each, line.say, peers=peers))
+                for each in one_of_each_type(asked, most_parameters)
+            ]
+            breakdown = False
+        else:
+            found = [(asked.title, speeds(asked, line.say, peers=peers, breakdown=breakdown))]
+    rows = [row for _, each in found for row in each]
     if json:
         print_json({"rows": rows})
         return
-    print_rich(_table(rows, asked.title))
+    for title, each in found:
+        print_rich(_table(each, title))
     if breakdown:
         print_rich(_where(rows[0]))
         print_rich(_parts(rows[0]))
@@ -86,15 +98,16 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
     from tutti.units import bytes_text, count_text
 
     table = Table(title=title)
-    for name in ("who", "step", "tokens/s", "MFU", "peak memory", "loss"):
+    for name in ("who", "step", "tutti is", "tokens/s", "MFU", "peak memory", "loss"):
         table.add_column(name, justify="left" if name == "who" else "right")
     for row in rows:
         if "failed" in row:
-            table.add_row(row["who"], row["failed"], "", "", "", "")
+            table.add_row(row["who"], row["failed"])
             continue
         table.add_row(
             row["who"],
             f"{row['step_s'] * 1e3:.1f} ms",
+            f"{row['slower']:.2f}×" if "slower" in row else "",
             count_text(row["tokens_per_s"]),
             f"{row['mfu']:.3f}" if row["mfu"] is not None else "–",
             bytes_text(row["peak_bytes"]),

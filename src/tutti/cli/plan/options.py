@@ -23,7 +23,8 @@ SequenceLength = Annotated[
     int | None, typer.Option(help="Tokens per sequence (default: 4096 or the model's limit).")
 ]
 Precision = Annotated[
-    str | None, typer.Option(help="bf16 (default), fp16, fp32 or pure_bf16.", metavar="POLICY")
+    str | None,
+    typer.Option(help="bf16 (default), fp16, fp32, pure_bf16, fp8 or pure_fp8.", metavar="POLICY"),
 ]
 Objective = Annotated[
     str,

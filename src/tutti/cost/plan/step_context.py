@@ -62,7 +62,7 @@ class StepContext:
             self._boundaries[key] = boundary_price(
                 wire,
                 self.cluster,
-                self.model.hidden * self.plan.job.precision.compute.num_bytes,
+                self.model.hidden * self.plan.job.precision.stream.num_bytes,
                 self.efficiency(pools),
                 host_bandwidth=min(self.host.lane_bandwidth(side.chips) for side in ends),
             )

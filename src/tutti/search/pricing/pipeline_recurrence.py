@@ -145,7 +145,7 @@ def _send_seconds(tables: Tables, configs: list[Config]) -> FloatArray:
     """Return the transfer behind each stage (the last one's leads back to the first)."""
     problem = tables.problem
     cluster = problem.cluster
-    token_bytes = problem.model.hidden * problem.job.precision.compute.num_bytes
+    token_bytes = problem.model.hidden * problem.job.precision.stream.num_bytes
     found = np.zeros(len(configs))
     known: dict[tuple[Config, Config], float] = {}
     for s, config in enumerate(configs):

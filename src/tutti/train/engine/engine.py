@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.hardware.chip import Dtype
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.model import Model
@@ -118,7 +119,9 @@ class Engine:
 
     def _make_model(self) -> tuple[Model, SelectiveOperators]:
         """Return this rank's units, and the operators that they use."""
-        selective = SelectiveOperators(self.accelerator.operators)
+        operators = self.accelerator.operators
+        narrow = self.plan.job.precision.compute is Dtype.FP8
+        selective = SelectiveOperators(operators.narrowed() if narrow else operators)
         model = Model(
             self.spec,
             selective,  # type: ignore[arg-type]  # the same methods

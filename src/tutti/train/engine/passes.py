@@ -81,6 +81,9 @@ class Passes:
             if captured is not None:
                 stream = self.streams.pop((unit, micro_batch))
                 self.streams[unit + 1, micro_batch] = captured.forward(stream)
+                balance = captured.balance()
+                if balance is not None:
+                    self._count("balance", balance)
                 continue
             module = self.units[unit]
             if not isinstance(module, Embedding):
@@ -157,7 +160,9 @@ class Passes:
             live = self.live[unit, micro_batch]
             if live.captured is not None:
                 gradient = self.gradients.pop((unit + 1, micro_batch))
-                self.gradients[unit, micro_batch] = live.captured.backward_input(gradient)
+                self.gradients[unit, micro_batch] = live.captured.backward_input(
+                    gradient, self.loss_scale
+                )
                 continue
             outputs, gradients = [], []
             for name, value in live.outputs.items():

@@ -4,8 +4,10 @@ Lifetimes are what makes it right, so they are few and fixed. A slot serves one 
 the other, and within each the passes of its blocks run upwards, then downwards: the graphs of
 forward and backward share the slot's pool, for they are replayed in the order of their capture.
 Weight passes may come at any time after their backward: they write into memory of their own, and
-what they read is held. Parameters are read where they lie, through leaves made for these graphs
-alone, so that backward meets no stream but the capture's.
+what they read is held. A gradient that cannot be written into given memory, such as that of
+grouped products, is made beside the graph: a copy would cost more than its launch. Parameters are
+read where they lie, through leaves made for these graphs alone, so that backward meets no stream
+but the capture's.
 """
 
 from __future__ import annotations
@@ -92,13 +94,18 @@ class BlockGraphs:
         self._later = WeightGradients()
         self._held: list[Deferred] = []  # keeps what the weight pass reads from being used anew
         self._apart: list[Deferred] = []  # those of them that go onto no sum
+        self._unplaced: set[str] = set()  # parameters whose gradients choose their own memory
         self._small: dict[str, Tensor] = {}  # gradients that backward itself makes
         self._made: dict[str, Tensor] = {}  # all gradients, after a weight pass
         self._x: Input | None = None
         self._gradient: Input | None = None
         self._leaf: Tensor | None = None
         self._y: Tensor | None = None  # with its way back, until backward is captured
+        self._balance: Tensor | None = None  # the router's loss, likewise
         self._out: Tensor | None = None
+        self._loss: Tensor | None = None
+        self._loss_gradient: Tensor | None = None
+        self._loss_scale: float | None = None  # what that holds
         self._back: Tensor | None = None
         self._replays: dict[str, Callable[[], Any]] = {}
 
@@ -136,17 +143,26 @@ class BlockGraphs:
         if self._run(self._go_up, self._slot.pool):
             assert self._y is not None
             self._out = self._slot.keep(self._y.detach())
+            if self._balance is not None:
+                self._loss = self._balance.detach()
+                self._loss_gradient = torch.empty_like(self._loss)
         assert self._out is not None
         return self._out.clone() if self._is_highest else self._out
+
+    def balance(self) -> Tensor | None:
+        """Return the router's loss of the last forward, if any."""
+        return None if self._loss is None else self._loss.clone()
 
     def _go_up(self) -> None:
         arguments = (self._leaf, self._batch, self._later)
         with torch.enable_grad():
-            self._y, balance = functional_call(self._block, self._leaves, arguments)
-        assert balance is None, "blocks of experts are not captured"
+            self._y, self._balance = functional_call(self._block, self._leaves, arguments)
 
-    def backward_input(self, gradient: Tensor) -> Tensor:
-        """Return the gradient below the block."""
+    def backward_input(self, gradient: Tensor, loss_scale: float = 1.0) -> Tensor:
+        """Return the gradient below the block; that of the router's loss is `loss_scale`."""
+        if self._loss_gradient is not None and self._loss_scale != loss_scale:
+            self._loss_gradient.fill_(loss_scale)
+            self._loss_scale = loss_scale
         if self._gradient is None:
             self._gradient = Input(gradient, self._slot)
         else:
@@ -154,8 +170,12 @@ class BlockGraphs:
         if self._run(self._go_down, self._slot.pool, prepare=self._go_up):
             assert self._back is not None
             self._slot.keep(self._back)
-            self._y = None  # activations are gone from here; what the weight pass reads is held
+            # activations are gone from here; what the weight pass reads is held
+            self._y = self._balance = None
             self._held = self._later.take()
+            self._unplaced = {
+                self._names[id(deferred.weight)] for deferred in self._held if not deferred.write
+            }
         assert self._back is not None
         return self._back.clone() if self._is_lowest else self._back
 
@@ -164,12 +184,13 @@ class BlockGraphs:
         assert self._leaf is not None
         assert self._gradient is not None
         self._later.take()  # of a capture that failed
+        outputs, gradients = [self._y], [self._gradient.tensor]
+        if self._balance is not None and self._loss_gradient is not None:
+            outputs.append(self._balance)
+            gradients.append(self._loss_gradient)
         trained = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
         self._back, *rest = torch.autograd.grad(
-            [self._y],
-            [self._leaf, *trained.values()],
-            [self._gradient.tensor],
-            allow_unused=True,
+            outputs, [self._leaf, *trained.values()], gradients, allow_unused=True
         )
         found: list[Tensor | None] = list(rest)  # an unused leaf has none
         self._small = {n: g for n, g in zip(trained, found, strict=True) if g is not None}
@@ -181,6 +202,8 @@ class BlockGraphs:
         each step, so products that go straight onto them are no graph.
         """
         apart = self._add(sum_of)
+        self._leave(self._fresh(apart))
+        apart = [d for d in apart if self._names[id(d.weight)] not in self._unplaced]
         if not apart:
             self._leave(self._small)
             return
@@ -206,6 +229,17 @@ class BlockGraphs:
             else:
                 deferred.onto(total)
         return apart
+
+    @torch.no_grad()
+    def _fresh(self, apart: list[Deferred]) -> dict[str, Tensor]:
+        """Return the gradients that no graph makes."""
+        found: dict[str, Tensor] = {}
+        for deferred in apart:
+            name = self._names[id(deferred.weight)]
+            if name in self._unplaced:
+                made = deferred.compute().reshape(deferred.weight.shape)
+                found[name] = found[name].add_(made) if name in found else made
+        return found
 
     @torch.no_grad()
     def _weigh(self) -> None:

@@ -53,8 +53,6 @@ def reason_against(unit: int, module: Unit, seat: Seat, parameters: Synchronised
     if not isinstance(module, Block):
         return ""
     replica = seat.replica
-    if module.moe is not None:
-        return "the host reads how many rows each expert gets"
     if seat.tensor.size > 1 or seat.context.size > 1:
         return "ranks talk to each other inside of the block"
     if covers(replica.recompute.full, unit) or covers(replica.recompute.selective, unit):
@@ -63,6 +61,8 @@ def reason_against(unit: int, module: Unit, seat: Seat, parameters: Synchronised
         return "activations wait on the host"
     if any(exchange.comes_and_goes for exchange in parameters.of_units([unit])):
         return "parameters are brought for each pass, to other addresses"
+    if module.moe is not None and module.moe.asks_host:
+        return "the host reads how many rows each expert gets"
     return None
 
 
@@ -222,8 +222,12 @@ class Graphs:
         streams: dict[Units, list[int]] = {}  # bytes per token of each block
         for unit, block in self._blocks.items():
             trained = [p for p in block.parameters() if p.requires_grad]
-            weights += sum(p.numel() * p.element_size() for p in trained)
+            # experts' gradients, which are made beside the graphs, come and go as before
+            weights += sum(p.numel() * p.element_size() for p in trained if p.dim() < 3)
             products = sum(p.shape[0] * p.element_size() for p in trained if p.dim() == 2)
+            if block.moe is not None:
+                per_expert = sum(p.shape[1] * p.element_size() for p in trained if p.dim() == 3)
+                products += block.moe.spec.experts_per_token * per_expert
             streams.setdefault(self._chunk_of[unit], []).append(products + 2 * self._token_bytes)
         per_token = 0
         for chunk, each in streams.items():

@@ -35,11 +35,12 @@ TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
 
 def compute_dtype(precision: Precision) -> torch.dtype:
     """Return the dtype of parameters and activations."""
-    found = TORCH_DTYPES.get(precision.compute)
-    if found is None or precision.parameters != precision.compute:
+    found = TORCH_DTYPES.get(precision.parameters)
+    narrow = precision.compute is Dtype.FP8 and precision.parameters is Dtype.BF16
+    if found is None or (precision.parameters != precision.compute and not narrow):
         raise InputError(
             f"precision: computing in {precision.compute} on parameters in {precision.parameters} "
-            "is not trained here; let both be one of fp32, bf16, fp16"
+            "is not trained here; let both be one of fp32, bf16, fp16, or compute in fp8 on bf16"
         )
     return found
 

@@ -72,6 +72,8 @@ CASES = (
     _case("odd head", dims=(40, 40)),
     _case("latent, small", PACKED, dims=(24, 16)),
     _case("latent, 192 and 128", dims=(192, 128), heads=(3, 3)),
+    _case("latent, several tiles", Segments.batch(2, 160), dims=(192, 128), heads=(2, 2)),
+    _case("head of 256, several tiles", Segments.batch(2, 160), dims=(256, 256), heads=(4, 2)),
     _case("not causal", causal=False),
     _case("not causal, packed", PACKED, causal=False),
     _case("tail of a sequence", TAIL, heads=(4, 2)),

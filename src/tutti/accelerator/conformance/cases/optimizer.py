@@ -58,6 +58,7 @@ CASES = (
     _adamw("first step", step=1),
     _adamw("late step, no decay", step=100_000, settings=AdamSettings(learning_rate=0.02)),
     _adamw("one large tensor", sizes=((70_001,),), wide_weights=True),
+    _adamw("even tensors", sizes=((64, 48), (32,), (9000, 16)), wide_states=False, factor=1.0),
     _adamw("parts of stored tensors", sizes=((4, 5, 6), (3, 7)), layout="heads"),
     _adamw(
         "masters of parts",
@@ -70,6 +71,12 @@ CASES = (
     _adamw("no runs of memory", sizes=((4, 5, 6),), layout="transposed"),
     _adamw("an empty tensor", sizes=((0,), (5,))),
     Case("squared_norm", "several", (tuple(Values(s, trained=False) for s in SIZES),), terms=561),
+    Case(
+        "squared_norm",
+        "even",
+        (tuple(Values(s, trained=False) for s in ((64, 48), (20_000,))),),
+        terms=23_072,
+    ),
     Case("squared_norm", "large", ((Values((70_001,), trained=False),),), terms=70_001),
     Case(
         "squared_norm",
