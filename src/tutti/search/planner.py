@@ -70,13 +70,8 @@ def plan(
         report(Progress(doing="comparing", best_seconds=best.step_seconds,
                         lower_bound_seconds=bound))  # fmt: skip
         try:
-            wanted = (lambda plan: exports(plan, problem)) if problem.space.exportable else None
-            uniform = _uniform(tables, wanted)
-            if (
-                isinstance(uniform, Settled)
-                and plan_keeps(uniform.plan, problem)
-                and search.worth(uniform) < search.worth(best)
-            ):
+            uniform = _uniform(tables, _exported(problem))
+            if isinstance(uniform, Settled) and _pays(search, uniform, best):
                 best, runner_up = uniform, best  # nothing uneven pays here
             alone, missing = _alone(tables, effort, best)
         except KeyboardInterrupt:
@@ -104,6 +99,17 @@ def plan(
             "instructions": search.settler.instructions,
         },
     )
+
+
+def _exported(problem: Problem) -> Callable[[Plan], bool] | None:
+    """Return what tells whether a plan can be exported as was asked; None where it need not."""
+    return (lambda plan: exports(plan, problem)) if problem.space.exportable else None
+
+
+def _pays(search: Search, uniform: Settled, best: Settled) -> bool:
+    """Tell whether a uniform plan of the space is better than what was found."""
+    kept = plan_keeps(uniform.plan, search.tables.problem)
+    return kept and search.worth(uniform) < search.worth(best)
 
 
 def _found(search: Search) -> Search:

@@ -19,7 +19,8 @@ from torch import Tensor
 from tutti.models.parameters import Parameter
 from tutti.schedule.ownership import Block, Span
 from tutti.train.checkpoint.rectangles import Rectangle, rectangles
-from tutti.train.state.state import SpanState, local_part
+from tutti.train.state.span_gradients import local_part
+from tutti.train.state.state import SpanState
 
 if TYPE_CHECKING:
     from tutti.train.engine.engine import Engine

@@ -21,7 +21,8 @@ from tutti.ranks.links import Handle, Links, Then
 from tutti.ranks.rank_places import Seat, Seats
 from tutti.schedule.buckets import Bucket
 from tutti.schedule.instruction import Instruction, Scope, What
-from tutti.train.state.state import Away, SpanState
+from tutti.train.state.span_gradients import Away
+from tutti.train.state.state import SpanState
 from tutti.train.sync.joints import Joint, joints
 
 NORM_ELEMENTS = 1 << 24  # squared at a time
