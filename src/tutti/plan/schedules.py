@@ -113,4 +113,6 @@ def warm_up_depth(pipeline: Pipeline, stage: int, kind: ScheduleKind) -> int:
 
 def _smaller(one: Counts, other: Counts) -> Counts:
     """Return the smaller of two whole numbers, or of each pair of them."""
+    if type(one) is type(other) is int:
+        return min(one, other)
     return other + (one - other) * (one < other)

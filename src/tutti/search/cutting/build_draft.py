@@ -209,6 +209,7 @@ def draft_of(
 def _slots(tables: Tables, chain: Chain, place: _Place, spared: Spared) -> list[Slot]:
     virtual, depth = chain.schedule.virtual, sum(chain.stages)
     record, problem, slots = chain.schedule.record, tables.problem, []
+    delayed = record.delays_weights
     position = 0
     names = [c.pool for c, n in zip(chain.configs, chain.stages, strict=True) for _ in range(n)]
     for config, stages in zip(chain.configs, chain.stages, strict=True):
@@ -222,14 +223,13 @@ def _slots(tables: Tables, chain: Chain, place: _Place, spared: Spared) -> list[
         for s in range(position, position + stages):
             counts = place.micro_batches
             places = [chain.schedule.place(depth, s, n) for n in counts]
-            ahead = max(map(record.passes_ahead, places))
             met = _neighbours(names, s, around=virtual > 1)
             lanes = 2 if forwards(problem.cluster, config.pool, met) else 1
             slots.append(
                 Slot(
                     table=table,
                     in_flight=max(map(record.in_flight, places)),
-                    relieved=ahead if record.delays_weights else None,
+                    relieved=max(map(record.passes_ahead, places)) if delayed else None,
                     sharers=(chips + place.beside.chips) / config.tp,
                     expert_sharers=max(1.0, chips / config.ep + place.beside.groups),
                     shard=chain.shard,
