@@ -8,6 +8,7 @@ the step came to is read when all of it, the optimizer included, is on its way.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 
@@ -215,7 +216,8 @@ class Engine:
             for earlier in entry.after:
                 self._wait(handles, earlier)
             self.recorder.start(index)
-            handles.append(self.start(entry, self._handlers[entry.op]))
+            run = functools.partial(self.start, entry, self._handlers[entry.op])
+            handles.append(run() if self.around is None else self.around(entry, run))
             self.recorder.issued(index)
         for index, entry in enumerate(self.instructions):
             if entry.op is not Op.OFFLOAD:  # may be on its way yet: whoever fetches it waits
@@ -239,12 +241,6 @@ class Engine:
         handles[index] = DONE
 
     def start(self, entry: Instruction, handler: Callable[[Instruction], Handle]) -> Handle:
-        """Start an instruction, watched if somebody does."""
-        if self.around is None:
-            return self._start(entry, handler)
-        return self.around(entry, lambda: self._start(entry, handler))
-
-    def _start(self, entry: Instruction, handler: Callable[[Instruction], Handle]) -> Handle:
         """Start an instruction; one of the compute lane takes the time of the chip it is for."""
         if entry.lane is not Lane.COMPUTE:
             return handler(entry)
