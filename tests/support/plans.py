@@ -30,6 +30,7 @@ from tutti.models.parts import (
     RouterSpec,
 )
 from tutti.models.spec import ModelSpec, cycle_of
+from tutti.plan.check_stage import precision_refusal
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import PRECISIONS, Job, ScheduleKind
@@ -355,12 +356,16 @@ def plans(draw: st.DrawFn, schedule: ScheduleKind | None = None) -> Plan:
         for stage in line.stages
         for replica in stage.replicas
     )
+    precisions = [
+        precision
+        for precision in PRECISIONS.values()
+        if (precision.master or not on_host)
+        and not any(precision_refusal(pool.chip, precision) for pool in cluster.pools)
+    ]
     job = Job(
         sequence_length=SEQUENCE_LENGTH,
         global_batch=sum(line.sequences for line in lines),
-        precision=draw(
-            st.sampled_from([p for p in PRECISIONS.values() if p.master or not on_host])
-        ),
+        precision=draw(st.sampled_from(precisions)),
         schedule=kind,
     )
     choices = st.sampled_from(

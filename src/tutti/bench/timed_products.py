@@ -41,9 +41,10 @@ class TimedOperators:
         bias: Tensor | None = None,
         *,
         later: WeightGradients | None = None,
+        may_narrow: bool = False,
     ) -> Tensor:
         """Return zeros of the product's shape, in its time."""
-        del bias
+        del bias, may_narrow
         if later is None or not torch.is_grad_enabled():
             return self.product(x, weight.shape[0])
         y: Tensor = _Timed.apply(x, weight, weight.shape[0], self, later)
@@ -57,9 +58,10 @@ class TimedOperators:
         bias: Tensor | None = None,
         *,
         later: WeightGradients,
+        may_narrow: bool = False,
     ) -> Tensor:
         """Return zeros of the shape of all experts' products, in their time."""
-        del counts, bias
+        del counts, bias, may_narrow
         y: Tensor = _Timed.apply(x, weight, weight.shape[1], self, later)
         return y
 
