@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 from tests.support.train_job import TUTTI, Capture, tutti, write_job  # noqa: E402
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.huggingface import open_checkpoint  # noqa: E402
+from tutti.launch.secret import SECRET, new_secret  # noqa: E402
 from tutti.nn import Batch, Model, load  # noqa: E402
 from tutti.ranks.local_processes import free_port  # noqa: E402
 
@@ -284,10 +285,11 @@ def test_a_launched_job_that_is_asked_to_stop_is_started_again_and_goes_on(here:
 
     def ranks(steps: int, attempt: int) -> list[subprocess.Popen[str]]:
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        place |= {SECRET: new_secret(), "TUTTI_ATTEMPT": str(attempt)}
         return [
             subprocess.Popen(
                 [*TUTTI, "train", "train.yaml", "--steps", str(steps)],
-                env={**os.environ, **place, "RANK": str(rank), "TUTTI_ATTEMPT": str(attempt)},
+                env={**os.environ, **place, "RANK": str(rank)},
                 cwd=here, text=True, stderr=subprocess.PIPE,
             )
             for rank in (0, 1)
