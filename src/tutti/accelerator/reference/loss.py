@@ -51,10 +51,9 @@ def linear_cross_entropy(
     nothing; backward multiplies by the gradient that comes in ÷ `gradient_scale`. Who sets
     `starts_backward` promises that the two are equal; this saves a pass over that of the weight.
     """
-    del starts_backward  # the promise changes no result
     result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
         x, weight, bias, targets, token_weights, divisor, soft_cap, vocabulary, gradient_scale,
-        torch.is_grad_enabled(),
+        starts_backward, torch.is_grad_enabled(),
     )  # fmt: skip
     return result
 
@@ -72,6 +71,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         soft_cap: float | None,
         vocabulary: Vocabulary | None,
         gradient_scale: float,
+        starts_backward: bool,
         with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
         needs = [
@@ -81,7 +81,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         losses = torch.zeros(x.shape[0], dtype=wide, device=x.device)
         grad_x = torch.empty_like(x) if needs[0] else None
-        grad_weight = torch.zeros_like(weight) if needs[1] else None
+        grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias) if needs[2] and bias is not None else None
         rows = max(1, CHUNK_ELEMENTS // weight.shape[0])
         for first in range(0, x.shape[0], rows):
@@ -92,39 +92,43 @@ class _LinearCrossEntropy(torch.autograd.Function):
             counted = targets[own] >= 0
             here = counted & (local >= 0) & (local < weight.shape[0])
             column = local.where(here, 0).unsqueeze(1)
-            loss, lse = _losses(capped, column, here, counted, vocabulary)
-            losses[own] = loss
+            slope = None if soft_cap is None else 1.0 - (capped / soft_cap).square()
+            losses[own], gradient, total = _losses(capped, column, here, counted, vocabulary)
             if not any(needs):
                 continue
-            share = counted.to(wide) * gradient_scale
+            share = counted.to(wide) * (gradient_scale / divisor)
             if token_weights is not None:
                 share = share * token_weights[own]
-            gradient = torch.exp(capped - lse.unsqueeze(1))
-            gradient.scatter_add_(1, column, -here.to(wide).unsqueeze(1))
-            gradient *= share.unsqueeze(1)
-            if soft_cap is not None:
-                gradient *= 1.0 - (capped / soft_cap).square()
-            gradient = (gradient / divisor).to(x.dtype)
+            gradient *= (share / total).unsqueeze(1)
+            gradient.scatter_add_(1, column, -(here * share).unsqueeze(1))
+            if slope is not None:
+                gradient *= slope
+            gradient = gradient.to(x.dtype)
             if grad_x is not None:
                 grad_x[own] = product(gradient, weight)
-            if grad_weight is not None:
+            if needs[1] and grad_weight is None:
+                grad_weight = product(gradient.t(), x[own])
+            elif grad_weight is not None:
                 add_product(grad_weight, gradient.t(), x[own])
             if grad_bias is not None:
                 grad_bias += gradient.sum(0)
+        if needs[1] and grad_weight is None:  # no tokens
+            grad_weight = torch.zeros_like(weight)
         ctx.gradients = (grad_x, grad_weight, grad_bias)
-        ctx.gradient_scale = gradient_scale
+        ctx.gradient_scale, ctx.starts_backward = gradient_scale, starts_backward
         ctx.mark_non_differentiable(losses)
         total = losses.sum() if token_weights is None else (losses * token_weights).sum()
         return total, losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        factor = gradients[0] / ctx.gradient_scale
-        grad_x, grad_weight, grad_bias = (
-            None if gradient is None else gradient * factor.to(gradient.dtype)
-            for gradient in ctx.gradients
-        )
-        return (grad_x, grad_weight, grad_bias, *([None] * 7))
+        made = ctx.gradients
+        if ctx.starts_backward:  # once: the tensors themselves are handed on
+            ctx.gradients = (None, None, None)
+        else:
+            factor = gradients[0] / ctx.gradient_scale
+            made = tuple(None if own is None else own * factor.to(own.dtype) for own in made)
+        return (*made, *([None] * 8))
 
 
 def _logits(
@@ -139,16 +143,16 @@ def _logits(
 
 def _losses(
     logits: Tensor, column: Tensor, here: Tensor, counted: Tensor, vocabulary: Vocabulary | None
-) -> tuple[Tensor, Tensor]:
-    """Return the loss and the log of the sum of exponentials of every row."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of every row, and exponentials in the place of its logits with their sum."""
     largest = logits.amax(1)
     if vocabulary is not None:
         vocabulary.maximum(largest)
-    total = torch.exp(logits - largest.unsqueeze(1)).sum(1)
     chosen = logits.gather(1, column).squeeze(1) * here
+    powers = logits.sub_(largest.unsqueeze(1)).exp_()
+    total = powers.sum(1)
     if vocabulary is not None:
         both = torch.stack((total, chosen))
         vocabulary.total(both)
         total, chosen = both.unbind()
-    lse = largest + torch.log(total)
-    return (lse - chosen) * counted, lse
+    return (largest + torch.log(total) - chosen) * counted, powers, total
