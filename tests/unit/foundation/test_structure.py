@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -88,3 +89,15 @@ def test_no_circle_among_files():
 
     for start in FILES:
         visit(start)
+
+
+def test_the_page_about_rooms_names_every_room_and_files_that_exist():
+    page = (SOURCE.parents[1] / "docs/concepts/rooms.md").read_text(encoding="utf-8")
+    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    rooms |= {path.parent.name for path in (SOURCE / "search").glob("*/__init__.py")}
+    assert {room for room in rooms if f"`{room}`" not in page} == set()
+    files = re.findall(r"`([a-z_/]+\.py)`", page)
+    assert len(files) > 10
+    inside = [name for name in files if not name.startswith("tests/")]
+    missing = [name for name in inside if not (SOURCE / name).exists()]
+    assert missing == []
