@@ -26,6 +26,7 @@ from tutti.report.simulation import simulation_page
 from tutti.report.tables import Column, Html, Row, meter_html, table_html
 from tutti.search.answer.explanation import step_text
 from tutti.simulate.table import result_table
+from tutti.simulate.written import result_document
 from tutti.units import bytes_text, count_text
 
 
@@ -210,7 +211,7 @@ def test_all_pages_and_tables_of_a_plan_say_the_same_peaks(pipelines):
     console = Console(width=200, file=io.StringIO())
     console.print(result_table(found.result, found.labels))
     assert all(peak in console.file.getvalue() for peak in peaks)
-    document = found.result.to_document(found.labels)
+    document = result_document(found.result, found.labels)
     assert [own["peak_bytes"] for own in document["classes"]] == [m.total for m in found.memory]
 
 

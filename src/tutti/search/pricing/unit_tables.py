@@ -7,6 +7,7 @@ that what the search adds up is what the simulator will play.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -257,7 +258,7 @@ class Tables:
         return found
 
     def _holdings(self, config: Config) -> Holdings:
-        count = max(1, -(-config.ep // config.width))
+        count = math.lcm(config.ep, config.width) // config.width
         chips = ChipSet.of(f"{config.pool}/0/0-{count * config.width - 1}")
         replica = Replica(
             chips=chips,
@@ -267,7 +268,8 @@ class Tables:
             sequence_parallel=config.splits_tokens(self.problem.job.sequence_length),
             sequences=config.sequences,
         )
-        groups = (ExpertGroup(chips=config.ep),) if config.ep > 1 else ()
+        all_chips = count * config.width
+        groups = (ExpertGroup(chips=config.ep, count=all_chips // config.ep),) * (config.ep > 1)
         units = ((0, self.problem.model.num_units),)
         stage = Stage(units=units, replicas=(replica,), experts=groups)
         place = (0, 0, 0)
