@@ -155,12 +155,24 @@ def test_nothing_that_was_read_is_overwritten(plan, capsys, tmp_path):
     assert plan.read_text() == before
 
 
-def test_narrow_formats_are_faster(plan, capsys):
-    document = json.loads(plan.read_text())
+def test_narrow_formats_are_faster_where_a_chip_has_them(tmp_path, capsys):
+    cluster = tmp_path / "h100.yaml"
+    cluster.write_text("name: h100\npools: [{name: h100, chip: H100, nodes: 4}]\n")
     times = []
     for compute in ("bf16", "fp8"):
-        document["job"]["precision"] = {"compute": compute}
-        plan.write_text(json.dumps(document))
-        _, out, _ = tutti(capsys, "predict", str(plan), "--json")
+        options = ["--uniform", "tp=8,pp=4,sp=1,shard=1", "--global-batch", "256"]
+        options += ["--precision", compute, "-o", str(tmp_path / f"{compute}.json")]
+        code, _, err = tutti(capsys, "plan", "llama-2-70b", str(cluster), *options)
+        assert code == 0, err
+        _, out, _ = tutti(capsys, "predict", str(tmp_path / f"{compute}.json"), "--json")
         times.append(json.loads(out)["step_time_s"])
     assert times[1] < times[0]
+
+
+def test_a_chip_without_a_format_refuses_it_in_one_line(plan, capsys):
+    document = json.loads(plan.read_text())
+    document["job"]["precision"] = {"compute": "fp8"}
+    plan.write_text(json.dumps(document))
+    code, _, err = tutti(capsys, "predict", str(plan), "--json")
+    assert code == 2
+    assert "chip 'A800' cannot compute in fp8; it has" in err

@@ -178,7 +178,7 @@ def test_a_real_shell(how: str, here: Path) -> None:
 def test_a_closed_stream_does_not_receive_a_file(here: Path) -> None:
     """Left closed, number 1 would be the next opened file's, and prints would go into it."""
     script = (
-        "from tutti.cli import terminal\n"
+        "from tutti.cli.shared import terminal\n"
         "terminal.prepare()\n"
         "file = open('kept', 'w')\n"
         "assert file.fileno() > 2, file.fileno()\n"
