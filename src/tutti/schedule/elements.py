@@ -73,10 +73,11 @@ class RankElements:
     ) -> Elements:
         bucket = self._buckets[unit]
         held, trained = self._whole(place, unit, kind, groups)
-        whole = not bucket.level(kind) and not self.ownership.has_copies(unit)
+        units = range(*bucket.span(kind))
+        whole = not bucket.level(kind) and not any(map(self.ownership.has_copies, units))
         if whole or not trained.any():
             return Elements(held, trained, trained.astype(float), np.zeros(held.size))
-        others = [self._whole(place, u, kind, groups)[1] for u in range(*bucket.span(kind))]
+        others = [self._whole(place, u, kind, groups)[1] for u in units]
         kept, copied = self._spans(place, bucket, kind)
         part = trained / np.maximum(1, np.sum(others, axis=0))
         return Elements(held, trained, kept * part, copied * part)
