@@ -62,7 +62,7 @@ def test_plain_text_in_python() -> None:
     source = SourceConfig(kind="synthetic", form="text")  # type: ignore[arg-type]
     assert source.kind is SourceKind.SYNTHETIC
     assert source.form is Form.TEXT
-    with pytest.raises(ValueError, match="'xml' is not a valid Kind"):
+    with pytest.raises(ValueError, match="'xml' is not a valid SourceKind"):
         SourceConfig(path="a", kind="xml")  # type: ignore[arg-type]
 
 
