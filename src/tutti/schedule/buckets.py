@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tutti.models.parameters import ParameterClass
+from tutti.models.parameters import Parameter, ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Plan, Stage, Synchronisation, covers
 
@@ -46,6 +46,14 @@ class Bucket:
     def is_last(self, kind: ParameterClass) -> bool:
         """Tell whether backward enters what travels together here."""
         return self.stop == self.span(kind)[1]
+
+    def rule(self, kind: ParameterClass) -> Synchronisation | None:
+        """Return the rule of a class; None: nothing travels as it."""
+        return self.dense if kind is ParameterClass.DENSE else self.expert
+
+    def class_of(self, parameter: Parameter) -> ParameterClass:
+        """Return with which class a parameter travels; experts that are whole, with the rest."""
+        return ParameterClass.DENSE if self.expert is None else parameter.group
 
     def level(self, kind: ParameterClass) -> int:
         """Return the shard level of a class; 0 where nobody else has a part of its gradients."""

@@ -65,7 +65,7 @@ class RankElements:
         return tuple(tuple(self._kinds[start:stop]) for start, stop in spans)
 
     def _groups(self, bucket: Bucket, kind: ParameterClass) -> tuple[HolderGroup, ...]:
-        rule = bucket.dense if kind is ParameterClass.DENSE else bucket.expert
+        rule = bucket.rule(kind)
         return () if rule is None else self.ownership.groups(bucket.start, rule)
 
     def _make(
@@ -88,11 +88,9 @@ class RankElements:
         """Return how many elements each rank computes with, and how many of them it trains."""
         key = (place, kind, id(groups), self._kinds[unit])
         if key not in self._held:
-            bucket, every = self._buckets[unit], []
-            for parameter in self.ownership.tensors(unit):
-                own = ParameterClass.DENSE if bucket.expert is None else parameter.group
-                if own is kind and not parameter.buffer:
-                    every.append(parameter)
+            bucket = self._buckets[unit]
+            tensors = (p for p in self.ownership.tensors(unit) if bucket.class_of(p) is kind)
+            every = [parameter for parameter in tensors if not parameter.buffer]
             trained = [parameter for parameter in every if parameter.trainable]
             here = [group for group in groups if (group.pipeline, group.stage) == place]
             self._held[key] = tuple(self._by_rank(place, here, each) for each in (every, trained))

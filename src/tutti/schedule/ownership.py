@@ -185,7 +185,7 @@ class Ownership:
     def _make_spans(
         self, bucket: Bucket, kind: ParameterClass, pipeline: int | None
     ) -> Iterator[Span]:
-        rule = bucket.dense if kind is ParameterClass.DENSE else bucket.expert
+        rule = bucket.rule(kind)
         assert rule is not None, "a bucket without expert groups has no expert rule"
         units = range(*bucket.span(kind))
         tensors = [(unit, p) for unit in units for p in self.trained(unit, kind, bucket)]
@@ -228,8 +228,7 @@ class Ownership:
     def trained(self, unit: int, kind: ParameterClass, bucket: Bucket) -> Iterator[Parameter]:
         """Yield the tensors of a unit that travel with a class; experts with the rest if whole."""
         for parameter in self.tensors(unit):
-            own = ParameterClass.DENSE if bucket.expert is None else parameter.group
-            if own is kind and parameter.trainable:
+            if parameter.trainable and bucket.class_of(parameter) is kind:
                 yield parameter
 
 

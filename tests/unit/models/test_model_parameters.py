@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.support.tiny_configs import TINY
@@ -128,3 +130,13 @@ def test_prediction_heads_share_embedding_and_logits() -> None:
     assert spec.published_prediction_heads == 1
     with pytest.raises(InputError, match="opt-350m: extra prediction heads need an embedding"):
         load_model("opt-350m").with_prediction_heads(1)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4, 8, 16])
+def test_the_size_of_a_part_is_that_of_the_fullest_rank(tp):
+    model = load_model("qwen3-0.6b")
+    for unit in (0, 1, model.head_unit):
+        for parameter in model.parameters(unit):
+            parts = [parameter.part(tp=tp, rank=rank) for rank in range(tp)]
+            sizes = [math.prod(stop - start for start, stop in part) for part in parts]
+            assert parameter.local_size(tp=tp, expert_tp=tp) == max(sizes)

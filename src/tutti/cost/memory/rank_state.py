@@ -267,15 +267,11 @@ class Holdings:
         if unit not in (0, head) or not all(covers(self.stage.units, end) for end in (0, head)):
             return 0
         own = {p.name for p in self._elements.ownership.tensors(head)}
-        tp = self.workload.tp
-        tied = sum(
-            p.local_size(tp=tp, ep=1, expert_tp=tp)
-            for p in self.model.parameters(head)
-            if p.tied_to is not None and p.name not in own
-        )
+        shared = {p.tied_to for p in self.model.parameters(head) if p.name not in own}
+        tables = (p for p in self.model.parameters(0) if f"0.{p.name}" in shared)
+        tied = sum(table.local_size(tp=self.workload.tp) for table in tables)
         return tied if unit else -tied
 
     def is_shared(self, unit: int) -> bool:
         """Tell whether several chips add up gradients of a unit."""
-        bucket = self._elements.bucket(unit)
-        return bool(bucket.rules())
+        return bool(self._elements.bucket(unit).rules())

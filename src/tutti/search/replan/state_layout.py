@@ -91,7 +91,6 @@ class StateLayout:
         self.plan = plan
         self.elements = RankElements(plan, model)
         self._chips = np.concatenate([numbers(stage.chips) for _, _, stage in plan.stages()])
-        # which ranks are of a stage that holds a unit, by unit
         self._stages = [
             (self.elements.ownership.first_rank(p, s), stage) for p, s, stage in plan.stages()
         ]
@@ -99,7 +98,7 @@ class StateLayout:
     def signature(self, unit: int) -> tuple[object, ...]:
         """Return a key that units share whose states are spread alike."""
         bucket, ownership = self.elements.bucket(unit), self.elements.ownership
-        rules = [rule for rule in (bucket.dense, bucket.expert) if rule is not None]
+        rules = [rule for kind in ParameterClass if (rule := bucket.rule(kind)) is not None]
         return (
             tuple(id(ownership.groups(bucket.start, rule)) for rule in rules),
             tuple(bucket.level(kind) for kind in ParameterClass),
@@ -111,7 +110,7 @@ class StateLayout:
     ) -> Holding:
         """Return who holds a tensor of a unit; not the stages that also hold unit `without`."""
         bucket = self.elements.bucket(unit)
-        group = ParameterClass.DENSE if bucket.expert is None else parameter.group
+        group = bucket.class_of(parameter)
         by_expert = group is ParameterClass.EXPERT
         counts = np.zeros(self._chips.size, dtype=np.int64)
         found: list[tuple[IntArray, FloatArray, FloatArray]] = []

@@ -80,7 +80,7 @@ class Synchronised:
             if bucket.start not in self._of_unit:
                 continue
             for kind in ParameterClass:
-                if kind is ParameterClass.EXPERT and bucket.expert is None:
+                if bucket.rule(kind) is None:
                     continue
                 key = (bucket.span(kind)[0], kind)
                 if key not in self.exchanges:
