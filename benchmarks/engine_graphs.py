@@ -31,7 +31,7 @@ from tutti.models import read_config
 from tutti.models.load import catalog_config
 from tutti.nn.batch import Batch
 from tutti.plan.job import PRECISIONS
-from tutti.ranks.alone import NoLinks, plan_alone
+from tutti.ranks.single_rank import NoLinks, plan_alone
 from tutti.train.data.feeder import to_batch
 from tutti.train.engine.engine import Engine
 from tutti.train.graphs.captured_blocks import CaptureMode, CaptureSettings

@@ -19,7 +19,7 @@ from tutti.document import Place, build
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import save_plan
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage
-from tutti.ranks.here import DEVICE
+from tutti.ranks.local_capacity import DEVICE
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import Job, prepare
 from tutti.train.run.trainer import run_local

@@ -34,7 +34,7 @@ from tutti.models.load import catalog_config
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
-from tutti.ranks.alone import NoLinks, plan_alone
+from tutti.ranks.single_rank import NoLinks, plan_alone
 from tutti.train.engine.engine import Engine
 
 PRODUCTS = {"qkv": (2048, 3072), "out": (2048, 2048), "up": (2048, 16384), "down": (8192, 2048)}

@@ -1,7 +1,7 @@
 """Which kernels a training step of one chip spends its time in, and where it stands still.
 
 python benchmarks/step_kernels.py llama-3-8b 2
-python benchmarks/step_kernels.py mixtral-8x7b 2 --layers 4
+python benchmarks/step_kernels.py mixtral-8x7b 2 --layers 4 --precision pure_fp8
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tutti.bench.train_speed import SETTINGS, SpeedQuestion, _tokens
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
-from tutti.ranks.alone import NoLinks, plan_alone
+from tutti.ranks.single_rank import NoLinks, plan_alone
 from tutti.train.engine.engine import Engine
 
 STEPS = 2
@@ -32,21 +32,21 @@ class Kernel:
     end: float
 
 
-def measured(model: str, micro_batch: int, layers: int | None) -> list[Kernel]:
+def measured(asked: SpeedQuestion) -> list[Kernel]:
     """Return what ran on the chip in some steps, in order; only the chip is watched."""
-    asked = SpeedQuestion(
-        model=model, device=None, micro_batch=micro_batch, sequence_length=4096, layers=layers,
-        precision="pure_bf16", steps=1,
-    )  # fmt: skip
     accelerator, spec = open_accelerator(None), asked.spec()
+    length, micro_batch = asked.sequence_length, asked.micro_batch
     plan = plan_alone(
-        spec, sequence_length=4096, micro_batch=micro_batch, precision=PRECISIONS["pure_bf16"]
+        spec,
+        sequence_length=length,
+        micro_batch=micro_batch,
+        precision=PRECISIONS[asked.precision],
     )
     engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None)
-    initialize(engine.model)
+    initialize(engine.model, on_device=True)
     engine.take_masters()
     tokens, targets = _tokens(asked, spec, accelerator, 0)
-    batch = Batch.of(spec, tokens.flatten(), [4096] * micro_batch, targets_t=targets.flatten())
+    batch = Batch.of(spec, tokens.flatten(), [length] * micro_batch, targets_t=targets.flatten())
     for _ in range(3):
         engine.step(lambda _: batch, SETTINGS)
     torch.cuda.synchronize()
@@ -93,8 +93,14 @@ def main() -> None:
     parser.add_argument("micro_batch", type=int)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--rows", type=int, default=40)
+    parser.add_argument("--precision", default="pure_bf16")
+    parser.add_argument("--sequence-length", type=int, default=4096)
     asked = parser.parse_args()
-    kernels = measured(asked.model, asked.micro_batch, asked.layers)
+    question = SpeedQuestion(
+        model=asked.model, device=None, micro_batch=asked.micro_batch, layers=asked.layers,
+        sequence_length=asked.sequence_length, precision=asked.precision, steps=1,
+    )  # fmt: skip
+    kernels = measured(question)
     print(f"{(kernels[-1].end - kernels[0].begin) / STEPS:.1f} ms per step")
     table("kernels", ((k.name[:110], k.end - k.begin) for k in kernels), asked.rows)
     table("pauses", gaps(kernels), asked.rows)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from tutti.accelerator.plain import _table_gradient
 from tutti.accelerator.reference.linear import _add_product, _add_rows
+from tutti.accelerator.torch_operators import _table_gradient
 
 SHAPES = {
     "1B qkv": (4096, 3072, 2048),

@@ -93,7 +93,7 @@ def test_tune_writes_a_table_that_is_used(
     code, out, _ = tutti(capsys, "tune", "--device", "cpu", "-o", str(table), *options, "--json")
     assert code == 0
     rows = json.loads(out)["rows"]
-    assert {row["operator"] for row in rows} == {"attention", "embedding"}
+    assert {row["operator"] for row in rows} == {"adamw", "attention", "embedding"}
     assert all(len(row["seconds"]) == 2 for row in rows)
     monkeypatch.setenv("TUTTI_CHOICES", str(table))
     code, out, _ = tutti(capsys, "list", "--json")

@@ -21,7 +21,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.e2e.test_train_cli import TUTTI, write_job  # noqa: E402
-from tests.unit.comm.entry.test_door import Command, is_closed, receive  # noqa: E402
+from tests.unit.comm.entry.test_listener import Command, is_closed, receive  # noqa: E402
 from tutti.comm.entry.store import StoreClient  # noqa: E402
 from tutti.comm.entry.trust import REPLY_BYTES, Caller, Key  # noqa: E402
 from tutti.launch.secret import Secret  # noqa: E402

@@ -12,9 +12,9 @@ transformers = pytest.importorskip("transformers")
 
 from tests.support.hf_models import saved, tiny_model  # noqa: E402
 from tests.support.tiny_configs import TINY, tiny_config  # noqa: E402
+from tutti.huggingface.alignment_sides import Task, write_dump  # noqa: E402
 from tutti.huggingface.comparison import compare  # noqa: E402
 from tutti.huggingface.dumps import Batch, Dump  # noqa: E402
-from tutti.huggingface.sides import Task, write_dump  # noqa: E402
 from tutti.models import load_model  # noqa: E402
 
 # Its scores of experts are so close that in bfloat16 some tokens choose other ones.

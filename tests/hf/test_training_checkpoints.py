@@ -116,6 +116,43 @@ def test_trained_weights_come_out_as_they_are_and_rounded(tmp_path: Path) -> Non
     assert config.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("name", ["llama", "mixtral/4"])
+def test_training_in_8_bits_goes_to_a_bf16_folder_and_back_exactly(
+    name: str, tmp_path: Path
+) -> None:
+    source = saved(tiny_model(tiny_config(name), torch.bfloat16), tmp_path / "hf")
+
+    def work(one: Run) -> Any:
+        load_hf(one.engine, source)
+        one.train(2)
+        one.save()
+        return kept(one.engine)
+
+    plan = plan_for(source, "fp8", shard=2)
+    state = whole(plan.model.spec, run(plan, tmp_path / "run", work, model_folder=source))
+    export_hf(tmp_path / "run", tmp_path / "out")
+    before, found = open_checkpoint(source), open_checkpoint(tmp_path / "out")
+    moved = 0
+    for tensor in found.names():
+        assert found.dtype(tensor) == BY_NAME["bfloat16"]
+        if found.owner(tensor) == tensor:
+            master = state[f"weight/{tensor}"]
+            assert torch.equal(found.read(tensor), master.to(torch.bfloat16)), tensor
+            moved += not torch.equal(found.read(tensor), before.read(tensor))
+    assert moved
+
+    def back(one: Run) -> Any:
+        load_hf(one.engine, tmp_path / "out")
+        one.save()
+        return kept(one.engine)
+
+    run(plan, tmp_path / "again", back, model_folder=source)
+    export_hf(tmp_path / "again", tmp_path / "same")
+    same = open_checkpoint(tmp_path / "same")
+    for tensor in found.names():
+        assert torch.equal(same.read(tensor), found.read(tensor)), tensor
+
+
 def test_the_first_loss_is_transformers_own(tmp_path: Path) -> None:
     model = tiny_model(tiny_config("llama"))
     source = saved(model, tmp_path / "hf")

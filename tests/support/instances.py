@@ -23,7 +23,7 @@ from tutti.hardware.node import trimmed
 from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
 from tutti.models.parts import MlpSpec
-from tutti.models.plain import plain_gpt
+from tutti.models.plain_decoder import plain_gpt
 from tutti.models.spec import ModelSpec, cycle_of
 from tutti.plan.job import Job, ScheduleKind
 from tutti.search.pricing.unit_tables import Tables

@@ -32,9 +32,9 @@ from tutti.models.parts import (
 from tutti.models.spec import ModelSpec, cycle_of
 from tutti.plan.check_stage import precision_refusal
 from tutti.plan.chips import ChipSet
+from tutti.plan.expert_meetings import missed_meeting
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import PRECISIONS, Job, ScheduleKind
-from tutti.plan.meetings import missed_meeting
 from tutti.plan.plan import (
     CollectiveChoice,
     ContextKind,

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tests.support.rank_pool import SECRET, RankPool
-from tests.support.training import Trained, in_fp32, put_together, train_rank
+from tests.support.training import Trained, in_fp32, in_precision, put_together, train_rank
 from tutti.comm import Communicator, connect
 from tutti.comm.places import Place
 from tutti.plan.plan import Plan
@@ -29,11 +29,23 @@ def joined(
 
 
 def train_one(
-    rank: int, port: int, job: str, plan: Plan, optimizers: tuple[str, ...], clip: float | None
+    rank: int,
+    port: int,
+    job: str,
+    plan: Plan,
+    optimizers: tuple[str, ...],
+    clip: float | None,
+    precision: str = "fp32",
 ) -> list[Trained]:
     """Train once with each optimizer, as one rank."""
     comm = joined(rank, port, job, plan.num_ranks)
-    found = [_train(comm, in_fp32(plan, optimizer), clip) for optimizer in optimizers]
+    plans = [
+        in_fp32(plan, optimizer)
+        if precision == "fp32"
+        else in_precision(plan, precision, optimizer)
+        for optimizer in optimizers
+    ]
+    found = [_train(comm, own, clip) for own in plans]
     comm.barrier().wait()
     comm.close()
     return found
@@ -54,9 +66,15 @@ def _plain(parts: list[Any]) -> list[Any]:
 
 
 def train_processes(
-    pool: RankPool, plan: Plan, optimizers: tuple[str, ...], clip: float | None = 1.0
+    pool: RankPool,
+    plan: Plan,
+    optimizers: tuple[str, ...],
+    clip: float | None = 1.0,
+    precision: str = "fp32",
 ) -> list[Trained]:
     """Train a plan with a process for each rank."""
     assert plan.model.spec is not None
-    answers = pool.meet(train_one, plan.num_ranks, plan, optimizers, clip, timeout_s=280.0)
+    answers = pool.meet(
+        train_one, plan.num_ranks, plan, optimizers, clip, precision, timeout_s=280.0
+    )
     return [put_together(plan.model.spec, ranks) for ranks in zip(*answers, strict=True)]

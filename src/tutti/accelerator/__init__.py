@@ -7,6 +7,7 @@ from tutti.accelerator.accelerator import Accelerator, DeviceMemoryError, Memory
 from tutti.accelerator.find import Kind, add_kind, kinds, open_accelerator
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
+from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.segments import Segments
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Kind",
     "MemoryUse",
     "Operators",
+    "PagedSegments",
     "Segments",
     "WeightGradients",
     "add_kind",

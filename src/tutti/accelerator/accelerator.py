@@ -80,6 +80,10 @@ class Accelerator(ABC):
         """Return what the process keeps of the device: in use, cached, and in pools of graphs."""
         return self.memory().allocated
 
+    def free_bytes(self) -> int:
+        """Return how much of the device's memory (or of its limit) this process may still take."""
+        return self.memory().total - self.taken_bytes()
+
     @abstractmethod
     def limit_memory(self, num_bytes: int | None) -> None:
         """Let allocations beyond `num_bytes` raise torch.OutOfMemoryError; None lifts the limit."""

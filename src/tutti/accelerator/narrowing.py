@@ -6,6 +6,7 @@ import copy
 import logging
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from tutti.accelerator.registry import Implementation
@@ -27,6 +28,18 @@ class Narrowing:
         found = copy.copy(self)
         found.narrow = True
         return found
+
+    def emulated(self, dtype: torch.dtype, device: torch.device) -> set[str]:
+        """Return the products of 8 bits that the device has no kernel for, beside this dtype."""
+        rows = torch.zeros(64, 64, dtype=dtype, device=device)
+        others = (rows.unsqueeze(0), torch.tensor([64], device=device))
+        calls = {"narrow_linear": (rows, rows), "narrow_grouped_linear": (rows, *others)}
+        firsts = {operator: self._candidates[operator][0] for operator in calls}
+        return {
+            operator
+            for operator, first in firsts.items()
+            if first.name == "reference" or first.supports(*calls[operator]) is not None
+        }
 
     def narrows(self, operator: str, x: Tensor, weight: Tensor, *others: Tensor | None) -> bool:
         """Tell whether a product is made in 8 bits; one that should be and is not is said once.

@@ -17,10 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.accelerator import plain, scaled_dot_product  # noqa: F401  (they register themselves)
+from tutti.accelerator import (  # noqa: F401  (they register themselves)
+    scaled_dot_product,
+    torch_operators,
+)
 from tutti.accelerator.choices import Choices
 from tutti.accelerator.gradients import WeightGradients
-from tutti.accelerator.narrowing import Narrowing
+from tutti.accelerator.inference import Inference
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.accelerator.reference.experts import Permutation, Routing
 from tutti.accelerator.reference.loss import Vocabulary
@@ -46,7 +49,7 @@ def overrides(text: str) -> dict[str, str]:
     return found
 
 
-class Operators(Narrowing):
+class Operators(Inference):
     """The operators of one type of device."""
 
     def __init__(
@@ -216,13 +219,20 @@ class Operators(Narrowing):
         return both
 
     def add_layer_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        *,
+        eps: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return the norm of x + residual, and the sum."""
-        both: tuple[Tensor, Tensor] = self._run(
+        """Return the norm of x + residual, and the sum; without a residual as `add_rms_norm`."""
+        run = self._run if residual is not None else self._run_fused
+        both: tuple[Tensor, Tensor] | None = run(
             "add_layer_norm", x, residual, weight, bias, eps=eps
         )
-        return both
+        return both or (self.layer_norm(x, weight, bias, eps=eps), x)
 
     # --- positions and activations ---------------------------------------------------------
 
@@ -282,19 +292,9 @@ class Operators(Narrowing):
     ) -> Tensor:
         """Return (T, H, E) of q (T, H, D), k (S, G, D), v (S, G, E) within the segments."""
         y: Tensor = self._run(
-            "attention",
-            q,
-            k,
-            v,
-            segments,
-            scale=scale,
-            causal=causal,
-            window=window,
-            window_kind=window_kind,
-            soft_cap=soft_cap,
-            sinks=sinks,
-            key_bias=key_bias,
-        )
+            "attention", q, k, v, segments, scale=scale, causal=causal, window=window,
+            window_kind=window_kind, soft_cap=soft_cap, sinks=sinks, key_bias=key_bias,
+        )  # fmt: skip
         return y
 
     def attention_with_lse(

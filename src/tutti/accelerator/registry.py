@@ -19,7 +19,9 @@ from tutti.accelerator.reference import (
     narrow,
     norm,
     optimizer,
+    paged,
     pointwise,
+    sampling,
 )
 from tutti.errors import InputError, hint
 
@@ -44,6 +46,7 @@ class Implementation:
     exact: bool = True  # differentiable to the reference's tolerance; else for inference only
     needs: str | None = None  # a package that must be importable
     deterministic: bool = True  # the same call gives the same gradients, bit for bit
+    invariant: bool = False  # a row's result has the same bits whatever the other rows are
     asks_host: bool = False  # it reads numbers off the device to go on: no graph can hold it
 
     @property
@@ -72,6 +75,11 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "gated_activation": pointwise.gated_activation,
     "attention": attention.attention,
     "attention_with_lse": attention.attention_with_lse,
+    "store_pages": paged.store_pages,
+    "store_latents": paged.store_latents,
+    "paged_attention": paged.paged_attention,
+    "latent_attention": paged.latent_attention,
+    "sample": sampling.sample,
     "linear_cross_entropy": loss.linear_cross_entropy,
     "route": experts.route,
     "permute": experts.permute,
@@ -80,8 +88,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "squared_norm": optimizer.squared_norm,
 }
 
-# references that do: each expert's rows are a product of their own
-ASK_HOST = ("grouped_linear", "narrow_grouped_linear")
+# references that do: each expert's rows are a product of their own, each sequence's keys too
+ASK_HOST = ("grouped_linear", "narrow_grouped_linear", "paged_attention", "latent_attention")
 
 _registered: dict[str, list[Implementation]] = {
     name: [

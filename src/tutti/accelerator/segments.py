@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tutti.accelerator.moving import moved
+from tutti.accelerator.host_to_device import moved
 from tutti.errors import InputError
 
 

@@ -28,6 +28,7 @@ from tutti.accelerator.profiling.timer import Samples, Timer, describe, timer_fo
 from tutti.accelerator.profiling.workspace import TORCH_DTYPES, Workspace
 from tutti.accelerator.registry import implementations, operator_names
 from tutti.accelerator.timing import seconds_of
+from tutti.cost.measured.forms import NARROW
 from tutti.errors import InputError, hint
 from tutti.hardware.chip import Dtype
 from tutti.models.load import load_model
@@ -58,7 +59,9 @@ class Question:
             found = default_cases()
         else:
             found = model_cases(load_model(self.model), self.tokens, SEQUENCE_LENGTH, degrees=(1,))
-        return [case for case in found if case.operator in operator_names()]
+        # products of 8 bits have one kernel, or none
+        known = set(operator_names()) - set(NARROW.values())
+        return [case for case in found if case.operator in known]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +132,9 @@ def measure(
     """
     started = _now()
     kind = accelerator.device.type
-    contested = {name for name in operator_names() if len(implementations(name, kind)) > 1}
+    contested = {  # what is for inference only has no backward pass to time
+        name for name in operator_names() if sum(i.exact for i in implementations(name, kind)) > 1
+    }
     cases = [case for case in question.cases() if case.operator in contested]
     timer = timer_for(accelerator)
     rows: list[Measured] = []

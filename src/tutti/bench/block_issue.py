@@ -2,16 +2,18 @@
 
 Between operators a block cuts, joins and hands on tensors, and the host's caches are not as warm as
 in a loop over one operator; going back, on the other hand, autograd is entered once for all. So a
-profile's issue times are scaled until they add up to what a block takes.
+profile's issue times are scaled until they add up to what a block takes: first all of them by a
+dense block, then those of experts and of products in 8 bits by blocks that have some.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from tutti.accelerator.accelerator import Accelerator
+from tutti.accelerator.profiling.workspace import TORCH_DTYPES
 from tutti.bench.block_runs import BlockShape, summed_run
 from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
@@ -19,6 +21,7 @@ from tutti.cost.measured.rescale import PassFactors, reissued
 from tutti.cost.measured.unit import measured_unit, strategy_of
 from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import Profile
+from tutti.models.load import load_model
 from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec
 
@@ -36,6 +39,11 @@ On an H200's host (`benchmarks/engine_graphs.py`): 1.1 of 3.4 ms, four micro-bat
 """
 
 
+WITH_EXPERTS = "qwen3-30b-a3b"
+EXPERTS = ("route", "permute", "grouped_linear", "unpermute")
+MOST = 4.0  # times that operators of a family are scaled by, either way
+
+
 def with_block_issue(
     profile: Profile, spec: ModelSpec, accelerator: Accelerator, dtype: Dtype
 ) -> Profile:
@@ -51,7 +59,46 @@ def with_block_issue(
         backward=IN_A_STEP * _ratio(both - forward, float(summed.issue_backward_s)),
     )
     has_graphs = accelerator.graph_pool() is not None
-    return replace(reissued(profile, factors), graph_share=GRAPH_SHARE if has_graphs else 1.0)
+    found = replace(reissued(profile, factors), graph_share=GRAPH_SHARE if has_graphs else 1.0)
+    if accelerator.operators.emulated(TORCH_DTYPES[dtype], accelerator.device):
+        return found
+    experts = load_model(WITH_EXPERTS)
+    for own, kind, operators in (
+        (experts, dtype, EXPERTS),
+        (spec, Dtype.FP8, ("narrow_linear",)),
+        (experts, Dtype.FP8, ("narrow_grouped_linear",)),
+    ):
+        found = _of_family(found, own, accelerator, kind, operators)
+    return found
+
+
+def _of_family(
+    profile: Profile,
+    spec: ModelSpec,
+    accelerator: Accelerator,
+    dtype: Dtype,
+    operators: Collection[str],
+) -> Profile:
+    """Return the profile with times of some operators that make up for the rest of a block's."""
+    measured = {row.operator.partition(".")[0] for row in profile.operators}
+    if not set(operators) <= measured:
+        return profile
+    shape = BlockShape(name=spec.name, spec=spec, config=None, sequences=1, length=TOKENS)
+    run = summed_run(shape, accelerator, dtype)
+    forward, both = (_issue_s(each, accelerator) for each in (run.forward, run.step))
+    chip = MeasuredChip(profile, dtype)
+    calls = unit_calls(spec, 1, strategy_of(Workload(sequences=1, sequence_length=TOKENS)))
+    of_all = measured_unit(chip, calls)
+    of_own = measured_unit(chip, [call for call in calls if chip.operator_of(call) in operators])
+    pairs = (
+        (forward, of_all.issue_forward_s, of_own.issue_forward_s),
+        (both - forward, of_all.issue_backward_s, of_own.issue_backward_s),
+    )
+    factors = [
+        min(MOST, max(1.0 / MOST, _ratio(IN_A_STEP * whole - float(all_) + float(own), float(own))))
+        for whole, all_, own in pairs
+    ]
+    return reissued(profile, PassFactors(forward=factors[0], backward=factors[1]), operators)
 
 
 def _issue_s(run: Callable[[], object], accelerator: Accelerator) -> float:

@@ -186,8 +186,10 @@ def summed_run(shape: BlockShape, accelerator: Accelerator, dtype: Dtype) -> Blo
 def _our_block(
     shape: BlockShape, accelerator: Accelerator, dtype: Dtype
 ) -> tuple[Unit, Batch, Tensor]:
-    kind, device = TORCH_DTYPES[dtype], accelerator.device
-    block = build_unit(shape.spec, 1, accelerator.operators, dtype=kind, device=device)
+    kind, device = TORCH_DTYPES[_around(dtype)], accelerator.device
+    operators = accelerator.operators
+    operators = operators.narrowed() if dtype is Dtype.FP8 else operators
+    block = build_unit(shape.spec, 1, operators, dtype=kind, device=device)
     _fill(block)
     tokens = torch.zeros(shape.tokens, dtype=torch.long, device=device)
     batch = Batch.of(shape.spec, tokens, [shape.length] * shape.sequences)
@@ -202,7 +204,7 @@ def hugging_face_run(shape: BlockShape, accelerator: Accelerator, dtype: Dtype) 
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-    kind, device = TORCH_DTYPES[dtype], accelerator.device
+    kind, device = TORCH_DTYPES[_around(dtype)], accelerator.device
     values = {name: value for name, value in shape.config.items() if name != "model_type"}
     config = LlamaConfig(**values, attention_bias=False)
     config._attn_implementation = "sdpa"
@@ -220,6 +222,11 @@ def hugging_face_run(shape: BlockShape, accelerator: Accelerator, dtype: Dtype) 
         return found
 
     return _run("transformers", shape, layer, forward, x)
+
+
+def _around(dtype: Dtype) -> Dtype:
+    """Return what stands around products: of 8 bits bf16."""
+    return Dtype.BF16 if dtype is Dtype.FP8 else dtype
 
 
 def _fill(module: torch.nn.Module) -> None:
@@ -258,6 +265,7 @@ def anchors_of(
     profile: Profile, accelerator: Accelerator, dtype: Dtype, timer: Timer
 ) -> list[Anchor]:
     """Return a few products of middling length, to tell how fast the machine is just now."""
+    dtype = _around(dtype)
     rows = [r for r in profile.operators if r.operator == "linear.forward" and r.dtype is dtype]
     wanted = 1e-3 if timer.issues else 1e-2
     rows = sorted(rows, key=lambda r: (abs(math.log(r.seconds / wanted)), r.shape))[:ANCHORS]

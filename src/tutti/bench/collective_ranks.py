@@ -20,7 +20,7 @@ from tutti.collective import Operation
 from tutti.comm.communicator import Communicator
 from tutti.comm.connect import connect
 from tutti.comm.edge_rates import measured_links, nominal_links
-from tutti.comm.entry.meeting import open_store
+from tutti.comm.entry.find_store import open_store
 from tutti.comm.entry.store import PrefixedStore
 from tutti.comm.places import Place
 from tutti.errors import InputError

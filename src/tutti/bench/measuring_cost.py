@@ -20,7 +20,7 @@ from tutti.models.load import catalog_config
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
-from tutti.ranks.alone import NoLinks, plan_alone
+from tutti.ranks.single_rank import NoLinks, plan_alone
 from tutti.train.engine.engine import Engine
 from tutti.train.engine.recorder import Recorder
 from tutti.units import many

@@ -36,7 +36,7 @@ def run_placement(
     global_batch: int = BATCH,
 ) -> list[Row]:
     """Plan, then price the same strategy in other places."""
-    from tutti.search.ask import make_problem
+    from tutti.search.ask_from_values import make_problem
     from tutti.search.planner import plan
     from tutti.simulate.estimate import estimate
 

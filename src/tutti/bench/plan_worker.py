@@ -38,7 +38,7 @@ def warm_up() -> None:
     """Plan something tiny, so that imports and compilation are done."""
     from tutti.document import Place
     from tutti.hardware.cluster import Cluster
-    from tutti.search.ask import ask
+    from tutti.search.ask_from_values import ask
 
     cluster = Cluster.from_document(_WARM_UP, Place("warm-up"))
     ask("llama-3.2-1b", cluster, sequence_length=1024, global_batch=16)
@@ -61,7 +61,7 @@ def peak_mib() -> float:
 
 def run_instance(instance: Instance) -> Row:
     """Plan one instance and return its row."""
-    from tutti.search.ask import make_problem
+    from tutti.search.ask_from_values import make_problem
     from tutti.search.planner import plan
 
     problem = make_problem(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib.util
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
-from tutti.ranks.alone import NoLinks, plan_alone
+from tutti.ranks.single_rank import NoLinks, plan_alone
 from tutti.train.engine.engine import Engine
 from tutti.train.graphs.captured_blocks import CaptureMode, CaptureSettings
 from tutti.train.state.state import TORCH_DTYPES
@@ -175,8 +176,11 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -
         model, attention = _peer_model(asked, accelerator)
     except (ImportError, ValueError, torch.OutOfMemoryError) as error:
         return {"who": who, **_failure(error)}
-    if liger and not _with_liger(model):
-        return {"who": who, "failed": f"has no kernels for {model.config.model_type}"}
+    try:
+        if liger and not _with_liger(model):
+            return {"who": who, "failed": f"has no kernels for {model.config.model_type}"}
+    except ImportError as error:
+        return {"who": who, **_failure(error)}
     model.train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=SETTINGS.learning_rate, betas=(SETTINGS.beta1, SETTINGS.beta2),
@@ -261,14 +265,16 @@ def _timed(
     accelerator: Accelerator,
     step: Callable[[int], float],
 ) -> dict[str, Any]:
-    seconds, loss = [], 0.0
+    """Run steps that follow each other as in training; one lasts from one loss to the next.
+
+    Nobody waits for the chip in between: it may still update weights when the next step begins.
+    """
+    ends, loss = [], 0.0
     for index in range(WARM_UP + asked.steps):
-        accelerator.synchronize()
-        begin = time.perf_counter()
         loss = step(index)
-        accelerator.synchronize()
-        if index >= WARM_UP:
-            seconds.append(time.perf_counter() - begin)
+        ends.append(time.perf_counter())
+    accelerator.synchronize()
+    seconds = [stop - start for start, stop in itertools.pairwise(ends[WARM_UP - 1 :])]
     median = statistics.median(seconds)
     tokens = asked.micro_batch * asked.sequence_length
     work = flops_per_token(spec, asked.sequence_length) * tokens

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tutti.cli.shared.output import Json, print_json, print_rich
+from tutti.cli.shared.progress import progress_bar
 from tutti.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def calibrate(
     if from_profile is not None and runs is None:
         found = [calibrate_from_file(from_profile)]
     elif runs is not None and from_profile is None:
-        found = _from_runs(runs)
+        found = _from_runs(runs, wanted=not json)
     else:
         raise InputError("give either RUNS, a CSV file, or --from-profile FILE")
     paths = save_calibrations(found, output)
@@ -70,12 +71,15 @@ def calibrate(
         typer.echo(found[0].rule)
 
 
-def _from_runs(runs: Path) -> list[Calibration]:
+def _from_runs(runs: Path, wanted: bool) -> list[Calibration]:
     from tutti.cost.calibration.build import build_calibrations
     from tutti.cost.calibration.table import load_runs
+    from tutti.simulate.published_runs import PlanPredictor
 
     table, skipped, _ = load_runs(runs)
-    found = build_calibrations(table, f"tutti calibrate {runs.name}")
+    with progress_bar("count", wanted=wanted) as show:
+        predictor = PlanPredictor(lambda done, whole: show("simulating", done, whole))
+        found = build_calibrations(table, f"tutti calibrate {runs.name}", predictor)
     if not found:
         raise InputError(
             f"{runs}: no row belongs to a known stack ({len(table)} usable, {len(skipped)} not); "

@@ -69,7 +69,7 @@ def convert(
                 progress=bar,
             )
     if source.is_dir():
-        from tutti.huggingface.plain import outside_links
+        from tutti.huggingface.side_files import outside_links
 
         for name in outside_links(source):
             typer.echo(f"note: the link {name} leads outside of {source}; not copied", err=True)

@@ -128,7 +128,7 @@ def _local(job: Job, plan: Path, config: Path | None, run: bool, json: bool) -> 
     command = local_command(job, plan, config)
     if run:
         from tutti.plan.check import embedded_cluster
-        from tutti.ranks.here import require_chips_here
+        from tutti.ranks.local_capacity import require_chips_here
 
         environ = {**os.environ, **command.environment}
         require_chips_here(job.plan, embedded_cluster(job.plan), environ)

@@ -20,6 +20,7 @@ from tutti.cli import (
     comm,
     convert,
     data,
+    generate,
     launch,
     model,
     predict,
@@ -54,6 +55,7 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(comm.app, name="comm")
 app.command()(convert.convert)
 app.add_typer(data.app, name="data")
+app.command()(generate.generate)
 app.command()(launch.launch)
 app.add_typer(model.app, name="model")
 app.command()(plan.plan)

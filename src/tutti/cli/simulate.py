@@ -115,7 +115,7 @@ def _show(
     if trace is not None:
         write_trace(trace, result)
     if json:
-        from tutti.simulate.written import result_document
+        from tutti.simulate.result_document import result_document
 
         document = result_document(result, labels)
         document["step_seconds_slowest_node"] = result.step_seconds * slowdown

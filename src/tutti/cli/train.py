@@ -84,7 +84,7 @@ def train(
     Ctrl-C (or SIGTERM) finishes the step, saves and ends with 130 (143); --resume goes on.
     """
     require_torch("train")
-    from tutti.ranks.launched import started_as_rank
+    from tutti.ranks.launcher_variables import started_as_rank
     from tutti.train.run.starting import check_inputs
 
     going_on = _resume(resume)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tutti.comm import frames
-from tutti.comm.entry.door import Door, Strangers
+from tutti.comm.entry.listener import Door, Strangers
 from tutti.comm.entry.trust import Called
 from tutti.comm.frames import MOST_CONTROL_BYTES, Frame, Kind
 from tutti.comm.inbox import Inbox

@@ -18,7 +18,7 @@ from tutti.huggingface.checkpoint import Checkpoint, StoredFile
 from tutti.huggingface.dtypes import Dtype
 from tutti.huggingface.maps import key_table
 from tutti.huggingface.pieces import Bounds, gather, whole
-from tutti.huggingface.plain import plain_paths
+from tutti.huggingface.side_files import plain_paths
 from tutti.huggingface.tensor_file import Entry, Raw, TensorFile
 from tutti.huggingface.weight_map import KeyTable
 from tutti.models import load_model

@@ -37,7 +37,7 @@ from tutti.models.parts import (
     RotarySpec,
     RouterSpec,
 )
-from tutti.models.plain import plain_gpt
+from tutti.models.plain_decoder import plain_gpt
 from tutti.models.spec import ModelSpec
 
 __all__ = [

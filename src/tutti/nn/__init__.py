@@ -11,7 +11,7 @@ In code that runs sliced, H, G, F and V are what this rank holds.
 
 from tutti.nn.batch import Batch
 from tutti.nn.build import build_unit
-from tutti.nn.cache import ContiguousCache
+from tutti.nn.cache import PagedCache
 from tutti.nn.capture import compile_blocks
 from tutti.nn.generate import greedy
 from tutti.nn.initialize import initialize
@@ -23,11 +23,11 @@ from tutti.nn.storage import Logical
 __all__ = [
     "ALONE",
     "Batch",
-    "ContiguousCache",
     "Group",
     "Logical",
     "Model",
     "Output",
+    "PagedCache",
     "ParallelContext",
     "Ranks",
     "build_unit",

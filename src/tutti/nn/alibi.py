@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from tutti.accelerator.moving import moved
+from tutti.accelerator.host_to_device import moved
+from tutti.accelerator.reference.paged import linear_bias
 from tutti.models import AlibiSpec, ModelSpec
 
 
@@ -40,9 +41,6 @@ def slopes(heads: int) -> Tensor:
 
 def key_bias(spec: AlibiSpec, heads: int, scale: float, positions_s: Tensor) -> Tensor:
     """Return (H, S): what is added to the scaled scores of a key at its position."""
-    slopes_h1 = moved(slopes(heads), positions_s.device).unsqueeze(1)
-    if spec.bfloat16:  # slopes and products are rounded
-        bias_hs = (slopes_h1.bfloat16() * positions_s).float()
-    else:
-        bias_hs = slopes_h1 * positions_s
-    return bias_hs * scale if spec.scaled else bias_hs
+    slopes_h = moved(slopes(heads), positions_s.device)
+    factor = scale if spec.scaled else 1.0
+    return linear_bias(slopes_h, positions_s, rounded=spec.bfloat16, factor=factor)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
 from tutti.models import AttentionSpec, ModelSpec
-from tutti.nn.alibi import alibi_specs
+from tutti.nn.alibi import alibi_specs, slopes
 from tutti.nn.batch import Batch
+from tutti.nn.cache import Scores
 from tutti.nn.linear import ColumnLinear, RowLinear
 from tutti.nn.norm import HeadNorm
 from tutti.nn.parallel.collectives import gather
@@ -36,6 +37,7 @@ class Core(Holder):
         self.heads = spec.heads // group.size
         self.first_head = self.heads * group.rank
         self.ring = make.context_kind is ContextKind.RING and fits_ring(spec)
+        self._slopes: Tensor | None = None
         self.bias_index: int | None = None
         if spec.alibi is not None:
             own = (spec.alibi, spec.heads, spec.softmax_scale)
@@ -44,10 +46,11 @@ class Core(Holder):
     def forward(self, q_thd: Tensor, k_tgd: Tensor, v_tge: Tensor, batch: Batch) -> Tensor:
         """Return (T, H·E)."""
         if batch.cache is not None:
-            k_tgd, v_tge = batch.cache.update(self.unit, k_tgd, v_tge)
-        elif self.ring and batch.key_order is not None:
+            scores = self.scores(q_thd.device)
+            return batch.cache.attend(self.unit, q_thd, k_tgd, v_tge, scores).flatten(1)
+        if self.ring and batch.key_order is not None:
             return self._around(q_thd, k_tgd, v_tge, batch)
-        elif batch.key_order is not None:
+        if batch.key_order is not None:
             k_tgd, v_tge = self._of_all_ranks(k_tgd, v_tge, batch, batch.key_order)
         bias_hs = None
         if self.bias_index is not None:
@@ -67,6 +70,23 @@ class Core(Holder):
             key_bias=bias_hs,
         )
         return y_the.flatten(1)
+
+    def scores(self, device: torch.device) -> Scores:
+        """Return what happens to the scores, for a cache that attends."""
+        spec = self.spec
+        if self._slopes is None and spec.alibi is not None:
+            own = slopes(spec.heads)[self.first_head : self.first_head + self.heads]
+            self._slopes = own.to(device)
+        return Scores(
+            scale=spec.softmax_scale,
+            window=spec.window,
+            window_kind=spec.window_kind,
+            soft_cap=spec.soft_cap,
+            sinks=self.sinks,
+            slopes=self._slopes,
+            slopes_rounded=spec.alibi is not None and spec.alibi.bfloat16,
+            slopes_factor=spec.softmax_scale if spec.alibi and spec.alibi.scaled else 1.0,
+        )
 
     def _around(self, q_thd: Tensor, k_tgd: Tensor, v_tge: Tensor, batch: Batch) -> Tensor:
         """Let the keys and values pass through all ranks."""

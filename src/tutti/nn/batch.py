@@ -17,15 +17,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tutti.accelerator.moving import moved
+from tutti.accelerator.host_to_device import moved
+from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.segments import Segments
 from tutti.errors import InputError
 from tutti.models import ModelSpec
 from tutti.nn.alibi import alibi_specs, key_bias
-from tutti.nn.cache import Cache
+from tutti.nn.cache import Cache, PagedCache
 from tutti.nn.parallel.ring import RingStep, ring_steps
 from tutti.nn.parallel.rows import pieces_of, rows_of
-from tutti.nn.rotary import Table, rotary_specs, table
+from tutti.nn.rotary import Table, rotary_specs, table, table_at
 
 NO_TARGET = -100
 
@@ -99,13 +100,35 @@ class Batch:
 
     @classmethod
     def cached(
-        cls, spec: ModelSpec, tokens_t: Tensor, lengths: Sequence[int], cache: Cache
+        cls,
+        spec: ModelSpec,
+        tokens_t: Tensor,
+        cache: PagedCache,
+        steps: PagedSegments,
+        bases_b: Tensor,
     ) -> Batch:
-        """Return a batch of the next tokens of cached sequences, `lengths[i]` of the i-th."""
-        segments = cache.extend(lengths)
-        whole = segments.keys
-        return replace(
-            _assembled(spec, tokens_t, segments, range(len(lengths)), whole), cache=cache
+        """Return a batch of new tokens of cached sequences; nothing of it is made on the host.
+
+        `bases_b` (a row each) says what length-dependent rotary scalings take a sequence's length
+        to be until it is longer: its prompt's, so that neither chunks nor recomputing change it.
+        """
+        row_t, position_t = steps.rows_and_positions()
+        cache.begin(steps, row_t, position_t)
+        positions_t = position_t.clamp_min(0)
+        lengths_t = torch.maximum(bases_b.long()[row_t], positions_t + 1)
+        return cls(
+            tokens_t=tokens_t,
+            targets_t=None,
+            weights_t=None,
+            segments=Segments((), (), ()),
+            positions_t=positions_t,
+            sequence_t=row_t,
+            lengths=(),
+            lengths_s=steps.key_lengths,
+            rows=(),
+            tables=tuple(table_at(rotary, positions_t, lengths_t) for rotary in rotary_specs(spec)),
+            key_biases=(),
+            cache=cache,
         )
 
     def share(self, spec: ModelSpec, ways: int, rank: int) -> Batch:

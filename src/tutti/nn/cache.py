@@ -1,70 +1,145 @@
-"""Keys and values of earlier tokens, for inference."""
+"""Keys and values of earlier tokens, for inference: where attention writes and what it reads.
+
+A cache attends: it gets the new tokens' queries, keys and values of a unit, stores what later
+tokens will see, and returns the attention's result. What it stores and where is its own business.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tutti.accelerator.segments import Segments
-from tutti.errors import InputError
+from tutti.accelerator.operators import Operators
+from tutti.accelerator.paged_segments import PagedSegments
+from tutti.accelerator.reference.attention import WindowKind
+from tutti.models import AttentionSpec, ModelSpec
+from tutti.nn.parallel.groups import ALONE, ParallelContext
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Scores:
+    """What a layer does to its attention scores."""
+
+    scale: float
+    window: int | None = None
+    window_kind: WindowKind = "sliding"
+    soft_cap: float | None = None
+    sinks: Tensor | None = None
+    slopes: Tensor | None = None  # ALiBi's, of this rank's heads
+    slopes_rounded: bool = False
+    slopes_factor: float = 1.0
 
 
 class Cache(Protocol):
-    """Where attention puts new keys and values, and finds those it sees."""
+    """What attention needs of a cache."""
 
-    def extend(self, lengths: Sequence[int]) -> Segments:
-        """Make room for so many tokens more of each sequence; return what their queries see."""
+    def attend(
+        self, unit: int, q_thd: Tensor, k_tgd: Tensor, v_tge: Tensor, scores: Scores
+    ) -> Tensor:
+        """Store a unit's new keys and values; return (T, H, E)."""
 
-    def update(self, unit: int, k_tgd: Tensor, v_tge: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new tokens' keys and values of a unit; return all that the segments name."""
+    def attend_latents(
+        self, unit: int, q_thr: Tensor, latents_tr: Tensor, *, rank: int, scale: float
+    ) -> Tensor:
+        """Store a unit's new latents; return (T, H, rank)."""
 
 
-class ContiguousCache:
-    """Room for `capacity` tokens of each of `slots` sequences, in one run each."""
+class PagedCache:
+    """Pages of every unit's keys and values (or latents), at addresses that never change.
 
-    def __init__(self, slots: int, capacity: int) -> None:
-        self.capacity = capacity
-        self.lengths = [0] * slots
-        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
-        self._rows: Tensor = torch.empty(0, dtype=torch.long)
-        self._end = 0  # of the rows that are in use
+    Page p of one unit belongs to the same tokens as page p of every other. `begin` says which rows
+    the next batch has.
+    """
 
-    def extend(self, lengths: Sequence[int]) -> Segments:
-        """Make room for so many tokens more of each sequence."""
-        starts = [slot * self.capacity for slot in range(len(self.lengths))]
-        if len(lengths) != len(starts):
-            raise InputError(f"cache: {len(lengths)} sequences given, it has {len(starts)}")
-        rows = []
-        for slot, new in enumerate(lengths):
-            past = self.lengths[slot]
-            if past + new > self.capacity:
-                raise InputError(
-                    f"cache: sequence {slot} would have {past + new} tokens; it holds "
-                    f"{self.capacity}"
-                )
-            rows.append(torch.arange(starts[slot] + past, starts[slot] + past + new))
-            self.lengths[slot] = past + new
-        self._rows = torch.cat(rows)
-        self._end = starts[-1] + self.lengths[-1]
-        return Segments(tuple(lengths), tuple(self.lengths), tuple(starts))
-
-    def update(self, unit: int, k_tgd: Tensor, v_tge: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new tokens' keys and values of a unit; return those of all tokens."""
-        if unit not in self._stored:
-            rows = len(self.lengths) * self.capacity
-            self._stored[unit] = (
-                k_tgd.new_zeros(rows, *k_tgd.shape[1:]),
-                v_tge.new_zeros(rows, *v_tge.shape[1:]),
+    def __init__(
+        self,
+        spec: ModelSpec,
+        operators: Operators,
+        *,
+        pages: int,
+        page_size: int,
+        units: range | None = None,
+        parallel: ParallelContext = ALONE,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.operators, self.pages, self.page_size = operators, pages, page_size
+        self.units: dict[int, tuple[Tensor, ...]] = {}
+        for unit in range(1, spec.num_layers + 1):
+            if units is not None and unit not in units:
+                continue
+            self.units[unit] = tuple(
+                torch.empty(pages, page_size, *shape, dtype=dtype, device=device)
+                for shape in page_shapes(spec.block(unit).attention, parallel.tensor.size)
             )
-        keys, values = self._stored[unit]
-        rows_t = self._rows.to(keys.device)
-        keys[rows_t], values[rows_t] = k_tgd, v_tge
-        return keys[: self._end], values[: self._end]
+            for tensor in self.units[unit]:  # stands in for pages behind a window: unseen, but read
+                tensor[0] = 0.0
+        self._steps: PagedSegments | None = None
+        self._places_t: Tensor | None = None
 
-    @property
-    def units(self) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """What is stored of each unit."""
-        return self._stored
+    def begin(self, steps: PagedSegments, row_t: Tensor, position_t: Tensor) -> None:
+        """Take the next batch: its rows, and where each of its tokens belongs."""
+        self._steps, self._places_t = steps, steps.places(row_t, position_t)
+
+    def attend(
+        self, unit: int, q_thd: Tensor, k_tgd: Tensor, v_tge: Tensor, scores: Scores
+    ) -> Tensor:
+        """Store a unit's new keys and values; return (T, H, E)."""
+        assert self._steps is not None
+        assert self._places_t is not None
+        keys, values = self.units[unit]
+        self.operators.store_pages(k_tgd, v_tge, keys, values, self._places_t)
+        return self.operators.paged_attention(
+            q_thd,
+            keys,
+            values,
+            self._steps,
+            scale=scores.scale,
+            window=scores.window,
+            window_kind=scores.window_kind,
+            soft_cap=scores.soft_cap,
+            sinks=scores.sinks,
+            slopes=scores.slopes,
+            slopes_rounded=scores.slopes_rounded,
+            slopes_factor=scores.slopes_factor,
+        )
+
+    def attend_latents(
+        self, unit: int, q_thr: Tensor, latents_tr: Tensor, *, rank: int, scale: float
+    ) -> Tensor:
+        """Store a unit's new latents; return (T, H, rank)."""
+        assert self._steps is not None
+        assert self._places_t is not None
+        (pages,) = self.units[unit]
+        self.operators.store_latents(latents_tr, pages, self._places_t)
+        return self.operators.latent_attention(q_thr, pages, self._steps, rank=rank, scale=scale)
+
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy pages to others, of every unit."""
+        for tensors in self.units.values():
+            for tensor in tensors:
+                tensor[targets] = tensor[sources]
+
+
+def page_shapes(spec: AttentionSpec, tensor_ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Return what one token takes in each tensor of a unit: keys and values, or a latent."""
+    if spec.latent is not None:
+        return ((spec.latent.kv_rank + spec.latent.rope_dim,),)
+    heads = max(1, spec.kv_heads // tensor_ranks)
+    return ((heads, spec.head_dim), (heads, spec.value_dim))
+
+
+def token_bytes(
+    spec: ModelSpec, dtype: torch.dtype, units: range | None = None, tensor_ranks: int = 1
+) -> int:
+    """Return how many bytes of pages one token takes on a rank."""
+    numbers = sum(
+        torch.Size(shape).numel()
+        for unit in range(1, spec.num_layers + 1)
+        if units is None or unit in units
+        for shape in page_shapes(spec.block(unit).attention, tensor_ranks)
+    )
+    return numbers * dtype.itemsize

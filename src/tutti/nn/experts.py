@@ -58,6 +58,17 @@ class ExpertMlp(Holder):
         # of sliced experts the ranks' outputs are summed: one rank adds the bias
         self.adds_bias = not sliced or make.parallel.tensor.rank == 0
 
+    @property
+    def narrow_weights(self) -> list[Tensor]:
+        """The weights that are multiplied in 8 bits."""
+        return [weight for weight in (self.up_weight, self.down_weight) if self._narrows(weight)]
+
+    def _narrows(self, weight: Tensor) -> bool:
+        if not weight.shape[0]:
+            return False
+        row = weight.new_empty(1, weight.shape[-1])
+        return self.operators.narrows("narrow_grouped_linear", row, weight, row)
+
     def forward(self, rows: Tensor, counts: Tensor, later: WeightGradients | None) -> Tensor:
         """Return the outputs of rows that stand in the order of their experts."""
         spec, operators = self.spec, self.operators
@@ -124,7 +135,7 @@ class Experts(Holder):
             return True
         weight = self.experts.up_weight
         row = weight.new_empty(1, weight.shape[-1])
-        narrow = self.operators.narrows("narrow_grouped_linear", row, weight, row)
+        narrow = self.experts._narrows(weight)
         kind = "narrow_grouped_linear" if narrow else "grouped_linear"
         return self.operators.chosen(kind, row, weight, row).asks_host
 

@@ -1,4 +1,7 @@
-"""Greedy decoding of a batch of prompts with a key-value cache."""
+"""Greedy decoding of a batch of prompts that all begin and go on together.
+
+The plain loop, for comparisons and examples; `tutti.serve` is what serves.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from tutti.accelerator.paged_segments import PagedSegments
 from tutti.nn.batch import Batch
-from tutti.nn.cache import ContiguousCache
+from tutti.nn.cache import PagedCache
 from tutti.nn.model import Model
 
 
@@ -22,15 +26,29 @@ def greedy(
     stop: Collection[int] = (),
 ) -> list[list[int]]:
     """Return up to `new_tokens` most likely tokens after each prompt, the stopping one included."""
-    device = next(model.parameters()).device
-    cache = ContiguousCache(len(prompts), max(map(len, prompts)) + new_tokens)
+    first = next(model.parameters())
+    room = max(map(len, prompts)) + new_tokens
+    cache = PagedCache(
+        model.spec,
+        model.operators,
+        pages=len(prompts) + 1,
+        page_size=room,
+        parallel=model.parallel,
+        dtype=first.dtype,
+        device=first.device,
+    )
+    tables = [[number] for number in range(1, len(prompts) + 1)]  # a page holds a whole sequence
+    lengths = [0] * len(prompts)
+    bases = torch.tensor([len(prompt) for prompt in prompts], device=first.device)
     found: list[list[int]] = [[] for _ in prompts]
     step: list[list[int]] = [list(prompt) for prompt in prompts]
     for _ in range(new_tokens):
-        lengths = [len(tokens) for tokens in step]
-        tokens_t = torch.tensor(list(itertools.chain(*step)), device=device)
-        batch = Batch.cached(model.spec, tokens_t, lengths, cache)
-        last = torch.tensor(list(itertools.accumulate(lengths)), device=device) - 1
+        counts = [len(tokens) for tokens in step]
+        lengths = [old + new for old, new in zip(lengths, counts, strict=True)]
+        steps = PagedSegments.of(counts, lengths, tables, room, first.device)
+        tokens_t = torch.tensor(list(itertools.chain(*step)), device=first.device)
+        batch = Batch.cached(model.spec, tokens_t, cache, steps, bases)
+        last = torch.tensor(list(itertools.accumulate(counts)), device=first.device) - 1
         chosen: Tensor = model.logits(batch, rows=last).argmax(-1)
         step = [[token] for token in chosen.tolist()]
         for tokens, (token,) in zip(found, step, strict=True):

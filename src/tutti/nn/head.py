@@ -78,12 +78,20 @@ class Logits(Holder):
 
     def forward(self, x: Tensor, num_tokens: int) -> Tensor:
         """Return the logits of all tokens and the whole vocabulary; no gradients if sliced."""
-        y_tv = self.operators.linear(enter(x, self.parallel, num_tokens), self.weight, self.bias)
+        return self.whole(self.own(enter(x, self.parallel, num_tokens)))
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return the logits of this rank's part of the vocabulary; every rank has all of x."""
+        y_tv = self.operators.linear(x, self.weight, self.bias)
         if self.spec.logit_divisor != 1.0:
             y_tv = y_tv / self.spec.logit_divisor
         if self.spec.soft_cap is not None:
             y_tv = self.spec.soft_cap * torch.tanh(y_tv / self.spec.soft_cap)
-        return gather_columns(y_tv, self.parallel.tensor, self.columns)
+        return y_tv
+
+    def whole(self, own_tv: Tensor) -> Tensor:
+        """Return the logits of the whole vocabulary from the ranks' parts."""
+        return gather_columns(own_tv, self.parallel.tensor, self.columns)
 
 
 class PredictionHead(Holder):

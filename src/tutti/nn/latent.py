@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.products import product
 from tutti.models import AttentionSpec, LatentSpec, ModelSpec, NormSpec
 from tutti.nn.attention import Core
 from tutti.nn.batch import Batch
+from tutti.nn.cache import Cache
 from tutti.nn.linear import Linear, RowLinear
 from tutti.nn.norm import Norm
 from tutti.nn.parallel.collectives import enter
@@ -54,9 +56,10 @@ class LatentAttention(Holder):
             [*self.down.widths[:-1], rank, rope], dim=-1
         )
         source = x if self.direct else self.query_norm(before[0])
-        q, kv, key_rope = self._widened(
-            (source, self.kv_norm(kv), key_rope), batch.num_tokens, later
-        )
+        parts = (source, self.kv_norm(kv), key_rope)
+        if batch.cache is not None:
+            return self._cached(parts, batch, batch.cache)
+        q, kv, key_rope = self._widened(parts, batch.num_tokens, later)
         cos, sin = batch.tables[self.table_index]
         q_thd = q.unflatten(-1, (-1, self.spec.head_dim))
         q_nope, q_rope = q_thd.split([self.latent.nope_dim, rope], dim=-1)
@@ -69,6 +72,32 @@ class LatentAttention(Holder):
         k_rope = k_rope.expand(-1, q_thd.shape[1], -1)
         q_thd, k_thd = torch.cat((q_nope, q_rope), dim=-1), torch.cat((k_nope, k_rope), dim=-1)
         y: Tensor = self.output(self.core(q_thd, k_thd, v_the, batch), later)
+        return y
+
+    def _cached(self, parts: tuple[Tensor, Tensor, Tensor], batch: Batch, cache: Cache) -> Tensor:
+        """Attend to latents: what makes keys of them goes into the queries, values come after."""
+        widths = [part.shape[-1] for part in parts]
+        joined = enter(torch.cat(parts, dim=-1), self.parallel, batch.num_tokens)
+        source, kv, key_rope = joined.split(widths, dim=-1)
+        cos, sin = batch.tables[self.table_index]
+        q_thd = self.query(source).unflatten(-1, (-1, self.spec.head_dim))
+        q_nope, q_rope = q_thd.split([self.latent.nope_dim, self.latent.rope_dim], dim=-1)
+        q_rope = self.operators.rotary(q_rope, cos, sin, interleaved=self.interleaved)
+        k_rope = self.operators.rotary(
+            key_rope.unsqueeze(1), cos, sin, interleaved=self.interleaved
+        )
+        up_hnr = self.kv_up.weight.unflatten(0, (q_thd.shape[1], -1))
+        key_hnr, value_her = up_hnr.split([self.latent.nope_dim, self.latent.value_dim], dim=1)
+        q_thr = product(q_nope.transpose(0, 1), key_hnr).transpose(0, 1)
+        y_thr = cache.attend_latents(
+            self.core.unit,
+            torch.cat((q_thr, q_rope), dim=-1),
+            torch.cat((kv, k_rope.squeeze(1)), dim=-1),
+            rank=self.latent.kv_rank,
+            scale=self.spec.softmax_scale,
+        )
+        y_the = product(y_thr.transpose(0, 1), value_her.transpose(1, 2)).transpose(0, 1)
+        y: Tensor = self.output(y_the.flatten(1))
         return y
 
     def _widened(

@@ -31,6 +31,19 @@ class Linear(Holder):
         )
 
     @property
+    def narrow_weights(self) -> list[Tensor]:
+        """The weight, if it is multiplied in 8 bits wherever it is used."""
+        row = self.weight.new_empty(1, self.weight.shape[1])
+        operators = self.operators
+        narrow = self.may_narrow and operators.narrows("narrow_linear", row, self.weight, self.bias)
+        return [self.weight] if narrow and not self._in_pieces else []
+
+    @property
+    def _in_pieces(self) -> bool:
+        """Whether products run piece by piece beside collectives: those are not narrow."""
+        return False
+
+    @property
     def layer(self) -> Layer:
         """The product, as several of one input are run together."""
         return Layer(self.weight.shape[1], self.weight, self.bias)
@@ -43,11 +56,15 @@ class ColumnLinear(Linear):
         super().__init__(make, *names)
         self.parallel = make.parallel
 
+    @property
+    def _in_pieces(self) -> bool:
+        return self.parallel.tensor.size > 1 and self.parallel.overlap_chunks > 1
+
     def forward(  # type: ignore[override]  # the ranks' own tokens do not tell how many there are
         self, x: Tensor, num_tokens: int, later: WeightGradients | None = None
     ) -> Tensor:
         """Return the outputs of all tokens."""
-        if self.parallel.tensor.size == 1 or self.parallel.overlap_chunks == 1:
+        if not self._in_pieces:
             return super().forward(enter(x, self.parallel, num_tokens), later)
         beside = Beside.of(self.parallel, self.operators, num_tokens, later)
         return column_products(x, [self.layer], beside)[0]
@@ -60,11 +77,15 @@ class RowLinear(Linear):
         super().__init__(make, name)
         self.parallel = make.parallel
 
+    @property
+    def _in_pieces(self) -> bool:
+        return self.parallel.tensor.size > 1 and self.parallel.overlap_chunks > 1
+
     def forward(self, x: Tensor, later: WeightGradients | None = None) -> Tensor:
         """Return the whole output, of this rank's tokens."""
         if self.parallel.tensor.size == 1:
             return super().forward(x, later)
-        if self.parallel.overlap_chunks > 1:
+        if self._in_pieces:
             beside = Beside.of(self.parallel, self.operators, x.shape[0], later)
             y = row_product(x, self.weight, beside)
         else:

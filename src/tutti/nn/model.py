@@ -20,7 +20,10 @@ from tutti.nn.batch import Batch
 from tutti.nn.block import Block
 from tutti.nn.build import Unit, build_unit
 from tutti.nn.embedding import Embedding
+from tutti.nn.experts import ExpertMlp
 from tutti.nn.head import Head
+from tutti.nn.linear import Linear
+from tutti.nn.parallel.collectives import enter
 from tutti.nn.parallel.groups import ALONE, ParallelContext
 from tutti.nn.storage import Logical, logical_tensors
 from tutti.plan.plan import ContextKind
@@ -95,6 +98,11 @@ class Model(nn.Module):
         name = str(self.spec.head_unit)
         return cast(Head, self.units[name]) if name in self.units else None
 
+    def narrow_weights(self) -> list[Tensor]:
+        """Return the weights that are multiplied in 8 bits wherever they are used."""
+        holders = (m for m in self.modules() if isinstance(m, Linear | ExpertMlp))
+        return [weight for holder in holders for weight in holder.narrow_weights]
+
     @property
     def blocks(self) -> tuple[Block, ...]:
         """The blocks that are here, in order."""
@@ -162,8 +170,13 @@ class Model(nn.Module):
         if self.head is None:
             raise ValueError("a stage without the head has no logits")
         x, _ = self.stream(x, batch)
-        hidden = self.head.hidden(x)
-        if rows is not None and not self.parallel.sequence_parallel:
-            return cast(Tensor, self.head.logits(hidden[rows], rows.shape[0]))
-        y_tv: Tensor = self.head.logits(hidden, batch.num_tokens)
-        return y_tv if rows is None else y_tv[rows]
+        if rows is None:
+            return cast(Tensor, self.head.logits(self.head.hidden(x), batch.num_tokens))
+        return self.head.logits.whole(self.head.logits.own(self.hidden(x, batch, rows)))
+
+    def hidden(self, x: Tensor, batch: Batch, rows: Tensor) -> Tensor:
+        """Return what the logits of some rows are made of, from the stream; on every rank alike."""
+        assert self.head is not None
+        if self.parallel.sequence_parallel:
+            x = enter(x, self.parallel, batch.num_tokens)
+        return self.head.hidden(x[rows])

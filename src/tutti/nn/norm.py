@@ -38,7 +38,7 @@ class Norm(Holder):
             return self.operators.add_rms_norm(
                 x, None, self.weight, eps=spec.eps, unit_offset=spec.unit_offset
             )
-        return self(x), x
+        return self.operators.add_layer_norm(x, None, self.weight, self.bias, eps=spec.eps)
 
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norm of x + residual, and the sum."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tutti.accelerator.moving import moved
+from tutti.accelerator.host_to_device import moved
 from tutti.models import ModelSpec, RotaryScaling, RotarySpec
 
 Table = tuple[Tensor, Tensor]  # cos and sin, (T, dim/2), float32
@@ -38,6 +38,43 @@ def table(
     angles = positions.unsqueeze(1).float() * turns
     factor = spec.scaling.attention_factor if spec.scaling else 1.0
     return angles.cos() * factor, angles.sin() * factor
+
+
+def table_at(spec: RotarySpec, positions_t: Tensor, lengths_t: Tensor) -> Table:
+    """Return cos and sin of tokens at positions, each of a sequence of its own length.
+
+    Both are on the device, and nothing is read from it.
+    """
+    scaling, device = spec.scaling, positions_t.device
+    if scaling is None or scaling.kind not in ("dynamic", "longrope"):
+        turns = _turns(spec, (0,), device)
+    elif scaling.kind == "longrope":
+        original = scaling.original_length or 0
+        both = _turns(spec, (0, original + 1), device)
+        turns = both[(lengths_t > original).long()]
+    else:
+        original = scaling.original_length or 1
+        longer = lengths_t.clamp_min(original).double()
+        reach = scaling.factor * longer / original - (scaling.factor - 1)
+        theta = (spec.theta * reach ** (spec.dim / (spec.dim - 2))).float().unsqueeze(1)
+        turns = 1.0 / theta ** (torch.arange(0, spec.dim, 2, device=device).float() / spec.dim)
+    angles = positions_t.unsqueeze(1).float() * turns
+    factor = scaling.attention_factor if scaling else 1.0
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def stretch(spec: ModelSpec) -> tuple[int, str] | None:
+    """Return from which length on keys depend on their sequence's length, and how; None: never.
+
+    "switch": beyond it all keys of a sequence are others. "grow": those of a prompt depend on the
+    prompt's length, each later one on its own position.
+    """
+    found = {
+        (r.scaling.original_length or 0, "switch" if r.scaling.kind == "longrope" else "grow")
+        for r in rotary_specs(spec)
+        if r.scaling is not None and r.scaling.kind in ("dynamic", "longrope")
+    }
+    return min(found, default=None)
 
 
 @functools.lru_cache(maxsize=16)

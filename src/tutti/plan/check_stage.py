@@ -9,8 +9,8 @@ from typing import NamedTuple
 from tutti.hardware.chip import Chip, Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
+from tutti.plan.expert_meetings import missed_meeting
 from tutti.plan.job import Job, Precision
-from tutti.plan.meetings import missed_meeting
 from tutti.plan.plan import ExpertGroup, Replica, Stage, UnitRanges, covers
 
 

@@ -33,6 +33,8 @@ from tutti.plan.plan import (
 )
 from tutti.plan.schedules import kinds_with, schedule_record
 
+_FLAGS = ("sequence_parallel", "overlap")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
@@ -47,6 +49,7 @@ class Degrees:
     micro_batch: int = 1  # sequences per replica and micro-batch
     shard: int = 0
     sequence_parallel: bool = False
+    overlap: bool = True  # gradients are reduced beside the last backward pass
     recompute: str = "none"
 
     @classmethod
@@ -56,7 +59,7 @@ class Degrees:
             "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "dp": "dp", "vpp": "vpp",
             "mbs": "micro_batch", "micro_batch": "micro_batch", "shard": "shard",
             "sp": "sequence_parallel", "sequence_parallel": "sequence_parallel",
-            "recompute": "recompute",
+            "recompute": "recompute", "overlap": "overlap",
         }  # fmt: skip
         given: dict[str, object] = {}
         for part in filter(None, (p.strip() for p in text.split(","))):
@@ -76,11 +79,11 @@ def _degree(key: str, name: str, value: str) -> object:
         if value not in choices:
             raise InputError(f"--uniform: recompute is '{value}'; {hint(value, choices)}")
         return value
-    least = 0 if name in ("shard", "sequence_parallel") else 1
-    most = {"shard": 3, "sequence_parallel": 1}.get(name, 1_000_000)
+    least = 0 if name in ("shard", *_FLAGS) else 1
+    most = 3 if name == "shard" else 1 if name in _FLAGS else 1_000_000
     if not value.isdecimal() or not least <= int(value) <= most:
         raise InputError(f"--uniform: {key} is '{value}'; give a whole number {least} to {most}")
-    return bool(int(value)) if name == "sequence_parallel" else int(value)
+    return bool(int(value)) if name in _FLAGS else int(value)
 
 
 def uniform_plan(
@@ -182,9 +185,14 @@ def _data_parallel(cluster: Cluster, degrees: Degrees) -> int:
 
 
 def even_cuts(num_layers: int, parts: int) -> list[tuple[int, int]]:
-    """Cut the blocks evenly; the first part takes the embedding, the last the head."""
-    if parts > num_layers:
+    """Cut the blocks evenly; the first part takes the embedding, the last the head.
+
+    With more parts than blocks, embedding and head count as blocks.
+    """
+    if parts > num_layers + 2:
         raise InputError(f"{parts} stages, but the model has only {num_layers} layers")
+    if parts > num_layers:
+        return list(itertools.pairwise((num_layers + 2) * n // parts for n in range(parts + 1)))
     bounds = [1 + num_layers * part // parts for part in range(parts + 1)]
     bounds[0], bounds[-1] = 0, num_layers + 2
     return list(itertools.pairwise(bounds))
@@ -243,10 +251,15 @@ def _experts(
 
 
 def _rules(model: ModelSpec, degrees: Degrees) -> tuple[Synchronisation, ...]:
-    if degrees.shard == 0:
+    if degrees.shard == 0 and degrees.overlap:
         return ()
     kinds = ParameterClass if degrees.ep > 1 else (ParameterClass.DENSE,)
     return tuple(
-        Synchronisation(units=(0, model.num_units), parameter_class=kind, shard_level=degrees.shard)
+        Synchronisation(
+            units=(0, model.num_units),
+            parameter_class=kind,
+            shard_level=degrees.shard,
+            overlap=degrees.overlap,
+        )
         for kind in kinds
     )

@@ -11,7 +11,7 @@ from tutti.accelerator.find import count, kind_of_vendor
 from tutti.errors import InputError
 from tutti.hardware.chip import Chip
 from tutti.launch.identity import device_index
-from tutti.ranks.here import DEVICE
+from tutti.ranks.local_capacity import DEVICE
 
 
 def device_of(chip: Chip, slot: int) -> str:

@@ -14,12 +14,13 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-from tutti.comm.entry import meeting
+from tutti.comm.entry import find_store
 from tutti.comm.entry.store import Store, StoreClient
 from tutti.errors import InputError, TuttiError
 from tutti.launch.secret import Secret, find_secret
 
 READING_S = 10.0  # for other ranks to read in what they differ
+COMING_S = 60.0  # for other ranks to come and read why there is nothing to do
 
 log = logging.getLogger("tutti")
 _hearers: list[Callable[[str], None]] = []
@@ -46,7 +47,7 @@ def job_secret() -> Secret:
 @functools.cache
 def open_store(timeout_s: float) -> StoreClient:
     """Return the job's store; the process with RANK 0 keeps it."""
-    return meeting.open_store(job_secret(), timeout_s, stranger=name_stranger)
+    return find_store.open_store(job_secret(), timeout_s, stranger=name_stranger)
 
 
 def wait_for(store: Store, key: str, timeout_s: float) -> str:
@@ -74,12 +75,17 @@ def agree(store: Store, rank: int, world: int, own: Mapping[str, str], timeout_s
             ) from None
         difference = difference or _difference(store, rank, other, own)
     if difference:
-        store.set(f"read/{rank}", "yes")
-        if rank == 0:  # the store goes with this rank: the others read first
-            with contextlib.suppress(RuntimeError):
-                keys = [f"read/{r}" for r in range(world)]
-                store.wait(keys, timedelta(seconds=min(timeout_s, READING_S)))
+        all_read(store, "facts", rank, world, min(timeout_s, READING_S))
         raise InputError(difference)
+
+
+def all_read(store: Store, what: str, rank: int, world: int, timeout_s: float) -> None:
+    """Say that a rank has read something before it leaves; the store's keeper waits for all."""
+    store.set(f"{what} read/{rank}", "yes")
+    if rank == 0:
+        with contextlib.suppress(RuntimeError):
+            keys = [f"{what} read/{r}" for r in range(world)]
+            store.wait(keys, timedelta(seconds=timeout_s))
 
 
 def _difference(store: Store, rank: int, other: int, own: Mapping[str, str]) -> str:

@@ -25,8 +25,8 @@ from tutti.schedule.boundary import (
     holders,
     wanted,
 )
+from tutti.schedule.check_requirements import DutyRules, check_duties
 from tutti.schedule.columns import Columns
-from tutti.schedule.duties import DutyRules, check_duties
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.listing import listing_of
 from tutti.schedule.partners import Partners

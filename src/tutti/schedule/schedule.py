@@ -12,10 +12,11 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tutti.plan.plan import Plan, Replica, Stage, chunks, covers
+from tutti.plan.job import ScheduleKind
+from tutti.plan.plan import Pipeline, Plan, Replica, Stage, chunks, covers
 from tutti.schedule.boundary import Boundary
 from tutti.schedule.buckets import Bucket, make_buckets, tied_apart
-from tutti.schedule.events import stage_events
+from tutti.schedule.events import Event, stage_events
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.listing import Listing
 from tutti.schedule.lists import ListInput, write_list
@@ -69,16 +70,61 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
+class ScheduleMemo:
+    """Events and lists that were written before: plans of a search differ in little.
+
+    Keys hold all that an entry depends on, so that a Schedule is the same with a memo and without.
+    """
+
+    MOST = 4_000_000  # events of all lists that are kept
+
+    def __init__(self) -> None:
+        self._events: dict[object, list[list[Event]]] = {}
+        self._lists: dict[object, Listing] = {}
+        self._size = 0
+
+    def events(self, pipeline: Pipeline, kind: ScheduleKind) -> tuple[object, list[list[Event]]]:
+        """Return each stage's events, and a key that stands for them."""
+        shape = tuple((stage.units, stage.order) for stage in pipeline.stages)
+        key = (shape, pipeline.micro_batches, kind)
+        if key not in self._events:
+            found = stage_events(pipeline, kind)
+            self._size += sum(map(len, found))
+            if self._size > self.MOST:
+                self._events.clear()
+                self._lists.clear()
+                self._size = sum(map(len, found))
+            self._events[key] = found
+        return key, self._events[key]
+
+    def written(self, events: object, s: int, given: ListInput) -> Listing:
+        """Return the list of a class of ranks of stage `s`."""
+        stage = given.stage
+        key = (
+            events,
+            s,
+            given.replica.recompute,
+            given.replica.offload,
+            tuple((replica.recompute, replica.offload) for replica in stage.replicas),
+            tuple(bucket for bucket in given.buckets if covers(stage.units, bucket.start)),
+            given.tied,
+        )
+        if key not in self._lists:
+            self._lists[key] = write_list(given)
+        return self._lists[key]
+
+
 @_no_garbage()
-def build_schedule(plan: Plan) -> Schedule:
+def build_schedule(plan: Plan, memo: ScheduleMemo | None = None) -> Schedule:
     """Turn a Plan into its instruction lists; depends on nothing but the Plan."""
+    memo = memo or ScheduleMemo()
     buckets = make_buckets(plan)
     apart = tied_apart(plan)
     last_unit = buckets[-1].stop - 1
     classes: list[RankClass] = []
     for p, pipeline in enumerate(plan.pipelines):
         path = chunks(pipeline)
-        events = stage_events(pipeline, plan.job.schedule)
+        key, events = memo.events(pipeline, plan.job.schedule)
         for s, stage in enumerate(pipeline.stages):
             bounds = {i: (c.start, c.stop) for i, c in enumerate(path) if c.stage == s}
             tied = apart and (covers(stage.units, 0) or covers(stage.units, last_unit))
@@ -86,17 +132,16 @@ def build_schedule(plan: Plan) -> Schedule:
             for r, replica in enumerate(stage.replicas):
                 duties = (replica.recompute, replica.offload)
                 if duties not in written:
-                    written[duties] = write_list(
-                        ListInput(
-                            stage=stage,
-                            replica=replica,
-                            buckets=buckets,
-                            events=events[s],
-                            chunk_bounds=bounds,
-                            micro_batches=pipeline.micro_batches,
-                            tied=tied,
-                        )
+                    given = ListInput(
+                        stage=stage,
+                        replica=replica,
+                        buckets=buckets,
+                        events=events[s],
+                        chunk_bounds=bounds,
+                        micro_batches=pipeline.micro_batches,
+                        tied=tied,
                     )
+                    written[duties] = memo.written(key, s, given)
                 classes.append(RankClass(p, s, r, replica.num_chips, written[duties]))
     return Schedule(plan, tuple(classes), tuple(buckets))
 

@@ -225,7 +225,8 @@ class Synchroniser:
         """Close the step: late reductions, tied weights, the norm, the optimizer."""
         late: dict[Bucket, list[int]] = {}  # the reductions of each bucket that has late ones
         for bucket, kind, last in sorted(self._deferred, key=lambda item: -item[0].start):
-            index = self._reduce(bucket, kind, NO_MICRO_BATCH, Scope.ALL, waits(last))
+            after = waits(last, [self._to.last_weights])  # beside nothing
+            index = self._reduce(bucket, kind, NO_MICRO_BATCH, Scope.ALL, after)
             self._reduced.append(index)
             late.setdefault(bucket, [*self._at_once[bucket]]).append(index)
         for bucket, reduced in late.items():

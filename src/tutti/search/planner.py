@@ -15,21 +15,28 @@ from tutti.errors import StoppedError
 from tutti.hardware.pool import Pool
 from tutti.plan.plan import Plan
 from tutti.search.answer.infeasible import explain_infeasible
+from tutti.search.answer.restore import restored_result
 from tutti.search.answer.result import Alone, Pruned, SearchResult, Settled
 from tutti.search.answer.uniform_baseline import best_uniform
 from tutti.search.bound.lower_bound import lower_bound
+from tutti.search.candidate_loop import Search, different_starts, search_parts, settled_best
+from tutti.search.improve.plan_search import PlanSearch
 from tutti.search.pricing.money_and_energy import spending_of
 from tutti.search.pricing.objective import value_bound
 from tutti.search.pricing.simulate_draft import SearchDisagreementError, Settler
 from tutti.search.pricing.unit_tables import Tables
+from tutti.search.question.canonical_pools import canonical_question
 from tutti.search.question.effort import Effort, Progress, Report, silent
 from tutti.search.question.space import Problem
-from tutti.search.searching import Search, search_parts, settled_best
 from tutti.search.strategy.priced_drafts import State
 from tutti.search.strategy.space_limits import exports, plan_keeps
 from tutti.search.strategy.summary import summary_of
 from tutti.simulate.estimate import Estimate
 
+SEVERAL_STARTS = 200_000  # instructions of a local search, from which on it starts several times
+# Of the work that is left, for each start of a local search: all of them, then the best two.
+FIRST_SHARE, SECOND_SHARE = 0.08, 0.25
+ALONE_SHARE = 8  # times less work of a local search for a pool alone
 ALONE_PARTS = 32  # of a pool's batch alone: it is rounded up to one of the next power of two
 
 
@@ -49,6 +56,32 @@ def plan(
     """
     started = time.process_time()
     effort = effort or Effort()
+    if tables is not None or effort.seeds:  # whose pools have the names that were given
+        return _answered(problem, effort, report, tables, compare=compare, bound=bound)
+    question = canonical_question(problem)
+    result = _answered(question.problem, effort, report, None, compare=compare, bound=bound,
+                       asked=problem)  # fmt: skip
+    given_back = restored_result(question, result)
+    if given_back is None:  # chips of one replica lie in two of the user's pools
+        given_back = _answered(problem, effort, report, None, compare=compare, bound=bound)
+    return replace(given_back, search_cpu_seconds=time.process_time() - started)
+
+
+def _answered(
+    problem: Problem,
+    effort: Effort,
+    report: Report,
+    tables: Tables | None,
+    *,
+    compare: bool,
+    bound: float | None,
+    asked: Problem | None = None,
+) -> SearchResult:
+    """Answer a question whose pools are in the one form, or named by the caller.
+
+    `asked` is the question as the user wrote it: what is infeasible is explained in its words.
+    """
+    started = time.process_time()
     tables = Tables(problem) if tables is None else tables.for_problem(problem)
     report(Progress(doing="bounding"))
     if bound is None:
@@ -57,11 +90,11 @@ def plan(
     search = _found(Search(tables, effort, report, bound))
     state = search.state
     if state.best is not None:
-        best, runner_up = settled_best(search, state)
+        best, runner_up = _improved(search, *settled_best(search, state), bound)
     elif search.interrupted:
         raise StoppedError("stopped before the first plan was found")
     else:
-        best, runner_up = _last_resort(tables), None
+        best, runner_up = _last_resort(tables, asked), None
     uniform: Settled | str = "not looked for"
     alone: dict[str, Alone] = {}
     missing: dict[str, str] = {}
@@ -73,7 +106,8 @@ def plan(
             uniform = _uniform(tables, _exported(problem))
             if isinstance(uniform, Settled) and _pays(search, uniform, best):
                 best, runner_up = uniform, best  # nothing uneven pays here
-            alone, missing = _alone(tables, effort, best)
+            work = effort.local_search(problem.num_chips, best.step_seconds, bound) // ALONE_SHARE
+            alone, missing = _alone(tables, effort, best, work)
         except KeyboardInterrupt:
             interrupted = True
     best = search.settler.prove_again(best)
@@ -101,6 +135,30 @@ def plan(
     )
 
 
+def _improved(
+    search: Search, best: Settled, runner_up: Settled | None, bound: float
+) -> tuple[Settled, Settled | None]:
+    """Search on from the best plans of different shapes, then from the best of what was found."""
+    budget = search.effort.local_search(search.problem.num_chips, best.step_seconds, bound)
+    local = PlanSearch(search.settler, search.seconds_worth)
+    known = [(s.plan, s.estimate) for s in (best, runner_up) if s is not None]
+    starts = different_starts(search, known) if budget >= SEVERAL_STARTS else known[:1]
+    reached = starts
+    for keep, share in ((len(starts), FIRST_SHARE), (2, SECOND_SHARE), (1, 1.0)):
+        reached = sorted(reached, key=lambda pair: search.plan_worth(*pair))
+        left = budget - local.spent
+        ahead = [local.improved(*pair, int(share * left)) for pair in reached[:keep]]
+        reached = ahead + reached[keep:]
+    plan, found = min(reached, key=lambda pair: search.plan_worth(*pair))
+    if search.plan_worth(plan, found) >= search.worth(best):
+        return best, runner_up
+    others = [pair for pair in reached if summary_of(pair[0]) != summary_of(plan)]
+    second = min(others, key=lambda pair: search.plan_worth(*pair), default=None)
+    if second is not None:
+        runner_up = Settled(plan=second[0], estimate=second[1], summary=summary_of(second[0]))
+    return search.settler.prove(plan, found, summary_of(plan)), runner_up
+
+
 def _exported(problem: Problem) -> Callable[[Plan], bool] | None:
     """Return what tells whether a plan can be exported as was asked; None where it need not."""
     return (lambda plan: exports(plan, problem)) if problem.space.exportable else None
@@ -122,12 +180,13 @@ def _found(search: Search) -> Search:
     return search
 
 
-def _last_resort(tables: Tables) -> Settled:
+def _last_resort(tables: Tables, asked: Problem | None) -> Settled:
     """Return the best uniform plan, where it keeps to the space and nothing else was found."""
     problem = tables.problem
     uniform = _uniform(tables, lambda plan: plan_keeps(plan, problem))
     if isinstance(uniform, str):
-        raise explain_infeasible(tables, _first_fit)
+        words = tables if asked is None else Tables(asked)
+        raise explain_infeasible(words, _first_fit)
     return uniform
 
 
@@ -172,9 +231,12 @@ def plan_uniform(problem: Problem) -> Settled | str:
 
 
 def _alone(
-    tables: Tables, effort: Effort, best: Settled
+    tables: Tables, effort: Effort, best: Settled, work: int
 ) -> tuple[dict[str, Alone], dict[str, str]]:
-    """Search each pool by itself with its share of the batch (DESIGN §5)."""
+    """Search each pool by itself with its share of the batch (DESIGN §5).
+
+    `work` is that of each local search, in instructions.
+    """
     problem = tables.problem
     pools = problem.pools
     if len(pools) == 1:
@@ -199,6 +261,9 @@ def _alone(
             state = search.run()
             if state.best is not None:
                 settled, _ = settled_best(search, state)
+                local = PlanSearch(search.settler, search.seconds_worth)
+                better = local.improved(settled.plan, settled.estimate, work)
+                settled = search.settler.prove(*better, summary_of(better[0]))
                 found[pool.name] = Alone(
                     pool=pool.name, global_batch=batch, settled=settled, fits=not unlimited
                 )

@@ -53,15 +53,60 @@ def _class_costs(
     return dataclasses.replace(given, seconds=seconds)
 
 
+def slowed_compute(
+    program: Program, costs: StepCosts, start: FloatArray, end: FloatArray
+) -> StepCosts | None:
+    """Return costs whose passes last longer where collectives take part of the chip; None: none do.
+
+    The times come from a run in which nothing was slowed.
+    """
+    found = [
+        _slowed_class(program, index, given, start, end)
+        for index, given in enumerate(costs.classes)
+    ]
+    if all(new is old for new, old in zip(found, costs.classes, strict=True)):
+        return None
+    return dataclasses.replace(costs, classes=tuple(found))
+
+
+def _slowed_class(
+    program: Program, index: int, given: ClassCosts, start: FloatArray, end: FloatArray
+) -> ClassCosts:
+    if given.overlap_slowdown <= 0:
+        return given
+    span = program.span(index)
+    track, begins, ends = program.track[span], start[span], end[span]
+    beside = (track == Track.COLLECTIVE) & (given.seconds > 0)
+    passes = (track == Track.COMPUTE) & (given.seconds > 0)
+    if not (beside.any() and passes.any()):
+        return given
+    first, last = _joined(begins[beside], ends[beside])
+    marks = np.ravel(np.column_stack([first, last]))
+    busy = np.ravel(
+        np.column_stack([np.cumsum(last - first) - (last - first), np.cumsum(last - first)])
+    )
+    overlap = np.interp(ends[passes], marks, busy) - np.interp(begins[passes], marks, busy)
+    if not overlap.any():
+        return given
+    seconds = given.seconds.copy()
+    seconds[passes] += given.overlap_slowdown * overlap
+    return dataclasses.replace(given, seconds=seconds)
+
+
+def _joined(begins: FloatArray, ends: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the times during which at least one lasts, as spans that do not touch."""
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    first = np.concatenate([[True], begins[1:] > ends[:-1]])
+    last = np.concatenate([np.flatnonzero(first)[1:] - 1, [len(ends) - 1]])
+    return begins[first], ends[last]
+
+
 class _Idle:
     """When a NIC is free, as one growing function of time."""
 
     def __init__(self, begins: FloatArray, ends: FloatArray) -> None:
-        order = np.argsort(begins, kind="stable")
-        begins, ends = begins[order], np.maximum.accumulate(ends[order])
-        first = np.concatenate([[True], begins[1:] > ends[:-1]])
-        self._begins = begins[first]
-        self._ends = ends[np.concatenate([np.flatnonzero(first)[1:] - 1, [len(ends) - 1]])]
+        self._begins, self._ends = _joined(begins, ends)
         lengths = self._ends - self._begins
         self._busy = np.concatenate([[0.0], np.cumsum(lengths)])  # before each busy time
         self._free = self._begins - self._busy[:-1]  # idle seconds before each busy time

@@ -16,7 +16,7 @@ from tutti.models.memory import Recompute, recompute_flops
 from tutti.models.spec import ModelSpec
 from tutti.plan.check import embedded_cluster, embedded_model, require_valid
 from tutti.plan.plan import Plan, UnitRanges
-from tutti.schedule.schedule import Schedule, build_schedule
+from tutti.schedule.schedule import Schedule, ScheduleMemo, build_schedule
 from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.result import SimulationResult
 from tutti.simulate.run import simulate
@@ -89,14 +89,16 @@ def estimate(
     sources: Sources | None = None,
     *,
     prices: Mapping[str, PoolPrices] | None = None,
+    memo: ScheduleMemo | None = None,
 ) -> Estimate:
     """Check a plan, price its schedule (by measured layers, if given) and simulate one step.
 
-    `prices` are those of the pools under these sources, where many plans of one job are priced.
+    `prices` are those of the pools under these sources, and `memo` keeps lists, where many plans
+    of one job are priced.
     """
     model, cluster = model or embedded_model(plan), cluster or embedded_cluster(plan)
     require_valid(plan, model, cluster)
-    schedule = build_schedule(plan)
+    schedule = build_schedule(plan, memo)
     priced = price_schedule(schedule, model, cluster, sources, prices=prices)
     result = simulate(schedule, priced.costs)
     step = result.step_seconds * priced.slowdown

@@ -31,7 +31,7 @@ import numpy as np
 from tutti.cost.plan.simulator_inputs import StepCosts
 from tutti.errors import TuttiError
 from tutti.schedule.schedule import Schedule
-from tutti.simulate.contention import shared_nic
+from tutti.simulate.contention import shared_nic, slowed_compute
 from tutti.simulate.kernel import Backend, attribute_idle, choose, compiled, execute
 from tutti.simulate.program import Program, Track, compile_schedule
 from tutti.simulate.result import IDLE_REASONS, IdleReason, SimulationResult
@@ -62,6 +62,10 @@ def simulate(
     contended = shared_nic(program, costs, times[0], times[1])
     if contended is not None:
         costs = contended
+        times = _execute(program, costs, chosen)
+    slowed = slowed_compute(program, costs, times[0], times[1])
+    if slowed is not None:
+        costs = slowed
         times = _execute(program, costs, chosen)
     idle = _idle(program, times, chosen)
     start, end, binding = times

@@ -41,7 +41,13 @@ def covered(plans: Iterable[Plan]) -> set[str]:
 
 
 def test_the_handmade_plans_leave_no_kind_of_parallelism_out() -> None:
-    due = features.PARALLEL | features.OVERLAP | features.SCHEDULES | features.UNLIKE | features.MODELS
+    due = (
+        features.PARALLEL
+        | features.OVERLAP
+        | features.SCHEDULES
+        | features.UNLIKE
+        | features.MODELS
+    )
     due |= {"equal shares", "unequal shares", "ragged shards", "unequal experts"}
     due |= features.RECOMPUTE - {"recompute hybrid"} | {"offload activations"}
     due |= {f"dense level {level}" for level in range(4)} | {"expert level 1"}

@@ -35,9 +35,7 @@ def compare(rank: int, port: int, job: str, size: int) -> list[bool]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_pieces_beside_each_other_have_the_bits_of_those_in_turn(
-    pool: RankPool, size: int
-) -> None:
+def test_pieces_beside_each_other_have_the_bits_of_those_in_turn(pool: RankPool, size: int) -> None:
     for found in pool.meet(compare, size, size, timeout_s=120.0):
         assert found == [True] * 2 * len(CASES)
 

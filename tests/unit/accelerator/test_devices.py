@@ -104,7 +104,7 @@ def test_the_inventory_of_this_machine() -> None:
     rows = {row.operator: row for row in cpu.operators}
     assert rows["attention"].implementations == ("sdpa", "reference")
     assert (rows["attention"].chosen, rows["attention"].why) == ("sdpa", "ranked")
-    assert rows["linear"].why == "the only one"
+    assert rows["rotary"].why == "the only one"
     assert cpu.plain()["operators"][0]["operator"] == "linear"
 
 

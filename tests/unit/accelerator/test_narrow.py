@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.operators import Operators
-from tutti.accelerator.reference.narrow import narrow_linear, narrowed, power_of_two_scales
+from tutti.accelerator.reference.narrow import (
+    narrow_grouped_linear,
+    narrow_linear,
+    narrowed,
+    power_of_two_scales,
+)
 from tutti.accelerator.registry import Implementation, register, unregister
 
 
@@ -78,3 +83,19 @@ def test_only_layers_that_may_be_are_narrow() -> None:
     assert torch.equal(narrow.linear(x, weight), plain)
     assert torch.equal(wide.linear(x, weight, may_narrow=True), plain)
     assert not torch.equal(narrow.linear(x, weight, may_narrow=True), plain)
+
+
+def test_experts_multiply_as_each_alone_would() -> None:
+    torch.manual_seed(0)
+    counts = [32, 0, 16]
+    x, weight = torch.randn(48, 32, requires_grad=True), torch.randn(3, 16, 32, requires_grad=True)
+    found = narrow_grouped_linear(x, weight, torch.tensor(counts))
+    alone = [narrow_linear(run, weight[e]) for e, run in enumerate(x.split(counts))]
+    gradient = torch.randn_like(found)
+    assert torch.equal(found, torch.cat(alone))
+    for own, other in zip(
+        torch.autograd.grad(found, (x, weight), gradient),
+        torch.autograd.grad(torch.cat(alone), (x, weight), gradient),
+        strict=True,
+    ):
+        assert torch.equal(own, other)

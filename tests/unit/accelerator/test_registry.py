@@ -51,7 +51,7 @@ def test_the_highest_rank_that_supports_the_call_runs(doubling: Implementation) 
     assert torch.equal(half, x.bfloat16())
     assert operators.chosen("rms_norm", x, None, eps=0.0, unit_offset=False) is doubling
     assert operators.preferred("rms_norm") == ("doubling", "ranked")
-    assert operators.preferred("linear") == ("reference", "the only one")
+    assert operators.preferred("route") == ("reference", "the only one")
 
 
 def test_a_forced_implementation_runs_or_says_why_not(

@@ -69,7 +69,7 @@ def test_measuring_small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         budget_s=60.0,
         progress=lambda what, done, total: seen.append(f"{what} {done < total}"),
     )
-    assert {r.operator for r in rows} == {"attention", "embedding"}
+    assert {r.operator for r in rows} == {"adamw", "attention", "embedding"}
     assert seen
     assert all(line.endswith("True") for line in seen)
     for one in rows:
@@ -106,7 +106,7 @@ def test_every_operator_can_be_measured(operator: str, shape: tuple[int, ...]) -
     finally:
         unregister(operator, "same")
     assert found is not None
-    assert set(found.seconds) == {"reference", "same"}
+    assert {"reference", "same"} <= set(found.seconds)
     assert min(found.seconds.values()) > 0
 
 

@@ -68,3 +68,22 @@ def test_the_time_of_a_call_is_the_least(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(block_issue.time, "perf_counter", lambda: clock[0])
     assert block_issue._issue_s(run, open_accelerator("cpu")) == 0.25
+
+
+def test_products_of_8_bits_make_up_for_the_rest_of_their_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known, spec = measured_profile("CPU", Dtype.BF16), read_config(CONFIG, "small")
+    rows = [replace(row, issue_s=3e-6) for row in known.operators]
+    rows += [replace(r, operator=f"narrow_{r.operator}") for r in rows if "linear." in r.operator]
+    known = replace(known, operators=tuple(rows))
+    taken = iter([40e-6, 100e-6])  # forward; both
+    monkeypatch.setattr(block_issue, "_issue_s", lambda run, chip: (run(), next(taken))[1])
+    operators = ("narrow_linear",)
+    found = block_issue._of_family(known, spec, open_accelerator("cpu"), Dtype.FP8, operators)
+    work = strategy_of(Workload(sequences=1, sequence_length=64))
+    unit = measured_unit(MeasuredChip(found, Dtype.FP8), unit_calls(spec, 1, work))
+    assert float(unit.issue_forward_s) == pytest.approx(block_issue.IN_A_STEP * 40e-6)
+    assert float(unit.issue_backward_s) == pytest.approx(block_issue.IN_A_STEP * 60e-6)
+    others = {row.issue_s for row in found.operators if not row.operator.startswith("narrow")}
+    assert others == {3e-6}

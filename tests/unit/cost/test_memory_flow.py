@@ -10,11 +10,12 @@ from hypothesis import given
 
 from tests.support.lines import uniform
 from tests.support.plans import plans
+from tutti.cost.kernels import Kernels
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings, Kernels
+from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.parameters import ParameterClass
-from tutti.models.plain import plain_gpt
+from tutti.models.plain_decoder import plain_gpt
 from tutti.plan.files import refer_to_model
 from tutti.plan.job import PRECISIONS, ScheduleKind
 from tutti.plan.plan import ContextKind, Recompute, Synchronisation

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.checkpoints import LLAMA
 from tutti.errors import InputError
-from tutti.huggingface import dumps, sides
+from tutti.huggingface import alignment_sides, dumps
 from tutti.huggingface.comparison import compare
 from tutti.huggingface.dtypes import BY_NAME
 from tutti.huggingface.dumps import Batch, Dump, DumpFacts, DumpWriter
@@ -175,13 +175,13 @@ def test_a_side_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_sides_are_found_by_name_and_imported_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sides, "_SIDES", dict(sides._SIDES))
+    monkeypatch.setattr(alignment_sides, "_SIDES", dict(alignment_sides._SIDES))
     with pytest.raises(InputError, match=r"--side is 'hff'; did you mean 'hf'?"):
-        sides.load_side("hff")
-    sides.register_side("mine", "tutti.absent_package:run")
-    assert {"hf", "mine"} <= set(sides.side_names())
+        alignment_sides.load_side("hff")
+    alignment_sides.register_side("mine", "tutti.absent_package:run")
+    assert {"hf", "mine"} <= set(alignment_sides.side_names())
     with pytest.raises(InputError, match=r"--side mine: needs the Python package 'tutti.absent"):
-        sides.load_side("mine")
+        alignment_sides.load_side("mine")
 
 
 def test_a_batch_is_the_same_everywhere() -> None:

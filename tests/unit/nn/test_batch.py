@@ -10,9 +10,10 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from tests.support.models import CONFIGS, LENGTHS, batch_of, make, spec_of  # noqa: E402
+from tutti.accelerator import PagedSegments  # noqa: E402
 from tutti.errors import InputError  # noqa: E402
 from tutti.models import ModelSpec, RotaryScaling, RotarySpec  # noqa: E402
-from tutti.nn import Batch, ContiguousCache, greedy  # noqa: E402
+from tutti.nn import Batch, PagedCache, greedy  # noqa: E402
 from tutti.nn.rotary import frequencies, table  # noqa: E402
 
 SPEC = spec_of("dense")
@@ -64,29 +65,23 @@ def test_a_cache_changes_nothing(kind: str) -> None:
     model, whole = make(spec), batch_of(spec)
     with torch.no_grad():
         expected = model.logits(whole).split(list(LENGTHS))
-    cache = ContiguousCache(len(LENGTHS), max(LENGTHS))
+    cache = PagedCache(spec, model.operators, pages=10, page_size=4, dtype=torch.float64)
+    bases = torch.tensor(LENGTHS)
+    tables = [[4, 1, 7], [2, 9, 3], [8, 5, 6]]
     each = whole.tokens_t.split(list(LENGTHS))
     found: list[list[torch.Tensor]] = [[] for _ in each]
     steps = [(0, 4), (4, 5), (5, 9)]  # a prompt, one token, several
     with torch.no_grad():
         for first, last in steps:
             tokens = torch.cat([own[first:last] for own in each])
-            batch = Batch.cached(spec, tokens, [last - first] * 3, cache)
+            rows = PagedSegments.of([last - first] * 3, [last] * 3, tables, 4)
+            batch = Batch.cached(spec, tokens, cache, rows, bases)
             for rows, part in zip(
                 found, model.logits(batch).split([last - first] * 3), strict=True
             ):
                 rows.append(part)
     for rows, logits in zip(found, expected, strict=True):
         torch.testing.assert_close(torch.cat(rows), logits[:9], rtol=1e-11, atol=1e-11)
-
-
-def test_a_full_cache_says_so() -> None:
-    cache = ContiguousCache(1, 4)
-    cache.extend([3])
-    with pytest.raises(InputError, match="sequence 0 would have 5 tokens; it holds 4"):
-        cache.extend([2])
-    with pytest.raises(InputError, match="2 sequences given, it has 1"):
-        ContiguousCache(1, 4).extend([1, 1])
 
 
 def test_greedy_takes_the_most_likely_token_and_stops() -> None:

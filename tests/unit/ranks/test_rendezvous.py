@@ -20,6 +20,7 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self.awaited: list[list[str]] = []
 
     def set(self, key: str, value: str) -> None:
         self.values[key] = value.encode()
@@ -32,6 +33,7 @@ class FakeStore:
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         assert timeout.total_seconds() == 3
+        self.awaited.append(list(keys))
         if not self.check(keys):
             raise RuntimeError("wait timeout")
 

@@ -25,8 +25,8 @@ from tutti.report.planning import planning_page, write_planning_page
 from tutti.report.simulation import simulation_page
 from tutti.report.tables import Column, Html, Row, meter_html, table_html
 from tutti.search.answer.explanation import step_text
+from tutti.simulate.result_document import result_document
 from tutti.simulate.table import result_table
-from tutti.simulate.written import result_document
 from tutti.units import bytes_text, count_text
 
 

@@ -21,11 +21,11 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind, CrossLink, Fabric
 from tutti.hardware.node import trimmed
 from tutti.hardware.pool import Pool
-from tutti.models.plain import plain_gpt
+from tutti.models.plain_decoder import plain_gpt
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.plan import Offload, Recompute, UnitRanges
-from tutti.search.ask import make_problem
+from tutti.search.ask_from_values import make_problem
 from tutti.search.bound.lower_bound import lower_bound
 from tutti.search.pricing.unit_tables import Config, Tables
 from tutti.search.question.space import Problem, Space

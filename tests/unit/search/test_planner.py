@@ -13,13 +13,13 @@ from tests.support.chains import one_stage
 from tutti.cost.plan.record_programs import record_collectives
 from tutti.errors import InputError, StoppedError
 from tutti.hardware.cluster import Cluster
-from tutti.models.plain import plain_gpt
+from tutti.models.plain_decoder import plain_gpt
 from tutti.plan.check import check_plan
 from tutti.plan.job import Job, ScheduleKind
 from tutti.schedule.check import check_schedule
 from tutti.search import planner
 from tutti.search.answer.result import Objective
-from tutti.search.ask import make_problem
+from tutti.search.ask_from_values import make_problem
 from tutti.search.bound.lower_bound import lower_bound
 from tutti.search.cutting.build_draft import split_batch
 from tutti.search.planner import plan
@@ -124,7 +124,7 @@ def test_an_interrupt_before_the_first_plan_says_so_and_nothing_of_memory(monkey
     def stop(self: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tutti.search.searching.Candidates.all", stop)
+    monkeypatch.setattr("tutti.search.candidate_loop.Candidates.all", stop)
     with pytest.raises(StoppedError, match="stopped before the first plan was found"):
         plan(problem())
 
@@ -134,7 +134,7 @@ import json
 from tests.unit.search.test_planner import problem
 from tutti.plan.files import plan_to_document
 from tutti.search import planner
-from tutti.search.ask import make_problem
+from tutti.search.ask_from_values import make_problem
 from tutti.search.planner import plan
 print(json.dumps(plan_to_document(plan(problem(), compare=False).best.plan), sort_keys=True))
 """

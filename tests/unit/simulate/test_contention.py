@@ -135,3 +135,36 @@ def test_sharing_a_nic_costs_time_and_an_own_link_does_not():
         for leaves in (False, True)
     )
     assert shared > apart
+
+
+def test_a_pass_lasts_longer_by_a_share_of_the_collectives_beside_it():
+    """Gathers of parameters run beside the passes: what overlaps is paid for, nothing else."""
+    model, where = load_model("llama-2-7b"), Cluster.load("S16")
+    job = Job(sequence_length=2048, global_batch=16)
+    schedule = build_schedule(uniform_plan(model, where, job, Degrees(dp=16, shard=3)))
+    seconds = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
+    alone = simulate(schedule, slowed(costs_of(schedule, seconds, leaves_node=False), 0.5))
+    unslowed = costs_of(schedule, seconds, leaves_node=False)
+    assert np.array_equal(alone.costs.classes[0].seconds, unslowed.classes[0].seconds)
+    seconds |= {Op.GATHER_PARAMETERS: 0.4}
+    plain = simulate(schedule, costs_of(schedule, seconds, leaves_node=False))
+    found = simulate(schedule, slowed(costs_of(schedule, seconds, leaves_node=False), 0.5))
+    for index, (before, after) in enumerate(
+        zip(plain.costs.classes, found.costs.classes, strict=True)
+    ):
+        span = plain.program.span(index)
+        begins, ends = plain.start[span], plain.end[span]
+        ops = [entry.op for entry in schedule.classes[index].instructions]
+        gathers = [i for i, op in enumerate(ops) if op is Op.GATHER_PARAMETERS]
+        for i, op in enumerate(ops):
+            beside = sum(
+                max(0.0, min(ends[i], ends[g]) - max(begins[i], begins[g])) for g in gathers
+            )
+            is_pass = op in (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+            lost = 0.5 * beside if is_pass else 0.0
+            assert after.seconds[i] == pytest.approx(before.seconds[i] + lost)
+    assert found.step_seconds > plain.step_seconds
+
+
+def slowed(costs, share):
+    return StepCosts(classes=tuple(replace(c, overlap_slowdown=share) for c in costs.classes))

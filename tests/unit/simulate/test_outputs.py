@@ -18,9 +18,9 @@ from tests.unit.simulate.reference import random_costs
 from tutti.plan.job import ScheduleKind
 from tutti.schedule.schedule import build_schedule
 from tutti.simulate import SimulationResult, repeat, simulate
+from tutti.simulate.result_document import result_document
 from tutti.simulate.table import result_table
 from tutti.simulate.trace import trace_text, write_trace
-from tutti.simulate.written import result_document
 
 REQUIRED = {
     "M": {"name", "pid", "args"},

@@ -15,7 +15,7 @@ from tutti.accelerator import open_accelerator
 from tutti.accelerator.reference import linear as reference
 from tutti.nn.batch import Batch
 from tutti.plan.plan import Plan
-from tutti.ranks.alone import NoLinks
+from tutti.ranks.single_rank import NoLinks
 from tutti.train.data.feeder import to_batch
 from tutti.train.engine.engine import Engine
 from tutti.train.graphs.captured_blocks import CaptureMode, CaptureSettings

@@ -13,6 +13,7 @@ from torch import Tensor
 from tutti.accelerator.conformance.case import Case, Values, laid_out, leaves, replaced
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
+from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.registry import REFERENCES, Implementation
 
 
@@ -68,6 +69,9 @@ def run_case(
     ]
     following = iter(placed)
     arguments, options = replaced((case.arguments, case.options), lambda _: next(following))
+    arguments = tuple(
+        value.to(device) if isinstance(value, PagedSegments) else value for value in arguments
+    )
     later = WeightGradients() if case.later else None
     if later is not None:
         options = {**options, "later": later}

@@ -38,12 +38,13 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """An integer tensor: given, or drawn from [low, high)."""
+    """An integer tensor, given or drawn from [low, high); or given numbers in float32."""
 
-    given: tuple[int, ...] | None = None
+    given: tuple[float, ...] | None = None
     shape: tuple[int, ...] = ()
     low: int = 0
     high: int = 0
+    real: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ def drawn(case: Case, dtype: torch.dtype) -> list[Tensor]:
 
 def _integers(leaf: Integers, generator: torch.Generator) -> Tensor:
     if leaf.given is not None:
-        return torch.tensor(leaf.given, dtype=torch.int64).reshape(leaf.shape or (-1,))
+        kind = torch.float32 if leaf.real else torch.int64
+        return torch.tensor(leaf.given, dtype=kind).reshape(leaf.shape or (-1,))
     return torch.randint(leaf.low, leaf.high, leaf.shape, generator=generator)
 
 

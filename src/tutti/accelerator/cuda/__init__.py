@@ -23,11 +23,16 @@ def register_all() -> None:
             cross_entropy,
             experts,
             flash,
+            layer_norm,
             narrow,
+            narrow_experts,
             norm,
             optimizer,
             pointwise,
         )
 
-        for module in (cross_entropy, experts, flash, narrow, norm, optimizer, pointwise):
+        for module in (
+            cross_entropy, experts, flash, layer_norm, narrow, narrow_experts, norm, optimizer,
+            pointwise,
+        ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)

@@ -25,6 +25,7 @@ from tutti.accelerator.registry import Implementation
 CHUNK_BYTES = 1 << 29  # of logits
 TILE_ROWS = 256  # of the largest tiles that products are made of; fewer rows make them slow
 BLOCK = 8192
+AT_ONCE = tl.constexpr(4)  # logits that a lane takes
 EVEN = 16  # entries of a vocabulary that is multiplied as it is
 
 
@@ -39,18 +40,23 @@ def _shaped(logits, inverse_divisor, soft_cap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _scan(base, vocab, inverse_divisor, soft_cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the largest logit of a row, and its sum of exponentials relative to that."""
-    sums = tl.zeros((BLOCK,), tl.float32)
-    tops = tl.full((BLOCK,), float("-inf"), tl.float32)
+    """Return the largest logit of a row, and its sum of exponentials relative to that.
+
+    A lane takes several logits at a time: its sum so far is brought to a new largest one only once
+    for all of them.
+    """
+    LANES: tl.constexpr = BLOCK // AT_ONCE
+    sums = tl.zeros((LANES,), tl.float32)
+    tops = tl.full((LANES,), float("-inf"), tl.float32)
     for start in range(0, vocab, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
+        columns = start + tl.arange(0, AT_ONCE)[:, None] * LANES + tl.arange(0, LANES)[None, :]
         inside = columns < vocab
         values = tl.load(base + columns, mask=inside, other=float("-inf")).to(tl.float32)
         values = tl.where(inside, _shaped(values, inverse_divisor, soft_cap, CAPPED), float("-inf"))
-        new = tl.maximum(tops, values)
+        new = tl.maximum(tops, tl.max(values, 0))
         # a lane that has seen nothing yet keeps a sum of zero
         safe = tl.where(new == float("-inf"), 0.0, new)
-        sums = sums * tl.exp(tops - safe) + tl.exp(values - safe)
+        sums = sums * tl.exp(tops - safe) + tl.sum(tl.exp(values - safe[None, :]), 0)
         tops = new
     top = tl.max(tops, axis=0)
     return top, tl.sum(sums * tl.exp(tops - top), axis=0)
@@ -230,7 +236,7 @@ class _Chunk:
         self.options = (1.0 / divisor, 1.0 if soft_cap is None else soft_cap)
         self.capped = soft_cap is not None
         self.first = 0 if vocabulary is None else vocabulary.start
-        self.block = min(BLOCK, power_of_two(weight.shape[0]))
+        self.block = max(AT_ONCE.value, min(BLOCK, power_of_two(weight.shape[0])))
 
     def run(self, x: Tensor, targets: Tensor, losses: Tensor, shares: Tensor | None) -> Tensor:
         """Write the rows' losses; return the gradient of their logits where shares are given."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tutti.accelerator.cuda import flash_kernels as kernels
 from tutti.accelerator.cuda.common import power_of_two
-from tutti.accelerator.moving import moved
+from tutti.accelerator.host_to_device import moved
 from tutti.accelerator.registry import Implementation
 from tutti.accelerator.scaled_dot_product import aligned
 from tutti.accelerator.segments import Segments

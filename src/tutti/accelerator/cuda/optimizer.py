@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import DTYPES, num_programs
+from tutti.accelerator.host_to_device import moved
 from tutti.accelerator.memory_runs import Runs, common_runs
-from tutti.accelerator.moving import moved
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.accelerator.registry import Implementation
 

@@ -74,6 +74,14 @@ class CpuAccelerator(Accelerator):
         self._peak = max(self._peak, resident)
         return MemoryUse(total=psutil.virtual_memory().total, allocated=resident, peak=self._peak)
 
+    def free_bytes(self) -> int:
+        """Return what is left under the limit, or half of what nobody on the host uses."""
+        if self._tracker is not None:
+            return self._tracker.limit - self._tracker.allocated
+        import psutil
+
+        return int(psutil.virtual_memory().available) // 2
+
     def limit_memory(self, num_bytes: int | None) -> None:
         """Let tensors beyond `num_bytes` fail; counts those made since a limit was first set."""
         if num_bytes is None:

@@ -158,18 +158,24 @@ def _onto_sum(y: Tensor, x: Tensor, gradient: Tensor, later: WeightGradients) ->
     return run
 
 
-def _linear(shape: tuple[int, ...], space: Workspace, operators: Operators) -> Prepared:
-    tokens, out, wide = shape
-    x, w = space.take(tokens, wide), space.take(out, wide)
-    return _product(space, operators, "linear", operators.linear, x, w)
+def _linear(name: str) -> Maker:
+    def make(shape: tuple[int, ...], space: Workspace, operators: Operators) -> Prepared:
+        tokens, out, wide = shape
+        x, w = space.take(tokens, wide), space.take(out, wide)
+        return _product(space, operators, name, getattr(operators, name), x, w)
+
+    return make
 
 
-def _grouped_linear(shape: tuple[int, ...], space: Workspace, operators: Operators) -> Prepared:
-    rows, out, wide, experts = shape
-    counts = torch.full((experts,), rows // experts, device=space.device)
-    counts[: rows % experts] += 1
-    x, w = space.take(rows, wide), space.take(experts, out, wide)
-    return _product(space, operators, "grouped_linear", operators.grouped_linear, x, w, counts)
+def _grouped_linear(name: str) -> Maker:
+    def make(shape: tuple[int, ...], space: Workspace, operators: Operators) -> Prepared:
+        rows, out, wide, experts = shape
+        counts = torch.full((experts,), rows // experts, device=space.device)
+        counts[: rows % experts] += 1
+        x, w = space.take(rows, wide), space.take(experts, out, wide)
+        return _product(space, operators, name, getattr(operators, name), x, w, counts)
+
+    return make
 
 
 def _linear_cross_entropy(
@@ -310,8 +316,10 @@ def _unpermute(shape: tuple[int, ...], space: Workspace, operators: Operators) -
 
 
 _MAKERS: dict[str, Maker] = {
-    "linear": _linear,
-    "grouped_linear": _grouped_linear,
+    "linear": _linear("linear"),
+    "grouped_linear": _grouped_linear("grouped_linear"),
+    "narrow_linear": _linear("narrow_linear"),
+    "narrow_grouped_linear": _grouped_linear("narrow_grouped_linear"),
     "attention": _attention,
     "rms_norm": _norm("rms_norm", added=False, biased=False),
     "layer_norm": _norm("layer_norm", added=False, biased=True),

@@ -14,7 +14,7 @@ import numpy as np
 
 from tutti.accelerator.profiling.cases import ProfileCase
 from tutti.cost.arrays import Strategy
-from tutti.cost.measured.calls import unit_calls
+from tutti.cost.measured.calls import operators_of, unit_calls
 from tutti.models.spec import ModelSpec
 
 # Out and in of the products of a block, over the hidden size: qkv, out, gate and up, down; first
@@ -43,8 +43,13 @@ SEQUENCES = (1, 2, 2, 4)
 VOCABULARIES = ((32768,), (8192, 131072), (65536,), (16384,))
 EXPERTS = ((), ((8, 2),), ((64, 8), (32, 4)), ((128, 8),))  # (experts, chosen)
 SIZES = ((1 << 18, 1 << 22, 1 << 26), (1 << 16, 1 << 24), (1 << 20, 1 << 28), (1 << 30,))
+GROUPED = ("grouped_linear", "narrow_grouped_linear")
 LEVELS = 4
 ALIGNED = 64  # widths are multiples of it
+LEAST_NARROW = 512  # tokens and widths of products in 8 bits
+EXPERT_TOKENS = ((), (2048, 8192), (1024, 8192), (256, 4096))
+# widths of experts over the hidden size: of many small ones, and of a few large ones
+EXPERT_WIDTHS = {8: (0.75, 3.5), 32: (0.75, 1.0), 64: (0.5, 0.75), 128: (0.375, 0.75)}
 
 
 def default_cases() -> list[ProfileCase]:
@@ -75,7 +80,8 @@ def model_cases(
             )
             for call in unit_calls(spec, unit, strategy):
                 shape = tuple(max(1, round(float(np.asarray(d)))) for d in call.dims)
-                families.setdefault(call.operator, []).append(ProfileCase(call.operator, shape))
+                for operator in operators_of(call):
+                    families.setdefault(operator, []).append(ProfileCase(operator, shape))
         families.setdefault("adamw", []).append(ProfileCase("adamw", (1 << 24,)))
         found += _take_turns(families.values())
     return list(dict.fromkeys(found))
@@ -116,6 +122,7 @@ def _level(level: int) -> list[list[ProfileCase]]:
     heads = [(tokens, h + g, d) for tokens in TOKENS[level] for h, g, d in HEADS[level]]
     return [
         _linears(level),
+        _narrow_linears(level),
         _attentions(level),
         [ProfileCase("rms_norm", pair) for pair in rows],
         [ProfileCase("add_rms_norm", pair) for pair in rows],
@@ -151,6 +158,12 @@ def _linears(level: int) -> list[ProfileCase]:
     return [ProfileCase("linear", dims) for dims in _products(level) if dims not in coarser]
 
 
+def _narrow_linears(level: int) -> list[ProfileCase]:
+    """The same in 8 bits, as far as that pays: no small ones."""
+    wide = (case.shape for case in _linears(level))
+    return [ProfileCase("narrow_linear", shape) for shape in wide if min(shape) >= LEAST_NARROW]
+
+
 def _products(level: int) -> list[tuple[int, int, int]]:
     ratios = [ratio for step in SHAPES[: level + 1] for ratio in step]
     return [
@@ -177,13 +190,15 @@ def _attentions(level: int) -> list[ProfileCase]:
 def _experts(level: int, pairs: Sequence[tuple[int, int]]) -> list[list[ProfileCase]]:
     grouped, moved, routed = [], [], []
     for (experts, top), tokens, hidden in itertools.product(
-        pairs, TOKENS[level][:1] + TOKENS[0][1:2], (1024, 2048, 4096)
+        pairs, EXPERT_TOKENS[level], (1024, 2048, 4096)
     ):
-        rows, width = tokens * top, _aligned(0.75 * hidden)
-        grouped += [
-            ProfileCase("grouped_linear", (rows, 2 * width, hidden, experts)),
-            ProfileCase("grouped_linear", (rows, hidden, width, experts)),
-        ]
+        rows = tokens * top
+        for width, name in itertools.product(EXPERT_WIDTHS[experts], GROUPED):
+            own = _aligned(width * hidden)
+            grouped += [
+                ProfileCase(name, (rows, 2 * own, hidden, experts)),
+                ProfileCase(name, (rows, hidden, own, experts)),
+            ]
         moved += [ProfileCase(name, (tokens, hidden, top)) for name in ("permute", "unpermute")]
         routed.append(ProfileCase("route", (tokens, experts, top)))
     return [grouped, moved, routed]

@@ -85,11 +85,14 @@ class Session:
         """Measure until the budget is used, everything is settled, or Ctrl-C."""
         self._start = self._saved = time.perf_counter()
         known = {(r.operator, r.shape) for r in self._kept_rows() if r.dtype is self.dtype}
+        kind, device = TORCH_DTYPES[self.dtype], self.accelerator.device
+        emulated = self.accelerator.operators.emulated(kind, device)
         wanted = [
             case
             for case in self.cases
-            if any((row_name(case.operator, d), case.shape) not in known
-                   for d in FORMS[case.operator].directions)
+            if case.operator not in emulated
+            and any((row_name(case.operator, d), case.shape) not in known
+                    for d in FORMS[case.operator].directions)
         ]  # fmt: skip
         try:
             self._begin()

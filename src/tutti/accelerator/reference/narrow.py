@@ -5,8 +5,8 @@ the range: exact, so that all chips round alike, and nothing overflows. Forward 
 with rows of W. The input's gradient g·W sums over W's rows, each with its own power: that one goes
 into g before g is rounded, so that both passes see the same W. The weight's gradient gᵀ·x likewise
 sums over x's rows, whose powers go into g before its columns are rounded: what is kept of x between
-the passes are 8 bits. Experts' weight gradients are products of the numbers as they were. A row
-that is not finite gets a scale that is not a number, and so does what is made of it.
+the passes are 8 bits. Experts' products are the same, run by run. A row that is not finite gets a
+scale that is not a number, and so does what is made of it.
 """
 
 from __future__ import annotations
@@ -158,39 +158,42 @@ class NarrowGroupedProducts(Protocol):
     `runs` says in the device's own way which rows are whose.
     """
 
-    def forward(self, x: Tensor, weight: Tensor, runs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each row times its expert's weight, and the scales of the weights' rows (E, N)."""
+    def forward(self, x: Tensor, weight: Tensor, runs: Tensor) -> tuple[Tensor, Narrow, Tensor]:
+        """Return each row times its expert's weight, the rows of x, the weights' scales (E, N)."""
 
     def backward(self, gradient: Tensor, weight: Tensor, scales: Tensor, runs: Tensor) -> Tensor:
         """Return the gradient of the rows."""
 
-    def of_weight(self, gradient: Tensor, x: Tensor, runs: Tensor) -> Tensor:
-        """Return the gradient of the weights, of products that are not narrow."""
+    def of_weight(self, gradient: Tensor, x: Narrow, runs: Tensor) -> Tensor:
+        """Return the gradient of the weights."""
 
 
 class EmulatedGrouped:
     """Rounds to 8 bits and multiplies one expert after the other; `runs` are its rows."""
 
-    def forward(self, x: Tensor, weight: Tensor, runs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each row times its expert's weight, and the scales of the weights' rows (E, N)."""
+    def forward(self, x: Tensor, weight: Tensor, runs: Tensor) -> tuple[Tensor, Narrow, Tensor]:
+        """Return each row times its expert's weight, the rows of x, the weights' scales (E, N)."""
         each = x.split(runs.tolist())
-        found = [Emulated().forward(own, weight[e]) for e, own in enumerate(each)]
-        return torch.cat([y for y, _, _ in found]), torch.stack([scales for *_, scales in found])
+        found = [Emulated().forward(run, weight[e]) for e, run in enumerate(each)]
+        own = [rows for _, rows, _ in found]
+        rows = Narrow(torch.cat([r.values for r in own]), torch.cat([r.scales for r in own]))
+        return torch.cat([y for y, *_ in found]), rows, torch.stack([last for *_, last in found])
 
     def backward(self, gradient: Tensor, weight: Tensor, scales: Tensor, runs: Tensor) -> Tensor:
         """Return the gradient of the rows."""
         each = enumerate(gradient.split(runs.tolist()))
         return torch.cat([Emulated().backward(own, weight[e], scales[e]) for e, own in each])
 
-    def of_weight(self, gradient: Tensor, x: Tensor, runs: Tensor) -> Tensor:
+    def of_weight(self, gradient: Tensor, x: Narrow, runs: Tensor) -> Tensor:
         """Return the gradient of the weights."""
         sizes = runs.tolist()
-        pairs = zip(gradient.split(sizes), x.split(sizes), strict=True)
-        return torch.stack([product(own.t(), other) for own, other in pairs])
+        each = zip(gradient.split(sizes), x.values.split(sizes), x.scales.split(sizes), strict=True)
+        found = [Emulated().of_weight(g, Narrow(*own), gradient.dtype) for g, *own in each]
+        return torch.stack(found)
 
 
 class NarrowGrouped(torch.autograd.Function):
-    """Grouped products of 8 bits; the weights' gradients are of the dtype's own."""
+    """Grouped products of 8 bits."""
 
     @staticmethod
     def forward(
@@ -202,16 +205,16 @@ class NarrowGrouped(torch.autograd.Function):
         products: NarrowGroupedProducts,
     ) -> Tensor:
         """Return each row times its expert's weight."""
-        y, scales = products.forward(x, weight.detach(), runs)
-        ctx.save_for_backward(x, scales, runs)
+        y, own, scales = products.forward(x, weight.detach(), runs)
+        ctx.save_for_backward(*own, scales, runs)
         ctx.weight, ctx.later, ctx.products = weight, later, products
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the rows' gradient, and the weights' where it is not left for later."""
-        (x, scales, runs), weight, products = ctx.saved_tensors, ctx.weight, ctx.products
-        gradient, grad_x, grad_weight = gradients[0].contiguous(), None, None
+        (*kept, scales, runs), weight, products = ctx.saved_tensors, ctx.weight, ctx.products
+        gradient, x, grad_x, grad_weight = gradients[0].contiguous(), Narrow(*kept), None, None
         if ctx.needs_input_grad[0]:
             grad_x = products.backward(gradient, weight.detach(), scales, runs)
         if ctx.later is not None:

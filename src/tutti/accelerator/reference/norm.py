@@ -40,8 +40,8 @@ def add_rms_norm(
 
 
 def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, *, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the norm of x + residual, and the sum itself."""
-    total = x + residual
+    """Return the norm of x + residual, and the sum itself; x where there is no residual."""
+    total = x if residual is None else x + residual
     return layer_norm(total, weight, bias, eps=eps), total

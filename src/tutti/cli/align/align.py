@@ -91,9 +91,9 @@ def _dump(
     seed: int,
     gradients: bool,
 ) -> None:
+    from tutti.huggingface.alignment_sides import Task, register_side, write_dump
     from tutti.huggingface.dtypes import weight_dtype
     from tutti.huggingface.dumps import Batch
-    from tutti.huggingface.sides import Task, register_side, write_dump
     from tutti.models import load_model
 
     register_side("tutti", "tutti.cli.align.own_side:run")

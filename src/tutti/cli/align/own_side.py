@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tutti.accelerator import open_accelerator
 from tutti.huggingface import open_checkpoint
+from tutti.huggingface.alignment_sides import Task
 from tutti.huggingface.dumps import DumpWriter
-from tutti.huggingface.sides import Task
 from tutti.nn import Batch, Model, load
 
 

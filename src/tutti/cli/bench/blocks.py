@@ -35,7 +35,7 @@ def blocks(
         str | None, typer.Option(help="A profile of this chip to predict from.", metavar="FILE")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="fp32, bf16 or fp16 (default: bf16; fp32 on a cpu).")
+        str | None, typer.Option(help="fp32, bf16, fp16 or fp8 (default: bf16; fp32 on a cpu).")
     ] = None,
     sequences: Annotated[int, typer.Option(help="Sequences of a micro-batch.", min=1)] = 2,
     sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 4096,
@@ -60,9 +60,11 @@ def blocks(
     from tutti.accelerator import open_accelerator
     from tutti.bench.block_runs import DEVICE_MODELS, host_shapes, model_shapes
     from tutti.cli.profile import chosen_dtype
+    from tutti.hardware.chip import Dtype
 
     opened = open_accelerator(device)
-    chosen, known = chosen_dtype(dtype, opened), _profile(profile, opened)
+    chosen = Dtype.FP8 if dtype == Dtype.FP8 else chosen_dtype(dtype, opened)
+    known = _profile(profile, opened)
     if models:
         shapes = model_shapes(models, sequences, sequence_length)
     elif opened.device.type == "cpu":
@@ -97,7 +99,12 @@ def _profile(name: str | None, opened: Accelerator) -> Profile | None:
 
     if name is None:
         return None
-    found = Profile.find(name)
+    from tutti.bench.block_issue import IN_A_STEP
+    from tutti.cost.measured.rescale import PassFactors, reissued
+
+    # here the host issues blocks in a loop, not in the midst of a step
+    alone = PassFactors(forward=1.0 / IN_A_STEP, backward=1.0 / IN_A_STEP)
+    found = reissued(Profile.find(name), alone)
     if found.chip != opened.chip:
         raise InputError(
             f"--profile {name}: is of '{found.chip}', but this is '{opened.chip}'; measure it "
@@ -184,7 +191,6 @@ def _rows(
 def _predicted(
     shape: BlockShape, run: BlockRun, chip: MeasuredChip, *, hold_out: bool
 ) -> dict[str, Any]:
-    from tutti.cost.measured.chip import MeasuredChip
     from tutti.cost.measured.unit import predict_block, unit_shapes
     from tutti.models.operators import Workload
 
@@ -192,7 +198,7 @@ def _predicted(
     used = unit_shapes(shape.spec, 1, work)
     measured = {(row.operator, row.shape) for row in chip.profile.operators}
     if hold_out:
-        chip = MeasuredChip(chip.profile.without(used), chip.dtype)
+        chip = chip.without(used)
     found = predict_block(chip, shape.spec, work)
     return {
         "predicted_forward_s": found.forward,

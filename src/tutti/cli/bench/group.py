@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tutti.cli.bench import blocks, comm, data, measuring, mixed, operators, overlap, plan, train
+from tutti.cli.bench import (
+    blocks,
+    comm,
+    data,
+    measuring,
+    mixed,
+    operators,
+    overlap,
+    plan,
+    serve,
+    train,
+)
 from tutti.cli.shared.output import Json, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -25,6 +36,7 @@ app.command()(data.data)
 app.command()(measuring.measuring)
 app.command()(mixed.mixed)
 app.command()(overlap.overlap)
+app.command()(serve.serve)
 
 
 @app.callback()

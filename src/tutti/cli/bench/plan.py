@@ -40,17 +40,38 @@ def plan(
             metavar="DIR",
         ),
     ] = None,
+    drawn: Annotated[
+        int | None,
+        typer.Option(
+            help="Judge the plans of so many drawn questions, instead; -o makes it resumable.",
+            metavar="N",
+        ),
+    ] = None,
+    only: Annotated[
+        int | None, typer.Option(help="With --drawn: this question only.", metavar="N")
+    ] = None,
+    cpu_seconds: Annotated[
+        float, typer.Option(help="With --drawn: for the search of single changes, per question.")
+    ] = 30.0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the rows as JSON.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Plan published instances: CPU seconds, memory, gap, efficiency, against uniform plans."""
-    names = _names(instances or [], everything=everything, other=placement or opt is not None)
-    if placement and opt is not None:
-        raise InputError("--placement and --opt are two benchmarks; give one of them")
+    others = [placement, opt is not None, drawn is not None]
+    names = _names(instances or [], everything=everything, other=any(others))
+    if sum(others) > 1:
+        raise InputError("--placement, --opt and --drawn are benchmarks of their own; give one")
+    if only is not None and drawn is None:
+        raise InputError("--only names one of the questions of --drawn; give both")
     if output is not None and not output.parent.is_dir():
         raise InputError(f"{output}: cannot be written (there is no folder {output.parent})")
+    if drawn is not None:
+        from tutti.cli.bench.drawn import judge_drawn
+
+        judge_drawn(drawn, only, cpu_seconds, output, as_json=json)
+        return
     rows, table = _rows(names, placement=placement, opt=opt, quiet=json)
     document = {"rows": rows}
     if output is not None:
@@ -75,7 +96,7 @@ def _names(given: list[str], *, everything: bool, other: bool) -> list[str]:
         if name not in INSTANCES:
             raise InputError(f"bench plan: no instance '{name}'; {hint(name, INSTANCES)}")
     if other and (given or everything):
-        raise InputError("bench plan: --placement and --opt have instances of their own")
+        raise InputError("bench plan: --placement, --opt and --drawn have instances of their own")
     if given and everything:
         raise InputError("bench plan: --all already names every instance")
     return list(dict.fromkeys(given)) or list(INSTANCES if everything else QUICK)

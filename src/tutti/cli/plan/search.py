@@ -87,7 +87,7 @@ def _show(result: SearchResult, problem: Problem) -> None:
 
 
 def _problem(asked: Asked, job: Mapping[str, Any], cluster: Cluster | None = None) -> Problem:
-    from tutti.search.ask import Limits, make_problem
+    from tutti.search.ask_from_values import Limits, make_problem
 
     given = {name: value for name, value in job.items() if value is not None}
     return make_problem(

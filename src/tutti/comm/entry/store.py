@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
-from tutti.comm.entry.door import Door, Strangers
+from tutti.comm.entry.listener import Door, Strangers
 from tutti.comm.entry.trust import REPLY_BYTES, Called, Caller, Key, StrangerError
 from tutti.comm.reactor import Reactor
 from tutti.comm.transport.tcp import listen

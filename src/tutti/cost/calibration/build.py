@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tutti.cost.arrays import FloatArray
 from tutti.cost.calibration.baseline import errors_pct
-from tutti.cost.calibration.fit import FittedStack, fit
+from tutti.cost.calibration.fit import FittedStack, Predictor, fit
 from tutti.cost.calibration.shipped import Calibration, FitReport, Fitted, Range
 from tutti.cost.calibration.splits import LEAST_STRIDE, MOST_ROWS, calibration_rows
 from tutti.cost.calibration.stacks import Stack, stacks
@@ -24,21 +25,37 @@ RANGED = ("hidden", "sequence_length", "tokens", "tp", "pp", "dp", "cp", "ep")
 _DIGITS = 5
 
 
-def build_calibrations(table: RunTable, origin: str) -> list[Calibration]:
-    """Return a calibration of every stack that the table has rows of."""
+_ROUNDS = 3  # factors depend on the constants, but little: they stay within 1e-3 after two
+
+
+def build_calibrations(
+    table: RunTable, origin: str, predictor: Predictor | None = None
+) -> list[Calibration]:
+    """Return a calibration of every stack that the table has rows of.
+
+    The constants are fitted to what the predictor says; without one, to the vectorised formulas.
+    """
     found = []
     for name, stack in stacks().items():
         here = table.of_groups(stack.groups)
         if len(here):
-            found.append(calibrate_stack(name, stack, here, origin))
+            found.append(calibrate_stack(name, stack, here, origin, predictor))
     return found
 
 
-def calibrate_stack(name: str, stack: Stack, table: RunTable, origin: str) -> Calibration:
+def calibrate_stack(
+    name: str, stack: Stack, table: RunTable, origin: str, predictor: Predictor | None = None
+) -> Calibration:
     """Fit one stack by the fixed rule."""
     chosen = table.take(calibration_rows(table, most=MOST_ROWS))
-    fitted = fit(stack, chosen)
-    errors = errors_pct(fitted.predict(chosen), chosen.measured)
+    fitted, factors = fit(stack, chosen), np.ones(len(chosen))
+    for _ in range(_ROUNDS if predictor is not None else 0):
+        assert predictor is not None
+        factors = _factors(fitted, chosen, predictor)
+        known = np.isfinite(factors)
+        chosen, factors = chosen.take(np.flatnonzero(known)), factors[known]
+        fitted = fit(stack, chosen, factors)
+    errors = errors_pct(fitted.predict(chosen) * factors, chosen.measured)
     compute, clusters = _written(stack, fitted)
     return Calibration(
         name=name,
@@ -61,6 +78,16 @@ def calibrate_stack(name: str, stack: Stack, table: RunTable, origin: str) -> Ca
         ranges=_ranges(chosen),
         rows=tuple(run.id for run in chosen.runs),
     )
+
+
+def _factors(fitted: FittedStack, table: RunTable, predictor: Predictor) -> FloatArray:
+    """Return what the predictor says of each run over what the formulas say, under a fit."""
+    found = np.full(len(table), np.nan)
+    for group in fitted.stack.groups:
+        rows = np.flatnonzero([run.group == group for run in table.runs])
+        here = table.take(rows)
+        found[rows] = predictor(here, fitted.constants(group)) / fitted.predict(here)
+    return found
 
 
 def _written(

@@ -7,7 +7,9 @@ believed to be. The Jacobian prices all neighbours of a point at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,17 @@ from tutti.cost.constants import Constants
 from tutti.cost.step import price
 
 MOST_EVALUATIONS = 40
+
+
+class Predictor(Protocol):
+    """What predicts the step times of runs under some constants."""
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why it cannot predict a run, by the run's id."""
+
+    def __call__(self, table: RunTable, constants: Constants) -> FloatArray:
+        """Return seconds per step; not a number for runs that it refuses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +53,12 @@ class FittedStack:
                 by_group[group][name] = float(stack.value(name, self.z[at]))
                 at += 1
         return shared, by_group
+
+    def constants(self, group: str) -> Constants:
+        """Return all constants for the runs of a group."""
+        shared, by_group = self.values()
+        priors = {name: prior.median for name, prior in self.stack.priors.items()}
+        return Constants(**{**priors, **shared, **by_group[group]})
 
     def predict(self, table: RunTable) -> FloatArray:
         """Return the predicted seconds per step."""
@@ -76,13 +95,16 @@ def unfitted(stack: Stack) -> FittedStack:
     return FittedStack(stack, np.zeros(stack.num_free))
 
 
-def fit(stack: Stack, table: RunTable) -> FittedStack:
-    """Return the constants that explain the runs best; the priors where there are none."""
+def fit(stack: Stack, table: RunTable, factors: FloatArray | None = None) -> FittedStack:
+    """Return the constants that explain the runs best; the priors where there are none.
+
+    A run's prediction is the formulas' times its factor: what another predictor says over them.
+    """
     if not len(table):
         return unfitted(stack)
-    groups = _group_rows(stack, table)
+    groups, times = _group_rows(stack, table), 1.0 if factors is None else factors
     z, _ = solve(
-        lambda z: _predict(stack, z, table, groups),
+        lambda z: _predict(stack, z, table, groups) * times,
         table.measured,
         noise=stack.noise,
         size=stack.num_free,

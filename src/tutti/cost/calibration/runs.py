@@ -181,7 +181,7 @@ def _strategy(cells: Cells, source: Convention, shape: Mapping[str, float]) -> d
         if out[name] > shape[limit]:
             raise UnusableError(f"{name} {out[name]:g} exceeds the {shape[limit]:g} {what}")
     if out["pp"] > 1 and source.interleave and not cells.is_given("vpp"):
-        out["vpp"] = float(source.interleave)
+        out["vpp"] = _interleaved(shape["layers"] / out["pp"], source.interleave)
     sequences, micro_batches = _batches(cells, source, out)
     word = int(cells.choice("recompute", _RECOMPUTE_WORDS, source))
     shares = list(tuple(_RECOMPUTED.values())[word])
@@ -209,6 +209,15 @@ def _strategy(cells: Cells, source: Convention, shape: Mapping[str, float]) -> d
         "compiled": 0.0,
         "async_tp": 0.0,
     }
+
+
+def _interleaved(layers: float, wanted: int) -> float:
+    """Return the model chunks of a stage of so many layers: as wanted or the next that divides."""
+    if layers != int(layers):
+        return 1.0
+    return float(
+        next(n for n in range(wanted, int(layers) + wanted) if layers % n == 0 or n >= layers)
+    )
 
 
 def _flash(cells: Cells, source: Convention) -> float:

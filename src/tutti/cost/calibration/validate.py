@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from tutti.cost.arrays import FloatArray
-from tutti.cost.calibration.fit import fit
+from tutti.cost.calibration.fit import Predictor, fit
 from tutti.cost.calibration.rows import KNOWN, Cells, Skipped
+from tutti.cost.calibration.runs import Run
 from tutti.cost.calibration.score import GroupScore, Scoreboard
 from tutti.cost.calibration.shipped import Calibration, best_match, shipped_calibrations
 from tutti.cost.calibration.splits import MOST_ROWS, held_out, num_splits, splits
@@ -55,6 +57,7 @@ class Validation:
     """Scores by group, and the rows that were left out with a reason each."""
 
     groups: dict[str, GroupScore]
+    closed_form: dict[str, GroupScore]  # the same runs by the vectorised formulas alone
     skipped: list[Skipped]
     extrapolated: dict[str, int]  # scored rows outside the range of their calibration, by group
 
@@ -65,35 +68,53 @@ def validate(
     group: str | None = None,
     calibrate: int | None = None,
     calibrate_on: Sequence[Condition] = (),
+    predictor: Predictor | None = None,
     progress: Progress | None = None,
 ) -> Validation:
-    """Predict the runs of a file and score them."""
+    """Predict the runs of a file and score them: by a predictor and by the vectorised formulas.
+
+    Where constants are fitted anew, a run's prediction is that of the formulas times its ratio
+    between the two under the constants that ship: a fit asks for thousands of predictions.
+    """
     table, skipped, cells = load_runs(path)
     names = Counter(c.text("group") or "(none)" for c in cells)
     if group is not None and group not in names:
         raise InputError(f"{path}: has no group '{group}'; {hint(group, names)}")
-    board = Scoreboard(table)
+    boards = Boards(Scoreboard(table), Scoreboard(table))
     outside: dict[str, int] = {}
     if calibrate is None and not calibrate_on:
-        left_out, outside = _by_shipped(table, board)
+        left_out, outside = _by_shipped(table, boards, group, predictor)
         skipped = skipped + left_out
     else:
         wanted = {c.text("id"): all(on.holds(c) for on in calibrate_on) for c in cells}
         allowed = [wanted[run.id] for run in table.runs] if calibrate_on else None
-        _by_fits(table, board, calibrate or MOST_ROWS, allowed, group, progress or _silent)
+        work = _fits(table, allowed, group, predictor)
+        _by_fits(table, boards, calibrate or MOST_ROWS, work, progress or _silent)
+    if predictor is not None:
+        skipped = skipped + [Skipped(id=run, why=why) for run, why in predictor.refused.items()]
     shown = [group] if group is not None else list(names)
     of_group = {c.text("id"): c.text("group") or "(none)" for c in cells}
     return Validation(
-        groups={name: board.score(name, names[name]) for name in shown},
+        groups={name: boards.predicted.score(name, names[name]) for name in shown},
+        closed_form={name: boards.closed_form.score(name, names[name]) for name in shown},
         skipped=[s for s in skipped if of_group.get(s.id) in shown],
         extrapolated={name: outside[name] for name in shown if name in outside},
     )
 
 
+class Boards(NamedTuple):
+    """Scores of the same runs, by the predictor and by the vectorised formulas."""
+
+    predicted: Scoreboard
+    closed_form: Scoreboard
+
+
 # --- shipped calibrations --------------------------------------------------------------------
 
 
-def _by_shipped(table: RunTable, board: Scoreboard) -> tuple[list[Skipped], dict[str, int]]:
+def _by_shipped(
+    table: RunTable, boards: Boards, group: str | None, predictor: Predictor | None
+) -> tuple[list[Skipped], dict[str, int]]:
     """Predict with what ships; rows that a calibration saw, and their cells, are left out."""
     used = {row for calibration in shipped_calibrations() for row in calibration.rows}
     seen = np.array([i for i, run in enumerate(table.runs) if run.id in used], dtype=np.intp)
@@ -102,20 +123,33 @@ def _by_shipped(table: RunTable, board: Scoreboard) -> tuple[list[Skipped], dict
         Skipped(id=table.runs[i].id, why=_why_left_out(table.runs[i].id in used))
         for i in sorted(set(range(len(table))) - set(unseen.tolist()))
     ]
-    by_calibration: dict[tuple[str, str], list[int]] = {}
-    for i in unseen:
-        run = table.runs[i]
-        found = calibration_of(run.group, run.chip)
-        by_calibration.setdefault((found.name if found else "", run.group), []).append(int(i))
     outside: Counter[str] = Counter()
-    for (name, group), members in by_calibration.items():
-        rows = np.array(members, dtype=np.intp)
-        calibration = next((c for c in shipped_calibrations() if c.name == name), None)
-        constants = calibration.constants(group) if calibration is not None else Constants()
-        board.add(rows, _predicted(table.take(rows), constants))
+    wanted = [int(i) for i in unseen if group is None or table.runs[i].group == group]
+    for rows in _by_constants(table, wanted):
+        run = table.runs[rows[0]]
+        calibration, here = calibration_of(run.group, run.chip), table.take(rows)
+        closed = _closed_form(here, shipped_constants(run))
+        boards.closed_form.add(rows, closed)
+        found = predictor(here, shipped_constants(run)) if predictor is not None else closed
+        known = np.isfinite(found)
+        boards.predicted.add(rows[known], found[known])
         if calibration is not None:
-            outside[group] += sum(bool(_outside(calibration, table, i)) for i in members)
-    return left_out, {group: count for group, count in outside.items() if count}
+            outside[run.group] += sum(bool(_outside(calibration, table, int(i))) for i in rows)
+    return left_out, {name: count for name, count in outside.items() if count}
+
+
+def _by_constants(table: RunTable, rows: Sequence[int]) -> list[Rows]:
+    """Return the rows that are priced by the same constants: those of one group and chip."""
+    members: dict[tuple[str, str], list[int]] = {}
+    for i in rows:
+        members.setdefault((table.runs[i].group, table.runs[i].chip), []).append(i)
+    return [np.array(found, dtype=np.intp) for found in members.values()]
+
+
+def shipped_constants(run: Run) -> Constants:
+    """Return the constants that ship for a run's group or chip; the priors where none do."""
+    calibration = calibration_of(run.group, run.chip)
+    return calibration.constants(run.group) if calibration is not None else Constants()
 
 
 def _why_left_out(itself: bool) -> str:
@@ -140,38 +174,59 @@ def _outside(calibration: Calibration, table: RunTable, row: int) -> tuple[str, 
     )
 
 
-def _predicted(table: RunTable, constants: Constants) -> FloatArray:
+def _closed_form(table: RunTable, constants: Constants) -> FloatArray:
     return price(table.shape, table.strategy, table.machine, constants).step_seconds
 
 
 # --- new fits --------------------------------------------------------------------------------
 
 
-def _by_fits(
-    table: RunTable,
-    board: Scoreboard,
-    most: int,
-    allowed: list[bool] | None,
-    group: str | None,
-    progress: Progress,
-) -> None:
-    """Fit and score every split of every stack (of the one that has `group`)."""
-    work: list[tuple[Stack, Rows, Rows | None]] = []
+class _Fit(NamedTuple):
+    """A stack to fit: its rows of the table, those that may calibrate, and a factor of each."""
+
+    stack: Stack
+    rows: Rows
+    allowed: Rows | None
+    ratio: FloatArray
+
+
+def _fits(
+    table: RunTable, allowed: list[bool] | None, group: str | None, predictor: Predictor | None
+) -> list[_Fit]:
+    """Return every stack (the one that has `group`) with what its predictions are times."""
+    found: list[_Fit] = []
     for stack, members in _sorted_into_stacks(table):
         if group is not None and group not in {table.runs[i].group for i in members}:
             continue
-        chosen = None
-        if allowed is not None:
-            chosen = np.flatnonzero([allowed[i] for i in members])
-        work.append((stack, members, chosen))
-    total = sum(num_splits(table.take(m), most, chosen) for _, m, chosen in work)
+        ratio = np.ones(len(members))
+        if predictor is not None:
+            for rows in _by_constants(table.take(members), range(len(members))):
+                here = table.take(members[rows])
+                constants = shipped_constants(here.runs[0])
+                ratio[rows] = predictor(here, constants) / _closed_form(here, constants)
+        known = np.isfinite(ratio)
+        members, ratio = members[known], ratio[known]
+        chosen = None if allowed is None else np.flatnonzero([allowed[i] for i in members])
+        found.append(_Fit(stack, members, chosen, ratio))
+    return found
+
+
+def _by_fits(
+    table: RunTable, boards: Boards, most: int, work: Sequence[_Fit], progress: Progress
+) -> None:
+    """Fit and score every split of the stacks."""
+    total = sum(num_splits(table.take(fit.rows), most, fit.allowed) for fit in work)
     done = 0
-    for stack, members, chosen in work:
+    for stack, members, chosen, ratio in work:
         here = table.take(members)
         for split in splits(here, most, chosen):
-            fitted = fit(stack, here.take(split.calibrate))
+            seen, factors = here.take(split.calibrate), ratio[split.calibrate]
+            fitted = fit(stack, seen, factors)
+            plain = fitted if np.all(factors == 1.0) else fit(stack, seen)
             if len(split.score):
-                board.add(members[split.score], fitted.predict(here.take(split.score)))
+                rows, scored = members[split.score], here.take(split.score)
+                boards.predicted.add(rows, fitted.predict(scored) * ratio[split.score])
+                boards.closed_form.add(rows, plain.predict(scored))
             done += 1
             progress(done, total)
 

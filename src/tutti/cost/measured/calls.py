@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tutti.cost.arrays import Number, Strategy
+from tutti.cost.measured.forms import NARROW
 from tutti.models.anatomy import (
     BlockWidths,
     Product,
@@ -36,6 +37,12 @@ class Call:
     dims: tuple[Number, ...]
     times: Number = 1.0
     backward_times: Number | None = None  # None: as often as forward
+    may_narrow: bool = False  # a product of 8 bits where the job has such
+
+
+def operators_of(call: Call) -> tuple[str, ...]:
+    """Return what a call may run, in one precision or another."""
+    return (call.operator, NARROW[call.operator]) if call.may_narrow else (call.operator,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,8 +96,14 @@ def _norm_call(norm: NormSpec, rows: Number, width: Number) -> Call:
     return Call(operator=f"{norm.kind}_norm", dims=(rows, width))
 
 
-def _linear(product: Product, rows: Number) -> Call:
-    return Call(operator="linear", dims=(rows, product.columns, product.depth))
+def _linear(product: Product, rows: Number, *, may_narrow: bool = True) -> Call:
+    dims = (rows, product.columns, product.depth)
+    return Call(operator="linear", dims=dims, may_narrow=may_narrow)
+
+
+def _grouped(rows: Number, out: Number, deep: Number, experts: Number) -> Call:
+    dims = (rows, out, deep, experts)
+    return Call(operator="grouped_linear", dims=dims, may_narrow=True)
 
 
 def _attention(block: BlockSpec, sizes: _Sizes, hidden: int) -> list[Call]:
@@ -160,12 +173,12 @@ def _moe(part: MoeSpec, sizes: _Sizes, hidden: int) -> list[Call]:
     top, rows = part.experts_per_token, own * part.experts_per_token
     way_in, way_out = feed_forward_products("moe.experts", hidden, part.hidden, part.gated)
     calls = [
-        _linear(router_product(hidden, part.experts), own),
+        _linear(router_product(hidden, part.experts), own, may_narrow=False),
         Call(operator="route", dims=(own, part.experts, top)),
         Call(operator="permute", dims=(own, hidden, top)),
-        Call(operator="grouped_linear", dims=(rows, way_in.columns, hidden, local)),
+        _grouped(rows, way_in.columns, hidden, local),
         _activation(rows, part.hidden, gated=part.gated),
-        Call(operator="grouped_linear", dims=(rows, hidden, way_out.depth, local)),
+        _grouped(rows, hidden, way_out.depth, local),
         Call(operator="unpermute", dims=(own, hidden, top)),
     ]
     if part.shared_hidden:

@@ -2,26 +2,37 @@
 
 `MeasuredChip` groups a profile's rows of one number format into curves. What was not measured is
 priced by what stands nearest to it: an operator over elements by the chip's memory copies, grouped
-products by single ones; `MeasuredChip.stand_ins` and `outside` say so.
+products by single ones; `MeasuredChip.stand_ins` and `outside` say so. Of fp8 only the products
+that a block makes in 8 bits are other operators; everything around them is bf16.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tutti.cost.arrays import FloatArray, Number
+from tutti.cost.measured.calls import Call
 from tutti.cost.measured.curve import Curve
-from tutti.cost.measured.forms import FORMS, Direction, row_elements, row_flops, row_name
+from tutti.cost.measured.forms import (
+    FORMS,
+    NARROW,
+    Direction,
+    row_added,
+    row_elements,
+    row_flops,
+    row_name,
+)
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import OperatorTime, Profile
 
 NEEDED = ("linear", "attention")  # nothing stands in for them
+_SINGLE = {"grouped_linear": "linear", "narrow_grouped_linear": "narrow_linear"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,13 +44,15 @@ class _Pass:
     curve: Curve
     flops_rate: float
     elements_rate: float
+    sums_rate: float  # elements per second onto sums, after a product
     floor_s: float
     issue_s: float
 
     def roofline(self, dims: Sequence[Number]) -> FloatArray:
         compute = np.asarray(row_flops(self.name, dims)) / self.flops_rate
         memory = np.asarray(row_elements(self.name, dims)) / self.elements_rate
-        found: FloatArray = np.maximum(compute, memory) + self.floor_s
+        added = np.asarray(row_added(self.name, dims)) / self.sums_rate
+        found: FloatArray = np.maximum(compute, memory) + added + self.floor_s
         return found
 
     def seconds(self, dims: Sequence[Number]) -> FloatArray:
@@ -62,6 +75,8 @@ class MeasuredChip:
     """Seconds of operators in one number format, by a profile."""
 
     def __init__(self, profile: Profile, dtype: Dtype) -> None:
+        self.narrow = dtype is Dtype.FP8
+        dtype = Dtype.BF16 if self.narrow else dtype
         self.profile, self.dtype = profile, dtype
         found: dict[str, list[OperatorTime]] = {}
         for row in profile.operators:
@@ -71,7 +86,20 @@ class MeasuredChip:
         for operator in NEEDED:
             if row_name(operator, "forward") not in found:
                 raise InputError(_missing(profile, operator, dtype))
+        if self.narrow and row_name(NARROW["linear"], "forward") not in found:
+            raise InputError(
+                f"profile of {profile.chip}: has no products of 8 bits; measure it with tutti "
+                "profile where the chip has such, or leave it out"
+            )
         self._passes: dict[tuple[str, Direction], _Pass | None] = {}
+
+    def without(self, shapes: Collection[tuple[str, tuple[int, ...]]]) -> MeasuredChip:
+        """Return the same chip as if some operators' shapes had not been measured."""
+        return MeasuredChip(self.profile.without(shapes), Dtype.FP8 if self.narrow else self.dtype)
+
+    def operator_of(self, call: Call) -> str:
+        """Return what a call runs here: a product may be made in 8 bits."""
+        return NARROW[call.operator] if self.narrow and call.may_narrow else call.operator
 
     # --- seconds -----------------------------------------------------------------------------
 
@@ -80,9 +108,10 @@ class MeasuredChip:
         found = self._pass(operator, direction)
         if found is not None:
             return found.seconds(dims)
-        if operator == "grouped_linear":
+        if operator in _SINGLE:
             rows, out, wide, experts = dims
-            return experts * self.seconds("linear", direction, (rows / experts, out, wide))
+            single = _SINGLE[operator]
+            return experts * self.seconds(single, direction, (rows / experts, out, wide))
         if operator == "linear_cross_entropy":
             if direction == "backward":  # the gradients were made in forward
                 return np.zeros(np.broadcast(*dims).shape)
@@ -137,7 +166,7 @@ class MeasuredChip:
         """Say what an operator is priced by if nobody measured it; None if somebody did."""
         if row_name(operator, "forward") in self._rows:
             return None
-        by = {"grouped_linear": "single products", "linear_cross_entropy": "products"}
+        by = dict.fromkeys(_SINGLE, "single products") | {"linear_cross_entropy": "products"}
         return f"{operator} was not measured: priced by {by.get(operator, 'memory traffic')}"
 
     def outside(self, operator: str, dims: Sequence[Number]) -> tuple[str, ...]:
@@ -179,14 +208,17 @@ class MeasuredChip:
                 )
         columns = list(np.asarray([row.shape for row in rows], dtype=np.float64).T)
         seconds = np.asarray([row.seconds for row in rows])
-        net = np.maximum(seconds - floor, 0.1 * seconds)
         name = rows[0].operator
+        sums_rate = self.memory_bandwidth / self.dtype.num_bytes
+        added = np.asarray(row_added(name, columns)) / sums_rate
+        net = np.maximum(seconds - floor - added, 0.1 * seconds)
         found = _Pass(
             operator=operator,
             name=name,
             curve=Curve.flat(),
             flops_rate=float(np.max(row_flops(name, columns) / net)) or 1.0,
             elements_rate=float(np.max(row_elements(name, columns) / net)),
+            sums_rate=sums_rate,
             floor_s=floor,
             issue_s=float(np.median([row.issue_s for row in rows])),
         )
@@ -206,7 +238,7 @@ def _missing(profile: Profile, operator: str, dtype: Dtype) -> str:
 def _feature_names(operator: str) -> tuple[str, ...]:
     """What the features are called; most are the dimensions themselves."""
     special = {
-        "grouped_linear": ("rows per expert", "out", "in", "experts"),
+        **dict.fromkeys(_SINGLE, ("rows per expert", "out", "in", "experts")),
         "attention": ("sequences × heads", "length", "heads per kv head", "head_dim", "value_dim"),
     }
     return special.get(operator, FORMS[operator].dims)

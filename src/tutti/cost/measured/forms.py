@@ -38,6 +38,7 @@ class Form:
     elements: Callable[[Dims], Number]  # read and written
     features: Callable[[Dims], tuple[Number, ...]] = tuple
     idle: tuple[Direction, ...] = ()  # passes that multiply nothing
+    added: Callable[[Dims], Number] = _nothing  # moved after a weight gradient, onto its sum
     weighs: bool = False  # backward is only about the weight: nobody waits for it
 
 
@@ -55,22 +56,34 @@ def _pairs(d: Dims) -> Number:
     return d[0] * d[2] * 0.5 * d[1] * (d[1] + 1.0)
 
 
+_LINEAR = Form(
+    dims=("tokens", "out", "in"),
+    directions=PRODUCT,
+    part="gemm",
+    flops=lambda d: 2.0 * d[0] * d[1] * d[2],
+    elements=_product,
+)
+_GROUPED = Form(
+    dims=("rows", "out", "in", "experts"),
+    directions=PRODUCT,
+    part="gemm",
+    flops=lambda d: 2.0 * d[0] * d[1] * d[2],
+    elements=lambda d: d[0] * d[2] + d[3] * d[1] * d[2] + d[0] * d[1],
+    # the gradient, written and read; the sum, which is twice as wide, read and written
+    added=lambda d: 6.0 * d[3] * d[1] * d[2],
+    features=lambda d: (d[0] / d[3], d[1], d[2], d[3]),
+)
+NARROW: Mapping[str, str] = {
+    "linear": "narrow_linear",
+    "grouped_linear": "narrow_grouped_linear",
+}
+"""Products that may be made in 8 bits, and what they are called then; they stand beside bf16."""
+
 FORMS: Mapping[str, Form] = {
-    "linear": Form(
-        dims=("tokens", "out", "in"),
-        directions=PRODUCT,
-        part="gemm",
-        flops=lambda d: 2.0 * d[0] * d[1] * d[2],
-        elements=_product,
-    ),
-    "grouped_linear": Form(
-        dims=("rows", "out", "in", "experts"),
-        directions=PRODUCT,
-        part="gemm",
-        flops=lambda d: 2.0 * d[0] * d[1] * d[2],
-        elements=lambda d: d[0] * d[2] + d[3] * d[1] * d[2] + d[0] * d[1],
-        features=lambda d: (d[0] / d[3], d[1], d[2], d[3]),
-    ),
+    "linear": _LINEAR,
+    "grouped_linear": _GROUPED,
+    "narrow_linear": _LINEAR,
+    "narrow_grouped_linear": _GROUPED,
     "attention": Form(
         dims=("sequences", "length", "heads", "kv_heads", "head_dim", "value_dim"),
         part="attention",
@@ -128,6 +141,13 @@ def row_flops(name: str, dims: Dims) -> Number:
     operator, _, direction = name.partition(".")
     form = FORMS.get(operator)
     return 0.0 if form is None or direction in form.idle else form.flops(dims)
+
+
+def row_added(name: str, dims: Dims) -> Number:
+    """Return the elements that are moved after a row's product, onto a sum."""
+    operator, _, direction = name.partition(".")
+    form = FORMS.get(operator)
+    return 0.0 if form is None or direction != "weight_gradient" else form.added(dims)
 
 
 def row_elements(name: str, dims: Dims) -> Number:

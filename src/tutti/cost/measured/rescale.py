@@ -9,6 +9,7 @@ a run waits for on the network is mostly other ranks.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from tutti.hardware.profile import OperatorTime, Profile
@@ -41,12 +42,18 @@ def rescaled(profile: Profile, factors: PassFactors, *, why: str, date: str) -> 
     return replace(profile, operators=tuple(rows), origin=f"{profile.origin}; {why}", date=date)
 
 
-def reissued(profile: Profile, factors: PassFactors) -> Profile:
-    """Return the profile with the host's times to issue operators scaled, and nothing else."""
+def reissued(
+    profile: Profile, factors: PassFactors, operators: Collection[str] | None = None
+) -> Profile:
+    """Return the profile with the host's times to issue (some) operators scaled, nothing else."""
+
+    def is_meant(operator: str) -> bool:
+        return operator not in OPTIMIZER if operators is None else operator in operators
+
     rows = [
-        row
-        if row.operator.partition(".")[0] in OPTIMIZER
-        else replace(row, issue_s=row.issue_s * factors.of(row))
+        replace(row, issue_s=row.issue_s * factors.of(row))
+        if is_meant(row.operator.partition(".")[0])
+        else row
         for row in profile.operators
     ]
     return replace(profile, operators=tuple(rows))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tutti.cost.arrays import FloatArray, Strategy
-from tutti.cost.measured.calls import Call, unit_calls
+from tutti.cost.measured.calls import Call, operators_of, unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.forms import FORMS, PRODUCT, Direction, Part, row_name
 from tutti.cost.operators.operator_times import Passes
@@ -57,23 +57,24 @@ def measured_unit(chip: MeasuredChip, calls: Sequence[Call]) -> MeasuredUnit:
     parts: dict[Part, Passes] = {part: Passes(nothing, nothing, nothing) for part in PARTS}
     issued = [nothing, nothing]
     for call in calls:
-        form = FORMS[call.operator]
+        operator = chip.operator_of(call)
+        form = FORMS[operator]
         back = call.times if call.backward_times is None else call.backward_times
-        forward: FloatArray = call.times * chip.seconds(call.operator, "forward", call.dims)
+        forward: FloatArray = call.times * chip.seconds(operator, "forward", call.dims)
         by_input: FloatArray = nothing
         by_weight: FloatArray = nothing
         if form.directions == PRODUCT:
-            by_input = back * chip.seconds(call.operator, "input_gradient", call.dims)
-            by_weight = back * chip.seconds(call.operator, "weight_gradient", call.dims)
+            by_input = back * chip.seconds(operator, "input_gradient", call.dims)
+            by_weight = back * chip.seconds(operator, "weight_gradient", call.dims)
         else:
             returning: Direction = "backward" if "backward" in form.directions else "forward"
-            seconds = back * chip.seconds(call.operator, returning, call.dims)
+            seconds = back * chip.seconds(operator, returning, call.dims)
             by_input, by_weight = (nothing, seconds) if form.weighs else (seconds, nothing)
         slower = chip.profile.sustained if form.part == "gemm" else 1.0
         parts[form.part] = parts[form.part].plus(Passes(forward, by_input, by_weight), slower)
-        issued[0] = issued[0] + call.times * chip.issue_s(call.operator, "forward")
+        issued[0] = issued[0] + call.times * chip.issue_s(operator, "forward")
         issued[1] = issued[1] + back * sum(
-            chip.issue_s(call.operator, direction)
+            chip.issue_s(operator, direction)
             for direction in (form.directions[1:] or form.directions)
         )
     return MeasuredUnit(
@@ -99,9 +100,10 @@ def strategy_of(work: Workload) -> Strategy:
 def unit_shapes(spec: ModelSpec, unit: int, work: Workload) -> set[tuple[str, tuple[int, ...]]]:
     """Return the (operator, shape) rows of a profile that a unit's calls are exactly."""
     return {
-        (row_name(call.operator, direction), tuple(round(float(d)) for d in call.dims))
+        (row_name(operator, direction), tuple(round(float(d)) for d in call.dims))
         for call in unit_calls(spec, unit, strategy_of(work))
-        for direction in FORMS[call.operator].directions
+        for operator in operators_of(call)
+        for direction in FORMS[operator].directions
     }
 
 
@@ -134,7 +136,9 @@ def predict_block(
     chip = profile if isinstance(profile, MeasuredChip) else MeasuredChip(profile, dtype)
     calls = unit_calls(spec, unit, strategy_of(work))
     found = measured_unit(chip, calls)
-    outside = dict.fromkeys(line for c in calls for line in chip.outside(c.operator, c.dims))
+    outside = dict.fromkeys(
+        line for call in calls for line in chip.outside(chip.operator_of(call), call.dims)
+    )
     return BlockPrediction(
         forward=float(found.forward_s),
         backward=float(found.backward_s),

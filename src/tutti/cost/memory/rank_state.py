@@ -7,25 +7,17 @@ few elements, where something does not divide evenly; the fullest of them stands
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from tutti.cost.kernels import Kernels
 from tutti.models.memory import Recompute, activation_bytes
 from tutti.models.operators import Workload
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import ExpertGroup, Plan, Replica, Stage, covers
 from tutti.schedule.elements import Elements, RankElements
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
-    """Which kernels a stack computes with, as far as they decide what is kept."""
-
-    fused_attention: bool = True
-    fused_cross_entropy: bool = False
 
 
 def workload_of(

@@ -13,6 +13,7 @@ from tutti.cost.network.programs import choose_program
 from tutti.cost.plan.gradient_groups import operation_of
 from tutti.cost.plan.pool_prices import UnitTimes
 from tutti.cost.plan.step_context import StepContext
+from tutti.hardware.chip import Dtype
 from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import CollectiveUse, covers
 from tutti.schedule.boundary import must_join
@@ -115,7 +116,14 @@ class ClassPricer:
         if links is None:
             return Price(0.0)
         gather = entry.op is Op.GATHER_PARAMETERS
-        size = count * (precision.parameters if gather else precision.gradients).num_bytes
+        element = precision.gradients.num_bytes
+        if gather:
+            blocks = entry.start > 0 and entry.stop <= self.shared.model.head_unit
+            # at level 3 weights come as products of 8 bits take them
+            narrow = blocks and level == 3 and precision.compute is Dtype.FP8
+            own = (Dtype.FP8 if narrow else precision.parameters).num_bytes
+            element = self.prices.kernels.gathered_bytes or own
+        size = count * element
         operation = operation_of(entry, level)
         use: CollectiveUse = "parameters" if gather else "gradients"
         return Price(self.shared.choose(use, operation, size, links).seconds, links.nodes > 1)

@@ -12,10 +12,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tutti.cost.kernels import Kernels
 from tutti.cost.measured.layer_profile_prices import profiled_pools
 from tutti.cost.measured.pools import measured_pools
 from tutti.cost.memory.instruction_memory import Overheads, StaticBytes
-from tutti.cost.memory.rank_state import Holdings, Kernels, workload_of
+from tutti.cost.memory.rank_state import Holdings, workload_of
 from tutti.cost.network.recorded_programs import Asked, written_choices
 from tutti.cost.plan.class_prices import ClassPricer
 from tutti.cost.plan.layer_prices import LayerPrices
@@ -97,7 +98,12 @@ def pool_prices(
             calibration, chip = sources.calibration(pool, **values), measured.get(pool.name)
             given = (plan, model, cluster, pool, calibration, chip)
             profile = layers.get(pool.name)
-            found[pool.name] = LayerPrices(*given, profile) if profile else PoolPrices(*given)
+            if profile:
+                found[pool.name] = LayerPrices(*given, profile)
+            else:
+                found[pool.name] = PoolPrices(
+                    *given, kernels=sources.kernels, constants=sources.constants
+                )
     return found
 
 
@@ -148,5 +154,6 @@ def _class_costs(
         free_bytes=flow.free,
         static_bytes=flow.static.total + overheads.context_bytes + overheads.workspace_bytes,
         leaves_node=kinds.spread(lambda example: prices[example].leaves_node) > 0,
+        overlap_slowdown=source.overlap_slowdown,
     )
     return costs, flow.static

@@ -12,6 +12,7 @@ import numpy as np
 from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
 from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants
+from tutti.cost.kernels import Kernels
 from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.unit import measured_unit, strategy_of
@@ -34,14 +35,6 @@ from tutti.models.memory import Recompute
 from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import ContextKind, Plan
-
-# Shares of products, attention, element-wise work and collectives that run again.
-_RECOMPUTED: dict[Recompute, tuple[float, float, float, float]] = {
-    "none": (0.0, 0.0, 0.0, 0.0),
-    "selective": (0.0, 1.0, 0.0, 0.0),
-    "full": (1.0, 1.0, 1.0, 1.0),
-}
-
 
 LAUNCH_S = 5e-6  # of one kernel, in the priors of host times
 _NARROW = {Dtype.FP8: 1.0, Dtype.FP4: 2.0}  # what Strategy.fp8 calls them
@@ -101,15 +94,19 @@ class PoolPrices:
         pool: Pool,
         calibration: Calibration | None,
         measured: MeasuredChip | None = None,
+        *,
+        kernels: Kernels | None = None,
+        constants: Constants | None = None,
     ) -> None:
         self._model = model
+        self.kernels = kernels or Kernels()
         self._compute = plan.job.precision.compute
         self._measured = measured
         self._pool = pool
         self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
-        self.constants = (
-            calibration.constants() if calibration is not None else nominal_constants(pool.chip)
-        )
+        if constants is None:
+            constants = calibration.constants() if calibration else nominal_constants(pool.chip)
+        self.constants = constants
         self.calibration = calibration
         self._links = calibration.label if calibration is not None else "nominal, not measured"
         self.basis = self._links
@@ -126,6 +123,15 @@ class PoolPrices:
         self._units: dict[object, UnitTimes] = {}
         self._prepared: dict[Workload, tuple[_Sheet, int]] = {}
         self._outside: dict[Workload, tuple[str, ...]] = {}  # what a profile does not know of each
+
+    @property
+    def overlap_slowdown(self) -> float:
+        """The seconds of compute lost per second of a collective beside it.
+
+        A profile's operators ran alone, and the calibrations are of other engines: what is
+        measured takes as long as it was measured.
+        """
+        return 0.0 if self._measured is not None else _number(self.constants.overlap_slowdown)
 
     @property
     def node_jitter(self) -> float:
@@ -159,7 +165,7 @@ class PoolPrices:
             f"profile: {line}": None
             for unit in kinds.values()
             for call in unit_calls(self._model, unit, strategy)
-            for line in measured.outside(call.operator, call.dims)
+            for line in measured.outside(measured.operator_of(call), call.dims)
         }
         return tuple(found)
 
@@ -182,8 +188,13 @@ class PoolPrices:
             if seconds is None:
                 found = self._price_one(work, unit, recompute, inside)
                 seconds = [_number(column) for column in _passes(found)]
-            self._units[key] = UnitTimes(*seconds)
+            self._units[key] = self._times(*seconds)
         return self._units[key]
+
+    def _times(self, forward: float, again: float, by_input: float, by_weight: float) -> UnitTimes:
+        if not self.kernels.split_backward:
+            by_input, by_weight = by_input + by_weight, 0.0
+        return UnitTimes(forward, again, by_input, by_weight)
 
     def _looked_up(self, work: Workload, key: _SheetKey) -> list[float] | None:
         """Return what `prepare` has said of a workload; None if nothing."""
@@ -205,13 +216,14 @@ class PoolPrices:
         Returns seconds by chunks, recomputation (none, selective, full), unit, pass as in UnitTimes
         and workload; infinite where there are chunks and nothing to cut.
         """
-        shape = (len(overlap_chunks), len(_RECOMPUTED), len(units), 4, len(works))
+        recomputed = self.kernels.recomputed
+        shape = (len(overlap_chunks), len(recomputed), len(units), 4, len(works))
         seconds = np.full(shape, np.inf)
         tensor = [i for i, work in enumerate(works) if work.tp > 1]
         rows = [
             (chunks, again, i)
             for chunks, count in enumerate(overlap_chunks)
-            for again in range(len(_RECOMPUTED))
+            for again in range(len(recomputed))
             for i in (range(len(works)) if count == 1 else tensor)
         ]
         if not rows:
@@ -220,7 +232,7 @@ class PoolPrices:
         strategy = replace(
             self._strategy(works, ContextKind.RING).take(i),
             overlap_chunks=np.array(overlap_chunks, dtype=np.float64)[chunks],
-            **_run_again(np.array(list(_RECOMPUTED.values()))[again].T),
+            **_run_again(np.array(list(recomputed.values()))[again].T),
         )
         for u, unit in enumerate(units):
             for p, column in enumerate(_passes(self._price(strategy, unit, Spans()))):
@@ -232,7 +244,7 @@ class PoolPrices:
                 _Inside(count, ContextKind.RING, ALIGNED),
             ): seconds[c, r, u]
             for c, count in enumerate(overlap_chunks)
-            for r, recompute in enumerate(_RECOMPUTED)
+            for r, recompute in enumerate(recomputed)
             for u, unit in enumerate(units)
         }
         self._prepared |= {work: (sheet, i) for i, work in enumerate(works)}
@@ -255,6 +267,9 @@ class PoolPrices:
             sequence_parallel=column("sequence_parallel"),
             flash=float(first.fused_attention),
             fp8=_NARROW.get(self._compute, 0.0),
+            fp8_rowwise=float(self.kernels.row_scales),
+            compiled=float(self.kernels.compiled),
+            async_tp=float(self.kernels.asynchronous_tp),
             shared_beside=1.0,
             context_gather=float(context_kind is ContextKind.ALL_GATHER),
         )
@@ -266,7 +281,7 @@ class PoolPrices:
         strategy = replace(
             self._strategy((work,), inside.context_kind),
             overlap_chunks=np.asarray(inside.overlap_chunks, dtype=np.float64),
-            **_run_again(np.array(_RECOMPUTED[recompute])),
+            **_run_again(np.array(self.kernels.recomputed[recompute])),
         )
         placement, node, machine = inside.placement, self._pool.node, self._machine
         spans = Spans(
@@ -331,7 +346,7 @@ class PoolPrices:
 
 
 def _run_again(shares: Iterable[FloatArray]) -> dict[str, FloatArray]:
-    """Return the shares of a row of `_RECOMPUTED` by their names in a Strategy."""
+    """Return the shares of recomputation by their names in a Strategy."""
     names = ("recompute_gemm", "recompute_attention", "recompute_elementwise", "recompute_network")
     return {name: np.asarray(share) for name, share in zip(names, shares, strict=True)}
 

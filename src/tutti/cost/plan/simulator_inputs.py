@@ -28,6 +28,7 @@ class ClassCosts:
     instruction, or a matrix of seconds (instruction × category). Codes and columns refer to
     `StepCosts.categories`; without it, time is split by the kind of instruction. `leaves_node`
     optionally tells which instructions use the NIC of their rank, and so must share it.
+    `overlap_slowdown` is the seconds of compute lost per second of a collective beside it.
     """
 
     seconds: FloatArray
@@ -36,6 +37,7 @@ class ClassCosts:
     static_bytes: float = 0.0
     breakdown: Array | None = None
     leaves_node: Array | None = None
+    overlap_slowdown: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("seconds", "allocate_bytes", "free_bytes"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tutti.cost.calibration.shipped import Calibration, best_match, shipped_calibrations
+from tutti.cost.constants import Constants
+from tutti.cost.kernels import Kernels
 from tutti.cost.measured.layer_profiles import LayerProfiles
 from tutti.cost.memory.instruction_memory import Overheads
-from tutti.cost.memory.rank_state import Kernels
 from tutti.hardware.pool import Pool
 from tutti.hardware.profile import Profile
 
@@ -20,13 +21,15 @@ class Sources:
     calibration. None is used unless it is asked for, not even one that ships: it is of tutti's own
     engine, while the calibrations are of the stacks that published their runs. The caller's own
     calibrations come before those that ship. `extrapolate` lets layer profiles be used beyond what
-    they measured; what was extrapolated is said either way.
+    they measured; what was extrapolated is said either way. `constants` stand in place of every
+    calibration's, for one whose values are being judged.
     """
 
     calibrations: tuple[Calibration, ...] = ()
     layer_profiles: LayerProfiles | None = None
     profiles: tuple[Profile, ...] = ()
     extrapolate: bool = False
+    constants: Constants | None = None
     kernels: Kernels = field(default_factory=Kernels)
     overheads: Overheads = field(default_factory=Overheads)
 

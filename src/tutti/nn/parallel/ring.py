@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tutti.accelerator.moving import moved
+from tutti.accelerator.host_to_device import moved
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.segments import Segments
 from tutti.models import AttentionSpec

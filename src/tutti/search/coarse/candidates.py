@@ -39,6 +39,7 @@ class Candidates:
         self.crossing = Crossing(self.problem)
         self.refiner = Refiner(tables, self.crossing)
         self.per_second = rates(self.problem)
+        self.places = {pool.name: place for place, pool in enumerate(self.problem.pools)}
         self._skipped = 0  # never cut, because others of their kind promise more
 
     @property
@@ -103,7 +104,7 @@ class Candidates:
         candidates = short or candidates  # what takes too long to simulate only if all do
         for candidate in candidates:
             candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
-        for candidate in sorted(candidates, key=lambda c: (c.value, str(c.key))):
+        for candidate in sorted(candidates, key=lambda c: (c.value, c.tie_break(self.places))):
             first = candidate.chains[0]
             told_apart = len(candidate.chains) == 1 and self._wide > 1
             pools = tuple(c.pool for c in first.configs) if told_apart else None

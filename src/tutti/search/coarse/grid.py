@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,36 @@ IntArray = npt.NDArray[np.int64]
 HIDDEN_SHARE = 0.6  # of a micro-batch's time that gradient traffic can hide behind
 WEIGHT_SHARE = 1.0 / 3.0  # of a micro-batch's time: weight passes, beside which gradients go
 FILLED_SHARE = 0.7  # of delayed weight passes that go into gaps, unequal stages allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PricedGrid:
+    """The rows of a grid under one schedule and shard level, with what the coarse model says."""
+
+    grid: Grid
+    shard: int
+    schedule: ScheduleOption
+    seconds: FloatArray  # of a step; infinite where memory cannot be made to suffice
+    pace: FloatArray
+    fill: FloatArray
+    closing: FloatArray
+    traffic: tuple[FloatArray, ...]  # per pool: seconds that sharding a block keeps a NIC busy
+
+    def chain(self, i: int) -> Chain:
+        """Return a row as a Chain."""
+        grid = self.grid
+        return Chain(
+            configs=tuple(o.configs[grid.pick[i, k]] for k, o in enumerate(grid.options)),
+            stages=tuple(int(n) for n in grid.stages[i]),
+            copies=int(grid.copies[i]),
+            sequences=int(grid.per_copy[i]),
+            schedule=self.schedule,
+            shard=self.shard,
+            pace=float(self.pace[i]),
+            fill=float(self.fill[i]),
+            closing=float(self.closing[i]),
+            traffic=tuple(float(traffic[i]) for traffic in self.traffic),
+        )
 
 
 class Grid:
@@ -101,8 +133,8 @@ class Grid:
         block = np.stack(self._blocks("block"), axis=1)
         return _pace(block, self.stages, self._blocks("ends")[-1], self.layers)
 
-    def price(self, plain: FloatArray, shard: int, schedule: ScheduleOption) -> FloatArray:
-        """Return approximate step times; infinite where memory cannot be made to suffice."""
+    def price(self, plain: FloatArray, shard: int, schedule: ScheduleOption) -> PricedGrid:
+        """Return approximate step times, and what they consist of."""
         depth = self.stages.sum(axis=1)
         size = self.copies * self.per_copy
         rounds = whole_rounds(self.total / size, elastic=self.elastic)
@@ -111,9 +143,10 @@ class Grid:
         worst = np.zeros(len(pace), dtype=np.float64)
         before = np.zeros(len(pace), dtype=np.int64)
         fits = np.ones(len(pace), dtype=bool)
-        self.copied = np.zeros(len(pace))
+        copied = np.zeros(len(pace))
         for k in range(len(self.options)):
-            share = self._recomputed(k, shard, schedule, pace, depth, before, rounds)
+            share, moved = self._recomputed(k, shard, schedule, pace, depth, before, rounds)
+            copied = np.maximum(copied, moved)
             fits &= np.isfinite(share)
             share = np.where(np.isfinite(share), share, 0.0)
             block[:, k] += share * self._relief_seconds(k, pace)
@@ -121,10 +154,10 @@ class Grid:
             before = before + self.stages[:, k]
         if worst.any():
             pace = _pace(block, self.stages, self._blocks("ends")[-1], self.layers)
-        self.traffic: list[FloatArray] = []
+        blocks: list[FloatArray] = []
         if shard >= 2:
-            self.traffic = [self._block_traffic(k, shard) for k in range(len(self.options))]
-            traffic = self._sharding_traffic(pace)
+            blocks = [self._block_traffic(k, shard) for k in range(len(self.options))]
+            traffic = self._sharding_traffic(pace, blocks)
             reduced = traffic if shard == 2 else 0.5 * traffic
             shown = np.maximum(0.0, reduced - WEIGHT_SHARE * pace) / schedule.virtual
             pace = np.maximum(pace + shown, traffic)
@@ -135,13 +168,15 @@ class Grid:
             fits &= depth > 1
         if shard >= 1:
             fits &= self.copies > 1
-        self.pace = pace
-        self.fill = self._fill_seconds(schedule, pace, depth)
-        self.closing = self._closing_seconds(shard, pace) + self.copied
-        seconds = (rounds * pace + self.fill + self.closing) * OPTIMISM[shard]
+        fill = self._fill_seconds(schedule, pace, depth)
+        closing = self._closing_seconds(shard, pace) + copied
+        seconds = (rounds * pace + fill + closing) * OPTIMISM[shard]
         if self.elastic:
             seconds = seconds * self.total / (rounds * size)
-        return np.where(fits, seconds, np.inf)
+        return PricedGrid(
+            grid=self, shard=shard, schedule=schedule, seconds=np.where(fits, seconds, np.inf),
+            pace=pace, fill=fill, closing=closing, traffic=tuple(blocks),
+        )  # fmt: skip
 
     def _blocks(self, name: str) -> list[FloatArray]:
         return [self._column(k, name) for k in range(len(self.options))]
@@ -161,14 +196,16 @@ class Grid:
         depth: IntArray,
         before: IntArray,
         rounds: FloatArray,
-    ) -> FloatArray:
+    ) -> tuple[FloatArray, FloatArray]:
         """Return which share of a pool's blocks must be recomputed, on average over its stages.
 
-        Where that is not enough, optimizer states may live on the host: their copies are noted.
+        Where that is not enough, optimizer states may live on the host: the seconds of their copies
+        are returned, too.
         """
+        copied = np.zeros(len(pace))
         o, stages = self.options[k], self.stages[:, k]
         if not np.isfinite(o.memory):
-            return np.zeros(len(pace))
+            return copied, copied
         block = self._column(k, "block")
         blocks = np.maximum(1.0, np.floor(pace / block * (1 + 1e-9)))
         blocks = np.minimum(blocks, np.ceil(self.layers / stages))
@@ -206,10 +243,10 @@ class Grid:
             share = np.where(need <= 0, 0.0, need / np.maximum(gain, 1e-9))
             short = np.maximum(need - np.maximum(gain, 0.0), 0.0)
             relieved = (short > 0.0) & (short <= movable)
-            self.copied = np.maximum(self.copied, np.where(relieved, short / o.copy, 0.0))
+            copied = np.maximum(copied, np.where(relieved, short / o.copy, 0.0))
             share = np.where(relieved, 1.0, share)
             total += np.where(share <= 1.0, share, np.inf)
-        return total / 2.0
+        return total / 2.0, copied
 
     def _kept(
         self, k: int, once: npt.NDArray[np.bool_], replicas: FloatArray
@@ -247,10 +284,10 @@ class Grid:
         found: FloatArray = moved * shared / self._column(k, "inside")
         return found
 
-    def _sharding_traffic(self, pace: FloatArray) -> FloatArray:
+    def _sharding_traffic(self, pace: FloatArray, each: Sequence[FloatArray]) -> FloatArray:
         """Return the seconds that the traffic of one micro-batch keeps a NIC busy."""
         slowest = np.zeros(len(pace))
-        for k, traffic in enumerate(self.traffic):
+        for k, traffic in enumerate(each):
             blocks = np.floor(pace / self._column(k, "block") * (1 + 1e-9))
             slowest = np.maximum(slowest, blocks * traffic)
         return slowest
@@ -278,21 +315,6 @@ class Grid:
             exposed = np.maximum(0.0, reduce - HIDDEN_SHARE * pace) if shard < 2 else 0.0
             slowest = np.maximum(slowest, exposed + gather)
         return slowest
-
-    def chain(self, i: int, shard: int, schedule: ScheduleOption) -> Chain:
-        """Return a row as a Chain."""
-        return Chain(
-            configs=tuple(o.configs[self.pick[i, k]] for k, o in enumerate(self.options)),
-            stages=tuple(int(n) for n in self.stages[i]),
-            copies=int(self.copies[i]),
-            sequences=int(self.per_copy[i]),
-            schedule=schedule,
-            shard=shard,
-            pace=float(self.pace[i]),
-            fill=float(self.fill[i]),
-            closing=float(self.closing[i]),
-            traffic=tuple(float(traffic[i]) for traffic in self.traffic),
-        )
 
 
 def whole_rounds(rounds: FloatArray, *, elastic: bool) -> FloatArray:

@@ -88,13 +88,14 @@ class Coarse:
         self, grid: Grid, plain: FloatArray, shard: int, schedule: ScheduleOption, most: int
     ) -> list[Chain]:
         self.priced += grid.size
-        seconds = grid.price(plain, shard, schedule)
+        priced = grid.price(plain, shard, schedule)
+        seconds = priced.seconds
         likely = np.argpartition(seconds, min(8 * most, len(seconds) - 1))[: 8 * most]
         likely = likely[np.lexsort((likely, seconds[likely]))]
         found: dict[object, Chain] = {}
         for i in likely.tolist():
             if not np.isfinite(seconds[i]) or len(found) == most:
                 break
-            chain = grid.chain(i, shard, schedule)
+            chain = priced.chain(i)
             found.setdefault(chain.key, chain)
         return list(found.values())

@@ -42,6 +42,7 @@ class Refiner:
         self.problem = tables.problem
         self.crossing = crossing
         self.per_second = rates(self.problem)
+        self.places = {pool.name: place for place, pool in enumerate(self.problem.pools)}
         self.skipped = 0  # never cut, because others promise more
         self.rejected = 0  # cut, but memory does not suffice
 
@@ -66,11 +67,11 @@ class Refiner:
                 continue
             fitting.append(priced)
             best = min(best, priced.value)
-        fitting.sort(key=lambda c: (c.value, str(c.key)))
+        fitting.sort(key=lambda c: (c.value, c.tie_break(self.places)))
         fitting = self._with_other_sizes(fitting, known)
         if self.problem.model.num_experts:
             fitting[:VARIED] = [self._varied(candidate, known) for candidate in fitting[:VARIED]]
-            fitting.sort(key=lambda c: (c.value, str(c.key)))
+            fitting.sort(key=lambda c: (c.value, c.tie_break(self.places)))
         return fitting
 
     def _least(self, candidate: Candidate) -> float:
@@ -95,7 +96,7 @@ class Refiner:
             return found
         limit = PLAYED_WITHIN * found[0].value
         hopeful = [c for c in found if c.hoped < min((1.0 - RAGGED) * c.value, limit)]
-        hopeful.sort(key=lambda c: (c.hoped, str(c.key)))
+        hopeful.sort(key=lambda c: (c.hoped, c.tie_break(self.places)))
         seen: Counter[object] = Counter()
         chosen: set[int] = set()
         for candidate in hopeful:
@@ -104,7 +105,7 @@ class Refiner:
             seen[candidate.kind] += 1
         other = [self._resized(c, known) for c in found if id(c) in chosen]
         found = [*found, *(c for c in other if c is not None)]
-        return sorted(found, key=lambda c: (c.value, str(c.key)))
+        return sorted(found, key=lambda c: (c.value, c.tie_break(self.places)))
 
     def _is_split(self, candidate: Candidate) -> bool:
         """Tell whether few copies of a chain share states, because they take less than others."""

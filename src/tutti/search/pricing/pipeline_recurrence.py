@@ -17,15 +17,20 @@ import numpy.typing as npt
 
 from tutti.cost.network.group_links import link_of
 from tutti.hardware.topology import Position
+from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Recompute
+from tutti.plan.schedules import StagePlace, schedule_record
 from tutti.search.cutting.build_draft import Part
 from tutti.search.cutting.cut_chain import Cut
 from tutti.search.pricing.unit_tables import FULL, NONE, SELECTIVE, Config, Tables
 from tutti.search.strategy.coarse_chain import Chain
+from tutti.search.strategy.draft import Draft, PipelineDraft
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 REDUCED_LATER = 2  # gradients that wait for their reduction while weight passes go on
+MESSAGE_SLACK = 0.2  # of a micro-batch: what messages may take before a stage runs further ahead
 _FILLED = 0.6  # of the gap between 1F1B and the bare work that delayed weight passes close
 
 
@@ -44,6 +49,10 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     record, place = chain.schedule.record, chain.schedule.place
     places = place(depth, np.arange(depth), part.micro_batches)
     ahead = np.full(depth, record.passes_ahead(places))  # the same everywhere in some kinds
+    if record.sets_warm_up and depth > 1:
+        ahead = np.minimum(
+            part.micro_batches, depths_for_messages(ahead, passes.sum(axis=0), sends)
+        )
     found = float(compiled(_play)(passes, sends, ahead, virtual, part.micro_batches))
     # Reductions that follow weight passes which were put off fill the gaps first.
     if record.delays_weights and chain.shard < 2:
@@ -51,6 +60,53 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
         found -= _FILLED * (found - bare) * 0.5
     closing = chain.closing + _tied_seconds(tables, chain, configs)
     return (found + closing) * slowdown(tables, chain)
+
+
+def depths_for_messages(ahead: IntArray, stages: FloatArray, sends: FloatArray) -> IntArray:
+    """Return how far stages should run ahead so that none waits for messages on their way.
+
+    As many micro-batches as the slowest stage, or link, ends while one goes to the last stage and
+    comes back. `ahead` is what suffices without messages.
+    """
+    pace = max(float(stages.max()), float(sends[:-1].max(initial=0.0)))
+    if pace <= 0.0:
+        return ahead
+    messages = np.append(2.0 * sends[:-1], 0.0)
+    away = np.cumsum((stages + messages)[::-1])[::-1]
+    return np.maximum(ahead, np.ceil(away / pace - MESSAGE_SLACK).astype(np.int64))
+
+
+def deeper_draft(tables: Tables, draft: Draft) -> Draft | None:
+    """Return a draft whose stages run ahead as far as messages ask for; None: as it is."""
+    if not schedule_record(draft.schedule).sets_warm_up:
+        return None
+    pipelines = [_deeper_pipeline(tables, pipeline, draft.schedule) for pipeline in draft.pipelines]
+    deeper = replace(draft, pipelines=tuple(pipelines))
+    return None if deeper == draft else deeper
+
+
+def _deeper_pipeline(tables: Tables, pipeline: PipelineDraft, kind: ScheduleKind) -> PipelineDraft:
+    depth = len(pipeline.stages)
+    if depth == 1:
+        return pipeline
+    configs = [stage.replicas[0].config for stage in pipeline.stages]
+    stages = np.array(
+        [
+            sum(_pass_seconds(tables, config, stage.units[0], stage.replicas[0].recompute))
+            for config, stage in zip(configs, pipeline.stages, strict=True)
+        ]
+    )
+    places = StagePlace(depth, np.arange(depth), pipeline.micro_batches)
+    usual = np.full(depth, schedule_record(kind).passes_ahead(places))
+    wanted = depths_for_messages(usual, stages, _send_seconds(tables, configs))
+    wanted = np.minimum(wanted, pipeline.micro_batches)
+    if (wanted == usual).all():
+        return pipeline
+    deeper = tuple(
+        replace(stage, order=replace(stage.order, warm_up=int(ahead)))
+        for stage, ahead in zip(pipeline.stages, wanted, strict=True)
+    )
+    return replace(pipeline, stages=deeper)
 
 
 def timed(tables: Tables, part: Part, cut: Cut, seconds: float) -> Chain:

@@ -19,9 +19,11 @@ from tutti.plan.schedules import schedule_record
 from tutti.schedule.check import check_schedule
 from tutti.schedule.instruction import Op
 from tutti.schedule.listing import OPS
+from tutti.schedule.schedule import ScheduleMemo
 from tutti.search.answer.result import Settled
 from tutti.search.cutting.build_draft import Part, Spared, distinct_chains, draft_of
 from tutti.search.cutting.micro_batch_shares import Runner, balanced
+from tutti.search.pricing.pipeline_recurrence import deeper_draft
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.strategy.draft import Draft, Placement, canonical, to_plan
 from tutti.search.strategy.space_limits import draft_keeps
@@ -100,7 +102,7 @@ def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
     return shorter, longer
 
 
-def _pass_ends(found: Estimate) -> list[float]:
+def pass_ends(found: Estimate) -> list[float]:
     """Return when each pipeline's last pass ends."""
     result = found.result
     ends = [0.0] * len(found.schedule.plan.pipelines)
@@ -194,6 +196,7 @@ class Settler:
         self.tables = tables
         self.simulated = 0
         self.instructions = 0
+        self.memo = ScheduleMemo()
 
     def plan_of(self, draft: Draft) -> Plan:
         """Return the placed plan of a draft."""
@@ -205,8 +208,9 @@ class Settler:
         problem = self.tables.problem
         self.simulated += 1
         found = estimate(
-            plan, problem.model, problem.cluster, self.tables.sources, prices=self.tables.prices
-        )
+            plan, problem.model, problem.cluster, self.tables.sources, prices=self.tables.prices,
+            memo=self.memo,
+        )  # fmt: skip
         self.instructions += found.result.program.size
         return found
 
@@ -219,7 +223,7 @@ class Settler:
                 return None
             found = self.quick(draft)
             if found.fits:
-                return replace(found, spared=spared)
+                return replace(self._run_ahead(found), spared=spared)
             short = missing(found, parts)
             for place, more in short.items():
                 spared[place] = spared.get(place, 0.0) + 1.02 * more + LEAST_SPARED
@@ -231,6 +235,14 @@ class Settler:
                 for place in short:
                     spared[place] *= 2.0
         return None
+
+    def _run_ahead(self, found: Quick) -> Quick:
+        """Return the strategy with stages further ahead, where messages ask for it and it pays."""
+        deeper = deeper_draft(self.tables, found.draft)
+        if deeper is None:
+            return found
+        other = self.quick(deeper)
+        return other if other.fits and other.seconds < found.seconds else found
 
     def quick(self, draft: Draft) -> Quick:
         """Price a draft by simulating the beginning of its step, the whole of it if it is short.
@@ -251,14 +263,14 @@ class Settler:
         if brief or not enough or not schedule_record(draft.schedule).steady:
             made = self.plan_of(draft)
             found = self.price(made)
-            ends, paces = _pass_ends(found), _paces(found)
+            ends, paces = pass_ends(found), _paces(found)
             return Quick(
                 draft, found.step_seconds, self._short_of(found), (made, found), _free(found),
                 runners=_runners(draft, ends, paces, [p.micro_batches for p in draft.pipelines]),
                 closing_s=found.result.step_seconds - max(ends), slowdown=found.priced.slowdown,
             )  # fmt: skip
         first, second = self._shortened(draft, lengths), self._shortened(draft, longer)
-        starts, ends = _pass_ends(first), _pass_ends(second)
+        starts, ends = pass_ends(first), pass_ends(second)
         taken = zip(starts, ends, lengths, longer, strict=True)
         paces = [(end - start) / (more - few) for start, end, few, more in taken]
         runners = _runners(draft, ends, paces, longer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tutti.search.cutting.build_draft import Part
@@ -53,3 +54,18 @@ class Candidate:
     def key(self) -> object:
         """What makes two candidates the same strategy."""
         return tuple(chain.key for chain in self.chains)
+
+    def tie_break(self, places: Mapping[str, int]) -> str:
+        """Return what orders candidates of one value; pools count by place, not by name."""
+        return str(
+            [
+                (
+                    [(places[c.pool], c.width, c.sequences, c.ep) for c in chain.configs],
+                    chain.stages,
+                    chain.copies,
+                    chain.schedule,
+                    chain.shard,
+                )
+                for chain in self.chains
+            ]
+        )

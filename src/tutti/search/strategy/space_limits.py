@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tutti.models.memory import Recompute
 from tutti.models.spec import ModelSpec
+from tutti.plan.expert_meetings import missed_meeting
 from tutti.plan.files import refer_to_cluster, refer_to_model
-from tutti.plan.meetings import missed_meeting
-from tutti.plan.plan import ExpertGroup, Plan
+from tutti.plan.plan import ExpertGroup, Plan, Replica, chunks, covers
+from tutti.plan.plan import Stage as PlanStage
+from tutti.plan.uniform import even_cuts
 from tutti.search.pricing.money_and_energy import chips_by_pool
 from tutti.search.question.exportable import export_refusal
 from tutti.search.question.space import Problem, Space
@@ -69,6 +72,43 @@ def plan_keeps(plan: Plan, problem: Problem) -> bool:
         and uses_enough(chips_by_pool(plan), problem)
         and exports(plan, problem)
     )
+
+
+def plan_in_space(plan: Plan, problem: Problem) -> bool:
+    """Tell whether every field of a plan, degrees and remedies too, is in the problem's space."""
+    space = problem.space
+    most = max(problem.all_sequence_counts())
+    for _, _, stage in plan.stages():
+        for replica in stage.replicas:
+            pool = problem.cluster.pool(replica.chips.pools[0])
+            sizes = space.sequences
+            if (
+                replica.tp not in problem.tensor_degrees(pool)
+                or replica.cp not in problem.context_degrees()
+                or (replica.sequences not in sizes if sizes else replica.sequences > most)
+                or not _recomputed_kinds(stage, replica, problem.model) <= set(space.recompute)
+                or any(name not in space.offload for name, _ in replica.offload.kinds())
+            ):
+                return False
+        if any(group.chips not in problem.expert_degrees() for group in stage.experts):
+            return False
+    return plan_keeps(plan, problem) and (space.uneven_units or _is_even(plan, problem.model))
+
+
+def _recomputed_kinds(stage: PlanStage, replica: Replica, model: ModelSpec) -> set[Recompute]:
+    """Return in which ways a replica recomputes blocks."""
+    full, selective = replica.recompute.full, replica.recompute.selective
+    return {
+        "full" if covers(full, unit) else "selective" if covers(selective, unit) else "none"
+        for start, stop in stage.units
+        for unit in range(max(1, start), min(stop, model.num_layers + 1))
+    }
+
+
+def _is_even(plan: Plan, model: ModelSpec) -> bool:
+    """Tell whether every pipeline is cut evenly."""
+    cuts = [[(c.start, c.stop) for c in chunks(pipeline)] for pipeline in plan.pipelines]
+    return all(cut == even_cuts(model.num_layers, len(cut)) for cut in cuts)
 
 
 def _keeps_form(space: Space, plan: Plan) -> bool:

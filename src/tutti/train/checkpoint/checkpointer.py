@@ -21,7 +21,7 @@ import torch
 
 from tutti.errors import DamagedError, InputError, TuttiError
 from tutti.files import fingerprint, pretty_json
-from tutti.huggingface.plain import outside_links
+from tutti.huggingface.side_files import outside_links
 from tutti.plan.files import plan_to_document
 from tutti.train.checkpoint import folders
 from tutti.train.checkpoint.contents import Piece, expected_keys, written_pieces

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from tutti.huggingface.hf_folder import is_weights
-from tutti.huggingface.plain import plain_paths
+from tutti.huggingface.side_files import plain_paths
 
 _MOST_BYTES = 64 << 20  # of one file: anything larger is no description of a model
 

@@ -97,8 +97,9 @@ class Engine:
         }
         buckets = make_buckets(plan)
         self.parameters = Synchronised(
-            self.seats, self.seat, buckets, self.tensors, plan.job, links, accelerator
-        )
+            self.seats, self.seat, buckets, self.tensors, plan.job, links, accelerator,
+            narrow=self.model.narrow_weights(),
+        )  # fmt: skip
         self.passes = self._make_passes(selective, capture or CaptureSettings())
         self.moves = HostMoves(accelerator, self.parameters)
         if spec.ties_weights and {0, spec.head_unit} <= set(self.seat.units):

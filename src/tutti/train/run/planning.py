@@ -23,8 +23,8 @@ from tutti.observe.folder import PLAN_FILE, RUN_FILE
 from tutti.plan.check import require_valid
 from tutti.plan.files import load_plan, refer_to_model, save_plan
 from tutti.plan.plan import Plan
-from tutti.ranks.here import DEVICE
-from tutti.search.ask import Limits, make_problem
+from tutti.ranks.local_capacity import DEVICE
+from tutti.search.ask_from_values import Limits, make_problem
 from tutti.search.planner import plan as search_plan
 from tutti.search.planner import plan_uniform
 from tutti.search.question.effort import Report, silent

@@ -64,21 +64,24 @@ def start_together(
     it has one: it may have failed before the first, and hosts may see a shared folder at different
     times, so the launcher cannot say --resume, and each rank must not look for itself.
     """
-    from tutti.ranks.rendezvous import open_store, wait_for
+    from tutti.ranks.rendezvous import COMING_S, all_read, open_store, wait_for
 
     number = next(_starts)
     store, key = open_store(config.timeout_s), f"start {number}" if number else "start"
-    if int(os.environ["RANK"]) == 0:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == 0:
         try:
             start = _decide(config, resume, overwrite, make)
         except Exception as error:
             store.set(key, json.dumps({"error": str(error), "code": _code(error)}))
+            all_read(store, key, rank, world, min(config.timeout_s, COMING_S))
             raise
         text = (config.folder / PLAN_FILE).read_text(encoding="utf-8")
         store.set(key, json.dumps({"resume": start.resume, "plan": text}))
         return start
     said = json.loads(wait_for(store, key, config.timeout_s))
     if "error" in said:
+        all_read(store, key, rank, world, 0.0)
         raise error_with(int(said["code"]), f"rank 0: {said['error']}")
     if config.plan is not None:  # this rank's own file: all compare theirs when they meet
         return Start(job=make(config), resume=said["resume"])

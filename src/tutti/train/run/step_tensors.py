@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tutti.document import Count, Natural, plain
 from tutti.files import unwritable
-from tutti.huggingface.sides import versions
+from tutti.huggingface.alignment_sides import versions
 from tutti.models.spec import ModelSpec
 from tutti.schedule.buckets import tied_apart
 from tutti.schedule.ownership import Block, tied_ends

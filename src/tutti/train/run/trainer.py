@@ -18,7 +18,7 @@ from typing import Any
 from tutti.document import Place, build
 from tutti.errors import StoppedError
 from tutti.plan.plan import Plan
-from tutti.ranks.here import require_chips_here
+from tutti.ranks.local_capacity import require_chips_here
 from tutti.ranks.local_processes import LocalRanks, RankEvent
 from tutti.search.question.effort import Report, silent
 from tutti.train.data.config import DataConfig
@@ -92,7 +92,7 @@ class Trainer:
             self.config = config
             if self.job is not None:
                 self.job = replace(self.job, config=config)
-        from tutti.ranks.launched import started_as_rank
+        from tutti.ranks.launcher_variables import started_as_rank
 
         if started_as_rank(os.environ):
             from tutti.train.run.rank import run_rank, start_together

@@ -17,7 +17,7 @@ from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.errors import TuttiError
 from tutti.ranks.devices import open_chip
 from tutti.ranks.events import Events
-from tutti.ranks.leaving import Leaving, asking
+from tutti.ranks.shutdown import Leaving, asking
 from tutti.simulate.estimate import Estimate
 from tutti.train.data.feeder import Feeder, Samples
 from tutti.train.engine.engine import Engine

@@ -57,6 +57,8 @@ class SpanGradients:
             local_part(block, logical, logical.view)
             for block, logical in zip(span.blocks, self._logical, strict=True)
         ]
+        self._sizes = [block.size for block in span.blocks]
+        self._shapes = [block.shape for block in span.blocks]
         self.device = self.views[0].device
         self.kept = slice(0, span.size) if level == 0 else span.own(rank)
         self.gradient_dtype = dtype
@@ -70,9 +72,8 @@ class SpanGradients:
         self._sum_is_total = False  # what is on the host is reduced, of the kept elements
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
-        sizes = [block.size for block in self.span.blocks]
-        parts = flat.split(sizes)
-        return [part.view(block.shape) for part, block in zip(parts, self.span.blocks, strict=True)]
+        parts = flat.split(self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def add_gradients(self, units: range, lent: Container[int] = ()) -> None:
         """Move the modules' gradients of some units into the flat one; `lent` ones as copies."""

@@ -78,6 +78,7 @@ class SpanState(SpanGradients):
         if away.parameters:
             self.home = HostCopy(accelerator, self.num_kept, self.views[0].dtype)
         self._shard: Tensor | None = None  # of the parameters, at level 3 without a master here
+        self._cuts: dict[str, tuple[Tensor, list[Tensor]]] = {}  # of the optimizer's vectors
 
     @property
     def num_kept(self) -> int:
@@ -241,6 +242,18 @@ class SpanState(SpanGradients):
 
     # --- the step --------------------------------------------------------------------------
 
+    def _kept(self, name: str, by_block: bool) -> Sequence[Tensor] | None:
+        """Return a vector of the optimizer, by block if asked; it is cut once if it stays here."""
+        flat: Tensor | None = getattr(self.optimizer, name)
+        if flat is None or not by_block:
+            return None if flat is None else [flat]
+        if name in self.optimizer.homes:
+            return self._cut(flat)
+        held = self._cuts.get(name)
+        if held is None or held[0] is not flat:
+            held = self._cuts[name] = (flat, self._cut(flat))
+        return held[1]
+
     def _step_gradients(self, *, by_block: bool) -> list[Tensor]:
         if self.loose is not None:
             return self._loose_parts(self.loose)
@@ -259,14 +272,11 @@ class SpanState(SpanGradients):
         by_block = self.level == 0  # as the modules' parameters lie, which follow in one pass
         gradients = self._step_gradients(by_block=by_block)
         self.forget_gradients()
-        weights = self.views if master is None else self._cut(master) if by_block else [master]
+        weights = self._kept("master", by_block) or self.views
         copies = self.views if master is not None and by_block and self.home is None else None
         if state.mean is None or state.square is None:
             copies = None
-        moments = [
-            m if m is None else self._cut(m) if by_block else [m]
-            for m in (state.mean, state.square)
-        ]
+        moments = [self._kept("mean", by_block), self._kept("square", by_block)]
         lists = [weights, gradients, *moments, copies]
         for own, parts in by_decay(
             lists, self.span.blocks, None if by_block else self.kept, settings

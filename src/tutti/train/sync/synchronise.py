@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.accelerator.accelerator import Accelerator
+from tutti.hardware.chip import Dtype
 from tutti.models.parameters import ParameterClass
 from tutti.nn.storage import Logical
 from tutti.plan.job import Job
@@ -23,7 +24,8 @@ from tutti.schedule.buckets import Bucket
 from tutti.schedule.instruction import Instruction, Scope, What
 from tutti.train.state.span_gradients import Away
 from tutti.train.state.state import SpanState
-from tutti.train.sync.joints import Joint, joints
+from tutti.train.sync.cross_pipeline_sums import Joint, joints
+from tutti.train.sync.narrow_gather import NarrowGather
 
 NORM_ELEMENTS = 1 << 24  # squared at a time
 
@@ -70,7 +72,12 @@ class Synchronised:
         job: Job,
         links: Links,
         accelerator: Accelerator,
+        *,
+        narrow: Iterable[Tensor] = (),
     ) -> None:
+        """Make the state of a rank; `narrow` are the weights that it multiplies in 8 bits."""
+        self._narrow = {id(weight) for weight in narrow}
+        self._gathers: dict[int, NarrowGather | None] = {}  # by id of state
         self._seats, self._seat, self._links, self._job = seats, seat, links, job
         self._accelerator = accelerator
         self._tensors = tensors
@@ -201,16 +208,42 @@ class Synchronised:
     def _gather_span(self, state: SpanState) -> Handle:
         span, shard = state.span, state.shard()
         alone = len(span.members) == 1
-        whole = shard if alone else shard.new_empty(span.size)
+        narrow = None if alone or state.level < 3 else self._narrow_gather(state)
+        message, counts = shard, span.counts
+        if narrow is not None:
+            message, counts = narrow.write(span.holders.index(state.rank), shard), narrow.counts
+        came = message if alone else message.new_empty(sum(counts))
 
         def place() -> None:
+            whole = came
+            if narrow is not None:
+                whole = shard.new_empty(span.size)
+                narrow.read(came, whole)
             state.put_parameters(whole)
             if state.home is not None:
                 state.home.leave()
 
         if alone:
             return Then((), place)
-        return Then([self._links.all_gather(span.holders, shard, span.counts, whole)], place)
+        return Then([self._links.all_gather(span.holders, message, counts, came)], place)
+
+    def _narrow_gather(self, state: SpanState) -> NarrowGather | None:
+        """Return how parameters come in 8 bits; None: none of them do.
+
+        Holders may slice weights differently, or be unlike chips: what comes so is what all of them
+        multiply so. They tell each other once.
+        """
+        if self._job.precision.compute is not Dtype.FP8:
+            return None
+        if id(state) not in self._gathers:
+            holders, blocks = state.span.holders, state.span.blocks
+            own = [float(id(owner) in self._narrow) for owner in state.owners]
+            flags = torch.tensor(own, device=self._accelerator.device)
+            self._links.all_reduce(holders, flags, use="parameters").wait()
+            narrow = [flag == len(holders) for flag in flags.tolist()]
+            made = NarrowGather(blocks, narrow, state.span.bounds) if any(narrow) else None
+            self._gathers[id(state)] = made
+        return self._gathers[id(state)]
 
     def passed(self, units: range, *, upwards: bool) -> None:
         """Let go of parameters whose pass is over and that are brought anew for each."""

@@ -14,6 +14,8 @@ from tutti.hardware.chip import Dtype
 TINY = {
     "linear": (8, 16, 32),
     "grouped_linear": (10, 16, 32, 4),
+    "narrow_linear": (16, 16, 32),
+    "narrow_grouped_linear": (10, 16, 32, 4),
     "attention": (2, 8, 4, 2, 16, 16),
     "rotary": (8, 4, 16),
     "add": (64,),

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tutti.comm.entry import store as module
-from tutti.comm.entry.meeting import open_store
+from tutti.comm.entry.find_store import open_store
 from tutti.comm.entry.store import PrefixedStore, StoreClient, StoreError, StoreServer
 from tutti.comm.entry.trust import Key
 from tutti.launch.secret import Secret

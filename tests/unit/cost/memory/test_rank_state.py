@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.plans import EXPERTS, Allocator, small_model
 from tutti.cost.constants import Constants
+from tutti.cost.kernels import Kernels
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings, Kernels, workload_of
+from tutti.cost.memory.rank_state import Holdings, workload_of
 from tutti.cost.plan.pool_prices import nominal_constants
 from tutti.document import Place
 from tutti.hardware.library import shipped

@@ -9,9 +9,9 @@ import pytest
 
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
-from tutti.models.plain import plain_gpt
+from tutti.models.plain_decoder import plain_gpt
 from tutti.plan.job import Job
-from tutti.search.ask import Limits, make_problem
+from tutti.search.ask_from_values import Limits, make_problem
 from tutti.search.planner import plan
 from tutti.search.question.space import Problem, Space
 from tutti.units import parse

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.search.test_planner import problem
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
-from tutti.models.plain import plain_gpt
+from tutti.models.plain_decoder import plain_gpt
 from tutti.plan.check import check_plan
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.uniform import Degrees, uniform_plan

@@ -19,7 +19,7 @@ from tutti.hardware.fabric import Fabric
 from tutti.hardware.node import Bridge, trimmed
 from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
-from tutti.models.plain import plain_gpt
+from tutti.models.plain_decoder import plain_gpt
 from tutti.plan.job import Job, ScheduleKind
 from tutti.search.bound import lower_bound as bound
 from tutti.search.bound.lower_bound import lower_bound

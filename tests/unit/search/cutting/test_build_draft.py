@@ -7,7 +7,7 @@ import pytest
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind
 from tutti.plan.job import ScheduleKind
-from tutti.search.ask import make_problem
+from tutti.search.ask_from_values import make_problem
 from tutti.search.cutting.build_draft import Part, cuts_of
 from tutti.search.pricing.memory_budget import copy_bandwidth, forwards
 from tutti.search.pricing.simulate_draft import Settler

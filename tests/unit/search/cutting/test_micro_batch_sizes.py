@@ -15,7 +15,7 @@ from tests.support.chains import one_stage
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.plan.job import Job
-from tutti.search.ask import make_problem
+from tutti.search.ask_from_values import make_problem
 from tutti.search.bound.lower_bound import lower_bound
 from tutti.search.coarse.pool_crossing import Crossing
 from tutti.search.cutting.build_draft import Part, cuts_of, split_batch

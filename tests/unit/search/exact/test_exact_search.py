@@ -28,6 +28,9 @@ from tutti.search.bound.lower_bound import lower_bound
 from tutti.search.exact.exact_search import search_exactly
 from tutti.search.planner import plan
 from tutti.search.pricing.unit_tables import Tables
+from tutti.search.question.canonical_pools import canonical_question
+from tutti.search.question.effort import Effort
+from tutti.search.strategy.space_limits import plan_in_space
 
 CLOSE = 1e-9
 # Small ones that together open every dimension. In 246 the order of two pipelines decides, in 237
@@ -46,9 +49,10 @@ _SELDOM = tuple(n for n in range(NUM_INSTANCES) if n not in _ALWAYS)
 )
 def test_the_search_finds_what_enumeration_finds(number, record_property):
     instance = make_instance(number)
-    tables = Tables(instance.problem)
+    asked = canonical_question(instance.problem).problem  # pools in the planner's order
+    tables = Tables(asked)
     best = enumerate_best(tables)
-    found = search_exactly(instance.problem)
+    found = search_exactly(asked)
     record_property("drafts", best.drafts)
     assert best.valid <= best.drafts <= MOST_DRAFTS
     if best.step_seconds is None:
@@ -60,8 +64,23 @@ def test_the_search_finds_what_enumeration_finds(number, record_property):
     assert found.lower_bound_seconds <= best.step_seconds * (1 + CLOSE)
     assert lower_bound(tables) <= best.step_seconds * (1 + CLOSE), instance.name
     # What a user gets: the planner searches small spaces whole.
-    returned = plan(instance.problem, compare=False)
+    returned = plan(instance.problem, compare=False, effort=Effort(last_mile=0))
     assert returned.best.step_seconds == pytest.approx(best.step_seconds, rel=CLOSE), instance.name
+    assert returned.lower_bound_seconds <= best.step_seconds * (1 + CLOSE)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [*_ALWAYS[1:36:6], *(pytest.param(n, marks=pytest.mark.slow) for n in _ALWAYS[36:])],
+)
+def test_a_local_search_leaves_neither_the_space_nor_the_bound_behind(number):
+    """It goes on in what the enumeration holds fixed: warm-up, buckets, flags of parallelism."""
+    instance = make_instance(number)
+    best = search_exactly(canonical_question(instance.problem).problem)
+    returned = plan(instance.problem, compare=False)
+    assert best is not None
+    assert returned.best.step_seconds <= best.step_seconds * (1 + CLOSE), instance.name
+    assert plan_in_space(returned.best.plan, instance.problem)
     assert returned.lower_bound_seconds <= best.step_seconds * (1 + CLOSE)
 
 

@@ -11,7 +11,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.schedules import schedule_record
-from tutti.search.ask import make_problem
+from tutti.search.ask_from_values import make_problem
 from tutti.search.coarse.pool_crossing import Crossing
 from tutti.search.cutting.build_draft import Part, cuts_of, draft_of
 from tutti.search.planner import Search

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.search.exports import a800, mixed
 from tutti.errors import InputError
 from tutti.models.load import load_model
-from tutti.models.plain import plain_gpt
+from tutti.models.plain_decoder import plain_gpt
 from tutti.plan.job import Job, ScheduleKind
-from tutti.search.ask import Limits, make_problem
+from tutti.search.ask_from_values import Limits, make_problem
 from tutti.search.planner import plan
 from tutti.search.question.exportable import SYSTEMS, export_refusal, exportable_space
 from tutti.search.question.space import Problem, Space

@@ -14,7 +14,7 @@ from tutti.huggingface.tokenizer import ByteTokenizer
 from tutti.optional_imports import library
 from tutti.train.data import DataConfig, SourceConfig, open_data
 from tutti.train.data.cache import CacheSettings, open_store
-from tutti.train.data.sources import jsonl, plain
+from tutti.train.data.sources import jsonl, plain_text
 from tutti.train.data.store import TokenStore
 from tutti.train.data.text.tales import NUM_TALES, tales
 
@@ -55,8 +55,8 @@ def test_blocks_do_not_depend_on_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "a.txt").write_text(text)
     whole = documents(opened(tmp_path, path="a.txt", documents="block"))
     assert whole == [f"block {i}\nline" for i in range(50)]
-    monkeypatch.setattr(plain, "PIECE_BYTES", 40)
-    reader = plain.TextReader(blocks=True)
+    monkeypatch.setattr(plain_text, "PIECE_BYTES", 40)
+    reader = plain_text.TextReader(blocks=True)
     pieces = reader.pieces(tmp_path / "a.txt")
     assert len(pieces) > 5
     assert [r.value for piece in pieces for r in reader.records(piece, ())] == whole

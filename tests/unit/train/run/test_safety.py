@@ -19,7 +19,7 @@ from tutti.hardware.cluster import Cluster  # noqa: E402
 from tutti.nn.initialize import initialize  # noqa: E402
 from tutti.plan.chips import ChipSet  # noqa: E402
 from tutti.plan.plan import Replica  # noqa: E402
-from tutti.ranks.alone import NoLinks  # noqa: E402
+from tutti.ranks.single_rank import NoLinks  # noqa: E402
 from tutti.simulate.estimate import estimate  # noqa: E402
 from tutti.train.engine.engine import Engine  # noqa: E402
 from tutti.train.run.culprit import find_culprit  # noqa: E402

@@ -124,6 +124,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     claims = []
     monkeypatch.setattr(rendezvous, "open_store", lambda timeout_s: store)
     monkeypatch.setattr(rank, "check_resumed", lambda job, resume: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("TUTTI_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
 
@@ -153,8 +154,11 @@ def test_all_ranks_hear_why_rank_0_refuses(tmp_path: Path, launched: Any) -> Non
     left_by_a_run(tmp_path)
     with pytest.raises(InputError, match=r"^.*out: holds 1 checkpoint"):
         launched.start(config_of(tmp_path))
+    told = ["start read/0", "start read/1"]
+    assert launched.store.awaited[-1] == told  # it keeps the store until the other has read it
     with pytest.raises(InputError, match=r"^rank 0: .*out: holds 1 checkpoint") as heard:
         launched.start(config_of(tmp_path), 1)
+    assert launched.store.check(told)
     assert heard.value.exit_code == 2
     launched.store.set("start", json.dumps({"error": "no plan fits", "code": 1}))
     with pytest.raises(TuttiError, match="no plan fits") as failed:

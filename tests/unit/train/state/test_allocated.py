@@ -11,13 +11,14 @@ import torch
 from tests.support.features import drawn_plans
 from tests.support.plans import Allocator, small_model
 from tutti.accelerator import open_accelerator
+from tutti.cost.kernels import Kernels
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings, Kernels
+from tutti.cost.memory.rank_state import Holdings
 from tutti.models.parameters import ParameterClass
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import PRECISIONS, Job
 from tutti.plan.plan import Pipeline, Plan, RankMap, Replica, Share, Stage, Synchronisation
-from tutti.ranks.alone import NoLinks
+from tutti.ranks.single_rank import NoLinks
 from tutti.schedule.elements import RankElements
 from tutti.schedule.schedule import build_schedule
 from tutti.train.engine.engine import Engine

@@ -10,7 +10,9 @@ from tutti.accelerator.conformance.cases import (
     linear,
     norm,
     optimizer,
+    paged,
     pointwise,
+    sampling,
 )
 
 CASES: tuple[Case, ...] = (
@@ -18,7 +20,9 @@ CASES: tuple[Case, ...] = (
     *norm.CASES,
     *pointwise.CASES,
     *attention.CASES,
+    *paged.CASES,
     *head.CASES,
+    *sampling.CASES,
     *experts.CASES,
     *optimizer.CASES,
 )

@@ -50,8 +50,12 @@ def _cases(operator: str, *, residual: bool, bias: bool) -> tuple[Case, ...]:
 
 CASES = (
     Case("add_rms_norm", "no residual", (Values((7, 96)), None, Values((96,))), {"eps": EPS}, 96),
+    Case(
+        "add_layer_norm", "no residual", (Values((7, 96)), None, Values((96,)), Values((96,))),
+        {"eps": EPS}, 96,
+    ),
     *_cases("rms_norm", residual=False, bias=False),
     *_cases("layer_norm", residual=False, bias=True),
     *_cases("add_rms_norm", residual=True, bias=False),
     *_cases("add_layer_norm", residual=True, bias=True),
-)
+)  # fmt: skip

@@ -19,7 +19,7 @@ from tutti.train.data.sources.arrow import (
 )
 from tutti.train.data.sources.jsonl import JsonLinesReader
 from tutti.train.data.sources.piece import Reader
-from tutti.train.data.sources.plain import TextReader
+from tutti.train.data.sources.plain_text import TextReader
 
 ENDINGS: dict[str, SourceKind] = {
     ".txt": SourceKind.TEXT,

@@ -1,0 +1,118 @@
+"""The operators that only inference needs: pages of keys and values, and the choice of a token."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self
+
+from torch import Tensor
+
+from tutti.accelerator import invariant, paged, prepared  # noqa: F401  (they register)
+from tutti.accelerator.narrowing import Narrowing
+from tutti.accelerator.paged_segments import PagedSegments
+from tutti.accelerator.reference.attention import WindowKind
+from tutti.errors import InputError
+
+# others work row by row
+INVARIANT = ("linear", "grouped_linear", "paged_attention", "activation", "gated_activation")
+
+
+class Inference(Narrowing):
+    """Operators of a server."""
+
+    def _run(self, operator: str, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def as_invariant(self) -> Self:
+        """Return operators whose results for a row do not depend on the other rows, bit for bit."""
+        found = copy.copy(self)
+        found._candidates = dict(self._candidates)
+        for name in INVARIANT:
+            own = [i for i in self._candidates[name] if i.invariant]
+            if not own:
+                raise InputError(f"this device has no batch-invariant operator '{name}'")
+            found._candidates[name] = own
+        return found
+
+    def prepare(self, weight: Tensor) -> None:
+        """Lay out a weight that will not change any more, for products of few rows."""
+        prepared.prepare(weight)
+
+    def store_pages(
+        self, k: Tensor, v: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor
+    ) -> None:
+        """Write keys (T, G, D) and values (T, G, E) to places of pages (P, size, G, D or E)."""
+        self._run("store_pages", k, v, key_pages, value_pages, places)
+
+    def store_latents(self, latents: Tensor, pages: Tensor, places: Tensor) -> None:
+        """Write latents (T, R) to places of pages (P, size, R)."""
+        self._run("store_latents", latents, pages, places)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        steps: PagedSegments,
+        *,
+        scale: float,
+        window: int | None = None,
+        window_kind: WindowKind = "sliding",
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+        slopes_rounded: bool = False,
+        slopes_factor: float = 1.0,
+    ) -> Tensor:
+        """Return (T, H, E): new tokens of sequences attend to keys in pages, their own included."""
+        y: Tensor = self._run(
+            "paged_attention",
+            q,
+            key_pages,
+            value_pages,
+            steps,
+            scale=scale,
+            window=window,
+            window_kind=window_kind,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            slopes=slopes,
+            slopes_rounded=slopes_rounded,
+            slopes_factor=slopes_factor,
+        )
+        return y
+
+    def latent_attention(
+        self, q: Tensor, pages: Tensor, steps: PagedSegments, *, rank: int, scale: float
+    ) -> Tensor:
+        """Return (T, H, rank): q (T, H, R) attend to latents; their first `rank` are the values."""
+        y: Tensor = self._run("latent_attention", q, pages, steps, rank=rank, scale=scale)
+        return y
+
+    def sample(
+        self,
+        logits: Tensor,
+        *,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        draws: bool = True,
+        cuts: bool = True,
+    ) -> Tensor:
+        """Return a token of each row of logits (S, V); random by (seed, position) alone."""
+        y: Tensor = self._run(
+            "sample",
+            logits,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seeds=seeds,
+            positions=positions,
+            draws=draws,
+            cuts=cuts,
+        )
+        return y

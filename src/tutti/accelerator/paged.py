@@ -1,0 +1,246 @@
+"""Attention to keys in pages on the host: rows of one token together, longer ones one by one.
+
+On the host reading lengths costs nothing, so rows are sorted by length and padded within a class of
+about equal ones; longer runs of queries go through torch's own attention where it has the options.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tutti.accelerator import scaled_dot_product
+from tutti.accelerator.paged_segments import PagedSegments
+from tutti.accelerator.products import product
+from tutti.accelerator.reference import attention as plain
+from tutti.accelerator.reference.attention import WindowKind
+from tutti.accelerator.reference.paged import gather_pages, linear_bias
+from tutti.accelerator.registry import Implementation, register
+from tutti.accelerator.segments import Segments
+
+PADDING = 1.25  # rows of one class have at most so many times the keys of the shortest
+
+
+class _Options:
+    """What is added to scores, and which keys are seen."""
+
+    def __init__(
+        self,
+        *,
+        scale: float,
+        window: int | None = None,
+        window_kind: WindowKind = "sliding",
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+        slopes_rounded: bool = False,
+        slopes_factor: float = 1.0,
+    ) -> None:
+        self.scale, self.window, self.window_kind = scale, window, window_kind
+        self.soft_cap, self.sinks, self.slopes = soft_cap, sinks, slopes
+        self.rounded, self.factor = slopes_rounded, slopes_factor
+
+    def bias(self, positions_s: Tensor) -> Tensor | None:
+        """Return what ALiBi adds to keys at positions."""
+        if self.slopes is None:
+            return None
+        return linear_bias(self.slopes, positions_s, rounded=self.rounded, factor=self.factor)
+
+    def first(self, query: int) -> int:
+        """Return the first key that a query sees."""
+        if self.window is None:
+            return 0
+        if self.window_kind == "sliding":
+            return max(0, query - self.window + 1)
+        return query // self.window * self.window
+
+
+def paged_attention(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    steps: PagedSegments,
+    *,
+    scale: float,
+    window: int | None = None,
+    window_kind: WindowKind = "sliding",
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    slopes_rounded: bool = False,
+    slopes_factor: float = 1.0,
+) -> Tensor:
+    """Return (T, H, E), as the reference does."""
+    options = _Options(
+        scale=scale, window=window, window_kind=window_kind, soft_cap=soft_cap, sinks=sinks,
+        slopes=slopes, slopes_rounded=slopes_rounded, slopes_factor=slopes_factor,
+    )  # fmt: skip
+    starts, keys = steps.query_starts.tolist(), steps.key_lengths.tolist()
+    found = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
+    single = []
+    for row, (start, end) in enumerate(itertools.pairwise(starts)):
+        if end - start == 1:
+            single.append(row)
+        elif end > start:
+            found[start:end] = _run(
+                q[start:end], key_pages, value_pages, steps.tables[row], keys[row], options
+            )
+    if single and compiles(q, key_pages, value_pages, rounded=slopes_rounded):
+        one_token_each(
+            found, q, key_pages, value_pages, steps, single, scale=scale, window=window,
+            window_kind=window_kind, soft_cap=soft_cap, sinks=sinks, slopes=slopes,
+            slopes_factor=slopes_factor,
+        )  # fmt: skip
+        return found
+    for rows in _classes(single, keys):
+        _one_each(found, q, key_pages, value_pages, steps, rows, keys, starts, options)
+    return found
+
+
+def compiles(q: Tensor, key_pages: Tensor, value_pages: Tensor, *, rounded: bool) -> bool:
+    """Tell whether the compiled kernel takes a call: wide numbers, and no rounding between."""
+    wide = q.dtype in (torch.float32, torch.float64)
+    return wide and q.dtype == key_pages.dtype == value_pages.dtype and not rounded
+
+
+def one_token_each(
+    found: Tensor,
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    steps: PagedSegments,
+    rows: list[int],
+    **given: Any,
+) -> None:
+    """Fill in the attention of rows of one token by the compiled kernel."""
+    import numba  # here: whoever never comes by need not wait for its import
+
+    from tutti.accelerator.paged_kernels import one_each
+
+    options = _Options(**given)
+    keys = steps.key_lengths.tolist()
+    firsts = np.array([options.first(count - 1) for count in keys], np.int64)
+    none = torch.empty(0)
+    sinks, slopes = (
+        (none if tensor is None else tensor.detach()).to(q.dtype)
+        for tensor in (options.sinks, options.slopes)
+    )
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+    numba.set_num_threads(threads)
+    one_each(
+        found.numpy(), q.detach().contiguous().numpy(), key_pages.numpy(), value_pages.numpy(),
+        steps.tables.numpy(), np.array(rows, np.int64), steps.query_starts.numpy(),
+        steps.key_lengths.numpy(), firsts, options.scale, options.soft_cap or 0.0,
+        sinks.numpy(), (slopes * options.factor).numpy(),
+    )  # fmt: skip
+
+
+def _classes(rows: list[int], keys: list[int]) -> list[list[int]]:
+    """Return rows in classes of about equally many keys."""
+    found: list[list[int]] = []
+    for row in sorted(rows, key=lambda row: keys[row]):
+        if found and keys[row] <= max(PADDING * keys[found[-1][0]], 32):
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return found
+
+
+def _run(
+    q: Tensor, key_pages: Tensor, value_pages: Tensor, table: Tensor, keys: int, options: _Options
+) -> Tensor:
+    """Return the attention of several tokens of one sequence."""
+    queries = q.shape[0]
+    k = gather_pages(key_pages, table, keys).to(q.dtype)
+    v = gather_pages(value_pages, table, keys).to(q.dtype)
+    segments = Segments((queries,), (keys,), (0,))
+    bias = options.bias(torch.arange(keys))
+    extra: dict[str, Any] = {
+        "scale": options.scale, "window": options.window, "window_kind": options.window_kind,
+        "soft_cap": options.soft_cap, "sinks": options.sinks, "key_bias": bias,
+    }  # fmt: skip
+    fits = scaled_dot_product.supports(q, k, v, segments, **extra) is None
+    own = scaled_dot_product.attention if fits else plain.attention
+    return own(q, k, v, segments, **extra)
+
+
+def _one_each(
+    found: Tensor,
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    steps: PagedSegments,
+    rows: list[int],
+    keys: list[int],
+    starts: list[int],
+    options: _Options,
+) -> None:
+    """Fill in the attention of one token of each of some sequences."""
+    size, heads = steps.page_size, key_pages.shape[2]
+    at = torch.tensor([starts[row] for row in rows])
+    lengths = torch.tensor([keys[row] for row in rows])
+    first = min(options.first(keys[row] - 1) for row in rows) // size  # pages before: unseen
+    tables = steps.tables[torch.tensor(rows)][:, first : -(-keys[rows[-1]] // size)].long()
+    positions = torch.arange(first * size, first * size + tables.shape[1] * size)
+    k_bgds = key_pages[tables].flatten(1, 2).to(q.dtype).permute(0, 2, 3, 1)
+    v_bgse = value_pages[tables].flatten(1, 2).to(q.dtype).transpose(1, 2)
+    q_bgnd = q[at].unflatten(1, (heads, -1))
+    scores = product(q_bgnd, k_bgds) * options.scale
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    if options.soft_cap is not None:
+        wide = options.soft_cap * torch.tanh(wide / options.soft_cap)
+    bias = options.bias(positions)
+    if bias is not None:
+        wide = wide + bias.view(heads, -1, bias.shape[-1]).to(wide.dtype)
+    seen = positions < lengths.unsqueeze(1)
+    if options.window is not None:
+        own = lengths.unsqueeze(1) - 1
+        near = (
+            own - positions < options.window
+            if options.window_kind == "sliding"
+            else own // options.window == positions // options.window
+        )
+        seen &= near
+    wide = wide.masked_fill(~seen[:, None, None], float("-inf"))
+    if options.sinks is not None:
+        column = options.sinks.to(wide.dtype).view(1, heads, -1, 1).expand(len(rows), -1, -1, 1)
+        weights = torch.softmax(torch.cat((wide, column), dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(wide, dim=-1)
+    # an unseen place of a page may hold anything, NaN too
+    v_bgse = v_bgse.masked_fill(~seen[:, None, :, None], 0.0)
+    found[at] = product(weights.to(q.dtype), v_bgse).flatten(1, 2)
+
+
+def latent_attention(
+    q: Tensor, pages: Tensor, steps: PagedSegments, *, rank: int, scale: float
+) -> Tensor:
+    """Return (T, H, rank), as the reference does."""
+    keys = pages.unsqueeze(2)
+    return paged_attention(q, keys, keys[..., :rank], steps, scale=scale)
+
+
+register(
+    Implementation(
+        operator="paged_attention",
+        name="host",
+        function=paged_attention,
+        devices=("cpu",),
+        rank=10,
+        exact=False,
+        asks_host=True,
+    ),
+    Implementation(
+        operator="latent_attention",
+        name="host",
+        function=latent_attention,
+        devices=("cpu",),
+        rank=10,
+        exact=False,
+        asks_host=True,
+    ),
+)

@@ -1,0 +1,280 @@
+"""Fills a step: decodes, chunks of prompts, new sequences, and the pages they need."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tutti.batching.draft import Draft
+from tutti.batching.pages import PagePool
+from tutti.batching.prefix import PrefixTree
+from tutti.batching.request import Sequence
+from tutti.batching.settings import Prices, Settings
+from tutti.batching.slots import PREEMPTED, STAYS, Slots
+from tutti.batching.step import Beginning
+
+
+class Filling:
+    """Chooses rows and gives them pages."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        prices: Prices | None,
+        pool: PagePool,
+        tree: PrefixTree,
+        slots: Slots,
+        free_leaving: Callable[[], None],
+    ) -> None:
+        self._settings, self._prices = settings, prices
+        self._pool, self._tree, self._slots = pool, tree, slots
+        self._free_leaving = free_leaving
+
+    def draft(self, waiting: list[Sequence], guesses: Mapping[int, tuple[int, ...]]) -> Draft:
+        """Return the rows of the next step; their pages are theirs already."""
+        self._displace(waiting)
+        self._start_anew()
+        draft = Draft(self._settings.most_tokens)
+        columns = self._slots
+        to_do = np.minimum(columns.length, columns.goal) - columns.computed
+        ready = (
+            (to_do > 0)
+            & (columns.leaving == STAYS)
+            & (columns.in_flight < columns.most_flights)
+            & ~self._stretched()
+        )
+        self._decode(draft, np.flatnonzero(ready & (to_do == 1)))
+        # a decode may have taken the pages of one that goes last
+        stays = (columns.leaving == STAYS) & (columns.sequence >= 0)
+        more = np.flatnonzero(ready & (to_do > 1) & stays)
+        for slot in columns.by_order(more).tolist():
+            if not self._chunk(draft, slot):
+                break
+        else:
+            self._admit(draft, waiting)
+        if guesses:
+            self._guess(draft, guesses)
+        return draft
+
+    def _stretched(self) -> np.ndarray:
+        """Tell whose keys are no longer those of a sequence of its length."""
+        columns, settings = self._slots, self._settings
+        if settings.stretch is None or settings.stretch_kind != "switch":
+            return np.zeros(settings.slots, np.bool_)
+        found: np.ndarray = (columns.base <= settings.stretch) & (
+            np.minimum(columns.length, columns.goal) > settings.stretch
+        )
+        return found
+
+    def _start_anew(self) -> None:
+        """Let sequences that outgrew their keys be computed from their beginning."""
+        columns = self._slots
+        ripe = self._stretched() & (columns.in_flight == 0) & (columns.leaving == STAYS)
+        for slot in np.flatnonzero(ripe & (columns.sequence >= 0)).tolist():
+            sequence = columns.held[slot]
+            assert sequence is not None
+            sequence.base = int(columns.known[slot])
+            self._preempt(slot)
+
+    def make_way(self) -> bool:
+        """Let the last in order give up its slot for the others; False if there is no other."""
+        used = self._slots.in_use()
+        if len(used) < 2:
+            return False
+        self._preempt(used[-1])
+        return True
+
+    # --- decodes ---------------------------------------------------------------------------
+
+    def _decode(self, draft: Draft, slots: np.ndarray) -> None:
+        columns, size = self._slots, self._settings.page_size
+        if len(slots) > draft.budget:
+            slots = columns.by_order(slots)[: draft.budget]
+        needs = self._needs_page(slots)
+        if needs.sum() > self._pool.available:
+            slots = self._squeezed(slots)
+            needs = self._needs_page(slots)
+        at = columns.computed[slots] // size
+        fresh = at >= columns.num_pages[slots]
+        new = slots[fresh]
+        columns.table[new, at[fresh]] = self._pool.take(len(new))
+        columns.num_pages[new] += 1
+        shared = needs & ~fresh
+        for slot, index in zip(slots[shared].tolist(), at[shared].tolist(), strict=True):
+            self._own_page(draft, slot, index)
+        draft.singles = slots.astype(np.int32)
+        draft.budget -= len(slots)
+        draft.keys += int(columns.computed[slots].sum()) + len(slots)
+
+    def _needs_page(self, slots: np.ndarray) -> np.ndarray:
+        """Tell whose next token has no page, or one that others use too."""
+        columns = self._slots
+        at = columns.computed[slots] // self._settings.page_size
+        fresh = at >= columns.num_pages[slots]
+        shared = self._pool.users[columns.table[slots, np.where(fresh, 0, at)]] > 1
+        found: np.ndarray = fresh | shared
+        return found
+
+    def _own_page(self, draft: Draft, slot: int, index: int) -> None:
+        """Copy a page that others use too; the last of them keeps it."""
+        page = self._slots.table[slot, index : index + 1].copy()
+        if self._pool.users[page[0]] == 1:
+            return
+        copy = self._pool.take(1)
+        self._pool.release(page)
+        self._slots.table[slot, index] = copy[0]
+        draft.copies.append((int(page[0]), int(copy[0])))
+
+    def _squeezed(self, slots: np.ndarray) -> np.ndarray:
+        """Return those that can go on; the last in order give their pages to the first."""
+        columns = self._slots
+        for victim in columns.in_use()[:0:-1]:
+            need = int(self._needs_page(slots).sum())
+            if need <= self._pool.available + self._coming():
+                break
+            self._preempt(victim)
+            slots = slots[slots != victim]
+        slots = columns.by_order(slots)
+        needs = self._needs_page(slots)
+        going = ~needs | (np.cumsum(needs) <= self._pool.available)
+        found: np.ndarray = slots[going]
+        return found
+
+    def _coming(self) -> int:
+        """Return how many pages come back with the steps under way."""
+        columns = self._slots
+        leaving = np.flatnonzero((columns.leaving != STAYS) & (columns.sequence >= 0)).tolist()
+        return sum(int((self._pool.users[columns.pages(slot)] == 1).sum()) for slot in leaving)
+
+    def _preempt(self, slot: int) -> None:
+        self._slots.leaving[slot] = PREEMPTED
+        self._free_leaving()
+
+    def _guess(self, draft: Draft, guesses: Mapping[int, tuple[int, ...]]) -> None:
+        """Let decodes try what may come next, as far as tokens and pages are left."""
+        columns, settings = self._slots, self._settings
+        for slot in columns.by_order(draft.singles).tolist():
+            tokens = guesses.get(int(columns.sequence[slot]), ())
+            known = columns.in_flight[slot] == 0 and columns.known[slot] == columns.length[slot]
+            start, held = int(columns.computed[slot]), int(columns.num_pages[slot])
+            spare = self._pool.available - columns.settled
+            room = (held + max(0, spare)) * settings.page_size - start - 1
+            left = int(columns.limit[slot]) - int(columns.length[slot]) - 1
+            stretch = settings.stretch if settings.stretch_kind == "switch" else None
+            if stretch is not None and columns.base[slot] <= stretch:
+                left = min(left, stretch - start - 1)
+            count = min(len(tokens), draft.budget, room, left)
+            if count <= 0 or not known or columns.known[slot] <= start:
+                continue
+            new = settings.pages_for(start + 1 + count) - held
+            if new > 0:
+                columns.table[slot, held : held + new] = self._pool.take(new)
+                columns.num_pages[slot] += new
+            draft.singles = draft.singles[draft.singles != slot]
+            draft.chunks.append((slot, 1 + count))
+            draft.guesses[slot] = tokens[:count]
+            draft.budget -= count
+            draft.keys += count * (start + 1) + count * (count + 1) // 2
+
+    # --- prompts ---------------------------------------------------------------------------
+
+    def _chunk(self, draft: Draft, slot: int) -> bool:
+        """Compute more of a prompt; False if not even one token of it finds room."""
+        columns, settings, pool = self._slots, self._settings, self._pool
+        start = int(columns.computed[slot])
+        to_do = min(int(columns.length[slot]), int(columns.goal[slot])) - start
+        held = int(columns.num_pages[slot])
+        room = (held + pool.available) * settings.page_size - start
+        count = min(to_do, draft.budget, room, self._affordable(draft, start))
+        if count <= 0:
+            return False
+        new = settings.pages_for(start + count) - held
+        if new > 0:
+            columns.table[slot, held : held + new] = pool.take(new)
+            columns.num_pages[slot] += new
+        draft.chunks.append((slot, count))
+        draft.budget -= count
+        draft.keys += count * start + count * (count + 1) // 2
+        return True
+
+    def _affordable(self, draft: Draft, start: int) -> int:
+        """Return how long a chunk may be for the step to keep its target; a page at least."""
+        target, prices = self._settings.target_s, self._prices
+        if target is None or prices is None or not len(draft.singles):
+            return draft.budget
+        low, high = min(self._settings.page_size, draft.budget), draft.budget
+        while low < high:
+            count = (low + high + 1) // 2
+            keys = draft.keys + count * start + count * (count + 1) // 2
+            if prices.seconds(draft.tokens + count, keys) <= target:
+                low = count
+            else:
+                high = count - 1
+        return low
+
+    # --- admission -------------------------------------------------------------------------
+
+    def _admit(self, draft: Draft, waiting: list[Sequence]) -> None:
+        """Give slots to the next in line as far as pages reach."""
+        while waiting and draft.budget > 0:
+            sequence = waiting[0]
+            if sequence.finish is not None:  # it ended while it waited
+                heapq.heappop(waiting)
+                continue
+            slot = self._placed(sequence) if self._slots.num_free else None
+            if slot is None:
+                return
+            heapq.heappop(waiting)
+            draft.begins.append(Beginning(slot, sequence))
+            if not self._chunk(draft, slot):
+                return
+
+    def _placed(self, sequence: Sequence) -> int | None:
+        """Return a sequence's new slot; None if pages do not reach for its prompt."""
+        settings, pool, size = self._settings, self._pool, self._settings.page_size
+        request, count = sequence.request, len(sequence.tokens)
+        key = (request.adapter, request.salt, settings.stretch_class(sequence.base))
+        root = self._tree.root(key)
+        nodes = []
+        if settings.prefix and request.shares_prefix:
+            tokens = np.array(sequence.tokens, np.int32)
+            nodes = self._tree.match(key, tokens, (count - 1) // size)
+        behind = settings.first_seen(len(nodes) * size) // size
+        pages = np.array([node.page for node in nodes], np.int32)
+        pages[:behind] = 0
+        pool.share(pages[behind:])
+        need = settings.most_pages(count) - (len(nodes) - behind)
+        used = int((self._slots.sequence >= 0).sum())
+        # those that run will each want a page before long
+        if used and need + self._promised() + used > pool.available:
+            pool.release(pages[behind:])
+            return None
+        if not sequence.preemptions:
+            sequence.cached = len(nodes) * size
+        node = nodes[-1] if nodes else root
+        slot = self._slots.place(sequence, pages.tolist(), len(nodes) * size, node)
+        self._slots.behind[slot] = behind
+        return slot
+
+    def _promised(self) -> int:
+        """Return how many pages the prompts that are being computed still need."""
+        columns, settings = self._slots, self._settings
+        used = (columns.sequence >= 0) & (columns.leaving == STAYS)
+        more = -(-columns.length // settings.page_size) - columns.num_pages
+        if settings.window is not None:
+            most = settings.most_pages(settings.max_length)
+            more = np.minimum(more, most - (columns.num_pages - columns.behind))
+        return int(np.maximum(more, 0)[used].sum())
+
+    def _displace(self, waiting: list[Sequence]) -> None:
+        """Let the last in order go if one with a higher priority waits and finds no room."""
+        if not waiting or not (used := self._slots.in_use()):
+            return
+        sequence, last = waiting[0], self._slots.held[used[-1]]
+        if last is None or last.order <= sequence.order or sequence.finish is not None:
+            return
+        need = self._settings.most_pages(len(sequence.tokens)) + self._promised() + len(used)
+        if not self._slots.num_free or need > self._pool.available:
+            self._preempt(used[-1])

@@ -1,0 +1,129 @@
+"""`tutti bench serve`: requests through the engine, with transformers' beside us."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tutti.cli.shared.output import Json, print_json, print_rich
+from tutti.cli.shared.torch_needed import require_torch
+
+
+class Lengths(StrEnum):
+    """Which requests."""
+
+    SHORT = "short"
+    CHAT = "chat"
+
+
+def serve(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A Hugging Face folder; not for --scheduling.")
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="All requests at once, in this process.")
+    ] = False,
+    scheduling: Annotated[
+        bool, typer.Option("--scheduling", help="The scheduler alone, without a model.")
+    ] = False,
+    requests: Annotated[int, typer.Option(help="How many.", min=1)] = 32,
+    lengths: Annotated[
+        Lengths,
+        typer.Option(help="short: 16-256 in, 16-128 out, evenly; chat: as people write."),
+    ] = Lengths.SHORT,
+    threads: Annotated[int | None, typer.Option(help="Of the host, for both.", min=1)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …; the best here.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="fp32, bf16, fp16; of each side the fastest counts.")
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Ours, at a time.", min=1)] = 64,
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Also transformers' continuous batching.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Time a trace of requests through the engine, beside transformers' continuous batching."""
+    from tutti.errors import InputError
+
+    if scheduling:
+        _scheduling(slots if slots != 64 else 256, json=json)
+        return
+    if not offline:
+        raise InputError("bench serve: give --offline, or --scheduling")
+    if folder is None:
+        raise InputError("bench serve --offline needs a model folder")
+    require_torch("bench serve")
+    import torch
+
+    from tutti.bench import serving
+    from tutti.huggingface.dtypes import weight_dtype
+    from tutti.models.load import load_model
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    asked = serving.trace(lengths.value, requests, load_model(str(folder)).vocab)
+    longest = max(len(one.prompt) + one.new for one in asked)
+    rows: list[serving.Served] = []
+    for name in dtype or ["fp32"]:
+        rows.append(
+            serving.run_tutti(
+                folder, asked, device=device, dtype=name, slots=slots, max_length=longest
+            )
+        )
+        if peers:
+            torch_name = weight_dtype(name).name
+            rows.append(serving.run_transformers(folder, asked, device=device, dtype=torch_name))
+    found = [_plain(row) for row in rows]
+    if json:
+        print_json({"folder": str(folder), "requests": requests, "rows": found})
+        return
+    _print(found, f"{requests} requests at once, {torch.get_num_threads()} thread(s)")
+
+
+def _scheduling(slots: int, *, json: bool) -> None:
+    from dataclasses import asdict
+
+    from tutti.bench.serving import time_scheduling
+
+    found = time_scheduling(slots)
+    if json:
+        print_json(asdict(found))
+        return
+    print_rich(
+        f"{found.slots} slots, {found.steps} steps in which all decode: "
+        f"{found.median_s * 1e3:.3f} ms of the host a step (99 %: {found.p99_s * 1e3:.3f} ms)"
+    )
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    first = row.percentile(50), row.percentile(99)
+    return {
+        "engine": row.engine,
+        "dtype": row.dtype,
+        "output tok/s": round(row.output_rate, 1),
+        "seconds": round(row.seconds, 2),
+        "output tokens": row.output_tokens,
+        "prompt tokens": row.prompt_tokens,
+        "first token p50 s": None if first[0] is None else round(first[0], 3),
+        "first token p99 s": None if first[1] is None else round(first[1], 3),
+        "load s": round(row.load_s, 2),
+        "note": row.note,
+    }
+
+
+def _print(rows: list[dict[str, Any]], title: str) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, title=title, caption="transformers: its continuous batching")
+    hidden = ("note", "output tokens", "prompt tokens")
+    rows = [{name: v for name, v in row.items() if name not in hidden} for row in rows]
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in ("engine", "dtype", "note") else "right")
+    for row in rows:
+        cells = ("–" if v is None else v if isinstance(v, str) else f"{v:,}" for v in row.values())
+        table.add_row(*cells)
+    print_rich(table)

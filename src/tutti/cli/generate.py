@@ -1,0 +1,203 @@
+"""`tutti generate`: text from a model folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tutti.cli.shared.output import Json, print_json
+from tutti.cli.shared.torch_needed import require_torch
+
+if TYPE_CHECKING:
+    from tutti.serve import Completion, Engine, SamplingParameters
+    from tutti.serve.engine import Prompt
+
+
+def generate(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face or a tutti folder.")],
+    prompts: Annotated[list[str] | None, typer.Argument(help="Texts to go on with.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Prompts: a line each, or JSON lines with 'prompt' or 'messages'."),
+    ] = None,
+    tokens: Annotated[
+        list[str] | None,
+        typer.Option(help="A prompt as numbers of tokens, '5 9 2'; may be repeated."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="A prompt is what a user says to the assistant.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(help="New tokens, at most.")] = 64,
+    min_tokens: Annotated[int, typer.Option(help="New tokens before an end, at least.")] = 0,
+    n: Annotated[int, typer.Option(help="Answers to each prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from so many; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest with this share.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Draw from those that are so many times as likely as the best.")
+    ] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what is there.")] = 1,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="A text that ends an answer; may be repeated.")
+    ] = None,
+    ignore_end: Annotated[
+        bool, typer.Option("--ignore-end", help="Go on after the model's own end.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities, and of so many others.")
+    ] = None,
+    guesses: Annotated[
+        int, typer.Option(help="Tokens ahead that are tried at once, at most; 0: none.")
+    ] = 0,
+    draft: Annotated[
+        Path | None, typer.Option(help="A small model's folder that guesses; else the text does.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda:1, …; the best here.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; the weights'.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Another folder's tokenizer, or 'bytes'.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="For weights and pages: '4 GiB'; what is free.")
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Answers that are computed at a time.")] = 64,
+    page_size: Annotated[int, typer.Option(help="Tokens of a page.")] = 16,
+    max_length: Annotated[int | None, typer.Option(help="Of a context; the model's.")] = None,
+    json: Json = False,
+) -> None:
+    """Go on with prompts, all of them together; one prompt's answer is printed as it comes."""
+    require_torch("generate")
+    from tutti.errors import InputError
+    from tutti.serve import Engine, SamplingParameters
+
+    given: dict[str, Any] = {"device": device, "dtype": dtype, "tokenizer": tokenizer}
+    sizes: dict[str, Any] = {"slots": slots, "page_size": page_size, "max_length": max_length}
+    if memory is not None:
+        sizes["memory_bytes"] = _bytes(memory)
+    parameters = SamplingParameters(
+        max_tokens=max_tokens, min_tokens=min_tokens, n=n, temperature=temperature, top_k=top_k,
+        top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, stop=tuple(stop or ()),
+        ignore_end=ignore_end, seed=seed, logprobs=logprobs,
+    )  # fmt: skip
+    if not (prompts or file or tokens):
+        raise InputError("no prompt: give a text, --file or --tokens")
+    if draft is not None and not guesses:
+        guesses = 4
+    engine = Engine.from_pretrained(folder, guesses=guesses, draft=draft, **given, **sizes)
+    asked = _prompts(engine, prompts or [], file, tokens or [], chat=chat)
+    if json:
+        print_json([_plain(done) for done in engine.generate(asked, parameters)])
+    elif len(asked) == 1 and n == 1:
+        _streamed(engine, asked[0], parameters)
+    else:
+        for number, done in enumerate(engine.generate(asked, parameters)):
+            for sample, answer in enumerate(done.answers):
+                name = f"{number}.{sample}" if n > 1 else str(number)
+                sys.stdout.write(f"[{name}] {_shown(answer.text, answer.tokens)}\n")
+
+
+def _bytes(text: str) -> int:
+    from tutti.errors import InputError
+    from tutti.units import parse
+
+    try:
+        return int(parse(text, "bytes"))
+    except ValueError as error:
+        raise InputError(f"--memory {error}") from None
+
+
+def _prompts(
+    engine: Engine, texts: list[str], file: Path | None, tokens: list[str], *, chat: bool
+) -> list[Prompt]:
+    from tutti.errors import InputError
+
+    found: list[Prompt] = []
+    if file is not None:
+        found += _of_file(engine, file, chat=chat)
+    for text in texts:
+        found.append(engine.chat_prompt([{"role": "user", "content": text}]) if chat else text)
+    for text in tokens:
+        try:
+            found.append([int(word) for word in text.replace(",", " ").split()])
+        except ValueError:
+            raise InputError(f"--tokens is '{text}'; write numbers: '5 9 2'") from None
+    return found
+
+
+def _of_file(engine: Engine, file: Path, *, chat: bool) -> list[Prompt]:
+    """Return the prompts of a file: lines of text, or JSON lines."""
+    import json as reader
+
+    from tutti import files
+    from tutti.errors import InputError
+    from tutti.huggingface.chat import messages_of
+
+    lines = [line for line in files.read_text(file).splitlines() if line.strip()]
+    found: list[Prompt] = []
+    for number, line in enumerate(lines):
+        place = f"{file}: line {number + 1}"
+        value: Any = {"prompt": line}
+        if file.suffix == ".jsonl":
+            try:
+                value = reader.loads(line)
+            except ValueError as error:
+                raise InputError(f"{place}: is no JSON ({error})") from None
+        if isinstance(value, dict) and "messages" in value:
+            messages = messages_of(value["messages"], lambda place=place: place)  # type: ignore[misc]
+            found.append(engine.chat_prompt(messages))
+        elif isinstance(value, dict) and isinstance(value.get("prompt"), str | list):
+            text = value["prompt"]
+            asked = [{"role": "user", "content": text}]
+            found.append(engine.chat_prompt(asked) if chat and isinstance(text, str) else text)
+        else:
+            raise InputError(f"{place}: expected an object with 'prompt' or 'messages'")
+    return found
+
+
+def _streamed(engine: Engine, prompt: Prompt, parameters: SamplingParameters) -> None:
+    from tutti.batching import Finish
+    from tutti.errors import TuttiError
+
+    for piece in engine.stream([prompt], parameters):
+        text = piece.text if piece.text is not None else "".join(f"{t} " for t in piece.tokens)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        if piece.finish is Finish.FAILED:
+            raise TuttiError(piece.reason)
+    sys.stdout.write("\n")
+
+
+def _shown(text: str | None, tokens: tuple[int, ...]) -> str:
+    return text if text is not None else " ".join(map(str, tokens))
+
+
+def _plain(done: Completion) -> dict[str, Any]:
+    return {
+        "prompt_tokens": len(done.prompt),
+        "cached_tokens": done.cached_tokens,
+        "first_token_s": done.times.first_token_s,
+        "whole_s": done.times.whole_s,
+        "answers": [
+            {
+                "text": answer.text,
+                "tokens": list(answer.tokens),
+                "finish": answer.finish.value,
+                **({"reason": answer.reason} if answer.reason else {}),
+                **(
+                    {}
+                    if answer.logprobs is None
+                    else {
+                        "logprobs": [
+                            {"token": one.token, "logprob": one.logprob, "top": dict(one.top)}
+                            for one in answer.logprobs
+                        ]
+                    }
+                ),
+            }
+            for answer in done.answers
+        ],
+    }

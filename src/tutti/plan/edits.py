@@ -1,0 +1,176 @@
+"""Edits of a Plan that leave everything else as it stands: other units, replicas, rules.
+
+A stage that is given other units treats new blocks as it treats the nearest block that it had; what
+it no longer holds is forgotten. Nothing here asks whether a plan is valid or good.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from tutti.models.spec import ModelSpec
+from tutti.plan.plan import (
+    ExpertGroup,
+    Offload,
+    Order,
+    Pipeline,
+    Plan,
+    Recompute,
+    Replica,
+    Stage,
+    UnitRanges,
+    chunks,
+    covers,
+)
+
+MOST_DIGITS = 4  # of relative times
+
+
+def with_pipeline(plan: Plan, index: int, pipeline: Pipeline) -> Plan:
+    """Return the plan with another pipeline at a place."""
+    pipelines = list(plan.pipelines)
+    pipelines[index] = pipeline
+    return replace(plan, pipelines=tuple(pipelines))
+
+
+def with_stage(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
+    """Return the plan with another stage at a place."""
+    stages = list(plan.pipelines[p].stages)
+    stages[s] = stage
+    return with_pipeline(plan, p, replace(plan.pipelines[p], stages=tuple(stages)))
+
+
+def with_replica(plan: Plan, place: tuple[int, int, int], replica: Replica) -> Plan:
+    """Return the plan with another replica group at a place."""
+    p, s, r = place
+    stage = plan.pipelines[p].stages[s]
+    replicas = list(stage.replicas)
+    replicas[r] = replica
+    return with_stage(plan, p, s, replace(stage, replicas=tuple(replicas)))
+
+
+def each_replica(stage: Stage, change: Callable[[Replica], Replica]) -> Stage:
+    """Return the stage with every replica group changed."""
+    return replace(stage, replicas=tuple(change(replica) for replica in stage.replicas))
+
+
+def ranges_of(units: Iterable[int], inside: UnitRanges) -> UnitRanges:
+    """Return units as ranges that stay within some others."""
+    wanted = sorted(set(units))
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(inside):
+        for unit in (u for u in wanted if start <= u < stop):
+            if found and found[-1][1] == unit and found[-1][0] >= start:
+                found[-1] = (found[-1][0], unit + 1)
+            else:
+                found.append((unit, unit + 1))
+    return tuple(found)
+
+
+def units_of(ranges: UnitRanges) -> list[int]:
+    """Return all units of some ranges."""
+    return [unit for start, stop in ranges for unit in range(start, stop)]
+
+
+def _carried(named: UnitRanges, old: UnitRanges, new: UnitRanges, model: ModelSpec) -> UnitRanges:
+    """Return what a list of units becomes when the stage holds others."""
+    if not named:
+        return ()
+    blocks = [unit for unit in units_of(old) if 1 <= unit <= model.num_layers]
+    kept: list[int] = []
+    for unit in units_of(new):
+        if covers(old, unit):
+            nearest = unit
+        elif blocks and 1 <= unit <= model.num_layers:
+            nearest = min(blocks, key=lambda known: abs(known - unit))
+        else:
+            continue
+        if covers(named, nearest):
+            kept.append(unit)
+    return ranges_of(kept, new)
+
+
+def with_units(stage: Stage, units: UnitRanges, model: ModelSpec, ep: int) -> Stage:
+    """Return the stage with other units; `ep` chips share experts where it has some."""
+
+    def change(replica: Replica) -> Replica:
+        def carry(named: UnitRanges) -> UnitRanges:
+            return _carried(named, stage.units, units, model)
+
+        recompute, offload = replica.recompute, replica.offload
+        return replace(
+            replica,
+            recompute=Recompute(full=carry(recompute.full), selective=carry(recompute.selective)),
+            offload=Offload(
+                optimizer=carry(offload.optimizer),
+                parameters=carry(offload.parameters),
+                gradients=carry(offload.gradients),
+                activations=carry(offload.activations),
+            ),
+        )
+
+    held = sum(stop - start for start, stop in units)
+    changed = replace(each_replica(stage, change), units=units)
+    changed = replace(changed, order=_scaled(stage.order, held / max(1, stage.num_units)))
+    spread = any(
+        model.block(unit).moe is not None
+        for unit in units_of(units)
+        if 1 <= unit <= model.num_layers
+    )
+    if not spread or ep == 1:
+        return replace(changed, experts=())
+    if stage.experts:
+        return changed
+    return replace(changed, experts=(ExpertGroup(chips=ep, count=max(1, stage.num_chips // ep)),))
+
+
+def _scaled(order: Order, factor: float) -> Order:
+    """Return the times of a stage that has more or fewer units."""
+
+    def scaled(value: float) -> float:
+        return float(f"{max(value * factor, 1e-6):.{MOST_DIGITS}g}")
+
+    return replace(
+        order,
+        forward=scaled(order.forward),
+        backward_input=scaled(order.backward_input),
+        backward_weight=scaled(order.backward_weight),
+    )
+
+
+def expert_width(plan: Plan) -> int:
+    """Return over how many chips experts are spread; 1 where they are not."""
+    return next((stage.experts[0].chips for _, _, stage in plan.stages() if stage.experts), 1)
+
+
+def recut(
+    plan: Plan,
+    p: int,
+    sizes: Sequence[int],
+    model: ModelSpec,
+    stages: Sequence[Stage] | None = None,
+) -> Plan | None:
+    """Return the plan with the ranges of one pipeline, along its path, of other sizes.
+
+    `stages` are those of the pipeline in another order. None where a range would be empty.
+    """
+    if min(sizes) < 1:
+        return None
+    pipeline = plan.pipelines[p]
+    given = pipeline.stages if stages is None else tuple(stages)
+    bounds = [0, *itertools.accumulate(sizes)]
+    own: list[list[tuple[int, int]]] = [[] for _ in given]
+    for index, span in enumerate(itertools.pairwise(bounds)):
+        own[index % len(given)].append(span)
+    ep = expert_width(plan)
+    cut = tuple(
+        with_units(stage, tuple(spans), model, ep) for stage, spans in zip(given, own, strict=True)
+    )
+    return with_pipeline(plan, p, replace(pipeline, stages=cut))
+
+
+def sizes_of(pipeline: Pipeline) -> list[int]:
+    """Return how many units the ranges of a pipeline have, along its path."""
+    return [chunk.stop - chunk.start for chunk in chunks(pipeline)]

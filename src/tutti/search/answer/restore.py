@@ -1,0 +1,51 @@
+"""An answer to a question in its one form, given back in the user's own names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tutti.plan.files import plan_from_document, plan_to_document
+from tutti.search.answer.result import Alone, SearchResult, Settled
+from tutti.search.question.canonical_pools import CanonicalQuestion
+from tutti.search.strategy.summary import summary_of
+from tutti.simulate.estimate import estimate
+
+
+def restored_result(question: CanonicalQuestion, result: SearchResult) -> SearchResult | None:
+    """Return the result with every plan in the user's names, proven there; None where that fails.
+
+    What a pool alone can do is told of the pools that were joined together.
+    """
+    best = _restored(question, result.best)
+    if best is None:
+        return None
+    alone: dict[str, Alone] = {}
+    order = [pool.name for pool in question.asked.cluster.pools]  # as the user wrote them
+    for name, found in sorted(result.alone.items(), key=lambda item: order.index(item[0])):
+        settled = _restored(question, found.settled)
+        if settled is not None:
+            alone[name] = replace(found, settled=settled)
+    return replace(
+        result,
+        best=best,
+        runner_up=_restored(question, result.runner_up),
+        uniform=_restored(question, result.uniform),
+        alone=alone,
+    )
+
+
+def _restored(question: CanonicalQuestion, settled: Settled | None) -> Settled | None:
+    if settled is None:
+        return None
+    plan = question.restored(settled.plan)
+    if plan is None:
+        return None
+    if not question.is_joined:
+        return replace(settled, plan=plan)
+    asked = question.asked
+    plan = replace(plan, collectives=())
+    again = plan_from_document(plan_to_document(plan), "plan")
+    job = replace(asked, job=replace(asked.job, global_batch=plan.job.global_batch))
+    found = estimate(again, asked.model, asked.cluster, job.pinned_sources())
+    plan = replace(plan, collectives=found.priced.choices)
+    return replace(settled, plan=plan, estimate=found, summary=summary_of(plan))

@@ -1,0 +1,336 @@
+"""One search: candidates by promise, simulated until nothing left promises more.
+
+Where nothing is found in a space that seems to have room, its parts are searched one by one: the
+coarse model keeps the fastest configurations, and on several pools these may all be too large.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tutti.plan.plan import Plan
+from tutti.search.answer.result import Settled
+from tutti.search.coarse.candidates import Candidates
+from tutti.search.cutting.build_draft import Part
+from tutti.search.cutting.local_search import Polish
+from tutti.search.exact.enumerate_strategies import TooLargeError
+from tutti.search.exact.exact_search import search_exactly
+from tutti.search.pricing.money_and_energy import chips_by_pool
+from tutti.search.pricing.objective import rates, value
+from tutti.search.pricing.simulate_draft import SHORTENED_WITHIN, Quick, Settler, require_agreement
+from tutti.search.pricing.unit_tables import Tables
+from tutti.search.question.effort import Effort, Progress, Report, silent
+from tutti.search.question.space import Problem
+from tutti.search.strategy.candidate import Candidate
+from tutti.search.strategy.priced_drafts import MOST_WHOLE, Found, State
+from tutti.search.strategy.summary import summary_of
+from tutti.search.strategy.tie_break import splitting
+from tutti.simulate.estimate import Estimate
+
+SMALL_CHIPS, SMALL_BATCH = 8, 64  # beyond which no space is small
+MOST_TRIED = 40  # candidates, while none of them fits
+WORTH_A_LOOK = 1.01  # by how much the price of a candidate may err
+WORTH_EVENING = 0.998  # of the best, what other shares of the batch must promise to be simulated
+WORTH_MORE = 0.998  # of the best, what is left must promise once the work is spent
+FALSE_PROMISE = 1.01  # by which more than the schedule was priced wrongly
+CURIOUS = 2  # candidates of a kind that are given the benefit of the doubt
+BELIEVED = 0.97  # of what they promise
+MOST_EXPLORED = 8  # candidates of further kinds
+EXPLORED_PER_GAP = 0.03  # one of them for every so much of a gap to the bound
+EXPLORED_WITHIN = 1.4  # times the best: what they may promise
+MOST_STARTS = 5  # plans of different shapes, from which a local search starts
+STARTS_WITHIN = 1.15  # times the best of them
+UNFIT = 1.05  # held against the others of a kind of which one did not fit after all
+
+
+class Search:
+    """One search over some pools of a problem."""
+
+    def __init__(
+        self, tables: Tables, effort: Effort, report: Report = silent, bound: float | None = None
+    ) -> None:
+        self.tables = tables
+        self.problem = tables.problem
+        self.effort = effort
+        self.source = Candidates(tables, effort)
+        self.settler = Settler(tables)
+        self.report = report
+        self.bound = bound
+        self.state = State()
+        self.interrupted = False
+        self.per_second = rates(self.problem)
+        self.corrections: dict[object, float] = {}  # by kind and by shape of candidates
+        self.curious_until = 0  # instructions
+        self.seen: Counter[object] = Counter()  # candidates that were settled, by kind
+
+    def run_exactly(self) -> State | None:
+        """Search a small space whole; None where it is too large, or nothing in it fits."""
+        problem = self.problem
+        small = problem.num_chips <= SMALL_CHIPS and problem.job.global_batch <= SMALL_BATCH
+        if not small or self.per_second is not None or not self.tables.units_alike:
+            return None
+        try:
+            found = search_exactly(problem, self.tables, self.effort.exact)
+        except TooLargeError:
+            return None
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return None
+        if found is None:
+            return None
+        self.settler.simulated += found.simulated
+        self.state.take(Found(found.draft, found.step_seconds, found.step_seconds, "exact"))
+        return self.state
+
+    @property
+    def may_have_more(self) -> bool:
+        """Whether the space has plans that the exact search leaves out: of three pipelines."""
+        most = self.problem.space.max_pipelines
+        return len(self.problem.pools) > 2 and (most is None or most > 2)
+
+    def run(self) -> State:
+        """Settle the most promising candidates until the work is spent."""
+        budget = self.effort.budget(self.problem.num_chips)
+        if self.effort.width(self.problem.num_chips) > 1:
+            self.curious_until = budget // 2
+        try:
+            left = self.source.all()
+            for number in itertools.count():
+                candidate = min(left, key=self._promise, default=None)
+                if candidate is None or self._enough(candidate, number, budget):
+                    break
+                left.remove(candidate)
+                found = self._settle(candidate)
+                self.corrections[candidate.kind] = self.corrections[candidate.shape] = found
+                self.seen[candidate.kind] += 1
+            self._explore(left, budget)
+            self.state.skipped += len(left)
+            self._improve()
+            self._polish()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return self.state
+
+    def _explore(self, left: list[Candidate], budget: int) -> None:
+        """Settle the best candidates of kinds that were not looked at, where the gap is wide.
+
+        The coarse model errs most between kinds; a local search goes on from several of them.
+        """
+        best = self.state.best
+        if best is None or not self.bound or self.per_second is not None:
+            return
+        most = min(MOST_EXPLORED, int((best.seconds / self.bound - 1.0) / EXPLORED_PER_GAP))
+        kinds = {_family(found.parts) for found in self.state.found if found.parts}
+        for candidate in sorted(left, key=self._promise):
+            if most <= 0 or self.settler.instructions > budget:
+                return
+            family = _family(candidate.parts)
+            if family in kinds or self._promise(candidate) > EXPLORED_WITHIN * best.value:
+                continue
+            kinds.add(family)
+            left.remove(candidate)
+            most -= 1
+            self._settle(candidate, whole=True)
+
+    def _promise(self, candidate: Candidate) -> float:
+        """Return what a candidate is likely worth.
+
+        What others of its kind took, over what they promised, is held against it; so is what the
+        same chains took under another schedule, where no schedule explains it. On a large cluster
+        the first few of a kind are believed to be better than that.
+        """
+        same = self.corrections.get(candidate.shape, 1.0)
+        if same < FALSE_PROMISE:
+            same = self.corrections.get(candidate.kind, 1.0)
+        early = self.settler.instructions + candidate.instructions < self.curious_until
+        if early and self.seen[candidate.kind] < CURIOUS:
+            same *= BELIEVED
+        return candidate.value * same
+
+    def _enough(self, candidate: Candidate, number: int, budget: int) -> bool:
+        """Tell whether the best plan stands: nothing left promises more, or the work is done."""
+        best = self.state.best
+        if best is None:
+            return number >= MOST_TRIED
+        promised = self._promise(candidate)
+        if number >= self.effort.most_candidates or self.settler.instructions > 4 * budget:
+            return True
+        fitting = number - self.state.rejected  # what did not fit taught little
+        enough = self.effort.candidates * self.effort.width(self.problem.num_chips)
+        spent = fitting >= enough or self.settler.instructions > budget
+        well_known = self.seen[candidate.kind] > CURIOUS
+        return promised >= best.value * (WORTH_MORE if spent or well_known else WORTH_A_LOOK)
+
+    def worth(self, settled: Settled) -> float:
+        """Return what the objective counts of a settled plan."""
+        return self.plan_worth(settled.plan, settled.estimate)
+
+    def plan_worth(self, plan: Plan, estimate: Estimate) -> float:
+        """Return what the objective counts of a plan."""
+        return self.seconds_worth(plan, estimate.step_seconds)
+
+    def seconds_worth(self, plan: Plan, seconds: float) -> float:
+        """Return what the objective counts of a plan whose step takes so long."""
+        return value(seconds, chips_by_pool(plan), self.per_second)
+
+    def _settle(self, candidate: Candidate, *, whole: bool = False) -> float:
+        """Simulate a candidate, or its `whole` step; return its seconds over what it promised."""
+        found = self.settler.parts(candidate.parts)
+        if found is None:
+            self.state.rejected += 1
+            return UNFIT
+        if whole and found.whole is None:
+            made = self.settler.plan_of(found.draft)
+            priced = self.settler.price(made)
+            found = replace(found, seconds=priced.step_seconds, whole=(made, priced))
+        self._take(found, candidate.key, candidate.parts)
+        return found.seconds / candidate.coarse_seconds
+
+    def _take(self, found: Quick, key: object, parts: tuple[Part, ...] = ()) -> None:
+        worth = value(found.seconds, found.draft.chips(), self.per_second)
+        settled = replace(found, whole=None)
+        self.state.take(Found(found.draft, found.seconds, worth, key, found.whole, parts, settled))
+        self._even(found, key)
+        best = self.state.best
+        self.report(
+            Progress(
+                doing="simulating",
+                best_seconds=best.seconds if best is not None else None,
+                lower_bound_seconds=self.bound if self.per_second is None else None,
+                settled=self.settler.simulated,
+            )
+        )
+
+    def _even(self, found: Quick, key: object) -> None:
+        """Try the micro-batches that the paces ask for, where that would be the best so far."""
+        evened, best = found.evened, self.state.best
+        assert best is not None
+        chips = evened.draft.chips()
+        hoped = value(evened.seconds, chips, self.per_second)
+        if evened is found or hoped > best.value * WORTH_EVENING:
+            return
+        again = self.settler.quick(evened.draft)
+        if again.fits:
+            worth = value(again.seconds, chips, self.per_second)
+            self.state.take(Found(again.draft, again.seconds, worth, (key, "evened"), again.whole))
+
+    def _improve(self) -> None:
+        """Take small steps from the best strategies, where a cluster is large enough to earn it."""
+        polish = Polish(self.settler, self.effort.improvement(self.problem.num_chips))
+        settled = [found for found in self.state.found if found.settled is not None]
+        for found in settled[: self.effort.improved]:
+            assert found.settled is not None
+            better = polish.improved(found.parts, found.settled)
+            if better is not found.settled:
+                self._take(better, found.key, found.parts)
+
+    def _polish(self) -> None:
+        """Try what the coarse model does not tell apart: stages of a copy side by side."""
+        if not self.problem.cluster.fabric.oversubscribed:
+            return
+        for found in self.state.found[: self.effort.polished]:
+            if any(len(pipeline.stages) > 1 for pipeline in found.draft.pipelines):
+                quick = self.settler.quick(replace(found.draft, placement="copy"))
+                if quick.fits:
+                    self._take(quick, found.key)
+
+
+def _family(parts: Sequence[Part]) -> object:
+    """Return what strategies have in common that small steps do not lead away from."""
+    return frozenset(
+        (
+            tuple(config.pool for config in part.chain.configs),
+            part.chain.schedule.kind,
+            sum(part.chain.stages).bit_length(),
+        )
+        for part in parts
+    )
+
+
+def settled_best(search: Search, state: State) -> tuple[Settled, Settled | None]:
+    """Simulate the best drafts whole, until none that is left promises more; prove the first."""
+    settler = search.settler
+    whole: list[tuple[Plan, Estimate]] = []
+    for number, found in enumerate(state.found[:MOST_WHOLE]):
+        best_worth = min((search.plan_worth(*pair) for pair in whole), default=math.inf)
+        if number >= search.effort.whole and found.value >= best_worth:
+            break
+        if found.whole is None:
+            made = settler.plan_of(found.draft)
+            found.whole = (made, settler.price(made))
+            seconds = found.whole[1].step_seconds
+            require_agreement(summary_of(made), found.seconds, seconds, SHORTENED_WITHIN)
+        whole.append(found.whole)
+    # what differs by rounding only is equal: then the plan that splits less
+    whole.sort(key=lambda pair: (float(f"{search.plan_worth(*pair):.9e}"), splitting(pair[0])))
+    best = settler.prove(*whole[0], summary_of(whole[0][0]))
+    if len(whole) == 1:
+        return best, None
+    made, estimate = whole[1]
+    return best, Settled(plan=made, estimate=estimate, summary=summary_of(made))
+
+
+def different_starts(
+    search: Search, known: list[tuple[Plan, Estimate]]
+) -> list[tuple[Plan, Estimate]]:
+    """Return the best plan and the best ones of other shapes, for a local search to start from."""
+    found = sorted(known, key=lambda pair: search.plan_worth(*pair))[:1]
+    shapes = {_shape_of(plan) for plan, _ in found}
+    limit = STARTS_WITHIN * search.plan_worth(*found[0])
+    for other in search.state.found:
+        if len(found) == MOST_STARTS or other.value > limit:
+            break
+        plan = search.settler.plan_of(other.draft)
+        shape = _shape_of(plan)
+        if shape not in shapes:
+            shapes.add(shape)
+            found.append((plan, search.settler.price(plan)))
+    return found
+
+
+def _shape_of(plan: Plan) -> object:
+    """Return what a local search hardly changes: which pools compute in how many stages."""
+    return frozenset(
+        tuple((stage.chips.pools, stage.num_replicas) for stage in pipeline.stages)
+        for pipeline in plan.pipelines
+    )
+
+
+def search_parts(search: Search) -> Search:
+    """Search the parts of a space in which nothing was found; return the search that found most.
+
+    By micro-batch, then with the smallest one by tensor and by expert degree: the parts of the
+    first of these rounds in which something fits are all searched, and the best of them counts.
+    """
+    for parts in _rounds(search.problem):
+        best: Search | None = None
+        for part in parts:
+            tables = search.tables.for_problem(part)
+            one = Search(tables, search.effort, search.report, search.bound)
+            found = one.run().best
+            if one.interrupted:
+                search.interrupted = True
+                return best or search
+            known = best.state.best if best is not None else None
+            if found is not None and (known is None or found.value < known.value):
+                best = one
+        if best is not None:
+            return best
+    return search
+
+
+def _rounds(problem: Problem) -> Iterator[list[Problem]]:
+    space, counts = problem.space, problem.sequence_counts()
+    if len(counts) > 1:
+        yield [replace(problem, space=replace(space, sequences=(count,))) for count in counts]
+    frugal = replace(space, sequences=counts[:1])
+    degrees = sorted({d for pool in problem.pools for d in problem.tensor_degrees(pool)})
+    if len(degrees) > 1:
+        yield [replace(problem, space=replace(frugal, tp=(degree,))) for degree in degrees]
+    spread = problem.expert_degrees()
+    if len(spread) > 1:
+        yield [replace(problem, space=replace(frugal, ep=(degree,))) for degree in spread]

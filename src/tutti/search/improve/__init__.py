@@ -1,0 +1,1 @@
+"""The last mile: a local search over every field of a Plan, each step simulated."""

@@ -1,0 +1,217 @@
+"""A local search from a settled plan: the first move that the simulator finds faster is taken.
+
+Kinds of moves take turns: one in which nothing helps waits until another has changed the plan. Of
+a long step the beginning is simulated, as in the search before it, and the whole step once a move
+is to be taken. Work is counted in instructions, never timed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from tutti.errors import TuttiError
+from tutti.plan.check import check_plan
+from tutti.plan.plan import Plan
+from tutti.plan.schedules import schedule_record, warm_up_depth
+from tutti.schedule.check import check_schedule
+from tutti.search.improve.plan_moves import PLAN_MOVES, Here
+from tutti.search.improve.stage_loads import Loads
+from tutti.search.improve.stage_moves import STAGE_MOVES
+from tutti.search.pricing.simulate_draft import Settler, pass_ends
+from tutti.search.strategy.space_limits import plan_in_space
+from tutti.simulate.estimate import Estimate
+
+# In the order in which they are tried: much for little work first.
+MOVES = {
+    name: (PLAN_MOVES | STAGE_MOVES)[name]
+    for name in (
+        "tied owner", "micro-batch", "warm-up", "shard level", "shares", "units", "degrees",
+        "schedule", "order", "experts", "sharding", "recompute", "warm-up of stages", "flags",
+        "fewer stages", "offload", "idle chips",
+    )
+}  # fmt: skip
+PER_PLAN = 4_000  # instructions that take as long as what every simulation costs beside them
+LEAST_GAIN = 1e-6  # relative: less is rounding
+SHORT_ENOUGH = 0.5  # of the whole step's passes: what two short steps may take together
+GROUPS = (3, 4)  # of interleaved micro-batches in the shorter and the longer of two short steps
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A plan with its price."""
+
+    plan: Plan
+    found: Estimate
+    worth: float
+
+
+@dataclass(slots=True)
+class PlanSearch:
+    """Improves plans of one problem as long as its work lasts."""
+
+    settler: Settler
+    worth: Callable[[Plan, float], float]  # of the objective, given the seconds of a step
+    spent: int = 0  # instructions
+    _until: int = 0
+    _tried: set[object] = field(default_factory=set)
+    _known: dict[object, float | None] = field(default_factory=dict)  # by short steps
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no work is left."""
+        return self.spent >= self._until
+
+    def improved(self, plan: Plan, found: Estimate, budget: int) -> tuple[Plan, Estimate]:
+        """Return a plan from which no move leads on, or the best when work or patience ends."""
+        self._until = self.spent + budget
+        plan = replace(plan, collectives=())  # those of another plan are not the best ones of this
+        best = Standing(plan, found, self.worth(plan, found.step_seconds))
+        self._tried.add(_key(plan))
+        waiting = list(MOVES)
+        try:
+            while waiting and not self.is_spent:
+                kind = waiting.pop(0)
+                better = self._swept(kind, best)
+                if better is not best:
+                    best = better
+                    waiting += [other for other in MOVES if other not in waiting]
+        except KeyboardInterrupt:
+            pass
+        return best.plan, best.found
+
+    def _swept(self, kind: str, best: Standing) -> Standing:
+        """Try the moves of one kind once, each from the best plan at that time."""
+        place = 0
+        while not self.is_spent:
+            here = Here(
+                problem=self.settler.tables.problem, plan=best.plan, loads=Loads.of(best.found)
+            )
+            moves = list(MOVES[kind](here))[place:]
+            counts = _short_counts(best.plan)
+            now = None if counts is None else self._short_worth(best.plan, counts)
+            for tried, plan in enumerate(moves, 1):
+                better = None if plan is None else self._better(plan, best, now)
+                if better is not None:
+                    best, place = better, place + tried
+                    break
+            else:
+                break
+        return best
+
+    def _better(self, plan: Plan, best: Standing, now: float | None) -> Standing | None:
+        """Return a plan with its price where it is better than the best.
+
+        `now` is what the best is worth by its own short steps, where it has some.
+        """
+        if self.is_spent or not self._is_new(plan):
+            return None
+        counts = _short_counts(plan)
+        if counts is not None and now is not None:
+            hoped = self._short_worth(plan, counts)
+            if hoped is None or hoped >= now * (1.0 - LEAST_GAIN):
+                return None
+        return self._whole(plan, best)
+
+    def _is_new(self, plan: Plan) -> bool:
+        """Tell whether a plan was not tried yet, is in the space and means something."""
+        key = _key(plan)
+        if key in self._tried:
+            return False
+        self._tried.add(key)
+        problem = self.settler.tables.problem
+        return plan_in_space(plan, problem) and not check_plan(plan, problem.model, problem.cluster)
+
+    def _whole(self, plan: Plan, best: Standing) -> Standing | None:
+        """Return a plan with its price where it is better than the best."""
+        found = self._priced(plan)
+        if found is None:
+            return None
+        worth = self.worth(plan, found.step_seconds)
+        if worth >= best.worth * (1.0 - LEAST_GAIN) or any(check_schedule(found.schedule)):
+            return None
+        return Standing(plan, found, worth)
+
+    def _priced(self, plan: Plan) -> Estimate | None:
+        """Return what the simulator says; None where the plan does not fit or cannot run."""
+        self.spent += PER_PLAN
+        try:
+            found = self.settler.price(plan)
+        except TuttiError:  # an order in which stages wait for each other
+            return None
+        self.spent += found.result.program.size
+        if not found.fits and not self.settler.tables.problem.unlimited_memory:
+            return None
+        return found
+
+    def _short_worth(self, plan: Plan, counts: tuple[list[int], list[int]]) -> float | None:
+        """Return what a plan is worth by two short steps: they tell the beginning and the pace."""
+        key = _key(plan)
+        if key not in self._known:
+            self._known[key] = self._by_short_steps(plan, counts)
+        return self._known[key]
+
+    def _by_short_steps(self, plan: Plan, counts: tuple[list[int], list[int]]) -> float | None:
+        ends: list[list[float]] = []
+        found: Estimate | None = None
+        for lengths in counts:
+            found = self._priced(_shortened(plan, lengths))
+            if found is None:
+                return None
+            ends.append(pass_ends(found))
+        assert found is not None
+        reached = 0.0
+        for p, pipeline in enumerate(plan.pipelines):
+            pace = (ends[1][p] - ends[0][p]) / (counts[1][p] - counts[0][p])
+            left = pipeline.micro_batches - counts[1][p]
+            reached = max(reached, ends[1][p] + left * pace)
+        closing = found.result.step_seconds - max(ends[1])
+        return self.worth(plan, (reached + closing) * found.priced.slowdown)
+
+
+def _key(plan: Plan) -> object:
+    return (plan.pipelines, plan.synchronisation, plan.tied_owner, plan.job.schedule)
+
+
+def _shortened(plan: Plan, lengths: list[int]) -> Plan:
+    pipelines = tuple(
+        replace(pipeline, micro_batches=count)
+        for pipeline, count in zip(plan.pipelines, lengths, strict=True)
+    )
+    total = sum(pipeline.sequences for pipeline in pipelines)
+    return replace(plan, pipelines=pipelines, job=replace(plan.job, global_batch=total))
+
+
+def _short_counts(plan: Plan) -> tuple[list[int], list[int]] | None:
+    """Return micro-batches of two short steps; None where the whole step is hardly longer.
+
+    Pipelines of one cut keep what they differ by.
+    """
+    record = schedule_record(plan.job.schedule)
+    if not record.steady:
+        return None
+    cuts = [tuple(stage.units for stage in pipeline.stages) for pipeline in plan.pipelines]
+    least: dict[object, int] = {}
+    for cut, pipeline in zip(cuts, plan.pipelines, strict=True):
+        least[cut] = min(pipeline.micro_batches, least.get(cut, pipeline.micro_batches))
+    shorter: list[int] = []
+    longer: list[int] = []
+    short = whole = 0
+    for cut, pipeline in zip(cuts, plan.pipelines, strict=True):
+        stages, fewest = len(cut), least[cut]
+        depth = warm_up_depth(pipeline, 0, plan.job.schedule)
+        few = max(2 * stages + 1, depth + stages)
+        many = few + stages
+        if record.several_ranges:
+            groups = max(1, fewest // stages)
+            few, many = (math.ceil(n * fewest / groups) for n in GROUPS)
+        more = pipeline.micro_batches - fewest
+        if many >= fewest:
+            return None
+        shorter.append(few + more)
+        longer.append(many + more)
+        ranges = sum(map(len, cut))
+        short += (few + many + 2 * more) * ranges
+        whole += pipeline.micro_batches * ranges
+    return (shorter, longer) if short < SHORT_ENOUGH * whole else None

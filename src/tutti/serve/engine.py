@@ -1,0 +1,366 @@
+"""`Engine`: requests in, tokens out. It runs the scheduler's steps on a worker.
+
+    engine = Engine.from_pretrained("SmolLM2-135M-Instruct")
+    for done in engine.generate(["The capital of France is", "Once upon a time"]):
+        print(done.text)
+
+`add` and `step` are the loop itself, for those who have one of their own; `stream` yields pieces as
+they come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tutti.batching import Cancelled, Finish, Received, Request, Scheduler, Step, Tokens
+from tutti.batching import Sequence as Sample
+from tutti.errors import InputError, TuttiError
+from tutti.serve.drafting import Drafter, Pace, Wanted
+from tutti.serve.live import Live
+from tutti.serve.loading import open_drafter, open_worker
+from tutti.serve.outputs import Completion, Counters, Piece
+from tutti.serve.parameters import SamplingParameters, check_tokens
+from tutti.serve.worker import StepResult, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tutti.huggingface.tokenizer import Message, Tokenizer
+    from tutti.serve.worker import Worker
+
+Prompt = str | Sequence[int]
+GREEDY = SamplingParameters()
+
+
+class RequestFailedError(TuttiError):
+    """A request whose logits were no numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A request as it stands in the engine."""
+
+    live: Live
+    samples: tuple[Sample, ...]
+
+
+class Engine:
+    """One model on one worker."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        tokenizer: Tokenizer | None = None,
+        seed: int = 0,
+        drafter: Drafter | None = None,
+        guesses: int = 4,
+    ) -> None:
+        self.worker, self.tokenizer, self.seed = worker, tokenizer, seed
+        self._drafter, self._pace = drafter, Pace(guesses)
+        self.scheduler = Scheduler(worker.settings)
+        self.counters = Counters()
+        self._wanted: dict[int, _Wanted] = {}
+        self._by_sequence: dict[int, tuple[int, int]] = {}
+        self._done: dict[int, Completion] = {}
+        self._numbers = 0
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: Path | str,
+        *,
+        seed: int = 0,
+        guesses: int = 0,
+        draft: Path | str | None = None,
+        **options: Any,
+    ) -> Engine:
+        """Open a model folder; the options are those of `tutti.serve.loading.open_worker`.
+
+        `guesses`: so many tokens ahead are tried at most (0: none): those of a `draft` model, or
+        what followed earlier in the text.
+        """
+        worker, tokenizer = open_worker(folder, **options)
+        drafter = open_drafter(worker, draft) if guesses else None
+        return cls(worker, tokenizer=tokenizer, seed=seed, drafter=drafter, guesses=guesses)
+
+    # --- whole answers ---------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        parameters: SamplingParameters | Sequence[SamplingParameters] = GREEDY,
+    ) -> list[Completion]:
+        """Return a completion per prompt, in their order: texts, or lists of tokens."""
+        numbers = self._add_all(prompts, parameters)
+        waiting = set(numbers)
+        while waiting:
+            waiting -= {piece.request for piece in self.step() if piece.request in self._done}
+        return [self._done.pop(number) for number in numbers]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        parameters: SamplingParameters | Sequence[SamplingParameters] = GREEDY,
+    ) -> Iterator[Piece]:
+        """Yield what each step adds; who stops reading cancels what is left."""
+        numbers = self._add_all(prompts, parameters)
+        waiting = set(numbers)
+        try:
+            while waiting:
+                for piece in self.step():
+                    if piece.request in waiting:
+                        yield piece
+                waiting -= set(self._done)
+        finally:
+            for number in numbers:
+                self.cancel(number)
+                self._done.pop(number, None)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str = "last") -> list[Tensor]:
+        """Return a vector per prompt: its last token's hidden state, or the mean of all."""
+        if pooling not in ("last", "mean"):
+            raise InputError(f"pooling is '{pooling}'; it may be 'last' or 'mean'")
+        numbers = [self.add(prompt, pooling=pooling) for prompt in self._listed(prompts)]
+        lives = [self._wanted[number].live for number in numbers]
+        while any(number not in self._done for number in numbers):
+            self.step()
+        for number in numbers:
+            del self._done[number]
+        return [live.embedding() for live in lives]
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return a conversation as tokens, up to where the assistant's turn begins."""
+        tokenizer = self._tokenizer_for("a conversation")
+        text = tokenizer.render(messages, prompt=True)
+        return [int(token) for token in tokenizer.encode([text])[0]]
+
+    # --- the loop --------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Prompt,
+        parameters: SamplingParameters = GREEDY,
+        *,
+        pooling: str | None = None,
+    ) -> int:
+        """Put a request in line; return its number."""
+        number, self._numbers = self._numbers, self._numbers + 1
+        tokens = self._tokens_of(prompt, number)
+        vocab = self.worker.model.spec.vocab
+        check_tokens(f"request {number}", tokens, vocab)
+        parameters.check(f"request {number}", vocab)
+        if parameters.stop:
+            self._tokenizer_for("'stop'")
+        request = Request(
+            id=number,
+            prompt=tuple(tokens),
+            most_new=0 if pooling else parameters.max_tokens,
+            samples=1 if pooling else parameters.n,
+            priority=parameters.priority,
+            salt=parameters.salt,
+            shares_prefix=parameters.prompt_logprobs is None and pooling != "mean",
+            waits=parameters.looks_back,
+        )
+        samples = self.scheduler.arrive(request)
+        live = Live(request, parameters, self.tokenizer, pooling)
+        self._wanted[number] = _Wanted(live, samples)
+        seed = self.seed + number if parameters.seed is None else parameters.seed
+        for sample in samples:
+            self._by_sequence[sample.id] = (number, sample.sample)
+            own = Work(parameters=parameters, seed=_mixed(seed, sample.sample), pooling=pooling)
+            self.worker.expect(sample, own)
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Stop a request; its pieces so far stay what they are."""
+        self.scheduler.cancel(number)
+        self._ended(self.scheduler.take_finished(), [])
+
+    def step(self) -> list[Piece]:
+        """Compute one step; return what it added."""
+        self._guess()
+        step = self.scheduler.next_step()
+        if step is None:
+            return []
+        result = self.worker.run(step)
+        received = self.scheduler.receive(Tokens(step.number, result.tokens, result.ends))
+        self.counters.steps += 1
+        self.counters.computed_tokens += step.num_tokens
+        self.counters.sampled_tokens += len(received.tokens)
+        self._note_prompts(step, result)
+        self._note_guesses(step, received)
+        pieces = self._pieces(result, received)
+        self._ended(received.finished, pieces)
+        for number, sample in self._stopped(pieces):
+            event = Cancelled(number, sample, Finish.STOP)
+            self.scheduler.handle(event)
+            self._ended(self.scheduler.take_finished(), pieces)
+        return pieces
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything."""
+        return self.scheduler.is_idle
+
+    def take(self, number: int) -> Completion | None:
+        """Return a request's completion once, when it is there."""
+        return self._done.pop(number, None)
+
+    # --- guesses ---------------------------------------------------------------------------
+
+    def _guess(self) -> None:
+        """Let sequences whose next tokens may be foreseen try them in the next step."""
+        if self._drafter is None:
+            return
+        wanted = []
+        for slot, sample, tokens in self.scheduler.decoding():
+            own = self._wanted[sample.request.id].live.parameters
+            if own.penalises or own.looks_back:  # these choose by what was chosen before
+                continue
+            count = self._pace.count(sample.id)
+            if count:
+                wanted.append(Wanted(slot, sample.id, tokens, count))
+        if wanted:
+            self.scheduler.guess(self._drafter.guess(wanted))
+
+    def _note_guesses(self, step: Step, received: Received) -> None:
+        tried: dict[int, int] = {}
+        for row, offset in zip(
+            step.sample_rows.tolist(), step.sample_offsets.tolist(), strict=True
+        ):
+            name = int(step.sequences[row])
+            tried[name] = max(tried.get(name, 0), offset)
+        names = received.sequences.tolist()
+        for name, count in tried.items():
+            if count and name in names:
+                right = names.count(name) - 1
+                self._pace.note(name, count, right)
+                self.counters.guessed_tokens += count
+                self.counters.foreseen_tokens += right
+
+    # --- what a step gave ------------------------------------------------------------------
+
+    def _pieces(self, result: StepResult, received: Received) -> list[Piece]:
+        found: dict[int, Piece] = {}
+        now = time.perf_counter()
+        for place, (name, token) in enumerate(
+            zip(received.sequences.tolist(), received.tokens.tolist(), strict=True)
+        ):
+            number, sample = self._by_sequence[name]
+            live = self._wanted[number].live
+            piece = live.added(sample, token, int(received.kept[place]), result, now)
+            found[name] = piece if name not in found else live.joined(found[name], piece)
+        return list(found.values())
+
+    def _stopped(self, pieces: list[Piece]) -> list[tuple[int, int]]:
+        """Return samples whose text came to a stop text."""
+        return [
+            (piece.request, piece.sample)
+            for piece in pieces
+            if piece.request in self._wanted
+            and piece.finish is None
+            and self._wanted[piece.request].live.stopped(piece.sample)
+        ]
+
+    def _ended(self, finished: Sequence[Sample], pieces: list[Piece]) -> None:
+        now = time.perf_counter()
+        for sample in finished:
+            number, index = self._by_sequence.pop(sample.id)
+            wanted = self._wanted[number]
+            self.worker.forget(sample)
+            self._pace.forget(sample.id)
+            assert sample.finish is not None
+            kept = self.counters.finished
+            kept[sample.finish] = kept.get(sample.finish, 0) + 1
+            self.counters.preemptions += sample.preemptions
+            last = wanted.live.end(index, sample.finish)
+            at = next(
+                (
+                    i
+                    for i, piece in enumerate(pieces)
+                    if (piece.request, piece.sample) == (number, index)
+                ),
+                None,
+            )
+            if at is None:
+                pieces.append(last)
+            else:
+                pieces[at] = wanted.live.joined(pieces[at], last)
+            if wanted.live.is_over:
+                cached = wanted.samples[0].cached
+                self.counters.cached_tokens += cached
+                self._done[number] = wanted.live.completion(cached, now)
+                del self._wanted[number]
+
+    def _note_prompts(self, step: Step, result: StepResult) -> None:
+        starts = dict(zip(step.sequences.tolist(), step.starts.tolist(), strict=True))
+        for name, found in result.prompt_logprobs.items():
+            live = self._wanted[self._by_sequence[name][0]].live
+            live.note_prompt(starts[name], found)
+        for name, states in result.pooled.items():
+            live = self._wanted[self._by_sequence[name][0]].live
+            live.note_states(starts[name], states)
+
+    # --- prompts ---------------------------------------------------------------------------
+
+    def _add_all(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        parameters: SamplingParameters | Sequence[SamplingParameters],
+    ) -> list[int]:
+        listed = self._listed(prompts)
+        if isinstance(parameters, SamplingParameters):
+            parameters = [parameters] * len(listed)
+        if len(parameters) != len(listed):
+            raise InputError(
+                f"{len(listed)} prompts and {len(parameters)} sets of parameters; give one for "
+                "all, or one each"
+            )
+        numbers: list[int] = []
+        try:
+            for prompt, own in zip(listed, parameters, strict=True):
+                numbers.append(self.add(prompt, own))
+        except InputError:
+            for number in numbers:
+                self.cancel(number)
+                self._done.pop(number, None)
+            raise
+        return numbers
+
+    def _listed(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+        if isinstance(prompts, str):
+            return [prompts]
+        listed = list(prompts)
+        if listed and isinstance(listed[0], int | np.integer):
+            return [listed]  # type: ignore[list-item]  # tokens of one prompt
+        return listed  # type: ignore[return-value]
+
+    def _tokens_of(self, prompt: Prompt, number: int) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        tokenizer = self._tokenizer_for(f"request {number}: a prompt of text")
+        return [*tokenizer.begin, *(int(token) for token in tokenizer.encode([prompt])[0])]
+
+    def _tokenizer_for(self, what: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InputError(
+                f"{what} needs a tokenizer, and the folder has none; give tokens instead, or name "
+                "a tokenizer"
+            )
+        return self.tokenizer
+
+
+def _mixed(seed: int, sample: int) -> int:
+    """Return a 64-bit seed of one sample of a request."""
+    if not sample:
+        return int(np.int64(np.uint64(seed & (2**64 - 1))))
+    digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

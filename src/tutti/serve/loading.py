@@ -1,0 +1,247 @@
+"""Opens a model folder for serving: weights, tokenizer, and as many pages as there is room for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tutti.accelerator import Accelerator, Operators, open_accelerator
+from tutti.accelerator.products import widens
+from tutti.batching import Settings
+from tutti.errors import InputError, hint
+from tutti.huggingface import open_checkpoint
+from tutti.huggingface.tokenizer import Tokenizer, open_tokenizer
+from tutti.models import ModelSpec
+from tutti.nn import Model, load
+from tutti.nn.cache import token_bytes
+from tutti.nn.head import Logits
+from tutti.nn.linear import Linear
+from tutti.nn.rotary import stretch
+from tutti.serve.draft_model import DraftModel, check_draft
+from tutti.serve.drafting import Drafter, NgramDrafter
+from tutti.serve.worker import Worker
+from tutti.units import bytes_text
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SHARE = 0.9  # of the memory that is left, for pages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What a user may ask of an engine's sizes; None: what fits."""
+
+    slots: int = 64
+    page_size: int = 16
+    pages: int | None = None
+    memory_bytes: int | None = None  # for weights and pages together
+    max_length: int | None = None  # of a sequence: the model's own
+    most_tokens: int = 2048  # of a step
+    prefix: bool = True
+
+
+def open_worker(
+    folder: Path | str,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    tokenizer: str | None = None,
+    invariant: bool = False,
+    sizes: Sizes | None = None,
+    **options: Any,
+) -> tuple[Worker, Tokenizer | None]:
+    """Return a worker with the model of a Hugging Face or a tutti folder, and its tokenizer.
+
+    `device`: as `tutti accelerator list` names it; the best that is here. `dtype`: fp32, bf16 or
+    fp16; the weights' own where the device multiplies in it. `invariant`: a request's logits have
+    the same bits alone, in any batch, chunks and pages. `tokenizer`: another folder, or
+    "bytes". Other options are those of `Sizes`.
+    """
+    sizes = sizes or _sizes(options)
+    checkpoint = open_checkpoint(folder)
+    spec = checkpoint.spec
+    accelerator = open_accelerator(device)
+    number = _dtype(dtype, checkpoint.dtype(next(iter(checkpoint.names()))).name, accelerator)
+    operators = invariant_operators(spec, accelerator) if invariant else accelerator.operators
+    model = Model(spec, operators, dtype=number, device=accelerator.device)
+    load(model, checkpoint)
+    checkpoint.drop()
+    model.eval().requires_grad_(False)
+    if not invariant:
+        prepare(model)
+    end = end_tokens(Path(folder), spec)
+    opened = _tokenizer(tokenizer, Path(folder))
+    if not end and opened is not None and opened.end is not None:
+        end = (opened.end,)
+    settings = settings_for(spec, sizes, accelerator, number, model)
+    return Worker(model, accelerator, settings, dtype=number, end=end), opened
+
+
+def invariant_operators(spec: ModelSpec, accelerator: Accelerator) -> Operators:
+    """Return operators for which the batch changes no bit; refuse models that have others."""
+    attentions = [block.attention for block in spec.blocks]
+    experts = [block.moe for block in spec.blocks if block.moe is not None]
+    scalings = [a.rotary.scaling for a in attentions if a.rotary and a.rotary.scaling]
+    lacking = {
+        "latent attention": any(a.latent is not None for a in attentions),
+        "biases rounded to bfloat16": any(a.alibi and a.alibi.bfloat16 for a in attentions),
+        "dynamic rotary scaling": any(scaling.kind == "dynamic" for scaling in scalings),
+        "gates of shared experts": any(moe.shared_gate for moe in experts),
+        "routers with sigmoids": any(moe.router.scores == "sigmoid" for moe in experts),
+    }
+    for what, there in lacking.items():
+        if there:
+            raise InputError(
+                f"{spec.name}: batch-invariant mode has no form for {what}; leave it off"
+            )
+    return accelerator.operators.as_invariant()
+
+
+def open_drafter(worker: Worker, folder: Path | str | None) -> Drafter:
+    """Return what guesses for a worker: a draft model's folder, or the text itself."""
+    if folder is None:
+        return NgramDrafter()
+    checkpoint = open_checkpoint(folder)
+    check_draft(worker.model.spec, checkpoint.spec)
+    accelerator, dtype = worker.accelerator, next(worker.model.parameters()).dtype
+    model = Model(checkpoint.spec, accelerator.operators, dtype=dtype, device=accelerator.device)
+    load(model, checkpoint)
+    checkpoint.drop()
+    model.eval().requires_grad_(False)
+    prepare(model)
+    return DraftModel(
+        model,
+        accelerator,
+        worker.sampler,
+        slots=worker.settings.slots,
+        max_length=worker.settings.max_length,
+        dtype=dtype,
+    )
+
+
+def prepare(model: Model) -> None:
+    """Let the device lay out the weights of all products."""
+    for module in model.modules():
+        if isinstance(module, Linear | Logits):
+            model.operators.prepare(module.weight)
+
+
+def _sizes(options: dict[str, Any]) -> Sizes:
+    known = Sizes.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise InputError(f"engine: no option '{name}'; {hint(name, known)}")
+    return Sizes(**options)
+
+
+def _dtype(asked: str | None, stored: str, accelerator: Accelerator) -> torch.dtype:
+    if asked is not None:
+        if asked not in DTYPES:
+            raise InputError(f"dtype is '{asked}'; {hint(asked, DTYPES)}")
+        return DTYPES[asked]
+    found: torch.dtype = getattr(torch, stored)
+    if found not in DTYPES.values():
+        return torch.float32
+    slow = widens(torch.empty(0, dtype=found, device=accelerator.device))
+    return torch.float32 if slow else found
+
+
+def _tokenizer(asked: str | None, folder: Path) -> Tokenizer | None:
+    if asked is not None:
+        return open_tokenizer(asked)
+    files = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+    if any((folder / name).is_file() for name in files):
+        return open_tokenizer(str(folder))
+    return None
+
+
+def end_tokens(folder: Path, spec: ModelSpec) -> tuple[int, ...]:
+    """Return the tokens that end an answer, as the folder says."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:
+            raise InputError(f"{path}: cannot be read ({error})") from None
+        if found is not None:
+            tokens = found if isinstance(found, list) else [found]
+            return tuple(int(token) for token in tokens if 0 <= int(token) < spec.vocab)
+    return ()
+
+
+def window_of(spec: ModelSpec) -> tuple[int | None, Any]:
+    """Return the window that holds for all layers: pages behind it are nobody's."""
+    kinds = {(block.attention.window, block.attention.window_kind) for block in spec.blocks}
+    if any(window is None for window, _ in kinds) or len({kind for _, kind in kinds}) > 1:
+        return None, "sliding"
+    window, kind = max((window or 0, kind) for window, kind in kinds)
+    if kind == "chunked" and len(kinds) > 1:
+        return None, "sliding"
+    return window, kind
+
+
+def settings_for(
+    spec: ModelSpec,
+    sizes: Sizes,
+    accelerator: Accelerator,
+    dtype: torch.dtype,
+    model: Model | None = None,
+) -> Settings:
+    """Return the scheduler's settings: as many pages as asked for, or as memory has room for."""
+    longest = sizes.max_length or spec.max_length
+    if spec.embedding.positions and longest > spec.embedding.positions:
+        raise InputError(
+            f"{spec.name}: a context of {longest} tokens; it has learned positions for "
+            f"{spec.embedding.positions}"
+        )
+    window, kind = window_of(spec)
+    stretched = stretch(spec)
+    pages = sizes.pages
+    if pages is None:
+        pages = _pages_that_fit(spec, sizes, accelerator, dtype, longest, model)
+    return Settings(
+        slots=sizes.slots,
+        pages=pages,
+        page_size=sizes.page_size,
+        max_length=longest,
+        most_tokens=sizes.most_tokens,
+        window=window,
+        window_kind=kind,
+        stretch=None if stretched is None else stretched[0],
+        stretch_kind="switch" if stretched is None else stretched[1],  # type: ignore[arg-type]
+        prefix=sizes.prefix,
+    )
+
+
+def _pages_that_fit(
+    spec: ModelSpec,
+    sizes: Sizes,
+    accelerator: Accelerator,
+    dtype: torch.dtype,
+    longest: int,
+    model: Model | None,
+) -> int:
+    """Return how many pages there is room for, at most what all slots can use."""
+    page_bytes = token_bytes(spec, dtype) * sizes.page_size
+    weights = 0
+    if model is not None:
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    if sizes.memory_bytes is not None:
+        total, left = sizes.memory_bytes, sizes.memory_bytes - weights
+    else:
+        left = int(accelerator.free_bytes() * SHARE)
+        total = weights + left
+    needed = -(-longest // sizes.page_size)
+    room = left // page_bytes
+    if room < needed + 1:
+        raise InputError(
+            f"weights take {bytes_text(weights)} of {bytes_text(total)}; one request of "
+            f"{longest:,} tokens needs {bytes_text((needed + 1) * page_bytes)} of pages and "
+            f"{bytes_text(max(0, left))} is left: give more memory, or a shorter max_length"
+        )
+    return int(min(room, sizes.slots * needed + 1))

@@ -1,0 +1,161 @@
+"""Invariants of the scheduler under anything, and bugs that the same machine must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.support.batching_machine import SchedulerMachine
+from tutti.batching.filling import Filling
+from tutti.batching.pages import PagePool
+from tutti.batching.prefix import PrefixTree
+from tutti.batching.scheduler import Scheduler
+from tutti.batching.settings import Settings
+from tutti.batching.slots import ENDED, PREEMPTED, Slots
+
+CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+
+def run(examples: int, *, seed: bool = False, phases: Any = None) -> None:
+    own = settings(
+        max_examples=examples,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=CHECKS,
+        derandomize=seed,
+        database=None,
+        **({} if phases is None else {"phases": phases}),
+    )
+    run_state_machine_as_test(SchedulerMachine, settings=own)
+
+
+def test_the_scheduler_keeps_its_promises() -> None:
+    run(60)
+
+
+@pytest.mark.slow
+def test_the_scheduler_keeps_its_promises_for_a_hundred_thousand_steps() -> None:
+    made = 0
+
+    class Counted(SchedulerMachine):
+        def teardown(self) -> None:
+            nonlocal made
+            super().teardown()
+            made += len(self.steps)
+
+    own = settings(
+        max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=CHECKS,
+        database=None,
+    )  # fmt: skip
+    while made < 100_000:
+        run_state_machine_as_test(Counted, settings=own)
+
+
+# --- planted bugs ---------------------------------------------------------------------------
+
+
+def forgets_a_page(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Slots, "pages", lambda self, slot: _pages(self, slot)[:-1])
+
+
+def _pages(slots: Slots, slot: int) -> np.ndarray:
+    return slots.table[slot, slots.behind[slot] : slots.num_pages[slot]].copy()
+
+
+def does_not_copy_shared_pages(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Filling, "_own_page", lambda self, draft, slot, index: None)
+
+
+def frees_while_a_step_is_under_way(plant: pytest.MonkeyPatch) -> None:
+    def free(self: Scheduler) -> None:
+        for slot in np.flatnonzero(self.slots.leaving != 0).tolist():
+            self.pool.release(self.slots.pages(slot))
+            self.slots.num_pages[slot] = self.slots.behind[slot] = 0
+        original(self)
+
+    original = Scheduler._free_leaving
+    plant.setattr(Scheduler, "_free_leaving", free)
+
+
+def spends_more_than_the_budget(plant: pytest.MonkeyPatch) -> None:
+    original = Filling._chunk
+
+    def chunk(self: Filling, draft: Any, slot: int) -> bool:
+        draft.budget += 1
+        return original(self, draft, slot)
+
+    plant.setattr(Filling, "_chunk", chunk)
+
+
+def loses_who_was_preempted(plant: pytest.MonkeyPatch) -> None:
+    original = Scheduler._free_leaving
+
+    def free(self: Scheduler) -> None:
+        before = list(self.waiting)
+        original(self)
+        self.waiting[:] = before
+
+    plant.setattr(Scheduler, "_free_leaving", free)
+
+
+def matches_prefixes_of_other_salts(plant: pytest.MonkeyPatch) -> None:
+    original = PrefixTree.root
+    plant.setattr(PrefixTree, "root", lambda self, key: original(self, ("", "")))
+
+
+def gives_pages_in_view_away(plant: pytest.MonkeyPatch) -> None:
+    original = Settings.first_seen
+    plant.setattr(Settings, "first_seen", lambda self, stored: original(self, stored + 2))
+
+
+def takes_an_idle_page_and_leaves_it_in_the_tree(plant: pytest.MonkeyPatch) -> None:
+    def forget(self: PrefixTree, page: int) -> None:
+        del self._nodes[page]
+        self._pool.drop(page)
+
+    plant.setattr(PrefixTree, "forget", forget)
+
+
+def counts_late_tokens_of_ended_sequences(plant: pytest.MonkeyPatch) -> None:
+    original = Scheduler.receive
+
+    def receive(self: Scheduler, event: Any) -> Any:
+        self.slots.leaving[self.slots.leaving == ENDED] = PREEMPTED
+        return original(self, event)
+
+    plant.setattr(Scheduler, "receive", receive)
+
+
+BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    forgets_a_page,
+    does_not_copy_shared_pages,
+    frees_while_a_step_is_under_way,
+    spends_more_than_the_budget,
+    loses_who_was_preempted,
+    matches_prefixes_of_other_salts,
+    gives_pages_in_view_away,
+    takes_an_idle_page_and_leaves_it_in_the_tree,
+    counts_late_tokens_of_ended_sequences,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017, PT011  (a broken invariant, or a crash of its own)
+        run(400, seed=True, phases=[Phase.generate])
+
+
+def test_the_pool_has_each_page_once() -> None:
+    pool = PagePool(6)
+    taken = pool.take(5)
+    assert sorted(taken.tolist()) == [1, 2, 3, 4, 5]
+    pool.release(taken)
+    assert sorted(pool.free_pages()) == [1, 2, 3, 4, 5]

@@ -1,0 +1,81 @@
+"""A plan for a cluster is refused on a machine that lacks its chips, before a rank is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.launching import crossed_plan, plan_of
+from tutti.document import Place
+from tutti.errors import InputError
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.present import chips_by_vendor
+from tutti.plan.chips import ChipSet
+from tutti.plan.plan import Plan, Replica
+from tutti.ranks.local_capacity import DEVICE, SHARING, require_chips_here
+
+
+def never() -> Mapping[str, int]:
+    raise AssertionError("asked for nothing")
+
+
+def laptop_plan() -> Plan:
+    return plan_of(Cluster.load("laptop"), [[Replica(chips=ChipSet.of("fast/0/0-1"), count=2)]])
+
+
+def cluster_of(plan: Plan) -> Cluster:
+    assert plan.cluster.cluster is not None
+    return plan.cluster.cluster
+
+
+def test_chips_that_are_not_here_are_named() -> None:
+    plan = crossed_plan()
+    here = {"nvidia": 2, "kunlunxin": 8}
+    with pytest.raises(InputError) as caught:
+        require_chips_here(plan, cluster_of(plan), {}, lambda: here)
+    text = str(caught.value)
+    assert "needs 18 chips like A100-80, this machine has 2" in text
+    assert "tutti launch" in text
+    here = {"nvidia": 18, "kunlunxin": 0}
+    with pytest.raises(InputError, match=r"8 chips like Kunlun-P800, this machine has none"):
+        require_chips_here(plan, cluster_of(plan), {}, lambda: here)
+
+
+def test_enough_is_enough() -> None:
+    plan = crossed_plan()
+    require_chips_here(plan, cluster_of(plan), {}, lambda: {"nvidia": 18, "kunlunxin": 8})
+
+
+@pytest.mark.parametrize("variable", [DEVICE, SHARING])
+def test_who_says_where_ranks_run_is_believed(variable: str) -> None:
+    plan = crossed_plan()
+    require_chips_here(plan, cluster_of(plan), {variable: "x"}, never)
+
+
+def test_emulated_chips_are_always_here() -> None:
+    plan = laptop_plan()
+    require_chips_here(plan, cluster_of(plan), {}, never)
+
+
+def test_a_vendor_of_which_nothing_is_known_is_left_to_its_rank() -> None:
+    document = {"name": "x", "pools": [{"name": "amd", "chip": "MI300X", "nodes": 1}]}
+    cluster = Cluster.from_document(document, Place("x"))
+    plan = plan_of(cluster, [[Replica(chips=ChipSet.of("amd/0/0-7"), count=8)]])
+    require_chips_here(plan, cluster, {}, lambda: {"nvidia": 0})
+
+
+def test_device_files_count_where_there_are_no_tools(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "davinci0", "davinci_manager"):
+        (tmp_path / "dev" / name).touch()
+    found = chips_by_vendor(lambda command: "", tmp_path)
+    assert found == {"nvidia": 2, "huawei": 1, "kunlunxin": 0}
+
+    def run(command: list[str]) -> str:
+        asked = command[0] == "nvidia-smi" and "topo" not in command
+        return "".join(f"{i}, NVIDIA A100, 81920\n" for i in range(4)) if asked else ""
+
+    assert chips_by_vendor(run, tmp_path)["nvidia"] == 4
+    assert chips_by_vendor(lambda command: "", tmp_path / "nowhere")["nvidia"] == 0

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tutti.document import Place
+from tutti.errors import TuttiError
+from tutti.hardware.cluster import Cluster
+from tutti.plan.check import check_plan
+from tutti.plan.job import ScheduleKind
+from tutti.schedule.schedule import ScheduleMemo, build_schedule
+from tutti.search.ask_from_values import Limits, make_problem
+from tutti.search.candidate_loop import Search, settled_best
+from tutti.search.improve.plan_moves import Here
+from tutti.search.improve.plan_search import MOVES, PlanSearch
+from tutti.search.improve.stage_loads import Loads
+from tutti.search.pricing.pipeline_recurrence import depths_for_messages
+from tutti.search.pricing.simulate_draft import Settler
+from tutti.search.pricing.unit_tables import Tables
+from tutti.search.question.effort import Effort
+from tutti.search.strategy.space_limits import plan_in_space
+
+CLUSTER = {
+    "name": "two",
+    "pools": [
+        {"name": "new", "chip": "A100-80", "chips_per_node": 2},
+        {"name": "old", "chip": "V100-32", "chips_per_node": 2},
+    ],
+    "fabric": {"links": [{"pools": ["new", "old"], "latency_s": 0.02, "bandwidth": 2e9}]},
+}
+
+
+def problem_of(limits=None, batch=16):
+    cluster = Cluster.from_document(CLUSTER, Place("two"))
+    return make_problem("llama-3.2-1b", cluster, sequence_length=1024, global_batch=batch,
+                        limits=limits or Limits())  # fmt: skip
+
+
+def searched(problem):
+    search = Search(Tables(problem), Effort())
+    best, _ = settled_best(search, search.run())
+    return search, best
+
+
+def local(search):
+    return PlanSearch(search.settler, search.seconds_worth)
+
+
+def test_no_move_leads_on_from_where_it_ends():
+    search, best = searched(problem_of())
+    plan, found = local(search).improved(best.plan, best.estimate, 10**9)
+    assert found.step_seconds <= best.step_seconds
+    assert not check_plan(plan, search.problem.model, search.problem.cluster)
+    assert plan_in_space(plan, search.problem)
+    again, _ = local(search).improved(plan, found, 10**9)
+    assert again == plan
+
+
+def test_work_is_counted_and_the_answer_the_same_every_time():
+    search, best = searched(problem_of())
+    for budget in (0, 50_000):
+        one, other = local(search), local(search)
+        first = one.improved(best.plan, best.estimate, budget)
+        assert one.spent <= budget + 40_000
+        assert other.improved(best.plan, best.estimate, budget)[0] == first[0]
+
+
+def pipelined(problem):
+    """Return a plan of one pipeline over a slow link."""
+    space = replace(
+        problem.space, schedules=(ScheduleKind.ONE_F_ONE_B,), virtual=(1,), max_pipelines=1,
+        idle=False, mixed_stages=False,
+    )  # fmt: skip
+    search, best = searched(replace(problem, space=space))
+    assert len(best.plan.pipelines[0].stages) > 1, best.summary
+    return search, best
+
+
+def test_a_slow_link_asks_for_deeper_warm_up():
+    search, best = pipelined(problem_of(batch=32))
+    settler = Settler(search.tables)
+    shallow = replace(
+        best.plan,
+        pipelines=tuple(
+            replace(
+                pipeline,
+                stages=tuple(
+                    replace(stage, order=replace(stage.order, warm_up=None))
+                    for stage in pipeline.stages
+                ),
+            )
+            for pipeline in best.plan.pipelines
+        ),
+    )
+    start = settler.price(shallow)
+    plan, found = local(search).improved(shallow, start, 3_000_000)
+    assert found.step_seconds < 0.95 * start.step_seconds
+    depths = [stage.order.warm_up for _, _, stage in plan.stages()]
+    assert plan.job.schedule is not ScheduleKind.ONE_F_ONE_B or any(depths)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(tp_max=1, cp_max=1), Limits(shard=(0, 1)), Limits(offload=False, recompute=False),
+     Limits(micro_batch=(2,)), Limits(idle=False), Limits(exportable="megatron")],
+)  # fmt: skip
+def test_the_space_is_kept(limits):
+    search, best = searched(problem_of(limits))
+    plan, _ = local(search).improved(best.plan, best.estimate, 400_000)
+    assert plan_in_space(plan, search.problem)
+
+
+def test_lists_from_the_memo_are_those_written_anew():
+    search, best = searched(problem_of())
+    memo = ScheduleMemo()
+    here = Here(problem=search.problem, plan=best.plan, loads=Loads.of(best.estimate))
+    compared = 0
+    for kind in MOVES:
+        for plan in itertools.islice(MOVES[kind](here), 12):
+            if plan is None or check_plan(plan, search.problem.model, search.problem.cluster):
+                continue
+            try:
+                anew = build_schedule(plan)
+            except TuttiError:
+                continue
+            known = build_schedule(plan, memo)
+            for one, other in zip(anew.classes, known.classes, strict=True):
+                assert list(one.instructions) == list(other.instructions), kind
+            compared += 1
+    assert compared > 20
+
+
+def test_strategies_run_ahead_by_the_time_that_messages_take():
+    _, best = pipelined(problem_of(batch=32))
+    usual = len(best.plan.pipelines[0].stages)
+    assert (best.plan.pipelines[0].stages[0].order.warm_up or usual) > usual
+
+
+def test_depths_for_messages():
+    usual = np.array([3, 2, 1])
+    even, none = np.ones(3), np.zeros(3)
+    assert depths_for_messages(usual, even, none).tolist() == [3, 2, 1]
+    assert depths_for_messages(usual, np.array([1.0, 0.2, 0.2]), none).tolist() == [3, 2, 1]
+    assert depths_for_messages(usual, even, np.array([0.0, 1.0, 0.0])).tolist() == [5, 4, 1]
+    slow = np.array([4.0, 0.0, 0.0])  # the link itself is the slowest: two ways of it and a bit
+    assert depths_for_messages(usual, even, slow).tolist() == [3, 2, 1]
