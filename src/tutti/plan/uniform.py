@@ -107,7 +107,7 @@ def uniform_plan(
     if degrees.vpp > 1 and not schedule_record(job.schedule).several_ranges:
         able = " or ".join(kinds_with(lambda record: record.several_ranges))
         raise InputError(f"vpp={degrees.vpp} needs --schedule {able}")
-    cuts = even_cuts(model.num_layers, degrees.pp * degrees.vpp)
+    cuts = _cuts(model.num_layers, degrees.pp * degrees.vpp)
     ids = [
         Position(pool.name, node, slot)
         for pool in cluster.pools
@@ -184,15 +184,18 @@ def _data_parallel(cluster: Cluster, degrees: Degrees) -> int:
     return cluster.num_chips // model_chips
 
 
-def even_cuts(num_layers: int, parts: int) -> list[tuple[int, int]]:
-    """Cut the blocks evenly; the first part takes the embedding, the last the head.
+def _cuts(num_layers: int, parts: int) -> list[tuple[int, int]]:
+    """Cut evenly; with more parts than blocks, embedding and head count as blocks."""
+    units = num_layers + 2
+    if num_layers < parts <= units:
+        return list(itertools.pairwise(units * n // parts for n in range(parts + 1)))
+    return even_cuts(num_layers, parts)
 
-    With more parts than blocks, embedding and head count as blocks.
-    """
-    if parts > num_layers + 2:
-        raise InputError(f"{parts} stages, but the model has only {num_layers} layers")
+
+def even_cuts(num_layers: int, parts: int) -> list[tuple[int, int]]:
+    """Cut the blocks evenly; the first part takes the embedding, the last the head."""
     if parts > num_layers:
-        return list(itertools.pairwise((num_layers + 2) * n // parts for n in range(parts + 1)))
+        raise InputError(f"{parts} stages, but the model has only {num_layers} layers")
     bounds = [1 + num_layers * part // parts for part in range(parts + 1)]
     bounds[0], bounds[-1] = 0, num_layers + 2
     return list(itertools.pairwise(bounds))

@@ -108,7 +108,8 @@ def _recomputed_kinds(stage: PlanStage, replica: Replica, model: ModelSpec) -> s
 def _is_even(plan: Plan, model: ModelSpec) -> bool:
     """Tell whether every pipeline is cut evenly."""
     cuts = [[(c.start, c.stop) for c in chunks(pipeline)] for pipeline in plan.pipelines]
-    return all(cut == even_cuts(model.num_layers, len(cut)) for cut in cuts)
+    layers = model.num_layers
+    return all(len(cut) <= layers and cut == even_cuts(layers, len(cut)) for cut in cuts)
 
 
 def _keeps_form(space: Space, plan: Plan) -> bool:
