@@ -117,6 +117,19 @@ class PagedCache:
         self.operators.store_latents(latents_tr, pages, self._places_t)
         return self.operators.latent_attention(q_thr, pages, self._steps, rank=rank, scale=scale)
 
+    def asks_host(self, unit: int, spec: AttentionSpec) -> bool:
+        """Tell whether a unit's attention reads numbers off the device: no graph can hold it."""
+        pages = self.units[unit]
+        steps = PagedSegments.of((1,), (1,), ((0,),), self.page_size, pages[0].device)
+        heads = pages[0].shape[2] if spec.latent is None else 1
+        q = pages[0].new_empty(1, heads, pages[0].shape[-1])
+        if spec.latent is not None:
+            rank = spec.latent.kv_rank
+            call = self.operators.chosen("latent_attention", q, *pages, steps, rank=rank, scale=1.0)
+        else:
+            call = self.operators.chosen("paged_attention", q, *pages, steps, scale=1.0)
+        return call.asks_host
+
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy pages to others, of every unit."""
         for tensors in self.units.values():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from tutti.serve.live import Live
 from tutti.serve.loading import open_drafter, open_worker
 from tutti.serve.outputs import Completion, Counters, Piece
 from tutti.serve.parameters import SamplingParameters, check_tokens
-from tutti.serve.worker import StepResult, Work
+from tutti.serve.worker import Launched, StepResult, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +72,7 @@ class Engine:
         self._by_sequence: dict[int, tuple[int, int]] = {}
         self._done: dict[int, Completion] = {}
         self._numbers = 0
+        self._launched: deque[Launched] = deque()
 
     @classmethod
     def from_pretrained(
@@ -87,6 +89,8 @@ class Engine:
         `guesses`: so many tokens ahead are tried at most (0: none): those of a `draft` model, or
         what followed earlier in the text.
         """
+        if guesses:  # what is tried hangs on the tokens before it
+            options["ahead"] = 1
         worker, tokenizer = open_worker(folder, **options)
         drafter = open_drafter(worker, draft) if guesses else None
         return cls(worker, tokenizer=tokenizer, seed=seed, drafter=drafter, guesses=guesses)
@@ -185,12 +189,21 @@ class Engine:
         self._ended(self.scheduler.take_finished(), [])
 
     def step(self) -> list[Piece]:
-        """Compute one step; return what it added."""
-        self._guess()
-        step = self.scheduler.next_step()
-        if step is None:
+        """Compute one step; return what it added.
+
+        Where steps may be under way at a time, the next one is given to the device before this
+        one's tokens are waited for.
+        """
+        while len(self._launched) < self.worker.settings.ahead:
+            self._guess()
+            made = self.scheduler.next_step()
+            if made is None:
+                break
+            self._launched.append(self.worker.launch(made))
+        if not self._launched:
             return []
-        result = self.worker.run(step)
+        step = self._launched[0].step
+        result = self.worker.finish(self._launched.popleft())
         received = self.scheduler.receive(Tokens(step.number, result.tokens, result.ends))
         self.counters.steps += 1
         self.counters.computed_tokens += step.num_tokens
@@ -303,11 +316,13 @@ class Engine:
     def _note_prompts(self, step: Step, result: StepResult) -> None:
         starts = dict(zip(step.sequences.tolist(), step.starts.tolist(), strict=True))
         for name, found in result.prompt_logprobs.items():
-            live = self._wanted[self._by_sequence[name][0]].live
-            live.note_prompt(starts[name], found)
+            if name in self._by_sequence:  # else it was cancelled while the step was under way
+                live = self._wanted[self._by_sequence[name][0]].live
+                live.note_prompt(starts[name], found)
         for name, states in result.pooled.items():
-            live = self._wanted[self._by_sequence[name][0]].live
-            live.note_states(starts[name], states)
+            if name in self._by_sequence:
+                live = self._wanted[self._by_sequence[name][0]].live
+                live.note_states(starts[name], states)
 
     # --- prompts ---------------------------------------------------------------------------
 

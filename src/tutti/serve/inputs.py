@@ -1,10 +1,14 @@
 """A step's numbers on the device, at addresses that stay: one copy per step.
 
-Everything that a step tells the device lies in one row of 32-bit integers, written on the host in
-pinned memory. Tables of pages come last, for their width changes with the longest sequence.
+Everything that a step tells the device lies in one row of 32-bit integers. Tables of pages come
+last, for their width changes with the longest sequence. A graph is made for steps of a size
+(`Shape`): smaller ones are filled up with rows that have no tokens, with tokens of page 0, and with
+samples of a slot that nobody has.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,13 +17,47 @@ from torch import Tensor
 from tutti.accelerator import Accelerator, PagedSegments
 from tutti.batching.settings import Settings
 from tutti.batching.step import Step
+from tutti.serve.staging import Upload
+
+
+class Shape(NamedTuple):
+    """How large a step is on the device."""
+
+    tokens: int
+    rows: int
+    samples: int
+    most_queries: int  # of a row
+    most_keys: int  # of a row
+
+    @classmethod
+    def of(cls, step: Step) -> Shape:
+        """Return the size of a step itself."""
+        return cls(
+            step.num_tokens,
+            len(step.queries),
+            len(step.sample_rows),
+            int(step.queries.max()),
+            int((step.starts + step.queries).max()),
+        )
+
+
+class Given(NamedTuple):
+    """What a step is told, on the device."""
+
+    segments: PagedSegments
+    tokens_t: Tensor
+    bases_b: Tensor
+    slots_b: Tensor
+    sample_rows_s: Tensor
+    sample_offsets_s: Tensor
+    sample_slots_s: Tensor
 
 
 class StepInputs:
     """Host and device memory for the largest step that a scheduler makes."""
 
     def __init__(self, accelerator: Accelerator, settings: Settings) -> None:
-        self._accelerator, self._page_size = accelerator, settings.page_size
+        self._page_size, self._nobody = settings.page_size, settings.slots
         rows, tokens = settings.slots, settings.most_tokens
         sizes = {
             "query_starts": rows + 1,
@@ -28,53 +66,76 @@ class StepInputs:
             "slots": rows,
             "sample_rows": rows + tokens,
             "sample_offsets": rows + tokens,
+            "sample_slots": rows + tokens,
             "tokens": tokens,
             "tables": rows * settings.table_width,
         }
         ends = np.cumsum(list(sizes.values())).tolist()
-        self._places = dict(zip(sizes, zip([0, *ends[:-1]], ends, strict=True), strict=True))
-        self._host = accelerator.pinned((ends[-1],), torch.int32)
-        self._numbers = self._host.numpy()
-        self._device = accelerator.to_device(self._host)  # the same memory where that is the host's
+        self._first = dict(zip(sizes, [0, *ends[:-1]], strict=True))
+        self._upload = Upload(accelerator, (ends[-1],), torch.int32, settings.ahead + 1)
 
-    def take(self, step: Step) -> tuple[PagedSegments, dict[str, Tensor]]:
-        """Write a step; return its segments, and the rest by name."""
-        rows, width = step.tables.shape
-        keys = step.starts + step.queries
-        ends = np.cumsum(step.queries)
-        self._write("query_starts", np.concatenate(([0], ends)))
-        self._write("key_lengths", keys)
-        self._write("bases", step.bases)
-        self._write("slots", step.slots)
-        self._write("sample_rows", step.sample_rows)
-        self._write("sample_offsets", step.sample_offsets)
-        self._write("tokens", step.tokens)
-        self._write("tables", step.tables.reshape(-1))
-        last = self._places["tables"][0] + rows * width
-        if self._device is not self._host:
-            self._device[:last].copy_(self._host[:last], non_blocking=True)
-        segments = PagedSegments(
-            query_starts=self._seen("query_starts", rows + 1),
-            key_lengths=self._seen("key_lengths", rows),
-            tables=self._seen("tables", rows * width).view(rows, width),
-            page_size=self._page_size,
-            num_queries=step.num_tokens,
-            most_queries=int(step.queries.max()),
-            most_keys=int(keys.max()),
-        )
-        others = {
-            "bases": self._seen("bases", rows),
-            "slots": self._seen("slots", rows),
-            "sample_rows": self._seen("sample_rows", len(step.sample_rows)),
-            "sample_offsets": self._seen("sample_offsets", len(step.sample_offsets)),
-            "tokens": self._seen("tokens", step.num_tokens),
+    def take(self, step: Step, shape: Shape) -> Given:
+        """Write a step, filled up to a size; return it on the device."""
+        numbers = self._upload.host()
+        width = self._width(shape)
+        total = step.num_tokens
+        filled = {
+            "query_starts": (np.cumsum(step.queries), shape.rows, total),
+            "key_lengths": (step.starts + step.queries, shape.rows, 0),
+            "bases": (step.bases, shape.rows, 0),
+            "slots": (step.slots, shape.rows, self._nobody),
+            "sample_rows": (step.sample_rows, shape.samples, 0),
+            "sample_offsets": (step.sample_offsets, shape.samples, 0),
+            "sample_slots": (step.sample_slots, shape.samples, self._nobody),
+            "tokens": (step.tokens, shape.tokens, 0),
         }
-        return segments, others
+        for name, (column, size, rest) in filled.items():
+            first = self._first[name]
+            if name == "query_starts":
+                numbers[first] = 0
+                first += 1
+            numbers[first : first + len(column)] = column
+            numbers[first + len(column) : first + size] = rest
+        first = self._first["tables"]
+        last = first + shape.rows * width
+        tables = numbers[first:last].reshape(shape.rows, width)
+        used = min(width, step.tables.shape[1])
+        tables[: len(step.tables), :used] = step.tables[:, :used]
+        self._upload.send(last)
+        return self.seen(shape)
 
-    def _write(self, name: str, numbers: np.ndarray) -> None:
-        first = self._places[name][0]
-        self._numbers[first : first + len(numbers)] = numbers
+    def blank(self, shape: Shape) -> Given:
+        """Return a step of a size in which there is nothing."""
+        self._upload.device.zero_()
+        first = self._first["sample_slots"]
+        self._upload.device[first : first + shape.samples] = self._nobody
+        return self.seen(shape)
 
-    def _seen(self, name: str, count: int) -> Tensor:
-        first = self._places[name][0]
-        return self._device[first : first + count]
+    def seen(self, shape: Shape) -> Given:
+        """Return where a step of a size lies on the device."""
+        rows, width = shape.rows, self._width(shape)
+        segments = PagedSegments(
+            query_starts=self._part("query_starts", rows + 1),
+            key_lengths=self._part("key_lengths", rows),
+            tables=self._part("tables", rows * width).view(rows, width),
+            page_size=self._page_size,
+            num_queries=shape.tokens,
+            most_queries=shape.most_queries,
+            most_keys=shape.most_keys,
+        )
+        return Given(
+            segments,
+            self._part("tokens", shape.tokens),
+            self._part("bases", rows),
+            self._part("slots", rows),
+            self._part("sample_rows", shape.samples),
+            self._part("sample_offsets", shape.samples),
+            self._part("sample_slots", shape.samples),
+        )
+
+    def _width(self, shape: Shape) -> int:
+        return -(-shape.most_keys // self._page_size)
+
+    def _part(self, name: str, count: int) -> Tensor:
+        first = self._first[name]
+        return self._upload.device[first : first + count]

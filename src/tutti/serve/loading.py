@@ -41,6 +41,7 @@ class Sizes:
     max_length: int | None = None  # of a sequence: the model's own
     most_tokens: int = 2048  # of a step
     prefix: bool = True
+    ahead: int | None = None  # steps under way at a time: two where the chip has graphs
 
 
 def open_worker(
@@ -215,6 +216,7 @@ def settings_for(
         stretch=None if stretched is None else stretched[0],
         stretch_kind="switch" if stretched is None else stretched[1],  # type: ignore[arg-type]
         prefix=sizes.prefix,
+        ahead=sizes.ahead or (1 if accelerator.graph_pool() is None else 2),
     )
 
 

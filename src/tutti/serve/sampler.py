@@ -17,6 +17,7 @@ from torch import Tensor
 from tutti.accelerator import Accelerator
 from tutti.batching.events import FAILS, GOES_ON, STOPS
 from tutti.serve.parameters import SamplingParameters, TokenMask
+from tutti.serve.staging import Upload
 
 _REALS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
 _INTEGERS = ("top_k", "seed", "least")
@@ -55,9 +56,17 @@ class Sampler:
     """Chooses tokens."""
 
     def __init__(
-        self, accelerator: Accelerator, slots: int, vocab: int, end: Sequence[int]
+        self,
+        accelerator: Accelerator,
+        slots: int,
+        vocab: int,
+        end: Sequence[int],
+        *,
+        ahead: int = 1,
     ) -> None:
         self._accelerator, self._operators = accelerator, accelerator.operators
+        self._depth = ahead + 1
+        slots += 1  # the last one is nobody's: what fills a step up is sampled there
         self._device, self._vocab, self._end = accelerator.device, vocab, tuple(end)
         self._wishes: list[_Wishes | None] = [None] * slots
         self._reals = np.zeros((len(_REALS), slots), np.float32)
@@ -65,7 +74,8 @@ class Sampler:
         self._stops = np.full((slots, 4), NO_TOKEN, np.int64)
         self._flags = np.zeros((5, slots), np.bool_)  # which wishes it has, in the order of _set
         self._logprobs_of = np.full(slots, -1)
-        self._on_device: tuple[Tensor, Tensor, Tensor] | None = None
+        self._on_device: tuple[Upload, Upload, Upload] | None = None
+        self._changed = True
         self._in_prompt: Tensor | None = None  # (slots, V): made when first asked for
         self._counts: Tensor | None = None
 
@@ -115,7 +125,7 @@ class Sampler:
             np.concatenate((bias[:, 0].astype(np.int64), np.array(single, np.int64))),
             np.concatenate((bias[:, 1], np.full(len(single), -np.inf))).astype(np.float32),
         )
-        self._on_device = None
+        self._changed = True
 
     def _set_stops(self, slot: int, own: SamplingParameters) -> None:
         stops = sorted({*own.stop_tokens, *(() if own.ignore_end else self._end)})
@@ -123,6 +133,7 @@ class Sampler:
             wider = np.full((len(self._stops), len(stops)), NO_TOKEN, np.int64)
             wider[:, : self._stops.shape[1]] = self._stops
             self._stops = wider
+            self._on_device = None
         self._stops[slot] = stops[0] if stops else NO_TOKEN  # repeated: writing twice is the same
         self._stops[slot, : len(stops)] = stops
 
@@ -140,12 +151,46 @@ class Sampler:
 
     # --- choices ---------------------------------------------------------------------------
 
+    def send(self) -> None:
+        """Let the device have what the slots' requests want, where that has changed."""
+        columns: tuple[np.ndarray, ...] = (self._reals, self._integers, self._stops)
+        if self._on_device is None:
+            reals, integers, stops = (
+                Upload(self._accelerator, column.shape, torch.from_numpy(column).dtype, self._depth)
+                for column in columns
+            )
+            self._on_device = (reals, integers, stops)
+            self._changed = True
+        if self._changed:
+            for upload, column in zip(self._on_device, columns, strict=True):
+                upload.host()[...] = column
+                upload.send()
+            self._changed = False
+
+    @property
+    def columns_key(self) -> int:
+        """A number that stays while the columns stay where they are on the device."""
+        return self._stops.shape[1]
+
+    def is_plain(self, slots: np.ndarray) -> bool:
+        """Tell whether these slots want nothing but temperatures and stop tokens."""
+        return not self._flags[1:, slots].any() and self._logprobs_of[slots].max(initial=-1) < 0
+
+    def draws(self, slots: np.ndarray) -> bool:
+        """Tell whether any of these slots has a temperature."""
+        return bool(self._flags[0, slots].any())
+
     @torch.no_grad()
-    def choose(self, logits_sv: Tensor, slots: np.ndarray, positions_s: Tensor) -> Chosen:
-        """Return a token for each slot from its row of logits; positions are the new tokens'."""
-        own = torch.from_numpy(slots.astype(np.int64)).to(self._device)
-        reals, integers, stops = self._columns()
-        reals, integers, stops_sk = reals[:, own], integers[:, own], stops[own]
+    def choose(
+        self, logits_sv: Tensor, slots: np.ndarray, slots_s: Tensor, positions_s: Tensor
+    ) -> Chosen:
+        """Return a token for each slot from its row of logits; positions are the new tokens'.
+
+        The slots are given twice: on the host, and on the device.
+        """
+        if self.is_plain(slots):
+            return self.choose_plain(logits_sv, slots_s, positions_s, draws=self.draws(slots))
+        reals, integers, stops_sk = self._columns(slots_s)
         flags: list[bool] = [bool(row.any()) for row in self._flags[:, slots]]
         bad_s = ~torch.isfinite(logits_sv.amax(-1)) | logits_sv.isnan().any(-1)
         x = torch.where(bad_s.unsqueeze(1), 0.0, logits_sv.float())
@@ -153,28 +198,41 @@ class Sampler:
         if flags[4]:
             x = self._biased(x, slots)
         if flags[2]:
-            x = self._penalised(x, own, reals)
+            x = self._penalised(x, slots_s, reals)
         if flags[3]:
-            early = positions_s.to(self._device) < integers[2]
+            early = positions_s < integers[2]
             at = stops_sk.clamp_min(0)
             held = early.unsqueeze(1) & (stops_sk >= 0)
             x = x.scatter(1, at, x.gather(1, at).masked_fill(held, float("-inf")))
         tokens_s = self._drawn(x, reals, integers, positions_s, flags)
-        ends_s = torch.full_like(tokens_s, GOES_ON, dtype=torch.int8)
-        ends_s = ends_s.masked_fill((tokens_s.unsqueeze(1) == stops_sk).any(1), STOPS)
-        ends_s = ends_s.masked_fill(bad_s, FAILS)
         if flags[2] and self._counts is not None:
-            self._counts.index_put_((own, tokens_s), torch.ones(len(own), device=self._device),
-                                    accumulate=True)  # fmt: skip
+            ones = torch.ones(len(slots), device=self._device)
+            self._counts.index_put_((slots_s, tokens_s), ones, accumulate=True)
+        ends_s = _ends(tokens_s, stops_sk, bad_s)
         return Chosen(tokens_s, ends_s, self._logprobs(raw, tokens_s, slots))
+
+    @torch.no_grad()
+    def choose_plain(
+        self, logits_sv: Tensor, slots_s: Tensor, positions_s: Tensor, *, draws: bool
+    ) -> Chosen:
+        """Return a token for each slot that wants no more than a temperature.
+
+        Nothing is asked of the host. The largest of numbers among which one is none is none.
+        """
+        reals, integers, stops_sk = self._columns(slots_s)
+        tokens_s = self._drawn(logits_sv, reals, integers, positions_s, [draws, False])
+        bad_s = ~torch.isfinite(logits_sv.gather(1, tokens_s.unsqueeze(1)).squeeze(1))
+        return Chosen(tokens_s, _ends(tokens_s, stops_sk, bad_s), None)
 
     @torch.no_grad()
     def draw(self, logits_sv: Tensor, slots: np.ndarray, positions_s: Tensor) -> Tensor:
         """Return tokens as `choose` would from these logits, without anything that looks back."""
-        own = torch.from_numpy(slots.astype(np.int64)).to(self._device)
-        reals, integers, _ = self._columns()
+        self.send()
+        reals, integers, _ = self._columns(
+            torch.from_numpy(slots.astype(np.int64)).to(self._device)
+        )
         flags = [bool(row.any()) for row in self._flags[:, slots]]
-        return self._drawn(logits_sv.float(), reals[:, own], integers[:, own], positions_s, flags)
+        return self._drawn(logits_sv.float(), reals, integers, positions_s, flags)
 
     def _drawn(
         self, x: Tensor, reals: Tensor, integers: Tensor, positions_s: Tensor, flags: list[bool]
@@ -186,7 +244,7 @@ class Sampler:
             top_p=reals[1],
             min_p=reals[2],
             seeds=integers[1],
-            positions=positions_s.to(self._device),
+            positions=positions_s,
             draws=flags[0],
             cuts=flags[1],
         )
@@ -198,14 +256,12 @@ class Sampler:
             if wishes is not None and wishes.parameters.looks_back:
                 wishes.tokens.append(token)
 
-    def _columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        if self._on_device is None:
-            columns = (self._reals, self._integers, self._stops)
-            reals, integers, stops = (
-                self._accelerator.to_device(torch.from_numpy(column.copy())) for column in columns
-            )
-            self._on_device = (reals, integers, stops)
-        return self._on_device
+    def _columns(self, slots_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return real and whole numbers, and stop tokens, of slots."""
+        assert self._on_device is not None, "send() comes first"
+        reals, integers, stops = self._on_device
+        own = slots_s.long()
+        return reals.device[:, own], integers.device[:, own], stops.device[own]
 
     def _biased(self, x: Tensor, slots: np.ndarray) -> Tensor:
         """Add biases, and take away what bad words and masks forbid."""
@@ -248,6 +304,13 @@ class Sampler:
     def _logprobs(self, raw: Tensor, tokens_s: Tensor, slots: np.ndarray) -> TopTokens | None:
         most = int(self._logprobs_of[slots].max(initial=-1))
         return top_tokens(raw, tokens_s, most) if most >= 0 else None
+
+
+def _ends(tokens_s: Tensor, stops_sk: Tensor, bad_s: Tensor) -> Tensor:
+    """Return how each goes on, as events say it."""
+    ends_s = torch.full_like(tokens_s, GOES_ON, dtype=torch.int8)
+    ends_s = ends_s.masked_fill((tokens_s.unsqueeze(1) == stops_sk).any(1), STOPS)
+    return ends_s.masked_fill(bad_s, FAILS)
 
 
 def top_tokens(logits_sv: Tensor, tokens_s: Tensor, count: int) -> TopTokens:

@@ -6,7 +6,7 @@ It holds the model, the pages, the sampler's columns and each slot's last token,
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,9 +19,12 @@ from tutti.batching.request import Sequence
 from tutti.batching.settings import Settings
 from tutti.batching.step import LAST, Step
 from tutti.nn import Batch, Model, PagedCache
-from tutti.serve.inputs import StepInputs
+from tutti.nn.experts import Experts
+from tutti.serve.captured import CapturedSteps, GraphKey
+from tutti.serve.inputs import Given, Shape, StepInputs
 from tutti.serve.parameters import SamplingParameters
-from tutti.serve.sampler import Sampler, TopTokens, top_tokens
+from tutti.serve.sampler import Chosen, Sampler, TopTokens, top_tokens
+from tutti.serve.staging import Download
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +53,17 @@ class StepResult:
     culprit: str = ""  # the first module whose output was no number
 
 
+@dataclass(slots=True, kw_only=True)
+class Launched:
+    """A step that the device has been given."""
+
+    step: Step
+    result: StepResult
+    download: Download | None
+
+
 class Worker:
-    """Runs steps."""
+    """Runs steps: `launch` gives one to the device, `finish` waits for its tokens."""
 
     def __init__(
         self,
@@ -77,9 +89,14 @@ class Worker:
                 "%s has no operator of its own for attention to pages: the reference runs, slowly",
                 accelerator.name,
             )
-        self.sampler = Sampler(accelerator, settings.slots, model.spec.vocab, end)
+        self.sampler = Sampler(
+            accelerator, settings.slots, model.spec.vocab, end, ahead=settings.ahead
+        )
         self._inputs = StepInputs(accelerator, settings)
-        self._last = torch.zeros(settings.slots, dtype=torch.int64, device=accelerator.device)
+        self._graphs = CapturedSteps(accelerator, settings, self._inputs)
+        self._capturable = _is_capturable(model, self.cache)
+        # one more for the samples that fill a step up
+        self._last = torch.zeros(settings.slots + 1, dtype=torch.int64, device=accelerator.device)
         self._work: dict[int, Work] = {}
         self._sequences: dict[int, Sequence] = {}
 
@@ -92,24 +109,42 @@ class Worker:
         self._work.pop(sequence.id, None)
         self._sequences.pop(sequence.id, None)
 
-    @torch.no_grad()
     def run(self, step: Step) -> StepResult:
         """Compute a step and choose its tokens."""
+        return self.finish(self.launch(step))
+
+    @torch.no_grad()
+    def launch(self, step: Step) -> Launched:
+        """Give a step to the device; steps are computed in this order."""
         if len(step.copies):
             pairs = self.accelerator.to_device(torch.from_numpy(step.copies.astype(np.int64)))
             self.cache.copy(pairs[:, 0], pairs[:, 1])
         self._begin(step)
-        batch, rows = self._batch(step)
-        x, _ = self.model.stream(None, batch)
+        self.sampler.send()
         result = StepResult(
             number=step.number,
             tokens=np.empty(0, np.int32),
             ends=np.empty(0, np.int8),
             logprobs=None,
         )
-        self._extras(step, x, batch, result)
-        if len(step.sample_slots):
-            self._sample(step, x, batch, rows, result)
+        found = self._replayed(step)
+        if found is None:
+            found = self._computed(step, self._inputs.take(step, Shape.of(step)), result)
+        download = None
+        if found is not None:
+            download = Download(self.accelerator, *found)
+        return Launched(step=step, result=result, download=download)
+
+    def finish(self, launched: Launched) -> StepResult:
+        """Wait for a step's tokens."""
+        step, result = launched.step, launched.result
+        if launched.download is not None:
+            tokens, ends = launched.download.wait()
+            count = len(step.sample_slots)
+            result.tokens, result.ends = tokens[:count].astype(np.int32), ends[:count]
+            self.sampler.noted(step.sample_slots.tolist(), result.tokens.tolist())
+            if (result.ends == FAILS).any():
+                result.culprit = self._culprit(step, result.ends == FAILS)
         return result
 
     # --- a step's parts --------------------------------------------------------------------
@@ -123,35 +158,75 @@ class Worker:
             else:
                 self.sampler.fork(begin.slot, begin.fork_of, work.parameters, work.seed)
 
-    def _batch(self, step: Step) -> tuple[Batch, Tensor]:
-        """Return the batch, and the places of the tokens that are sampled after."""
-        segments, given = self._inputs.take(step)
-        tokens_t = given["tokens"].long()
-        if (step.tokens == LAST).any():  # these rows have one token each and come first
-            ones = int((step.queries == 1).sum())
-            known = tokens_t[:ones]
-            slots = given["slots"].long()[:ones]
-            tokens_t[:ones] = torch.where(known == LAST, self._last[slots], known)
-        batch = Batch.cached(self.model.spec, tokens_t, self.cache, segments, given["bases"])
-        last = segments.query_starts.long()[1:] - 1
-        return batch, last[given["sample_rows"].long()] - given["sample_offsets"].long()
+    def _replayed(self, step: Step) -> tuple[Tensor, Tensor] | None:
+        """Return a step's tokens and ends from a graph; None where it cannot be one."""
+        slots = step.sample_slots
+        if not self._capturable or not self.sampler.is_plain(slots) or self._is_looked_at(step):
+            return None
+        shape = self._graphs.shape_for(Shape.of(step))
+        if shape is None:
+            return None
+        key = GraphKey(shape, self.sampler.draws(slots), self.sampler.columns_key)
+        replay = self._graphs.get(key, lambda given: self._plain(given, draws=key.draws))
+        if replay is None:
+            return None
+        self._inputs.take(step, shape)
+        return replay()
 
-    def _sample(
-        self, step: Step, x: Tensor, batch: Batch, rows: Tensor, result: StepResult
-    ) -> None:
+    def _plain(self, given: Given, *, draws: bool) -> tuple[Tensor, Tensor]:
+        """Compute a step of which tokens are wanted and nothing else: the host is not asked."""
+        batch, rows = self._batch(given, ones=given.slots_b.shape[0])
+        x, _ = self.model.stream(None, batch)
+        logits, positions = self._logits(x, batch, rows)
+        chosen = self.sampler.choose_plain(logits, given.sample_slots_s, positions, draws=draws)
+        self._last[given.sample_slots_s.long()] = chosen.tokens_s
+        return chosen.tokens_s, chosen.ends_s
+
+    def _computed(
+        self, step: Step, given: Given, result: StepResult
+    ) -> tuple[Tensor, Tensor] | None:
+        """Compute a step, whatever its rows want; return tokens and ends, if any are sampled."""
+        ones = int((step.queries == 1).sum()) if (step.tokens == LAST).any() else 0
+        batch, rows = self._batch(given, ones=ones)
+        x, _ = self.model.stream(None, batch)
+        self._extras(step, x, batch, result)
+        if not len(step.sample_slots):
+            return None
+        logits, positions = self._logits(x, batch, rows)
+        slots_s = given.sample_slots_s.long()
+        chosen: Chosen = self.sampler.choose(logits, step.sample_slots, slots_s, positions)
+        self._last[slots_s] = chosen.tokens_s
+        result.logprobs = None if chosen.logprobs is None else _on_host(chosen.logprobs)
+        return chosen.tokens_s, chosen.ends_s
+
+    def _batch(self, given: Given, *, ones: int) -> tuple[Batch, Tensor]:
+        """Return the batch, and the places of the tokens that are sampled after.
+
+        Only rows of one token may have one that the host does not know, and they come first: it
+        is looked for in the first `ones`.
+        """
+        tokens_t = given.tokens_t.long()
+        if ones:
+            known = tokens_t[:ones]
+            last_b = self._last[given.slots_b[:ones].long()]
+            tokens_t[:ones] = torch.where(known == LAST, last_b, known)
+        segments = given.segments
+        batch = Batch.cached(self.model.spec, tokens_t, self.cache, segments, given.bases_b)
+        last = segments.query_starts.long()[1:] - 1
+        rows = last[given.sample_rows_s.long()] - given.sample_offsets_s.long()
+        return batch, rows.clamp_min(0)
+
+    def _logits(self, x: Tensor, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits after some tokens, and the positions of those that follow."""
         head = self.model.head
         assert head is not None
         logits = head.logits.whole(head.logits.own(self.model.hidden(x, batch, rows)))
-        positions = batch.positions_t[rows] + 1
-        chosen = self.sampler.choose(logits, step.sample_slots, positions)
-        own = torch.from_numpy(step.sample_slots.astype(np.int64)).to(self._last.device)
-        self._last[own] = chosen.tokens_s
-        result.tokens = chosen.tokens_s.to("cpu").numpy().astype(np.int32)
-        result.ends = chosen.ends_s.to("cpu").numpy()
-        result.logprobs = None if chosen.logprobs is None else _on_host(chosen.logprobs)
-        self.sampler.noted(step.sample_slots.tolist(), result.tokens.tolist())
-        if (result.ends == FAILS).any():
-            result.culprit = self._culprit(step)
+        return logits, batch.positions_t[rows] + 1
+
+    def _is_looked_at(self, step: Step) -> bool:
+        """Tell whether a row of a step wants more of it than tokens."""
+        wanted = (self._work[number] for number in step.sequences.tolist())
+        return any(w.parameters.prompt_logprobs is not None or w.pooling for w in wanted)
 
     def _extras(self, step: Step, x: Tensor, batch: Batch, result: StepResult) -> None:
         """Take prompts' log-probabilities and hidden states from the rows that want them."""
@@ -177,8 +252,12 @@ class Worker:
                 tokens = torch.tensor(following, device=x.device)
                 result.prompt_logprobs[number] = _on_host(top_tokens(logits, tokens, count))
 
-    def _culprit(self, step: Step) -> str:
-        """Run the step's rows again; return the first module that made something not finite."""
+    @torch.no_grad()
+    def _culprit(self, step: Step, failed: NDArray[np.bool_]) -> str:
+        """Run the rows that failed again; return the first module whose output was no number.
+
+        Steps behind this one may be under way; they have nothing of these rows but their pages.
+        """
         found: list[str] = []
 
         def watch(name: str) -> object:
@@ -195,12 +274,42 @@ class Worker:
             if not any(True for _ in module.children())
         ]
         try:
-            batch, _ = self._batch(step)
+            again = _some_rows(step, np.unique(step.sample_rows[failed]))
+            batch, _ = self._batch(self._inputs.take(again, Shape.of(again)), ones=0)
             self.model.stream(None, batch)
         finally:
             for handle in handles:
                 handle.remove()
         return found[0] if found else "the head"
+
+
+def _some_rows(step: Step, rows: np.ndarray) -> Step:
+    """Return a step of some rows of another, without samples; an unknown token becomes 0."""
+    ends = np.cumsum(step.queries)
+    at = [np.arange(ends[row] - step.queries[row], ends[row]) for row in rows.tolist()]
+    none = np.empty(0, np.int32)
+    return replace(
+        step,
+        slots=step.slots[rows],
+        sequences=step.sequences[rows],
+        queries=step.queries[rows],
+        starts=step.starts[rows],
+        bases=step.bases[rows],
+        tokens=np.maximum(step.tokens[np.concatenate(at)], 0),
+        tables=step.tables[rows],
+        sample_rows=none,
+        sample_offsets=none,
+        sample_slots=none,
+    )
+
+
+def _is_capturable(model: Model, cache: PagedCache) -> bool:
+    """Tell whether a graph can hold the model: alone on its chip, and no operator asks the host."""
+    if model.parallel.tensor.size > 1 or model.parallel.expert_counts:
+        return False
+    if any(module.asks_host for module in model.modules() if isinstance(module, Experts)):
+        return False
+    return not any(cache.asks_host(unit, model.spec.block(unit).attention) for unit in cache.units)
 
 
 def _on_host(found: TopTokens) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -28,11 +28,12 @@ def register_all() -> None:
             narrow_experts,
             norm,
             optimizer,
+            paged,
             pointwise,
         )
 
         for module in (
             cross_entropy, experts, flash, layer_norm, narrow, narrow_experts, norm, optimizer,
-            pointwise,
+            paged, pointwise,
         ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)

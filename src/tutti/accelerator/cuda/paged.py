@@ -1,0 +1,211 @@
+"""Attention to keys in pages, and what writes them, in Triton."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.cuda import paged_kernels as kernels
+from tutti.accelerator.cuda.common import DTYPES, power_of_two
+from tutti.accelerator.paged_segments import PagedSegments
+from tutti.accelerator.registry import Implementation
+
+WIDEST_HEAD = 256
+WINDOWS = {"sliding": 1, "chunked": 2}
+PROGRAMS = 528  # keep a chip of 132 units busy: rows are split until there are so many
+MOST_SPLITS = 64
+LEAST_SPLIT, LONGEST_SPLIT = 64, 512  # keys
+
+
+class _Tile(NamedTuple):
+    """How a kernel cuts its work: queries × heads and keys of a tile, warps, pipeline stages."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# by the padded width of a head: rows of one token, longer rows
+_SINGLE = {64: _Tile(16, 64, 4, 3), 128: _Tile(16, 64, 4, 3), 256: _Tile(16, 32, 4, 2)}
+_LONG = {64: _Tile(128, 64, 4, 3), 128: _Tile(128, 64, 8, 3), 256: _Tile(64, 32, 4, 2)}
+
+
+def paged_attention(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    steps: PagedSegments,
+    *,
+    scale: float,
+    window: int | None = None,
+    window_kind: str = "sliding",
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    slopes_rounded: bool = False,
+    slopes_factor: float = 1.0,
+) -> Tensor:
+    """Return (T, H, E), as the reference does."""
+    switches: dict[str, Any] = {
+        "WINDOW": 0 if window is None else WINDOWS[window_kind],
+        "HAS_CAP": soft_cap is not None,
+        "HAS_SINK": sinks is not None,
+        "HAS_SLOPE": slopes is not None,
+        "ROUNDED": slopes_rounded,
+    }
+    numbers = (scale, soft_cap or 1.0, window or 1, slopes_factor)
+    only_single = steps.most_queries <= 1
+    alone = only_single and steps.key_lengths.shape[0] >= q.shape[0]
+    shape = (q.shape[0], q.shape[1], value_pages.shape[-1])
+    out = q.new_empty(shape) if alone else q.new_zeros(shape)
+    if not out.numel():
+        return out
+    given = (q, key_pages, value_pages, steps, sinks, slopes, numbers, switches)
+    _single(out, *given, alone=alone)
+    if not only_single:
+        _long(out, *given)
+    return out
+
+
+def _single(
+    out: Tensor,
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    steps: PagedSegments,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
+    numbers: tuple[float, float, int, float],
+    switches: dict[str, Any],
+    *,
+    alone: bool,
+) -> None:
+    """Fill in rows of one query."""
+    rows, heads = steps.key_lengths.shape[0], key_pages.shape[2]
+    split = split_keys(rows * heads, steps.most_keys)
+    splits = max(1, -(-steps.most_keys // split))
+    parts = sums = out
+    if splits > 1:
+        tokens, all_heads, width = out.shape
+        parts = out.new_empty((tokens, all_heads, splits, width), dtype=torch.float32)
+        sums = out.new_empty((tokens, all_heads, splits), dtype=torch.float32)
+    tile = _tile(_SINGLE, q, value_pages)
+    wide_share = power_of_two(q.shape[1] // heads)
+    queries = max(1, tile.rows // wide_share)
+    _launch(
+        (rows, heads, splits), tile, queries, out, parts, sums, q, key_pages, value_pages, steps,
+        sinks, slopes, numbers,
+        {**switches, "SPLIT": split, "SPLITS": splits, "SINGLE": True, "ZERO": alone},
+    )  # fmt: skip
+    if splits > 1:
+        kernels.join[(rows, q.shape[1])](
+            out, parts, sums, steps.query_starts, sinks, q.shape[0],
+            HEADS=q.shape[1], E=out.shape[2], WIDE_E=max(16, power_of_two(out.shape[2])),
+            SPLITS=splits, WIDE_SPLITS=power_of_two(splits), HAS_SINK=sinks is not None,
+            SKIPS=not alone, num_warps=2 if splits <= 8 else 4,
+        )  # fmt: skip
+
+
+def _long(
+    out: Tensor,
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    steps: PagedSegments,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
+    numbers: tuple[float, float, int, float],
+    switches: dict[str, Any],
+) -> None:
+    """Fill in rows of several queries."""
+    rows, heads = steps.key_lengths.shape[0], key_pages.shape[2]
+    tile = _tile(_LONG, q, value_pages)
+    queries = max(1, tile.rows // power_of_two(q.shape[1] // heads))
+    tiles = steps.num_queries // queries + rows
+    _launch(
+        (tiles, heads, 1), tile, queries, out, out, out, q, key_pages, value_pages, steps, sinks,
+        slopes, numbers,
+        {**switches, "SPLIT": 1, "SPLITS": 1, "SINGLE": False, "ZERO": False},
+    )  # fmt: skip
+
+
+def _launch(
+    grid: tuple[int, int, int],
+    tile: _Tile,
+    queries: int,
+    out: Tensor,
+    parts: Tensor,
+    sums: Tensor,
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    steps: PagedSegments,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
+    numbers: tuple[float, float, int, float],
+    switches: dict[str, Any],
+) -> None:
+    heads, share = q.shape[1], q.shape[1] // key_pages.shape[2]
+    kernels.attend[grid](
+        q, key_pages, value_pages, out, parts, sums, steps.query_starts, steps.key_lengths,
+        steps.tables, sinks, slopes, q.stride(0), q.stride(1), *key_pages.stride()[:3],
+        *value_pages.stride()[:3], steps.tables.stride(0), steps.key_lengths.shape[0], q.shape[0],
+        *numbers, HEADS=heads, SHARE=share, WIDE_SHARE=power_of_two(share), QUERIES=queries,
+        D=q.shape[2], E=value_pages.shape[3], WIDE_D=max(16, power_of_two(q.shape[2])),
+        WIDE_E=max(16, power_of_two(value_pages.shape[3])), N=tile.keys, SIZE=steps.page_size,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **switches,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def split_keys(programs: int, most_keys: int) -> int:
+    """Return how many keys of a row one program takes, for so many rows × heads."""
+    split = LONGEST_SPLIT
+    if programs < PROGRAMS // 2:
+        split = power_of_two(-(-most_keys * programs // PROGRAMS))
+        split = min(LONGEST_SPLIT, max(LEAST_SPLIT, split))
+    while most_keys > split * MOST_SPLITS:
+        split *= 2
+    return split
+
+
+def _tile(tiles: dict[int, _Tile], q: Tensor, value_pages: Tensor) -> _Tile:
+    wide = power_of_two(max(q.shape[2], value_pages.shape[3]))
+    found = tiles[next(width for width in tiles if wide <= width)]
+    if q.dtype == torch.float32:
+        return found._replace(keys=max(16, found.keys // 2), stages=1)
+    return found
+
+
+def _reason(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    _steps: PagedSegments,
+    **_options: Any,
+) -> str | None:
+    """Say why the kernels cannot take a call, or None."""
+    if q.dtype not in DTYPES:
+        return f"no {str(q.dtype).removeprefix('torch.')}"
+    if max(q.shape[-1], value_pages.shape[-1]) > WIDEST_HEAD:
+        return f"a head wider than {WIDEST_HEAD}"
+    if any(tensor.stride(-1) != 1 for tensor in (q, key_pages, value_pages)):
+        return "elements of a head that do not follow each other"
+    return None
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        operator="paged_attention",
+        name="triton",
+        function=paged_attention,
+        devices=("cuda",),
+        supports=_reason,
+        rank=20,
+        exact=False,
+        needs="triton",
+    ),
+)

@@ -1,0 +1,217 @@
+"""Kernels of attention to keys in pages.
+
+A program takes a tile: some queries of one row and all query heads that share a key head. Which
+rows there are, how long they are and where their pages lie is read on the device, so that a graph
+holds for every step of its size. Rows of one query are cut into runs of keys (splits) that other
+programs take; `join` puts their results together.
+
+Letters: M queries × heads of a tile, N keys of a tile, D width of queries and keys, E of values.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _tanh(x):
+    return 2.0 / (1.0 + tl.exp2(-2.0 * LOG2E * x)) - 1.0
+
+
+@triton.jit
+def _row_of(tile, starts, num_rows, QUERIES: tl.constexpr):
+    """Return the row that a tile belongs to: each row has one more tile than it may need."""
+    low, high = 0, num_rows - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tl.load(starts + middle) // QUERIES + middle <= tile:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit
+def _keys_seen(first, last, length, window, WINDOW: tl.constexpr):
+    """Return from where to where keys lie that queries at positions first … last see."""
+    low, high = 0, min(length, last + 1)
+    if WINDOW == 1:
+        low = max(low, first - window + 1)
+    if WINDOW == 2:
+        low = first // window * window
+    return low, high
+
+
+@triton.jit
+def _bias(slope_m, other, factor, ROUNDED: tl.constexpr):
+    """Return what ALiBi adds to the scores of keys."""
+    if ROUNDED:
+        near = other.to(tl.float32).to(tl.bfloat16).to(tl.float32)
+        bias = slope_m.to(tl.bfloat16).to(tl.float32)[:, None] * near[None, :]
+        return bias.to(tl.bfloat16).to(tl.float32) * factor
+    return slope_m[:, None] * other.to(tl.float32)[None, :] * factor
+
+
+@triton.jit
+def _blank(
+    out, sums, token, split, head_m, known, wanted,
+    HEADS: tl.constexpr, WIDE_SHARE: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
+    WIDE_E: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Write zeros for a token that belongs to nobody."""
+    e = tl.arange(0, WIDE_E)
+    line = (token * HEADS + head_m).to(tl.int64)
+    known = known & (tl.arange(0, M) < WIDE_SHARE) & wanted
+    if SPLITS == 1:
+        zeros = tl.zeros((M, WIDE_E), out.dtype.element_ty)
+        tl.store(out + line[:, None] * E + e[None, :], zeros,
+                 mask=known[:, None] & (e < E)[None, :])  # fmt: skip
+    else:
+        tl.store(sums + line * SPLITS + split, tl.full((M,), float("-inf"), tl.float32), mask=known)
+
+
+@triton.jit
+def attend(
+    q, keys, values, out, parts, sums, starts, lengths, tables, sinks, slopes,
+    q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, num_rows,
+    num_tokens, scale, cap, window, factor,
+    HEADS: tl.constexpr, SHARE: tl.constexpr, WIDE_SHARE: tl.constexpr, QUERIES: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr,
+    SIZE: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
+    ZERO: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINK: tl.constexpr,
+    HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write the outputs of a tile (T, H, E), or a split's share of them and its log₂ sums."""
+    tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    M: tl.constexpr = QUERIES * WIDE_SHARE
+    m, d, e, column = tl.arange(0, M), tl.arange(0, WIDE_D), tl.arange(0, WIDE_E), tl.arange(0, N)
+    share = m % WIDE_SHARE
+    head_m = group * SHARE + share
+    if SINGLE:
+        row, at = tile, 0
+    else:
+        row = _row_of(tile, starts, num_rows, QUERIES)
+        at = (tile - (tl.load(starts + row) // QUERIES + row)) * QUERIES
+    begin = tl.load(starts + row)
+    queries = tl.load(starts + row + 1) - begin
+    if SINGLE:
+        if queries != 1:
+            if ZERO:  # a step of single tokens: behind the last, token and row have one number
+                _blank(
+                    out, sums, row, split, head_m, share < SHARE,
+                    (queries == 0) & (row >= tl.load(starts + num_rows)) & (row < num_tokens),
+                    HEADS, WIDE_SHARE, M, E, WIDE_E, SPLITS,
+                )  # fmt: skip
+            return
+    else:
+        if (queries <= 1) | (at >= queries):
+            return
+    query_m = at + m // WIDE_SHARE
+    inside = (query_m < queries) & (share < SHARE)
+    length = tl.load(lengths + row)
+    own = length - queries + query_m
+    first = length - queries + at
+    last = length - queries + min(at + QUERIES, queries) - 1
+    low, high = _keys_seen(first, last, length, window, WINDOW)
+    if SPLITS > 1:
+        low, high = max(low, split * SPLIT), min(high, (split + 1) * SPLIT)
+    token_m = (begin + query_m).to(tl.int64)
+    q_md = tl.load(
+        q + token_m[:, None] * q_row + head_m[:, None] * q_head + d[None, :],
+        mask=inside[:, None] & (d < D)[None, :], other=0.0,
+    )  # fmt: skip
+    most = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    if HAS_SINK and SPLITS == 1:
+        most = tl.load(sinks + head_m, mask=inside, other=0.0).to(tl.float32) * LOG2E
+        total += 1.0
+    if HAS_SLOPE:
+        slope_m = tl.load(slopes + head_m, mask=inside, other=0.0).to(tl.float32)
+    collected = tl.zeros((M, WIDE_E), tl.float32)
+    table = tables + row.to(tl.int64) * table_row
+    keys += group * k_head
+    values += group * v_head
+    for start in range(low // N * N, high, N):
+        other = start + column
+        known = (other >= low) & (other < high)
+        page = tl.load(table + other // SIZE, mask=known, other=0).to(tl.int64)
+        place = other % SIZE
+        k_dn = tl.load(
+            keys + (page * k_page + place * k_place)[None, :] + d[:, None],
+            mask=known[None, :] & (d < D)[:, None], other=0.0,
+        ).to(q_md.dtype)  # fmt: skip
+        s = tl.dot(q_md, k_dn, input_precision=PRECISION) * scale
+        if HAS_CAP:
+            s = cap * _tanh(s / cap)
+        if HAS_SLOPE:
+            s += _bias(slope_m, other, factor, ROUNDED)
+        seen = known[None, :] & (other[None, :] <= own[:, None])
+        if WINDOW == 1:
+            seen = seen & (own[:, None] - other[None, :] < window)
+        if WINDOW == 2:
+            seen = seen & (own[:, None] // window == other[None, :] // window)
+        s = tl.where(seen, s * LOG2E, float("-inf"))
+        new = tl.maximum(most, tl.max(s, 1))
+        base = tl.where(new == float("-inf"), 0.0, new)
+        p = tl.exp2(s - base[:, None])
+        shrink = tl.exp2(most - base)
+        total = total * shrink + tl.sum(p, 1)
+        v_ne = tl.load(
+            values + (page * v_page + place * v_place)[:, None] + e[None, :],
+            mask=known[:, None] & (e < E)[None, :], other=0.0,
+        ).to(q_md.dtype)  # fmt: skip
+        collected = collected * shrink[:, None] + tl.dot(
+            p.to(v_ne.dtype), v_ne, input_precision=PRECISION
+        )
+        most = new
+    safe = tl.where(total > 0.0, total, 1.0)
+    collected = collected / safe[:, None]
+    line = token_m * HEADS + head_m
+    written = inside[:, None] & (e < E)[None, :]
+    if SPLITS == 1:
+        tl.store(out + line[:, None] * E + e[None, :], collected, mask=written)
+    else:
+        line = line * SPLITS + split
+        held = written & (total > 0.0)[:, None]
+        tl.store(parts + line[:, None] * E + e[None, :], collected, mask=held)
+        tl.store(sums + line, tl.where(total > 0.0, most + tl.log2(safe), float("-inf")),
+                 mask=inside)  # fmt: skip
+
+
+@triton.jit
+def join(
+    out, parts, sums, starts, sinks, num_tokens,
+    HEADS: tl.constexpr, E: tl.constexpr, WIDE_E: tl.constexpr, SPLITS: tl.constexpr,
+    WIDE_SPLITS: tl.constexpr, HAS_SINK: tl.constexpr, SKIPS: tl.constexpr,
+):  # fmt: skip
+    """Write (T, H, E) from the splits of rows of one query."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    token = row
+    if SKIPS:  # a step with longer rows: others write their outputs
+        token = tl.load(starts + row)
+        if tl.load(starts + row + 1) - token != 1:
+            return
+    if token >= num_tokens:
+        return
+    line = (token * HEADS + head).to(tl.int64)
+    e, s = tl.arange(0, WIDE_E), tl.arange(0, WIDE_SPLITS)
+    sum_s = tl.load(sums + line * SPLITS + s, mask=s < SPLITS, other=float("-inf"))
+    most = tl.max(sum_s, 0)
+    if HAS_SINK:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+        most = tl.maximum(most, sink)
+    base = tl.where(most == float("-inf"), 0.0, most)
+    weight_s = tl.exp2(sum_s - base)
+    total = tl.sum(weight_s, 0)
+    if HAS_SINK:
+        total += tl.exp2(sink - base)
+    known = (s < SPLITS) & (sum_s > float("-inf"))
+    part_se = tl.load(
+        parts + (line * SPLITS + s)[:, None] * E + e[None, :],
+        mask=known[:, None] & (e < E)[None, :], other=0.0,
+    )  # fmt: skip
+    y = tl.sum(part_se * weight_s[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(out + line * E + e, y, mask=e < E)
