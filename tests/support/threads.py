@@ -1,7 +1,7 @@
 """Ranks as threads of one process: the engine's links without a network.
 
 Collectives add up in the order of ranks, so that results are the same each time. A rank that fails
-sets the others free with an error.
+sets the others free with an error. What is under way is nobody's memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 TIMEOUT_S = 60.0
 
@@ -24,7 +25,8 @@ class World:
         self.size = size
         self.lock = threading.Condition()
         self.mail: dict[tuple[int, int, str], deque[Tensor]] = defaultdict(deque)
-        self.meetings: dict[Any, dict[int, Any]] = defaultdict(dict)
+        # what each left, and who has read it all
+        self.meetings: dict[Any, tuple[dict[int, Any], set[int]]] = defaultdict(lambda: ({}, set()))
         self.failed: BaseException | None = None
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
@@ -80,7 +82,7 @@ class ThreadLinks:
     ) -> _Waiting:
         with self.world.lock:
             for peer, tensor in sends:
-                self.world.mail[self.rank, peer, channel].append(tensor.clone())
+                self.world.mail[self.rank, peer, channel].append(_posted(tensor))
             self.world.lock.notify_all()
 
         def finish() -> None:
@@ -102,35 +104,39 @@ class ThreadLinks:
         number = self._counts[members]
         self._counts[members] += 1
         with self.world.lock:  # also while a new meeting is made: two threads may be the first
-            place = self.world.meetings[members, number]
+            place, readers = self.world.meetings[members, number]
             place[self.rank] = own
             self.world.lock.notify_all()
 
         def everything() -> list[Any]:
             with self.world.lock:
                 self.world.until(lambda: len(place) == len(members), f"{members} number {number}")
+                readers.add(self.rank)
+                if len(readers) == len(members):
+                    del self.world.meetings[members, number]
                 return [place[rank] for rank in members]
 
         return everything
 
     def all_reduce(self, ranks: Sequence[int], x: Tensor, *, use: str = "gradients") -> _Waiting:
-        everything = self._meet(ranks, x.clone())
-        return _Waiting(lambda: _put(x, _sum(everything())))
+        everything = self._meet(ranks, _posted(x))
+        return _Waiting(lambda: _put(x, lambda: _sum(everything())))
 
     def reduce_scatter(
         self, ranks: Sequence[int], x: Tensor, counts: Sequence[int], out: Tensor
     ) -> _Waiting:
-        everything = self._meet(ranks, x.clone())
+        everything = self._meet(ranks, _posted(x))
         index = list(ranks).index(self.rank)
         first = sum(counts[:index])
-        return _Waiting(lambda: _put(out, _sum(everything())[first : first + counts[index]]))
+        last = first + counts[index]
+        return _Waiting(lambda: _put(out, lambda: _sum(everything())[first:last]))
 
     def all_gather(
         self, ranks: Sequence[int], x: Tensor, counts: Sequence[int], out: Tensor
     ) -> _Waiting:
         assert len(x) == counts[list(ranks).index(self.rank)]
-        everything = self._meet(ranks, x.clone())
-        return _Waiting(lambda: _put(out, torch.cat(everything())))
+        everything = self._meet(ranks, _posted(x))
+        return _Waiting(lambda: _put(out, lambda: torch.cat(everything())))
 
     def group(self, ranks: Sequence[int], *, use: str = "block") -> ThreadGroup:
         return ThreadGroup(self, tuple(ranks))
@@ -156,7 +162,8 @@ class ThreadGroup:
 
     def all_reduce(self, x: Tensor, *, maximum: bool = False) -> Tensor:
         if maximum:
-            return torch.stack(self._meet(x.clone())()).amax(0)
+            everything = self._meet(_posted(x))
+            return _made(lambda: torch.stack(everything()).amax(0))
         return self.start_all_reduce(x).wait()
 
     def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
@@ -169,28 +176,28 @@ class ThreadGroup:
         return self.start_all_to_all(x, send, receive).wait()
 
     def start_all_reduce(self, x: Tensor) -> _Result:
-        everything = self._meet(x.clone())
-        return _Result(lambda: _sum(everything()))
+        everything = self._meet(_posted(x))
+        return _Result(lambda: _made(lambda: _sum(everything())))
 
     def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> _Result:
         assert x.shape[0] == rows[self.rank]
-        everything = self._meet(x.clone())
-        return _Result(lambda: torch.cat(everything()))
+        everything = self._meet(_posted(x))
+        return _Result(lambda: _made(lambda: torch.cat(everything())))
 
     def start_reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> _Result:
         assert x.shape[0] == sum(rows)
-        everything = self._meet(x.clone())
-        return _Result(lambda: _sum(everything()).split(list(rows))[self.rank].clone())
+        everything = self._meet(_posted(x))
+        return _Result(lambda: _made(lambda: _sum(everything()).split(list(rows))[self.rank]))
 
     def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> _Result:
-        everything = self._meet(x.clone().split(list(send)))
+        everything = self._meet(_posted(x).split(list(send)))
 
         def finish() -> Tensor:
             found = [part[self.rank] for part in everything()]
             assert [len(part) for part in found] == list(receive)
             return torch.cat(found)
 
-        return _Result(finish)
+        return _Result(lambda: _made(finish))
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
@@ -200,5 +207,20 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _put(target: Tensor, value: Tensor) -> None:
-    target.copy_(value)
+def _posted(x: Tensor) -> Tensor:
+    """A copy that is on its way."""
+    with _disable_current_modes():
+        return x.clone()
+
+
+def _made(value: Callable[[], Tensor]) -> Tensor:
+    """A result in memory of the rank that gets it."""
+    with _disable_current_modes():
+        arrived = value()
+    return torch.empty_like(arrived).copy_(arrived)
+
+
+def _put(target: Tensor, value: Callable[[], Tensor]) -> None:
+    with _disable_current_modes():
+        arrived = value()
+    target.copy_(arrived)

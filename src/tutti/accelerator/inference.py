@@ -48,6 +48,46 @@ class Inference(Narrowing):
         """Write latents (T, R) to places of pages (P, size, R)."""
         self._run("store_latents", latents, pages, places)
 
+    def store_heads(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        places: Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        interleaved: bool = False,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        eps: float = 0.0,
+        unit_offset: bool = False,
+    ) -> Tensor:
+        """Return queries of x (T, heads + 2·kv_heads, D), normed and rotated; write the rest."""
+        y: Tensor = self._run(
+            "store_heads",
+            x,
+            cos,
+            sin,
+            key_pages,
+            value_pages,
+            places,
+            heads=heads,
+            kv_heads=kv_heads,
+            interleaved=interleaved,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            eps=eps,
+            unit_offset=unit_offset,
+        )
+        return y
+
+    def stores_heads(self) -> bool:
+        """Tell whether a device writes heads to pages in one pass; else parts of it may be."""
+        return self._candidates["store_heads"][0].name != "reference"
+
     def paged_attention(
         self,
         q: Tensor,

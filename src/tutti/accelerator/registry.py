@@ -77,6 +77,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "attention_with_lse": attention.attention_with_lse,
     "store_pages": paged.store_pages,
     "store_latents": paged.store_latents,
+    "store_heads": paged.store_heads,
     "paged_attention": paged.paged_attention,
     "latent_attention": paged.latent_attention,
     "sample": sampling.sample,

@@ -6,6 +6,8 @@ heads are copied where there are fewer than ranks. `Core` is shared with latent 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from tutti.accelerator.gradients import WeightGradients
 from tutti.models import AttentionSpec, ModelSpec
 from tutti.nn.alibi import alibi_specs, slopes
 from tutti.nn.batch import Batch
-from tutti.nn.cache import Scores
+from tutti.nn.cache import HeadPlacing, Scores
 from tutti.nn.linear import ColumnLinear, RowLinear
 from tutti.nn.norm import HeadNorm
 from tutti.nn.parallel.collectives import gather
@@ -132,9 +134,46 @@ class Attention(Holder):
     def forward(self, x: Tensor, batch: Batch, later: WeightGradients | None = None) -> Tensor:
         """Return the attention's output, of this rank's tokens."""
         heads = self.qkv(x, batch.num_tokens, later).unflatten(-1, (-1, self.spec.head_dim))
+        if batch.cache is not None and (placing := self._placing(batch)) is not None:
+            scores = self.core.scores(heads.device)
+            y_the = batch.cache.attend_heads(self.core.unit, heads, placing, scores)
+            if y_the is not None:
+                return self._output(y_the.flatten(1), later)
         q_thd, k_tgd, v_tgd = self._placed(heads, batch)
-        y: Tensor = self.output(self.core(q_thd, k_tgd, v_tgd, batch), later)
+        return self._output(self.core(q_thd, k_tgd, v_tgd, batch), later)
+
+    def _output(self, heads: Tensor, later: WeightGradients | None) -> Tensor:
+        y: Tensor = self.output(heads, later)
         return y
+
+    def _placing(self, batch: Batch) -> HeadPlacing | None:
+        """Return what a cache may do to heads in one pass; None: it is something else."""
+        norm, rotary = self.spec.qk_norm, self.spec.rotary
+        if rotary is None or self.table_index is None:
+            return None
+        cos, sin = batch.tables[self.table_index]
+        turned = HeadPlacing(
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            cos=cos,
+            sin=sin,
+            interleaved=rotary.interleaved,
+        )
+        if norm is None:
+            return turned
+        assert self.query_norm is not None
+        assert self.key_norm is not None
+        weights = (self.query_norm.weight, self.key_norm.weight)
+        plain = norm.span == "head" and norm.norm.kind == "rms" and not norm.after_rotary
+        if not plain or any(weight is None for weight in weights):
+            return None
+        return replace(
+            turned,
+            query_norm=weights[0],
+            key_norm=weights[1],
+            eps=norm.norm.eps,
+            unit_offset=norm.norm.unit_offset,
+        )
 
     def _placed(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, normed and rotated, and values."""

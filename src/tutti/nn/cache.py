@@ -33,6 +33,21 @@ class Scores:
     slopes_factor: float = 1.0
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HeadPlacing:
+    """What happens to queries and keys before attention, head by head."""
+
+    heads: int
+    kv_heads: int
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool = False
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    eps: float = 0.0
+    unit_offset: bool = False
+
+
 class Cache(Protocol):
     """What attention needs of a cache."""
 
@@ -40,6 +55,11 @@ class Cache(Protocol):
         self, unit: int, q_thd: Tensor, k_tgd: Tensor, v_tge: Tensor, scores: Scores
     ) -> Tensor:
         """Store a unit's new keys and values; return (T, H, E)."""
+
+    def attend_heads(
+        self, unit: int, x_tnd: Tensor, placing: HeadPlacing, scores: Scores
+    ) -> Tensor | None:
+        """Norm, turn and store heads as they come; None: that is to be done one by one."""
 
     def attend_latents(
         self, unit: int, q_thr: Tensor, latents_tr: Tensor, *, rank: int, scale: float
@@ -88,14 +108,38 @@ class PagedCache:
         self, unit: int, q_thd: Tensor, k_tgd: Tensor, v_tge: Tensor, scores: Scores
     ) -> Tensor:
         """Store a unit's new keys and values; return (T, H, E)."""
-        assert self._steps is not None
         assert self._places_t is not None
-        keys, values = self.units[unit]
-        self.operators.store_pages(k_tgd, v_tge, keys, values, self._places_t)
+        self.operators.store_pages(k_tgd, v_tge, *self.units[unit], self._places_t)
+        return self._attended(unit, q_thd, scores)
+
+    def attend_heads(
+        self, unit: int, x_tnd: Tensor, placing: HeadPlacing, scores: Scores
+    ) -> Tensor | None:
+        """Norm, turn and store heads as they come; None where the device does not in one pass."""
+        if not self.operators.stores_heads():
+            return None
+        assert self._places_t is not None
+        q_thd = self.operators.store_heads(
+            x_tnd,
+            placing.cos,
+            placing.sin,
+            *self.units[unit],
+            self._places_t,
+            heads=placing.heads,
+            kv_heads=placing.kv_heads,
+            interleaved=placing.interleaved,
+            query_norm=placing.query_norm,
+            key_norm=placing.key_norm,
+            eps=placing.eps,
+            unit_offset=placing.unit_offset,
+        )
+        return self._attended(unit, q_thd, scores)
+
+    def _attended(self, unit: int, q_thd: Tensor, scores: Scores) -> Tensor:
+        assert self._steps is not None
         return self.operators.paged_attention(
             q_thd,
-            keys,
-            values,
+            *self.units[unit],
             self._steps,
             scale=scores.scale,
             window=scores.window,

@@ -80,7 +80,7 @@ class CapturedSteps:
 
 
 def _next_size(count: int) -> int:
-    """Return the next of 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, …"""
+    """Return the next of 1, 2, 4, 8, 12, 16, 24, 32 and so on."""
     if count <= 8:
         return 1 << max(0, count - 1).bit_length()
     size = 1 << (count - 1).bit_length()

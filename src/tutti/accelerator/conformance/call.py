@@ -79,7 +79,8 @@ def run_case(
         output = getattr(operators, case.operator)(*arguments, **options)
     names = tensor_names(case)
     if case.in_place:
-        return Results(forward=dict(zip(names, placed, strict=True)))
+        returned = {} if output is None else output_names(output)
+        return Results(forward={**dict(zip(names, placed, strict=True)), **returned})
     results = Results(forward=output_names(output))
     if backward:
         begins = options.get("gradient_scale", 1.0) if options.get("starts_backward") else None

@@ -29,11 +29,13 @@ def register_all() -> None:
             norm,
             optimizer,
             paged,
+            paged_heads,
+            paged_latents,
             pointwise,
         )
 
         for module in (
             cross_entropy, experts, flash, layer_norm, narrow, narrow_experts, norm, optimizer,
-            paged, pointwise,
+            paged, paged_heads, paged_latents, pointwise,
         ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)

@@ -29,8 +29,8 @@ class _Tile(NamedTuple):
 
 
 # by the padded width of a head: rows of one token, longer rows
-_SINGLE = {64: _Tile(16, 64, 4, 3), 128: _Tile(16, 64, 4, 3), 256: _Tile(16, 32, 4, 2)}
-_LONG = {64: _Tile(128, 64, 4, 3), 128: _Tile(128, 64, 8, 3), 256: _Tile(64, 32, 4, 2)}
+_SINGLE = {64: _Tile(16, 64, 4, 5), 128: _Tile(16, 64, 4, 5), 256: _Tile(16, 32, 4, 3)}
+_LONG = {64: _Tile(128, 64, 4, 3), 128: _Tile(128, 64, 8, 3), 256: _Tile(64, 32, 4, 3)}
 
 
 def paged_attention(
@@ -86,12 +86,7 @@ def _single(
     """Fill in rows of one query."""
     rows, heads = steps.key_lengths.shape[0], key_pages.shape[2]
     split = split_keys(rows * heads, steps.most_keys)
-    splits = max(1, -(-steps.most_keys // split))
-    parts = sums = out
-    if splits > 1:
-        tokens, all_heads, width = out.shape
-        parts = out.new_empty((tokens, all_heads, splits, width), dtype=torch.float32)
-        sums = out.new_empty((tokens, all_heads, splits), dtype=torch.float32)
+    parts, sums, splits = split_room(out, split, steps.most_keys)
     tile = _tile(_SINGLE, q, value_pages)
     wide_share = power_of_two(q.shape[1] // heads)
     queries = max(1, tile.rows // wide_share)
@@ -101,12 +96,37 @@ def _single(
         {**switches, "SPLIT": split, "SPLITS": splits, "SINGLE": True, "ZERO": alone},
     )  # fmt: skip
     if splits > 1:
-        kernels.join[(rows, q.shape[1])](
-            out, parts, sums, steps.query_starts, sinks, q.shape[0],
-            HEADS=q.shape[1], E=out.shape[2], WIDE_E=max(16, power_of_two(out.shape[2])),
-            SPLITS=splits, WIDE_SPLITS=power_of_two(splits), HAS_SINK=sinks is not None,
-            SKIPS=not alone, num_warps=2 if splits <= 8 else 4,
-        )  # fmt: skip
+        join_splits(out, parts, sums, steps, sinks, splits, alone=alone)
+
+
+def split_room(out: Tensor, split: int, most_keys: int) -> tuple[Tensor, Tensor, int]:
+    """Return memory for the shares of splits and their sums, and how many splits there are."""
+    splits = max(1, -(-most_keys // split))
+    if splits == 1:
+        return out, out, 1
+    tokens, heads, width = out.shape
+    parts = out.new_empty((tokens, heads, splits, width), dtype=torch.float32)
+    return parts, out.new_empty((tokens, heads, splits), dtype=torch.float32), splits
+
+
+def join_splits(
+    out: Tensor,
+    parts: Tensor,
+    sums: Tensor,
+    steps: PagedSegments,
+    sinks: Tensor | None,
+    splits: int,
+    *,
+    alone: bool,
+) -> None:
+    """Put the shares of splits together; `alone`: every row has one query, or none."""
+    rows, heads, width = steps.key_lengths.shape[0], out.shape[1], out.shape[2]
+    kernels.join[(rows, heads)](
+        out, parts, sums, steps.query_starts, sinks, out.shape[0],
+        HEADS=heads, E=width, WIDE_E=max(16, power_of_two(width)), SPLITS=splits,
+        WIDE_SPLITS=power_of_two(splits), HAS_SINK=sinks is not None, SKIPS=not alone,
+        num_warps=2 if splits <= 8 else 4,
+    )  # fmt: skip
 
 
 def _long(

@@ -35,6 +35,18 @@ def _row_of(tile, starts, num_rows, QUERIES: tl.constexpr):
 
 
 @triton.jit
+def _place(tile, starts, num_rows, QUERIES: tl.constexpr, SINGLE: tl.constexpr):
+    """Return a tile's row, its first query in it, where the row begins, and its queries."""
+    if SINGLE:
+        row, at = tile, 0
+    else:
+        row = _row_of(tile, starts, num_rows, QUERIES)
+        at = (tile - (tl.load(starts + row) // QUERIES + row)) * QUERIES
+    begin = tl.load(starts + row)
+    return row, at, begin, tl.load(starts + row + 1) - begin
+
+
+@triton.jit
 def _keys_seen(first, last, length, window, WINDOW: tl.constexpr):
     """Return from where to where keys lie that queries at positions first … last see."""
     low, high = 0, min(length, last + 1)
@@ -90,13 +102,7 @@ def attend(
     m, d, e, column = tl.arange(0, M), tl.arange(0, WIDE_D), tl.arange(0, WIDE_E), tl.arange(0, N)
     share = m % WIDE_SHARE
     head_m = group * SHARE + share
-    if SINGLE:
-        row, at = tile, 0
-    else:
-        row = _row_of(tile, starts, num_rows, QUERIES)
-        at = (tile - (tl.load(starts + row) // QUERIES + row)) * QUERIES
-    begin = tl.load(starts + row)
-    queries = tl.load(starts + row + 1) - begin
+    row, at, begin, queries = _place(tile, starts, num_rows, QUERIES, SINGLE)
     if SINGLE:
         if queries != 1:
             if ZERO:  # a step of single tokens: behind the last, token and row have one number
@@ -177,6 +183,84 @@ def attend(
         line = line * SPLITS + split
         held = written & (total > 0.0)[:, None]
         tl.store(parts + line[:, None] * E + e[None, :], collected, mask=held)
+        tl.store(sums + line, tl.where(total > 0.0, most + tl.log2(safe), float("-inf")),
+                 mask=inside)  # fmt: skip
+
+
+@triton.jit
+def attend_latents(
+    q, pages, out, parts, sums, starts, lengths, tables, q_row, q_head, page_step, place_step,
+    table_row, num_rows, num_tokens, scale,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr,
+    WIDE_RANK: tl.constexpr, ROPE: tl.constexpr, WIDE_ROPE: tl.constexpr, N: tl.constexpr,
+    SIZE: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
+    ZERO: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write what a block of heads makes of latents (T, H, RANK), which are keys and values."""
+    tile, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    M: tl.constexpr = QUERIES * BLOCK
+    m, column = tl.arange(0, M), tl.arange(0, N)
+    r, p = tl.arange(0, WIDE_RANK), tl.arange(0, WIDE_ROPE)
+    head_m = block * BLOCK + m % BLOCK
+    row, at, begin, queries = _place(tile, starts, num_rows, QUERIES, SINGLE)
+    if SINGLE:
+        if queries != 1:
+            if ZERO:
+                _blank(
+                    out, sums, row, split, head_m, head_m < HEADS,
+                    (queries == 0) & (row >= tl.load(starts + num_rows)) & (row < num_tokens),
+                    HEADS, BLOCK, M, RANK, WIDE_RANK, SPLITS,
+                )  # fmt: skip
+            return
+    else:
+        if (queries <= 1) | (at >= queries):
+            return
+    query_m = at + m // BLOCK
+    inside = (query_m < queries) & (head_m < HEADS)
+    length = tl.load(lengths + row)
+    own = length - queries + query_m
+    low, high = 0, length - queries + min(at + QUERIES, queries)
+    if SPLITS > 1:
+        low, high = split * SPLIT, min(high, (split + 1) * SPLIT)
+    token_m = (begin + query_m).to(tl.int64)
+    lines = q + token_m[:, None] * q_row + head_m[:, None] * q_head
+    q_mr = tl.load(lines + r[None, :], mask=inside[:, None] & (r < RANK)[None, :], other=0.0)
+    q_mp = tl.load(lines + RANK + p[None, :], mask=inside[:, None] & (p < ROPE)[None, :], other=0.0)
+    most = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    collected = tl.zeros((M, WIDE_RANK), tl.float32)
+    table = tables + row.to(tl.int64) * table_row
+    for start in range(low, high, N):
+        other = start + column
+        known = other < high
+        page = tl.load(table + other // SIZE, mask=known, other=0).to(tl.int64)
+        line = pages + (page * page_step + (other % SIZE) * place_step)[:, None]
+        c_nr = tl.load(line + r[None, :], mask=known[:, None] & (r < RANK)[None, :], other=0.0)
+        c_np = tl.load(
+            line + RANK + p[None, :], mask=known[:, None] & (p < ROPE)[None, :], other=0.0
+        )
+        c_nr, c_np = c_nr.to(q_mr.dtype), c_np.to(q_mr.dtype)
+        s = tl.dot(q_mr, tl.trans(c_nr), input_precision=PRECISION)
+        s = tl.dot(q_mp, tl.trans(c_np), s, input_precision=PRECISION) * (scale * LOG2E)
+        s = tl.where(known[None, :] & (other[None, :] <= own[:, None]), s, float("-inf"))
+        new = tl.maximum(most, tl.max(s, 1))
+        base = tl.where(new == float("-inf"), 0.0, new)
+        w = tl.exp2(s - base[:, None])
+        shrink = tl.exp2(most - base)
+        total = total * shrink + tl.sum(w, 1)
+        collected = collected * shrink[:, None]
+        collected = tl.dot(w.to(c_nr.dtype), c_nr, collected, input_precision=PRECISION)
+        most = new
+    safe = tl.where(total > 0.0, total, 1.0)
+    collected = collected / safe[:, None]
+    line = token_m * HEADS + head_m
+    written = inside[:, None] & (r < RANK)[None, :]
+    if SPLITS == 1:
+        tl.store(out + line[:, None] * RANK + r[None, :], collected, mask=written)
+    else:
+        line = line * SPLITS + split
+        held = written & (total > 0.0)[:, None]
+        tl.store(parts + line[:, None] * RANK + r[None, :], collected, mask=held)
         tl.store(sums + line, tl.where(total > 0.0, most + tl.log2(safe), float("-inf")),
                  mask=inside)  # fmt: skip
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.reference.attention import WindowKind, attention
+from tutti.accelerator.reference.norm import rms_norm
+from tutti.accelerator.reference.pointwise import rotary
 
 
 def store_pages(
@@ -26,6 +28,36 @@ def store_pages(
 def store_latents(latents: Tensor, pages: Tensor, places: Tensor) -> None:
     """Write latents (T, R) to their places in pages (pages, places, R)."""
     pages.view(-1, pages.shape[2])[places] = latents.to(pages.dtype)
+
+
+def store_heads(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    places: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    interleaved: bool = False,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+    unit_offset: bool = False,
+) -> Tensor:
+    """Return the queries of x (T, heads + 2·kv_heads, D), rotated; write keys and values.
+
+    With weights of norms (D,), each query and key is normed before by itself.
+    """
+    q, k, v = x.split([heads, kv_heads, kv_heads], dim=1)
+    if query_norm is not None:
+        q = rms_norm(q, query_norm, eps=eps, unit_offset=unit_offset)
+    if key_norm is not None:
+        k = rms_norm(k, key_norm, eps=eps, unit_offset=unit_offset)
+    k = rotary(k, cos, sin, interleaved=interleaved)
+    store_pages(k, v, key_pages, value_pages, places)
+    return rotary(q, cos, sin, interleaved=interleaved)
 
 
 def linear_bias(slopes_h: Tensor, positions_s: Tensor, *, rounded: bool, factor: float) -> Tensor:

@@ -104,7 +104,47 @@ def _store_latents(name: str, places: tuple[int, ...], width: int) -> Case:
     )
 
 
+def _store_heads(
+    name: str,
+    heads: tuple[int, int] = (4, 2),
+    width: int = 64,
+    *,
+    turned: int | None = None,
+    norms: bool = False,
+    layout: Layout = "contiguous",
+    **options: Any,
+) -> Case:
+    places = (5, 31, 4, 16, 0, 9)
+    if norms:
+        options |= {"query_norm": Values((width,)), "key_norm": Values((width,)), "eps": 1e-6}
+    half = (turned or width) // 2
+    table = Values((len(places), half), trained=False, wide=True)
+    return Case(
+        "store_heads",
+        name,
+        (
+            Values((len(places), heads[0] + 2 * heads[1], width), layout=layout, trained=False),
+            table,
+            table,
+            Values((8, 4, heads[1], width), trained=False),
+            Values((8, 4, heads[1], width), trained=False),
+            Integers(places),
+        ),
+        {"heads": heads[0], "kv_heads": heads[1], **options},
+        terms=width,
+        in_place=True,
+    )
+
+
 CASES = (
+    _store_heads("turned"),
+    _store_heads("normed and turned", norms=True),
+    _store_heads("neighbours", interleaved=True),
+    _store_heads("part of a head", turned=32, norms=True),
+    _store_heads("one more than the weight", norms=True, unit_offset=True),
+    _store_heads("head of 128", (8, 2), 128, norms=True),
+    _store_heads("odd numbers", (5, 1), 40, turned=20),
+    _store_heads("some heads of more", layout="heads", norms=True),
     _store("some places", (5, 31, 4, 16, 0), (64, 64)),
     _store("unlike keys and values", (9, 8, 7), (24, 16)),
     _store("odd width", (1, 2, 30), (33, 33)),

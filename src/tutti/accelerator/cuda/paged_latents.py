@@ -1,0 +1,102 @@
+"""Attention to latents in pages, in Triton: each latent is read once, as key and as value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.cuda import paged_kernels as kernels
+from tutti.accelerator.cuda.common import DTYPES, power_of_two
+from tutti.accelerator.cuda.paged import join_splits, split_keys, split_room
+from tutti.accelerator.paged_segments import PagedSegments
+from tutti.accelerator.registry import Implementation
+
+WIDEST_RANK = 512
+_QUERIES = 4  # of a tile of a longer row
+_KEYS = 32
+
+
+def latent_attention(
+    q: Tensor, pages: Tensor, steps: PagedSegments, *, rank: int, scale: float
+) -> Tensor:
+    """Return (T, H, rank), as the reference does."""
+    rows, (tokens, heads, _) = steps.key_lengths.shape[0], q.shape
+    only_single = steps.most_queries <= 1
+    alone = only_single and rows >= tokens
+    out = q.new_empty(tokens, heads, rank) if alone else q.new_zeros(tokens, heads, rank)
+    if not out.numel():
+        return out
+    block = min(64, max(16, power_of_two(heads)))
+    blocks = -(-heads // block)
+    split = split_keys(rows * blocks, steps.most_keys)
+    parts, sums, splits = split_room(out, split, steps.most_keys)
+    given = (q, pages, steps, rank, scale)
+    _launch((rows, blocks, splits), block, 1, out, parts, sums, *given,
+            {"SPLIT": split, "SPLITS": splits, "SINGLE": True, "ZERO": alone})  # fmt: skip
+    if splits > 1:
+        join_splits(out, parts, sums, steps, None, splits, alone=alone)
+    if not only_single:
+        block = 16
+        tiles = steps.num_queries // _QUERIES + rows
+        _launch((tiles, -(-heads // block), 1), block, _QUERIES, out, out, out, *given,
+                {"SPLIT": 1, "SPLITS": 1, "SINGLE": False, "ZERO": False})  # fmt: skip
+    return out
+
+
+def _launch(
+    grid: tuple[int, int, int],
+    block: int,
+    queries: int,
+    out: Tensor,
+    parts: Tensor,
+    sums: Tensor,
+    q: Tensor,
+    pages: Tensor,
+    steps: PagedSegments,
+    rank: int,
+    scale: float,
+    switches: dict[str, Any],
+) -> None:
+    rope = q.shape[2] - rank
+    wide = q.dtype == torch.float32
+    kernels.attend_latents[grid](
+        q, pages, out, parts, sums, steps.query_starts, steps.key_lengths, steps.tables,
+        q.stride(0), q.stride(1), pages.stride(0), pages.stride(1), steps.tables.stride(0),
+        steps.key_lengths.shape[0], q.shape[0], scale, HEADS=q.shape[1], BLOCK=block,
+        QUERIES=queries, RANK=rank, WIDE_RANK=max(16, power_of_two(rank)), ROPE=rope,
+        WIDE_ROPE=max(16, power_of_two(rope)), N=16 if wide else _KEYS, SIZE=steps.page_size,
+        PRECISION="ieee" if wide else "tf32", **switches,
+        num_warps=8 if block * queries >= 64 else 4, num_stages=1 if wide else 3,
+    )  # fmt: skip
+
+
+def _reason(
+    q: Tensor, pages: Tensor, _steps: PagedSegments, *, rank: int, scale: float
+) -> str | None:
+    """Say why the kernel cannot take a call, or None."""
+    del scale
+    if q.dtype not in DTYPES:
+        return f"no {str(q.dtype).removeprefix('torch.')}"
+    if rank > WIDEST_RANK:
+        return f"a latent wider than {WIDEST_RANK}"
+    if q.shape[-1] == rank:
+        return "a latent without rotary part"
+    if q.stride(-1) != 1 or pages.stride(-1) != 1:
+        return "elements of a latent that do not follow each other"
+    return None
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        operator="latent_attention",
+        name="triton",
+        function=latent_attention,
+        devices=("cuda",),
+        supports=_reason,
+        rank=20,
+        exact=False,
+        needs="triton",
+    ),
+)
