@@ -14,7 +14,7 @@ from tutti.serve.worker import Worker
 
 
 class RepeatingCpu(CpuAccelerator):
-    """A host whose graphs are the captured functions themselves: what is given lies where it lay."""
+    """A host whose graphs are the captured functions themselves."""
 
     def graph_pool(self) -> object:
         return self

@@ -109,7 +109,8 @@ class PagedCache:
     ) -> Tensor:
         """Store a unit's new keys and values; return (T, H, E)."""
         assert self._places_t is not None
-        self.operators.store_pages(k_tgd, v_tge, *self.units[unit], self._places_t)
+        keys, values = self.units[unit]
+        self.operators.store_pages(k_tgd, v_tge, keys, values, self._places_t)
         return self._attended(unit, q_thd, scores)
 
     def attend_heads(
@@ -119,11 +120,13 @@ class PagedCache:
         if not self.operators.stores_heads():
             return None
         assert self._places_t is not None
+        keys, values = self.units[unit]
         q_thd = self.operators.store_heads(
             x_tnd,
             placing.cos,
             placing.sin,
-            *self.units[unit],
+            keys,
+            values,
             self._places_t,
             heads=placing.heads,
             kv_heads=placing.kv_heads,
@@ -137,9 +140,11 @@ class PagedCache:
 
     def _attended(self, unit: int, q_thd: Tensor, scores: Scores) -> Tensor:
         assert self._steps is not None
+        keys, values = self.units[unit]
         return self.operators.paged_attention(
             q_thd,
-            *self.units[unit],
+            keys,
+            values,
             self._steps,
             scale=scores.scale,
             window=scores.window,
