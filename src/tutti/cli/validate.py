@@ -14,6 +14,7 @@ from tutti.errors import InputError
 from tutti.units import many
 
 if TYPE_CHECKING:
+    from tutti.cost.calibration.extrapolate import Extrapolation, JudgeScore
     from tutti.cost.calibration.score import GroupScore
     from tutti.cost.calibration.validate import Validation
 
@@ -52,6 +53,13 @@ def validate(
         bool,
         typer.Option(help="By the vectorised formulas alone, without simulating: in seconds."),
     ] = False,
+    extrapolate: Annotated[
+        bool,
+        typer.Option(
+            "--extrapolate",
+            help="Judge by what lies outside: regimes, stacks and chips that no fit has seen.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Predict measured runs from their configuration and show how far off that is."""
@@ -67,6 +75,13 @@ def validate(
         raise InputError("name a CSV file of measured runs, or --run FOLDER")
     if step is not None or pool is not None or output is not None or chip_profile:
         raise InputError("--step, --pool, --chip-profile and -o go with --run")
+    if extrapolate:
+        if calibrate is not None or group is not None or calibrate_on:
+            raise InputError(
+                "--extrapolate: chooses its own rows; drop --calibrate, --calibrate-on, --group"
+            )
+        _extrapolate(runs, closed_form=closed_form, json=json)
+        return
     from tutti.cost.calibration.validate import Condition, validate
     from tutti.simulate.published_runs import PlanPredictor
 
@@ -86,6 +101,73 @@ def validate(
         print_json(_document(found))
     else:
         print_rich(*_tables(found, shipped=calibrate is None and not conditions))
+
+
+def _extrapolate(runs: Path, *, closed_form: bool, json: bool) -> None:
+    from tutti.cost.calibration.extrapolate import extrapolate
+    from tutti.simulate.published_runs import PlanPredictor
+
+    with progress_bar("count", wanted=not json) as show:
+        found = extrapolate(
+            runs,
+            predictor=None
+            if closed_form
+            else PlanPredictor(lambda done, whole: show("simulating", done, whole)),
+            progress=lambda done, whole: show("fitting", done, whole),
+        )
+    if json:
+        print_json(_judged_document(found))
+    else:
+        print_rich(*_judged_tables(found))
+
+
+def _judged_document(found: Extrapolation) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    def plain(score: JudgeScore) -> dict[str, object]:
+        values = asdict(score).items()
+        return {k: round(v, 4) if isinstance(v, float) else v for k, v in values}
+
+    return {
+        "judges": {name: plain(score) for name, score in found.by_judge.items()},
+        "stacks": {name: plain(score) for name, score in found.by_stack.items()},
+        "together": None if found.together is None else plain(found.together),
+        "rows": [
+            {"judge": o.judge, "stack": o.stack, "id": o.id, "error_pct": round(o.error_pct, 2)}
+            for o in found.judged
+        ],
+        "skipped": [{"id": skipped.id, "why": skipped.why} for skipped in found.skipped],
+    }
+
+
+def _judged_tables(found: Extrapolation) -> list[Any]:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from tutti.cost.calibration.extrapolate import MEANINGS
+
+    lines: list[Any] = []
+    for title, scores in (("kept aside", found.by_judge), ("stack", found.by_stack)):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column(title, style="bold")
+        for heading in ("rows", "mean", "median", "worst", "bias", "regret"):
+            table.add_column(heading, justify="right")
+        table.add_column("worst row", no_wrap=True)
+        together = {"together": found.together} if found.together is not None else {}
+        for name, score in {**scores, **(together if scores is found.by_stack else {})}.items():
+            table.add_row(
+                MEANINGS.get(name, name),
+                f"{score.rows:,}",
+                *(_percent(v) for v in (score.mean_pct, score.median_pct, score.worst_pct)),
+                f"{score.bias_pct:+.2f}",
+                _percent(score.regret_pct),
+                score.worst_row,
+            )
+        lines.append(table)
+    foot = "Errors of the step time in %, of constants that saw nothing of what is kept aside. "
+    foot += "The lower table leaves whole chips out. regret: of choosing a strategy by prediction."
+    return [*lines, Text(foot, style="dim")]
 
 
 def _document(found: Validation) -> dict[str, Any]:

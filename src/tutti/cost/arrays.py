@@ -159,6 +159,9 @@ class Strategy(Arrays):
         default_factory=_zero
     )  # shared experts are computed while the rows of the others travel
     context_gather: FloatArray = field(default_factory=_zero)  # keys and values at once, no ring
+    once_per_node: FloatArray = field(
+        default_factory=_zero
+    )  # a token goes to a node once, and from there to its experts
 
     @property
     def tokens(self) -> FloatArray:

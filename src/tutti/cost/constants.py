@@ -55,7 +55,7 @@ def registry() -> Mapping[str, ConstantSpec]:
 class Constants:
     """One value of every constant, by default its prior; `constants.yaml` says what they mean."""
 
-    gemm_efficiency: Value = 0.85
+    gemm_efficiency: Value = 0.82
     gemm_fill_s: Value = 3.5e-06
     wave_quantisation: Value = 0.9
     misaligned_slowdown: Value = 3.0
@@ -72,10 +72,10 @@ class Constants:
     unfused_attention_scale: Value = 1.0
     logit_bytes: Value = 40.0
     optimizer_bytes: Value = 40.0
-    fp8_speedup: Value = 1.6
+    fp8_speedup: Value = 1.75
     fp8_cast_bytes: Value = 6.0
     fp8_rowwise_factor: Value = 3.0
-    fp4_speedup: Value = 2.4
+    fp4_speedup: Value = 3.0
     compile_scale: Value = 0.7
     moe_host_s: Value = 0.0005
     moe_gemm_ratio: Value = 0.8

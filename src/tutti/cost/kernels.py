@@ -34,6 +34,7 @@ class Kernels:
     compiled: bool = False  # element-wise operators run together, as a compiler fuses them
     asynchronous_tp: bool = False  # products run beside their collectives, tile by tile
     split_backward: bool = True  # gradients of inputs leave before those of weights are computed
+    dispatches_once: bool = False  # a token goes to a node once, and from there to its experts
     row_scales: bool = False  # of products in 8 bits; otherwise one scale per tensor
     gathered_bytes: float | None = None  # of a parameter that travels; None: as it is held
     recomputed: Mapping[Recompute, RecomputedShares] = field(

@@ -55,6 +55,7 @@ _UNIT_COLUMNS = (
     "overlap_chunks",
     "shared_beside",
     "context_gather",
+    "once_per_node",
 )
 _GROUP_COLUMNS = (
     "tp",

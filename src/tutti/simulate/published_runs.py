@@ -112,6 +112,7 @@ def published_plan(run: Run) -> PublishedPlan:
         asynchronous_tp=bool(strategy["async_tp"]),
         split_backward=False,
         row_scales=bool(strategy["fp8_rowwise"]),
+        dispatches_once=bool(strategy["once_per_node"]),
         gathered_bytes=strategy["param_comm_bytes"],
         recomputed={**RECOMPUTED_SHARES, kind: shares},
     )

@@ -73,7 +73,7 @@ def test_a_stop_token_ends_a_sequence_that_is_a_step_ahead(model: Model) -> None
     first = engine_of(model).generate([PROMPTS[0]], SamplingParameters(max_tokens=6))[0].tokens
     wish = SamplingParameters(max_tokens=6, stop_tokens=(first[2],))
     engine = engine_with_graphs(model, slots=2)
-    stopped, other = engine.generate([PROMPTS[0], PROMPTS[2]], wish)
+    stopped, _ = engine.generate([PROMPTS[0], PROMPTS[2]], wish)
     assert stopped.answers[0].finish is Finish.STOP
     assert stopped.tokens == first[: len(stopped.tokens)]
     assert len(stopped.tokens) <= 3

@@ -95,7 +95,7 @@ def _written(
 ) -> tuple[dict[str, Fitted], dict[str, dict[str, Fitted]]]:
     shared, by_group = fitted.values()
     moved = {*stack.compute, *stack.cluster}
-    kept = {n: _fitted(n, p.median, free=False) for n, p in stack.priors.items() if n not in moved}
+    kept = {n: _fitted(n, v, free=False) for n, v in stack.medians().items() if n not in moved}
     compute = {name: _fitted(name, value) for name, value in shared.items()} | kept
     clusters = {
         group: {name: _fitted(name, value) for name, value in values.items()}

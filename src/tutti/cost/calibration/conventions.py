@@ -34,6 +34,7 @@ class Convention:
     dropout: bool = False
     grad_bytes: float = 2.0  # per gradient element that travels
     stops_early: bool = False  # recomputation leaves a block's last product out
+    dispatches_once: bool = False  # a token goes to a node once, and from there to its experts
     overlaps_gradients: bool = True  # their reduction runs beside the last backward pass
     splits_local_batch: bool = False  # `mbs` is the local batch, split into pp micro-batches
     micro_batch: Count | None = None  # where the column is empty

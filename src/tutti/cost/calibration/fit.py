@@ -7,7 +7,7 @@ believed to be. The Jacobian prices all neighbours of a point at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tutti.cost.arrays import FloatArray
+from tutti.cost.calibration.runs import Run
 from tutti.cost.calibration.solve import solve
 from tutti.cost.calibration.stacks import Stack
 from tutti.cost.calibration.table import RunTable
-from tutti.cost.constants import Constants
+from tutti.cost.constants import Constants, registry
+from tutti.cost.families import family_median, family_priors
 from tutti.cost.step import price
 
 MOST_EVALUATIONS = 40
@@ -54,11 +56,20 @@ class FittedStack:
                 at += 1
         return shared, by_group
 
+    def moves(self) -> dict[str, float]:
+        """Return by how many log-sigmas each constant moved; a cluster's: the mean of its groups."""
+        stack, count = self.stack, max(1, len(self.stack.groups))
+        found = {name: float(self.z[i]) for i, name in enumerate(stack.compute)}
+        at = len(stack.compute)
+        for name in stack.cluster:
+            found[name] = float(self.z[at : at + count].mean())
+            at += count
+        return found
+
     def constants(self, group: str) -> Constants:
         """Return all constants for the runs of a group."""
         shared, by_group = self.values()
-        priors = {name: prior.median for name, prior in self.stack.priors.items()}
-        return Constants(**{**priors, **shared, **by_group[group]})
+        return Constants(**{**self.stack.medians(), **shared, **by_group[group]})
 
     def predict(self, table: RunTable) -> FloatArray:
         """Return the predicted seconds per step."""
@@ -71,22 +82,33 @@ def _group_rows(stack: Stack, table: RunTable) -> npt.NDArray[np.intp]:
     return np.array([numbers.get(run.group, 0) for run in table.runs], dtype=np.intp)
 
 
-def _constants(stack: Stack, z: FloatArray, groups: npt.NDArray[np.intp]) -> Constants:
-    """Return constants that broadcast as (points, runs) for z of shape (points, free)."""
-    values: dict[str, FloatArray | float] = {n: p.median for n, p in stack.priors.items()}
+def _constants(
+    stack: Stack, z: FloatArray, groups: npt.NDArray[np.intp], runs: Sequence[Run]
+) -> Constants:
+    """Return constants that broadcast as (points, runs) for z of shape (points, free).
+
+    A constant that is believed to differ between the architectures of a stack's chips keeps that
+    ratio: the stack's value is that of its first chip.
+    """
+    values: dict[str, FloatArray | float] = dict(stack.medians())
     for i, name in enumerate(stack.compute):
         values[name] = stack.value(name, z[..., i, None])
     at, count = len(stack.compute), len(stack.groups)
     for name in stack.cluster:
         values[name] = stack.value(name, z[..., at : at + count])[..., groups]
         at += count
+    for name in {name for run in runs for name in family_priors(run.chip)} | set(stack.medians()):
+        if name not in stack.priors:
+            own = np.array([family_median(name, run.chip) for run in runs])
+            first = family_median(name, stack.chips[0]) if stack.chips else registry()[name].prior
+            values[name] = values.get(name, registry()[name].prior) * own / first
     return Constants(**values)
 
 
 def _predict(
     stack: Stack, z: FloatArray, table: RunTable, groups: npt.NDArray[np.intp]
 ) -> FloatArray:
-    constants = _constants(stack, z, groups)
+    constants = _constants(stack, z, groups, table.runs)
     return price(table.shape, table.strategy, table.machine, constants).step_seconds
 
 

@@ -206,6 +206,7 @@ def _strategy(cells: Cells, source: Convention, shape: Mapping[str, float]) -> d
         "param_comm_bytes": 2.0,
         "fp8": cells.choice("precision", _PRECISION_WORDS, source),
         "fp8_rowwise": float("rowwise" in precision),
+        "once_per_node": float(source.dispatches_once),
         "compiled": 0.0,
         "async_tp": 0.0,
     }

@@ -12,6 +12,7 @@ import numpy as np
 
 from tutti import document, files
 from tutti.cost.constants import FloatArray, registry
+from tutti.cost.families import FamilyPrior, family_priors
 from tutti.document import Above, Place
 from tutti.errors import hint
 
@@ -51,11 +52,20 @@ class Stack:
 
     def belief(self, name: str) -> tuple[float, float]:
         """Return median and log-sigma of a constant before any run is seen."""
-        own = self.priors.get(name)
+        own = self.priors.get(name) or self._family.get(name)
         if own is not None:
             return own.median, own.sigma
         spec = registry()[name]
         return spec.prior, spec.sigma
+
+    @property
+    def _family(self) -> Mapping[str, FamilyPrior]:
+        return family_priors(self.chips[0]) if self.chips else {}
+
+    def medians(self) -> dict[str, float]:
+        """Return the medians that are other than the registry's: the family's, then its own."""
+        found = {name: prior.median for name, prior in self._family.items()}
+        return found | {name: prior.median for name, prior in self.priors.items()}
 
     def value(self, name: str, z: FloatArray) -> FloatArray:
         """Return the constant that lies `z` log-sigmas from its median, within its bounds."""

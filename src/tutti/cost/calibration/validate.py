@@ -20,6 +20,7 @@ from tutti.cost.calibration.splits import MOST_ROWS, held_out, num_splits, split
 from tutti.cost.calibration.stacks import Stack, stacks
 from tutti.cost.calibration.table import Rows, RunTable, load_runs
 from tutti.cost.constants import Constants
+from tutti.cost.families import family_priors
 from tutti.cost.step import price
 from tutti.errors import InputError, hint
 
@@ -89,7 +90,7 @@ def validate(
         wanted = {c.text("id"): all(on.holds(c) for on in calibrate_on) for c in cells}
         allowed = [wanted[run.id] for run in table.runs] if calibrate_on else None
         work = _fits(table, allowed, group, predictor)
-        _by_fits(table, boards, calibrate or MOST_ROWS, work, progress or _silent)
+        _by_fits(table, boards, calibrate or MOST_ROWS, work, progress or silent)
     if predictor is not None:
         skipped = skipped + [Skipped(id=run, why=why) for run, why in predictor.refused.items()]
     shown = [group] if group is not None else list(names)
@@ -149,7 +150,9 @@ def _by_constants(table: RunTable, rows: Sequence[int]) -> list[Rows]:
 def shipped_constants(run: Run) -> Constants:
     """Return the constants that ship for a run's group or chip; the priors where none do."""
     calibration = calibration_of(run.group, run.chip)
-    return calibration.constants(run.group) if calibration is not None else Constants()
+    if calibration is not None:
+        return calibration.constants(run.group)
+    return Constants(**{name: p.median for name, p in family_priors(run.chip).items()})
 
 
 def _why_left_out(itself: bool) -> str:
@@ -157,7 +160,7 @@ def _why_left_out(itself: bool) -> str:
     return f"a shipped calibration was fitted on {whom}"
 
 
-def _silent(done: int, total: int) -> None:
+def silent(done: int, total: int) -> None:
     del done, total
 
 
@@ -195,20 +198,26 @@ def _fits(
 ) -> list[_Fit]:
     """Return every stack (the one that has `group`) with what its predictions are times."""
     found: list[_Fit] = []
-    for stack, members in _sorted_into_stacks(table):
+    for stack, members in sorted_into_stacks(table):
         if group is not None and group not in {table.runs[i].group for i in members}:
             continue
-        ratio = np.ones(len(members))
-        if predictor is not None:
-            for rows in _by_constants(table.take(members), range(len(members))):
-                here = table.take(members[rows])
-                constants = shipped_constants(here.runs[0])
-                ratio[rows] = predictor(here, constants) / _closed_form(here, constants)
+        ratio = product_ratio(table.take(members), predictor)
         known = np.isfinite(ratio)
         members, ratio = members[known], ratio[known]
         chosen = None if allowed is None else np.flatnonzero([allowed[i] for i in members])
         found.append(_Fit(stack, members, chosen, ratio))
     return found
+
+
+def product_ratio(table: RunTable, predictor: Predictor | None) -> FloatArray:
+    """Return what a predictor says of runs over what the formulas say, as constants ship."""
+    ratio = np.ones(len(table))
+    if predictor is not None:
+        for rows in _by_constants(table, range(len(table))):
+            here = table.take(rows)
+            constants = shipped_constants(here.runs[0])
+            ratio[rows] = predictor(here, constants) / _closed_form(here, constants)
+    return ratio
 
 
 def _by_fits(
@@ -231,7 +240,7 @@ def _by_fits(
             progress(done, total)
 
 
-def _sorted_into_stacks(table: RunTable) -> list[tuple[Stack, Rows]]:
+def sorted_into_stacks(table: RunTable) -> list[tuple[Stack, Rows]]:
     """Return the stacks with their rows; unknown groups go to the stack that suits their chip."""
     members: dict[str, list[int]] = {}
     for i, run in enumerate(table.runs):

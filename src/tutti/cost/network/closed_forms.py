@@ -93,18 +93,30 @@ def all_reduce_seconds(
 
 
 def all_to_all_seconds(
-    num_bytes: Number, size: Number, stride: Number, machine: Machine, constants: Constants
+    num_bytes: Number,
+    size: Number,
+    stride: Number,
+    machine: Machine,
+    constants: Constants,
+    *,
+    copies: Number = 1.0,
 ) -> FloatArray:
     """Return the seconds of an exchange in which each rank holds `num_bytes` for all members.
 
-    What stays in the node goes over its links, the rest over a chip's fair share of the NICs.
+    What stays in the node goes over its links, the rest over a chip's fair share of the NICs. Where
+    a row goes to several members (`copies`), it crosses to each other node once and is passed on
+    there: of n nodes, (n − 1)·(1 − (1 − 1/n)^copies) on average.
     """
     span = aligned_span(size, stride, machine)
     inside = np.clip(machine.chips_per_node / stride, 1.0, size)
     link = machine.link * constants.link_efficiency
     nic = machine.nic * constants.nic_efficiency / machine.chips_per_node
-    outside = np.where(span.crosses, num_bytes * (1.0 - inside / size) / nic, 0.0)
-    seconds = np.maximum(num_bytes * (inside - 1.0) / size / link, outside)
+    nodes = np.maximum(size / inside, 1.0)
+    crossing = (nodes - 1.0) * (1.0 - (1.0 - 1.0 / nodes) ** copies) / copies
+    outside = np.where(span.crosses, num_bytes * crossing / nic, 0.0)
+    # what another node passed on takes the links, too
+    passed = np.where(np.greater(copies, 1.0), 1.0 - 1.0 / size, (inside - 1.0) / size)
+    seconds = np.maximum(num_bytes * passed / link, outside)
     result: FloatArray = np.where(np.greater(size, 1), constants.link_latency_s + seconds, 0.0)
     return result
 

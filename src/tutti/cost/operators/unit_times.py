@@ -36,6 +36,10 @@ from tutti.cost.operators.operator_times import (
     smooth_max,
 )
 
+# An eager block dispatches about 14 operators around fused attention; buffer, two batched products,
+# masked softmax, dropout and six transposes of the unfused one are 11 more (counted in Megatron-LM
+# of 2021).
+UNFUSED_LAUNCHES = 1.8
 BACKWARD_LAUNCHES = 1.3  # the host issues that much more in backward than in forward
 # Of the cross-entropy's traffic; forward writes and reads an fp32 copy, backward makes gradients.
 _LOSS_FORWARD = 0.6
@@ -114,7 +118,8 @@ def block_seconds(
         gemm = gemm.plus(products.feed_forward, 1.0 - routed).plus(experts, routed)
         sent = tokens / tp * shape.topk * shape.hidden * ELEMENT_BYTES
         stride = tp * strategy.cp if expert_stride is None else expert_stride
-        once = all_to_all_seconds(sent, strategy.ep, stride, machine, constants)
+        copies = np.where(strategy.once_per_node > 0, np.maximum(shape.topk, 1.0), 1.0)
+        once = all_to_all_seconds(sent, strategy.ep, stride, machine, constants, copies=copies)
         exchange = expert_parallel(routed * once, shape, strategy, halves)
     else:
         gemm = gemm.plus(products.feed_forward)
@@ -135,7 +140,8 @@ def block_seconds(
         context=context_parallel(*args, spans.cp, attention[0]),
         exchange=exchange,
     )
-    host = constants.host_layer_s + routed * constants.moe_host_s
+    launches = np.where(strategy.flash > 0, 1.0, UNFUSED_LAUNCHES)
+    host = launches * constants.host_layer_s + routed * constants.moe_host_s
     if measured is not None:
         again = strategy.recompute_gemm + strategy.recompute_attention
         again = again + strategy.recompute_elementwise

@@ -28,6 +28,7 @@ from tutti.cost.operators.unit_times import (
     head_seconds,
     optimizer_seconds,
 )
+from tutti.cost.families import families
 from tutti.hardware.chip import Chip, Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
@@ -52,12 +53,16 @@ class UnitTimes(NamedTuple):
 def nominal_constants(chip: Chip) -> Constants:
     """Return the priors for a chip that nobody measured, the host's part by its launch overhead.
 
+    Where chips of its architecture are known to differ, theirs.
+
     The priors of host times count launches of `LAUNCH_S` each; a chip whose launches take longer
     has a higher launch floor.
     """
     plain, slower = Constants(), chip.launch_overhead_s / LAUNCH_S
+    family = families().get(chip.architecture, {})
     return replace(
         plain,
+        **{name: prior.median for name, prior in family.items()},
         host_layer_s=plain.host_layer_s * slower,
         host_tp_s=plain.host_tp_s * slower,
         host_head_s=plain.host_head_s * slower,
@@ -268,6 +273,7 @@ class PoolPrices:
             flash=float(first.fused_attention),
             fp8=_NARROW.get(self._compute, 0.0),
             fp8_rowwise=float(self.kernels.row_scales),
+            once_per_node=float(self.kernels.dispatches_once),
             compiled=float(self.kernels.compiled),
             async_tp=float(self.kernels.asynchronous_tp),
             shared_beside=1.0,

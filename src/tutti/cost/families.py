@@ -1,0 +1,54 @@
+"""What chips of one architecture have in common, for those of which no run was ever seen."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Annotated
+
+from tutti import document, files
+from tutti.cost.constants import registry
+from tutti.document import Above, Place
+from tutti.errors import hint
+from tutti.hardware.library import shipped
+
+_FILE = "families.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyPrior:
+    """A log-normal belief of a constant, and where it comes from."""
+
+    median: Annotated[float, Above(0)]
+    sigma: Annotated[float, Above(0)]
+    source: str
+
+
+@functools.lru_cache(maxsize=1)
+def families() -> Mapping[str, Mapping[str, FamilyPrior]]:
+    """Return the beliefs of every architecture that has some of its own."""
+    text = resources.files("tutti.cost").joinpath(_FILE).read_text(encoding="utf-8")
+    kind = dict[str, dict[str, FamilyPrior]]
+    found = document.build(kind, files.parse_yaml(text, _FILE), Place(_FILE))
+    for architecture, priors in found.items():
+        for name in priors:
+            if name not in registry():
+                raise ValueError(
+                    f"{_FILE}: {architecture}: no constant '{name}'; {hint(name, registry())}"
+                )
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def family_priors(chip: str) -> Mapping[str, FamilyPrior]:
+    """Return what is believed of a chip of the catalog because of its architecture."""
+    known = shipped().chips.get(chip)
+    return {} if known is None else families().get(known.architecture, {})
+
+
+def family_median(name: str, chip: str) -> float:
+    """Return what a constant is believed to be on a chip: its architecture's, or everybody's."""
+    own = family_priors(chip).get(name)
+    return registry()[name].prior if own is None else own.median
