@@ -55,7 +55,7 @@ def registry() -> Mapping[str, ConstantSpec]:
 class Constants:
     """One value of every constant, by default its prior; `constants.yaml` says what they mean."""
 
-    gemm_efficiency: Value = 0.82
+    gemm_efficiency: Value = 0.85
     gemm_fill_s: Value = 3.5e-06
     wave_quantisation: Value = 0.9
     misaligned_slowdown: Value = 3.0

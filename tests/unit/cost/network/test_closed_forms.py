@@ -57,6 +57,22 @@ def test_an_exchange_leaves_by_the_slower_way() -> None:
     assert all_to_all_seconds(1e9, 32.0, 1.0, MACHINE, CONSTANTS) == pytest.approx(outside)
 
 
+def test_a_row_for_several_members_crosses_to_a_node_once() -> None:
+    """What crosses is what drawing members at random gives: nodes that are asked at least once."""
+    nodes, copies, rows = 4, 8, 20_000
+    drawn = np.random.default_rng(0).integers(0, nodes * 8, (rows, copies)) // 8
+    crossed = sum(len(set(row) - {0}) for row in drawn.tolist()) / rows  # of a row of node 0
+    num_bytes = 1e9  # of all copies together
+    found = all_to_all_seconds(num_bytes, 32.0, 1.0, MACHINE, CONSTANTS, copies=float(copies))
+    expected = 4.5e-5 + num_bytes / copies * crossed / (0.8 * 200e9 / 8)
+    assert found == pytest.approx(expected, rel=0.01)
+    plain = all_to_all_seconds(num_bytes, 32.0, 1.0, MACHINE, CONSTANTS)
+    assert found < 0.6 * plain
+    # inside a node nothing is saved
+    inside = all_to_all_seconds(num_bytes, 8.0, 1.0, MACHINE, CONSTANTS, copies=8.0)
+    assert inside == pytest.approx(all_to_all_seconds(num_bytes, 8.0, 1.0, MACHINE, CONSTANTS))
+
+
 def test_a_send_crosses_nodes_from_eight_chips_on() -> None:
     near, far = (send_seconds(1e8, stride, MACHINE, CONSTANTS) for stride in (4.0, 8.0))
     assert near == pytest.approx(1e8 / (0.78 * 300e9) + 4.5e-5)

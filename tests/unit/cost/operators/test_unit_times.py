@@ -110,6 +110,19 @@ def test_the_launch_floor_holds() -> None:
     assert float(unit.parts["launch"]) > 0.5 * float(unit.total)
 
 
+def test_unfused_attention_takes_longer_to_issue() -> None:
+    shape = Shape.of(load_model("gpt-3-175b"), 0)
+    slow = Constants(host_layer_s=1.0)  # all there is
+    fused, unfused = (
+        block_seconds(
+            shape, Strategy.filled(sequence_length=2048, flash=flash), MACHINE, slow
+        )
+        for flash in (1.0, 0.0)
+    )
+    assert float(fused.forward) == pytest.approx(1.0, rel=0.01)
+    assert float(unfused.forward) == pytest.approx(1.8, rel=0.01)
+
+
 def test_more_tensor_parallelism_computes_less_and_sends() -> None:
     shape = Shape.of(load_model("gpt-3-175b"), 0)
     strategy = Strategy.filled(sequence_length=2048, tp=np.array([1.0, 2.0, 4.0, 8.0]))
