@@ -31,13 +31,8 @@ from tutti.search.question.space import Problem
 from tutti.search.strategy.priced_drafts import State
 from tutti.search.strategy.space_limits import exports, plan_keeps
 from tutti.search.strategy.summary import summary_of
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
-
-SEVERAL_STARTS = 200_000  # instructions of a local search, from which on it starts several times
-# Of the work that is left, for each start of a local search: all of them, then the best two.
-FIRST_SHARE, SECOND_SHARE = 0.08, 0.25
-ALONE_SHARE = 8  # times less work of a local search for a pool alone
-ALONE_PARTS = 32  # of a pool's batch alone: it is rounded up to one of the next power of two
 
 
 def plan(
@@ -106,7 +101,10 @@ def _answered(
             uniform = _uniform(tables, _exported(problem))
             if isinstance(uniform, Settled) and _pays(search, uniform, best):
                 best, runner_up = uniform, best  # nothing uneven pays here
-            work = effort.local_search(problem.num_chips, best.step_seconds, bound) // ALONE_SHARE
+            work = (
+                effort.local_search(problem.num_chips, best.step_seconds, bound)
+                // THRESHOLDS.alone_share
+            )
             alone, missing = _alone(tables, effort, best, work)
         except KeyboardInterrupt:
             interrupted = True
@@ -142,9 +140,13 @@ def _improved(
     budget = search.effort.local_search(search.problem.num_chips, best.step_seconds, bound)
     local = PlanSearch(search.settler, search.seconds_worth)
     known = [(s.plan, s.estimate) for s in (best, runner_up) if s is not None]
-    starts = different_starts(search, known) if budget >= SEVERAL_STARTS else known[:1]
+    starts = different_starts(search, known) if budget >= THRESHOLDS.several_starts else known[:1]
     reached = starts
-    for keep, share in ((len(starts), FIRST_SHARE), (2, SECOND_SHARE), (1, 1.0)):
+    for keep, share in (
+        (len(starts), THRESHOLDS.first_share),
+        (2, THRESHOLDS.second_share),
+        (1, 1.0),
+    ):
         reached = sorted(reached, key=lambda pair: search.plan_worth(*pair))
         left = budget - local.spent
         ahead = [local.improved(*pair, int(share * left)) for pair in reached[:keep]]
@@ -279,7 +281,7 @@ def _divisible(problem: Problem, pool: Pool, sequences: float) -> int:
     A prime number of sequences has no equal replicas and shuts out every way to spread experts: it
     would flatter the mix.
     """
-    step = 1 << max(0, math.floor(math.log2(max(1.0, sequences) / ALONE_PARTS)))
+    step = 1 << max(0, math.floor(math.log2(max(1.0, sequences) / THRESHOLDS.alone_parts)))
     if problem.model.num_experts:
         step = math.lcm(step, pool.node.largest_island)
     return step * math.ceil(sequences / step - 1e-9)

@@ -18,11 +18,9 @@ from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Stage, Synchronisation
 from tutti.plan.schedules import schedule_record, warm_up_depth
 from tutti.search.improve.stage_loads import Loads
 from tutti.search.question.space import Problem
+from tutti.search.thresholds import THRESHOLDS
 
-FAR = 4  # ranges of a long path over which units are handed on
-SHORT_PATH = 16  # ranges, up to which units are handed on between any two
 BUCKETS = (2, 4, 8, 1024)  # units that travel together; the last: all of a range
-FEW_STAGES = 6  # of which each link's depth is tried early
 DEEPER = (2.0, 1.5, 3.0, 4.0, 0.5)  # times the warm-up depths
 
 
@@ -45,7 +43,7 @@ def unit_moves(here: Here) -> Moves:
         return
     for p, pipeline in enumerate(plan.pipelines):
         sizes, count = sizes_of(pipeline), len(pipeline.stages)
-        near = len(sizes) if len(sizes) <= SHORT_PATH else FAR
+        near = len(sizes) if len(sizes) <= THRESHOLDS.short_path else THRESHOLDS.far_ranges
         pairs = [
             (a, b)
             for a, b in itertools.permutations(range(len(sizes)), 2)
@@ -79,7 +77,7 @@ def warm_up_moves(here: Here) -> Moves:
             yield _with_depths(here.plan, p, [max(1, round(factor * d)) for d in depths])
         for more in (1, 2, 4, -1):
             yield _with_depths(here.plan, p, [max(1, d + more) for d in depths])
-        if len(depths) > FEW_STAGES:
+        if len(depths) > THRESHOLDS.few_stages:
             continue
         for s in range(1, len(depths)):
             yield _with_depths(here.plan, p, [d + (i < s) for i, d in enumerate(depths)])

@@ -25,13 +25,11 @@ from tutti.search.cutting.cut_chain import Cut
 from tutti.search.pricing.unit_tables import FULL, NONE, SELECTIVE, Config, Tables
 from tutti.search.strategy.coarse_chain import Chain
 from tutti.search.strategy.draft import Draft, PipelineDraft
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-REDUCED_LATER = 2  # gradients that wait for their reduction while weight passes go on
-MESSAGE_SLACK = 0.2  # of a micro-batch: what messages may take before a stage runs further ahead
-_FILLED = 0.6  # of the gap between 1F1B and the bare work that delayed weight passes close
 
 
 def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
@@ -57,7 +55,7 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     # Reductions that follow weight passes which were put off fill the gaps first.
     if record.delays_weights and chain.shard < 2:
         bare = part.micro_batches * float(passes.sum(axis=0).max())
-        found -= _FILLED * (found - bare) * 0.5
+        found -= THRESHOLDS.filled_gap * (found - bare) * 0.5
     closing = chain.closing + _tied_seconds(tables, chain, configs)
     return (found + closing) * slowdown(tables, chain)
 
@@ -73,7 +71,7 @@ def depths_for_messages(ahead: IntArray, stages: FloatArray, sends: FloatArray) 
         return ahead
     messages = np.append(2.0 * sends[:-1], 0.0)
     away = np.cumsum((stages + messages)[::-1])[::-1]
-    return np.maximum(ahead, np.ceil(away / pace - MESSAGE_SLACK).astype(np.int64))
+    return np.maximum(ahead, np.ceil(away / pace - THRESHOLDS.message_slack).astype(np.int64))
 
 
 def deeper_draft(tables: Tables, draft: Draft) -> Draft | None:
@@ -168,7 +166,7 @@ def _exposed_traffic(
     """
     forward, backward, weight = (seconds / units for seconds in passes)
     if chain.shard < 3:
-        in_turn = max(0, units - apart - REDUCED_LATER)
+        in_turn = max(0, units - apart - THRESHOLDS.reduced_later)
         alone = min(apart, units) * max(0.0, traffic - weight - backward)
         return alone + in_turn * max(0.0, traffic - weight)
     gathered = 0.25 * traffic
