@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from tutti.errors import StoppedError
 from tutti.hardware.pool import Pool
@@ -33,6 +33,16 @@ from tutti.search.strategy.space_limits import exports, plan_keeps
 from tutti.search.strategy.summary import summary_of
 from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
+
+
+@dataclass(slots=True)
+class Rivals:
+    """What the best plan is held against."""
+
+    uniform: Settled | str = "not looked for"
+    faster: Settled | None = None  # the uniform plan, where it beats what was found
+    alone: dict[str, Alone] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 def plan(
@@ -90,24 +100,13 @@ def _answered(
         raise StoppedError("stopped before the first plan was found")
     else:
         best, runner_up = _last_resort(tables, asked), None
-    uniform: Settled | str = "not looked for"
-    alone: dict[str, Alone] = {}
-    missing: dict[str, str] = {}
-    interrupted = search.interrupted
-    if compare and not interrupted:
+    rivals = Rivals()
+    if compare and not search.interrupted:
         report(Progress(doing="comparing", best_seconds=best.step_seconds,
                         lower_bound_seconds=bound))  # fmt: skip
-        try:
-            uniform = _uniform(tables, _exported(problem))
-            if isinstance(uniform, Settled) and _pays(search, uniform, best):
-                best, runner_up = uniform, best  # nothing uneven pays here
-            work = (
-                effort.local_search(problem.num_chips, best.step_seconds, bound)
-                // THRESHOLDS.alone_share
-            )
-            alone, missing = _alone(tables, effort, best, work)
-        except KeyboardInterrupt:
-            interrupted = True
+        rivals = _compared(search, best, bound)
+        if rivals.faster is not None:
+            best, runner_up = rivals.faster, best  # nothing uneven pays here
     best = search.settler.prove_again(best)
     return SearchResult(
         best=best,
@@ -119,18 +118,34 @@ def _answered(
         objective=problem.objective,
         runner_up=runner_up,
         why_runner_up_lost=_why_lost(best, runner_up),
-        uniform=uniform if isinstance(uniform, Settled) else None,
-        uniform_missing=uniform if isinstance(uniform, str) else "",
-        alone=alone,
-        alone_missing=missing,
+        uniform=rivals.uniform if isinstance(rivals.uniform, Settled) else None,
+        uniform_missing=rivals.uniform if isinstance(rivals.uniform, str) else "",
+        alone=rivals.alone,
+        alone_missing=rivals.missing,
         pruned=_pruned(search, state),
-        interrupted=interrupted,
+        interrupted=search.interrupted,
         work={
             "priced": search.source.coarse.priced,
             "simulated": search.settler.simulated,
             "instructions": search.settler.instructions,
         },
     )
+
+
+def _compared(search: Search, best: Settled, bound: float) -> Rivals:
+    """Look for the best uniform plan and for each pool's own; an interrupt keeps what is there."""
+    rivals = Rivals()
+    tables, effort, problem = search.tables, search.effort, search.problem
+    try:
+        rivals.uniform = _uniform(tables, _exported(problem))
+        if isinstance(rivals.uniform, Settled) and _pays(search, rivals.uniform, best):
+            best = rivals.faster = rivals.uniform
+        most = effort.local_search(problem.num_chips, best.step_seconds, bound)
+        found = _alone(tables, effort, best, most // THRESHOLDS.alone_share)
+        rivals.alone, rivals.missing = found
+    except KeyboardInterrupt:
+        search.interrupted = True
+    return rivals
 
 
 def _improved(

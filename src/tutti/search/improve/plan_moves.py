@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tutti.models.parameters import ParameterClass
-from tutti.plan.edits import expert_width, recut, sizes_of, with_pipeline, with_stage
-from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Stage, Synchronisation
+from tutti.plan.edits import expert_width, recut, resized, sizes_of, with_pipeline, with_stage
+from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Synchronisation
 from tutti.plan.schedules import schedule_record, warm_up_depth
 from tutti.search.improve.stage_loads import Loads
 from tutti.search.question.space import Problem
@@ -145,34 +145,12 @@ def micro_batch_moves(here: Here) -> Moves:
     """Make micro-batches larger or smaller: of all pipelines, or of one."""
     plan = here.plan
     for factor, larger in itertools.product((2, 3, 5), (True, False)):
-        changed = [_resized(pipeline, factor, larger=larger) for pipeline in plan.pipelines]
+        changed = [resized(pipeline, factor, larger=larger) for pipeline in plan.pipelines]
         if len(changed) > 1 and None not in changed:
             yield replace(plan, pipelines=tuple(p for p in changed if p is not None))
         for p, pipeline in enumerate(changed):
             if pipeline is not None:
                 yield with_pipeline(plan, p, pipeline)
-
-
-def _resized(pipeline: Pipeline, factor: int, *, larger: bool) -> Pipeline | None:
-    shares = [r.sequences for stage in pipeline.stages for r in stage.replicas]
-    divided = [pipeline.micro_batches] if larger else shares
-    if any(count % factor for count in divided):
-        return None
-
-    def scaled(stage: Stage) -> Stage:
-        replicas = tuple(
-            replace(r, sequences=r.sequences * factor if larger else r.sequences // factor)
-            for r in stage.replicas
-        )
-        return replace(stage, replicas=replicas)
-
-    size, count = pipeline.micro_batch, pipeline.micro_batches
-    return replace(
-        pipeline,
-        micro_batch=size * factor if larger else size // factor,
-        micro_batches=count // factor if larger else count * factor,
-        stages=tuple(map(scaled, pipeline.stages)),
-    )
 
 
 def share_moves(here: Here) -> Moves:
