@@ -50,10 +50,10 @@ quickstart: $(VENV)/.train
 ROOM ?=
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m "not slow" --durations=15 $(if $(ROOM),$(or $(wildcard tests/unit/$(ROOM) tests/dist/$(ROOM)),$(error no tests of a room '$(ROOM)')))
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" --durations=15 $(if $(ROOM),$(or $(wildcard tests/unit/$(ROOM) tests/dist/$(ROOM)),$(error no tests of a room '$(ROOM)')))
 
 test-slow: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --timeout 3600
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --dist worksteal --timeout 3600
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
