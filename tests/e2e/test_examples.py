@@ -23,7 +23,7 @@ TRAINING = sorted((ROOT / "examples" / "train").glob("*.yaml"))
 
 def test_quickstart(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    short = {"STEPS": "3", "FEW": "2", "BUDGET": "45s"}
+    short = {"STEPS": "3", "FEW": "2", "BUDGET": "12s", "BATCH": "8"}
     done = subprocess.run(
         ["sh", str(ROOT / "examples" / "quickstart.sh"), str(tmp_path / "out")],
         cwd=tmp_path,
