@@ -48,12 +48,14 @@ quickstart: $(VENV)/.train
 
 # make test ROOM=plan, ROOM=search/pricing: the tests of one room
 ROOM ?=
+# Hundreds of processes that tests start read what the first of them compiled.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m "not slow" --durations=15 $(if $(ROOM),$(or $(wildcard tests/unit/$(ROOM) tests/dist/$(ROOM)),$(error no tests of a room '$(ROOM)')))
+	$(PYTEST) -m "not slow" --durations=15 $(if $(ROOM),$(or $(wildcard tests/unit/$(ROOM) tests/dist/$(ROOM)),$(error no tests of a room '$(ROOM)')))
 
 test-slow: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --timeout 3600
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 3600
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -7,8 +7,9 @@ out=${1:-out/quickstart}
 here=$(dirname "$0")
 mkdir -p "$out"
 steps=${STEPS:-20} few=${FEW:-6} budget=${BUDGET:-25s}  # less of everything, for tests
+more="--cluster ${CLUSTER:-laptop} --set job.global_batch=${BATCH:-16}"
 job='--sequence-length 2048 --global-batch 128'
-train="tutti train $here/train/laptop.yaml --overwrite --set job.chip_profiles="
+train="tutti train $here/train/laptop.yaml --overwrite $more --set job.chip_profiles="
 short="--set validation.every=0 --set checkpoints.final=false"
 
 say() { printf '\n\033[1m%s\033[0m\n$ %s\n' "$1" "$2"; sh -c "$2"; }

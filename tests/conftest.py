@@ -1,5 +1,7 @@
 """Hypothesis profiles: light by default, thorough with HYPOTHESIS_PROFILE=thorough.
 
+A worker computes with one thread: there are as many workers as cores, and threads that wait for
+each other's cores spin (attention's conformance on two cores: 46 CPU seconds with two, 9 with one).
 At the end of a run stands what the tests of each room cost.
 """
 
@@ -10,6 +12,8 @@ from collections import Counter
 from typing import Any
 
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch or numpy
 
 _COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 settings.register_profile("light", max_examples=50, **_COMMON)

@@ -48,8 +48,8 @@ def shell(checkout: Path, script: str) -> str:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the source with the page's patches in it."""
     copy = tmp_path_factory.mktemp("checkout")
-    for folder in ("src", "tests", "docs"):
-        skipped = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for folder in ("src", "tests", "docs"):  # what is compiled already stays so where no patch is
+        skipped = shutil.ignore_patterns("*.egg-info")
         shutil.copytree(ROOT / folder, copy / folder, ignore=skipped)
     shutil.copy(ROOT / "pyproject.toml", copy)
     (copy / "bin").mkdir()

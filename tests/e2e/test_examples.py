@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import tutti.hardware
 from tutti.models.load import load_model
 from tutti.plan.check import check_plan
 from tutti.plan.files import load_plan
@@ -21,9 +22,21 @@ ROOT = Path(__file__).parents[2]
 TRAINING = sorted((ROOT / "examples" / "train").glob("*.yaml"))
 
 
-def test_quickstart(tmp_path: Path) -> None:
+@pytest.fixture
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the cluster that plays on a laptop with one chip of each kind: half the processes."""
+    shipped = Path(tutti.hardware.__file__).parent / "catalog/clusters/laptop.yaml"
+    lines = [line for line in shipped.read_text().splitlines() if "islands:" not in line]
+    text = "\n".join(lines).replace("name: laptop\n", "name: pair\n")
+    assert text.count("num_chips: 2") == 1
+    path = tmp_path_factory.mktemp("clusters") / "pair.yaml"
+    path.write_text(text.replace("num_chips: 2", "num_chips: 1"))
+    return path
+
+
+def test_quickstart(tmp_path: Path, pair: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    short = {"STEPS": "3", "FEW": "2", "BUDGET": "45s"}
+    short = {"STEPS": "3", "FEW": "2", "BUDGET": "12s", "BATCH": "8", "CLUSTER": str(pair)}
     done = subprocess.run(
         ["sh", str(ROOT / "examples" / "quickstart.sh"), str(tmp_path / "out")],
         cwd=tmp_path,

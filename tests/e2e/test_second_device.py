@@ -31,6 +31,7 @@ def test_its_operators_conform() -> None:
     assert {o["subject"] for o in report["outcomes"]} == set(short)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow  # attention_with_lse, latent_attention and paged_attention are always checked
 @pytest.mark.parametrize("operator", sorted(LONG))
 def test_its_long_operators_conform(operator: str) -> None:
     assert check(operator)["ok"]

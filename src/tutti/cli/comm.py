@@ -22,27 +22,31 @@ def comm() -> None:
     """Collectives across unlike chips."""
 
 
+Where = Annotated[
+    str,
+    typer.Argument(help="A plan, a cluster file, or the name of an example.", metavar="WHERE"),
+]
+Op = Annotated[
+    str | None, typer.Option(help="The operation; by default all_reduce, of a plan all.")
+]
+Size = Annotated[
+    str | None, typer.Option("--bytes", help="Of the whole buffer: 64M (default), 1G.")
+]
+Nodes = Annotated[int | None, typer.Option(min=1, help="Only the first nodes of each pool.")]
+ProfileOption = Annotated[
+    Path | None, typer.Option(help="A Profile with measured programs (bench comm --tune).")
+]
+Trace = Annotated[Path | None, typer.Option(help="Of a plan: a trace of a run, to see what ran.")]
+
+
 @app.command()
 def explain(
-    where: Annotated[
-        str,
-        typer.Argument(help="A plan, a cluster file, or the name of an example.", metavar="WHERE"),
-    ],
-    op: Annotated[
-        str | None, typer.Option(help="The operation; by default all_reduce, of a plan all.")
-    ] = None,
-    size: Annotated[
-        str | None, typer.Option("--bytes", help="Of the whole buffer: 64M (default), 1G.")
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Only the first nodes of each pool.")
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="A Profile with measured programs (bench comm --tune).")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Of a plan: a trace of a run, to see what ran.")
-    ] = None,
+    where: Where,
+    op: Op = None,
+    size: Size = None,
+    nodes: Nodes = None,
+    profile: ProfileOption = None,
+    trace: Trace = None,
     json: Json = False,
 ) -> None:
     """Say which collective programs run, and the predicted time of all that could.

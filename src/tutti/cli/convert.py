@@ -15,23 +15,24 @@ if TYPE_CHECKING:
     from tutti.huggingface.conversion import Conversion, Form
 
 
+Source = Annotated[
+    Path, typer.Argument(help="A Hugging Face folder, a tutti folder, or a .gguf file.")
+]
+To = Annotated[str | None, typer.Option(help="tutti or hf; left out: whichever the source is not.")]
+Plan = Annotated[
+    Path | None, typer.Option(help="Lay the files of a tutti folder out for this plan.")
+]
+Dtype = Annotated[str | None, typer.Option(help="Write the weights as fp32, fp16 or bf16; rounds.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a stopped conversion.")]
+
+
 def convert(
-    source: Annotated[
-        Path, typer.Argument(help="A Hugging Face folder, a tutti folder, or a .gguf file.")
-    ],
+    source: Source,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
-    to: Annotated[
-        str | None, typer.Option(help="tutti or hf; left out: whichever the source is not.")
-    ] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="Lay the files of a tutti folder out for this plan.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Write the weights as fp32, fp16 or bf16; rounds.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a stopped conversion.")
-    ] = False,
+    to: To = None,
+    plan: Plan = None,
+    dtype: Dtype = None,
+    resume: Resume = False,
     json: Json = False,
 ) -> None:
     """Convert weights between Hugging Face's form and tutti's; the source is only read."""

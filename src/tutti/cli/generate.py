@@ -16,54 +16,61 @@ if TYPE_CHECKING:
     from tutti.serve.engine import Prompt
 
 
+File = Annotated[
+    Path | None,
+    typer.Option(help="Prompts: a line each, or JSON lines with 'prompt' or 'messages'."),
+]
+Tokens = Annotated[
+    list[str] | None,
+    typer.Option(help="A prompt as numbers of tokens, '5 9 2'; may be repeated."),
+]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="A prompt is what a user says to the assistant.")
+]
+MinP = Annotated[
+    float, typer.Option(help="Draw from those that are so many times as likely as the best.")
+]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="A text that ends an answer; may be repeated.")
+]
+IgnoreEnd = Annotated[bool, typer.Option("--ignore-end", help="Go on after the model's own end.")]
+Logprobs = Annotated[
+    int | None, typer.Option(help="With --json: log-probabilities, and of so many others.")
+]
+Guesses = Annotated[
+    int, typer.Option(help="Tokens ahead that are tried at once, at most; 0: none.")
+]
+Draft = Annotated[
+    Path | None, typer.Option(help="A small model's folder that guesses; else the text does.")
+]
+Tokenizer = Annotated[str | None, typer.Option(help="Another folder's tokenizer, or 'bytes'.")]
+Memory = Annotated[str | None, typer.Option(help="For weights and pages: '4 GiB'; what is free.")]
+
+
 def generate(
     folder: Annotated[Path, typer.Argument(help="A Hugging Face or a tutti folder.")],
     prompts: Annotated[list[str] | None, typer.Argument(help="Texts to go on with.")] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(help="Prompts: a line each, or JSON lines with 'prompt' or 'messages'."),
-    ] = None,
-    tokens: Annotated[
-        list[str] | None,
-        typer.Option(help="A prompt as numbers of tokens, '5 9 2'; may be repeated."),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="A prompt is what a user says to the assistant.")
-    ] = False,
+    file: File = None,
+    tokens: Tokens = None,
+    chat: Chat = False,
     max_tokens: Annotated[int, typer.Option(help="New tokens, at most.")] = 64,
     min_tokens: Annotated[int, typer.Option(help="New tokens before an end, at least.")] = 0,
     n: Annotated[int, typer.Option(help="Answers to each prompt.")] = 1,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw from so many; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest with this share.")] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Draw from those that are so many times as likely as the best.")
-    ] = 0.0,
+    min_p: MinP = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what is there.")] = 1,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="A text that ends an answer; may be repeated.")
-    ] = None,
-    ignore_end: Annotated[
-        bool, typer.Option("--ignore-end", help="Go on after the model's own end.")
-    ] = False,
+    stop: Stop = None,
+    ignore_end: IgnoreEnd = False,
     seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
-    logprobs: Annotated[
-        int | None, typer.Option(help="With --json: log-probabilities, and of so many others.")
-    ] = None,
-    guesses: Annotated[
-        int, typer.Option(help="Tokens ahead that are tried at once, at most; 0: none.")
-    ] = 0,
-    draft: Annotated[
-        Path | None, typer.Option(help="A small model's folder that guesses; else the text does.")
-    ] = None,
+    logprobs: Logprobs = None,
+    guesses: Guesses = 0,
+    draft: Draft = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda:1, …; the best here.")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; the weights'.")] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Another folder's tokenizer, or 'bytes'.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="For weights and pages: '4 GiB'; what is free.")
-    ] = None,
+    tokenizer: Tokenizer = None,
+    memory: Memory = None,
     slots: Annotated[int, typer.Option(help="Answers that are computed at a time.")] = 64,
     page_size: Annotated[int, typer.Option(help="Tokens of a page.")] = 16,
     max_length: Annotated[int | None, typer.Option(help="Of a context; the model's.")] = None,

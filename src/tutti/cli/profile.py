@@ -27,37 +27,48 @@ if TYPE_CHECKING:
 DEFAULT_TOKENS = "2048,8192"
 
 
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="A model whose shapes come first: a Hugging Face folder, a config.json, a name.",
+        show_default=False,
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1, ascend, … (default: the best here).")
+]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="fp32, bf16 or fp16 (default: bf16; fp32 on a cpu).")
+]
+Tokens = Annotated[
+    str,
+    typer.Option(
+        help="Tokens of a micro-batch at which the model's shapes are measured.", metavar="N,…"
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="Of a CPU, as many as a rank will have (default: all cores).", min=1),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Keep what the file holds, and measure the rest.")
+]
+Html = Annotated[
+    Path | None, typer.Option(help="Write the matrix as a self-contained page.", metavar="FILE")
+]
+
+
 def profile(
     output: Annotated[Path, typer.Option("--output", "-o", help="The profile to write.")],
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A model whose shapes come first: a Hugging Face folder, a config.json, a name.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, ascend, … (default: the best here).")
-    ] = None,
+    model: Model = None,
+    device: Device = None,
     budget: Annotated[str, typer.Option(help="Time to measure for: 120s, 5min.")] = "120s",
-    dtype: Annotated[
-        str | None, typer.Option(help="fp32, bf16 or fp16 (default: bf16; fp32 on a cpu).")
-    ] = None,
-    tokens: Annotated[
-        str, typer.Option(help="Tokens of a micro-batch at which the model's shapes are measured.",
-                          metavar="N,…"),
-    ] = DEFAULT_TOKENS,
+    dtype: DtypeOption = None,
+    tokens: Tokens = DEFAULT_TOKENS,
     sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 4096,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="Of a CPU, as many as a rank will have (default: all cores).", min=1),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what the file holds, and measure the rest.")
-    ] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write the matrix as a self-contained page.", metavar="FILE")
-    ] = None,
+    threads: Threads = None,
+    resume: Resume = False,
+    html: Html = None,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Measure operators, memory, host copies and links of this machine into a profile.

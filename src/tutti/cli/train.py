@@ -30,53 +30,61 @@ Ranks = Annotated[
 ]
 
 
+Plan = Annotated[Path | None, typer.Option("--plan", help="A plan file, instead of a search.")]
+Model = Annotated[str | None, typer.Option("--model", help="A Hugging Face folder or a name.")]
+Cluster = Annotated[
+    str | None, typer.Option("--cluster", help="A cluster file, a name, or 'here'.")
+]
+Data = Annotated[
+    list[str] | None, typer.Option("--data", help="Files to train on. May be repeated.")
+]
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", help="The folder for everything it writes.")
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        help="Go on from the newest whole checkpoint in the folder, or from that of a step.",
+        metavar="[STEP]",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Begin anew over an earlier run in the folder.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Change a key of the file: optimizer.learning_rate=1e-4. May be repeated.",
+        metavar="KEY=VALUE",
+    ),
+]
+Trace = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--trace", help="Write a Chrome trace of this step. May be repeated.", metavar="STEP"
+    ),
+]
+Port = Annotated[
+    int | None, typer.Option("--port", help="Where the ranks meet (default: a free port).")
+]
+
+
 def train(
     config: Config = None,
-    plan: Annotated[
-        Path | None, typer.Option("--plan", help="A plan file, instead of a search.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="A Hugging Face folder or a name.")
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", help="A cluster file, a name, or 'here'.")
-    ] = None,
+    plan: Plan = None,
+    model: Model = None,
+    cluster: Cluster = None,
     ranks: Ranks = None,
-    data: Annotated[
-        list[str] | None, typer.Option("--data", help="Files to train on. May be repeated.")
-    ] = None,
+    data: Data = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Optimizer steps in all.")] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="The folder for everything it writes.")
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            "--resume",
-            help="Go on from the newest whole checkpoint in the folder, or from that of a step.",
-            metavar="[STEP]",
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew over an earlier run in the folder.")
-    ] = False,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Change a key of the file: optimizer.learning_rate=1e-4. May be repeated.",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
-    trace: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--trace", help="Write a Chrome trace of this step. May be repeated.", metavar="STEP"
-        ),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", help="Where the ranks meet (default: a free port).")
-    ] = None,
+    output: Output = None,
+    resume: Resume = None,
+    overwrite: Overwrite = False,
+    changes: Changes = None,
+    trace: Trace = None,
+    port: Port = None,
     json: Json = False,
 ) -> None:
     """Train a model as planned, on this machine's chips or as a rank under torchrun.

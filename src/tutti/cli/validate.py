@@ -21,45 +21,53 @@ if TYPE_CHECKING:
 _MOST_REASONS = 12
 
 
+Runs = Annotated[Path | None, typer.Argument(help="A CSV file of measured runs; or give --run.")]
+Run = Annotated[
+    Path | None,
+    typer.Option("--run", help="Instead: the output folder of a `tutti train --trace N`."),
+]
+Step = Annotated[
+    int | None, typer.Option(help="With --run: which traced step (default: the median).")
+]
+Pool = Annotated[str | None, typer.Option(help="With --run and -o: whose chip the profile is of.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="With --run: write the chip's profile, scaled by it."),
+]
+Calibrate = Annotated[
+    int | None,
+    typer.Option(min=1, help="Fit anew on at most so many rows per stack, score the others."),
+]
+CalibrateOn = Annotated[
+    list[str] | None,
+    typer.Option(help="Only rows with this value may calibrate, such as hidden=1024."),
+]
+ClosedForm = Annotated[
+    bool,
+    typer.Option(help="By the vectorised formulas alone, without simulating: in seconds."),
+]
+
+Extrapolate = Annotated[
+    bool,
+    typer.Option(
+        "--extrapolate",
+        help="Judge by what lies outside: regimes, stacks and chips that no fit has seen.",
+    ),
+]
+
+
 def validate(
-    runs: Annotated[
-        Path | None, typer.Argument(help="A CSV file of measured runs; or give --run.")
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option("--run", help="Instead: the output folder of a `tutti train --trace N`."),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option(help="With --run: which traced step (default: the median).")
-    ] = None,
-    pool: Annotated[
-        str | None, typer.Option(help="With --run and -o: whose chip the profile is of.")
-    ] = None,
+    runs: Runs = None,
+    run: Run = None,
+    step: Step = None,
+    pool: Pool = None,
     chip_profile: ChipProfiles = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="With --run: write the chip's profile, scaled by it."),
-    ] = None,
-    calibrate: Annotated[
-        int | None,
-        typer.Option(min=1, help="Fit anew on at most so many rows per stack, score the others."),
-    ] = None,
+    output: Output = None,
+    calibrate: Calibrate = None,
     group: Annotated[str | None, typer.Option(help="Score this group of runs only.")] = None,
-    calibrate_on: Annotated[
-        list[str] | None,
-        typer.Option(help="Only rows with this value may calibrate, such as hidden=1024."),
-    ] = None,
-    closed_form: Annotated[
-        bool,
-        typer.Option(help="By the vectorised formulas alone, without simulating: in seconds."),
-    ] = False,
-    extrapolate: Annotated[
-        bool,
-        typer.Option(
-            "--extrapolate",
-            help="Judge by what lies outside: regimes, stacks and chips that no fit has seen.",
-        ),
-    ] = False,
+    calibrate_on: CalibrateOn = None,
+    closed_form: ClosedForm = False,
+    extrapolate: Extrapolate = False,
     json: Json = False,
 ) -> None:
     """Predict measured runs from their configuration and show how far off that is."""

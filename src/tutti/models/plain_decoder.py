@@ -49,17 +49,9 @@ def plain_gpt(
     """
     kv_heads, ffn = heads if kv_heads is None else kv_heads, 4 * hidden if ffn is None else ffn
     _check(
-        name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn=ffn,
-        vocab=vocab,
-        sequence_length=sequence_length,
-        experts=experts or 1,
-        topk=topk or 1,
-    )
+        name, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab,
+        sequence_length=sequence_length, experts=experts or 1, topk=topk or 1,
+    )  # fmt: skip
     if bool(experts) != bool(topk):
         raise InputError(f"{name}: 'experts' is {experts} and 'topk' is {topk}; give both or none")
     gpt = (style or ("llama" if gated_mlp else "gpt")) == "gpt"

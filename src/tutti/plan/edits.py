@@ -174,3 +174,23 @@ def recut(
 def sizes_of(pipeline: Pipeline) -> list[int]:
     """Return how many units the ranges of a pipeline have, along its path."""
     return [chunk.stop - chunk.start for chunk in chunks(pipeline)]
+
+
+def resized(pipeline: Pipeline, factor: int, *, larger: bool) -> Pipeline | None:
+    """Return the pipeline with micro-batches `factor` times as large, or as small; None: no way."""
+    shares = [r.sequences for stage in pipeline.stages for r in stage.replicas]
+    divided = [pipeline.micro_batches] if larger else shares
+    if any(count % factor for count in divided):
+        return None
+
+    def scaled(replica: Replica) -> Replica:
+        sequences = replica.sequences
+        return replace(replica, sequences=sequences * factor if larger else sequences // factor)
+
+    size, count = pipeline.micro_batch, pipeline.micro_batches
+    return replace(
+        pipeline,
+        micro_batch=size * factor if larger else size // factor,
+        micro_batches=count // factor if larger else count * factor,
+        stages=tuple(each_replica(stage, scaled) for stage in pipeline.stages),
+    )

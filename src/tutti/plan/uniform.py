@@ -136,7 +136,9 @@ def uniform_plan(
                 stages=stages,
             ),
         ),
-        synchronisation=_rules(model, degrees),
+        synchronisation=one_rule(
+            model, shard=degrees.shard, overlap=degrees.overlap, spread=degrees.ep > 1
+        ),
         tied_owner=0 if model.ties_weights and degrees.pp > 1 else None,
         idle=ChipSet.from_ids(idle) if idle else NO_CHIPS,
     )
@@ -253,16 +255,16 @@ def _experts(
     return (ExpertGroup(chips=degrees.ep, count=num_chips // degrees.ep),)
 
 
-def _rules(model: ModelSpec, degrees: Degrees) -> tuple[Synchronisation, ...]:
-    if degrees.shard == 0 and degrees.overlap:
+def one_rule(
+    model: ModelSpec, *, shard: int, overlap: bool, spread: bool
+) -> tuple[Synchronisation, ...]:
+    """Return the rules that treat all units alike; `spread` experts have one of their own."""
+    if shard == 0 and overlap:
         return ()
-    kinds = ParameterClass if degrees.ep > 1 else (ParameterClass.DENSE,)
+    kinds = tuple(ParameterClass) if spread else (ParameterClass.DENSE,)
     return tuple(
         Synchronisation(
-            units=(0, model.num_units),
-            parameter_class=kind,
-            shard_level=degrees.shard,
-            overlap=degrees.overlap,
+            units=(0, model.num_units), parameter_class=kind, shard_level=shard, overlap=overlap
         )
         for kind in kinds
     )

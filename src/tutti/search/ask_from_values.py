@@ -29,13 +29,10 @@ from tutti.search.question.space import (
     ALL_OFFLOAD,
     ALL_RECOMPUTE,
     ALL_SCHEDULES,
-    LONGEST_LOCAL,
     Problem,
     Space,
 )
-
-SEQUENCES_PER_CHIP = 8
-USUAL_LENGTH = 4096
+from tutti.search.thresholds import THRESHOLDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +88,11 @@ def make_problem(
     """Return the question; what is left out is filled in as `tutti plan --help` says."""
     spec = model if isinstance(model, ModelSpec) else load_model(os.fspath(model))
     found = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
-    length = min(USUAL_LENGTH, spec.max_length) if sequence_length is None else sequence_length
+    length = (
+        min(THRESHOLDS.usual_length, spec.max_length)
+        if sequence_length is None
+        else sequence_length
+    )
     if problem := length_refusal(spec, length):
         raise InputError(f"{option('sequence_length')}: {problem}")
     values = {
@@ -124,7 +125,7 @@ def _limited_space(limits: Limits, cluster: Cluster, job: Job, model: ModelSpec)
 
 def default_batch(cluster: Cluster) -> int:
     """Return eight sequences per chip, rounded up to a power of two."""
-    return 1 << (SEQUENCES_PER_CHIP * cluster.num_chips - 1).bit_length()
+    return 1 << (THRESHOLDS.sequences_per_chip * cluster.num_chips - 1).bit_length()
 
 
 def space_of(limits: Limits, cluster: Cluster, job: Job) -> Space:
@@ -159,7 +160,7 @@ def _tensor_degrees(most: int | None, cluster: Cluster) -> tuple[int, ...] | Non
 
 
 def _context_degrees(most: int | None, job: Job) -> tuple[int, ...] | None:
-    longest = max(1, job.sequence_length // LONGEST_LOCAL)
+    longest = max(1, job.sequence_length // THRESHOLDS.shortest_local)
     if most is None or most >= longest:
         return None
     return tuple(1 << i for i in range(most.bit_length()) if 1 << i <= most)

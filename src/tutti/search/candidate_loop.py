@@ -21,30 +21,16 @@ from tutti.search.exact.enumerate_strategies import TooLargeError
 from tutti.search.exact.exact_search import search_exactly
 from tutti.search.pricing.money_and_energy import chips_by_pool
 from tutti.search.pricing.objective import rates, value
-from tutti.search.pricing.simulate_draft import SHORTENED_WITHIN, Quick, Settler, require_agreement
+from tutti.search.pricing.simulate_draft import Quick, Settler, require_agreement
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.effort import Effort, Progress, Report, silent
 from tutti.search.question.space import Problem
 from tutti.search.strategy.candidate import Candidate
-from tutti.search.strategy.priced_drafts import MOST_WHOLE, Found, State
+from tutti.search.strategy.priced_drafts import Found, State
 from tutti.search.strategy.summary import summary_of
 from tutti.search.strategy.tie_break import splitting
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
-
-SMALL_CHIPS, SMALL_BATCH = 8, 64  # beyond which no space is small
-MOST_TRIED = 40  # candidates, while none of them fits
-WORTH_A_LOOK = 1.01  # by how much the price of a candidate may err
-WORTH_EVENING = 0.998  # of the best, what other shares of the batch must promise to be simulated
-WORTH_MORE = 0.998  # of the best, what is left must promise once the work is spent
-FALSE_PROMISE = 1.01  # by which more than the schedule was priced wrongly
-CURIOUS = 2  # candidates of a kind that are given the benefit of the doubt
-BELIEVED = 0.97  # of what they promise
-MOST_EXPLORED = 8  # candidates of further kinds
-EXPLORED_PER_GAP = 0.03  # one of them for every so much of a gap to the bound
-EXPLORED_WITHIN = 1.4  # times the best: what they may promise
-MOST_STARTS = 5  # plans of different shapes, from which a local search starts
-STARTS_WITHIN = 1.15  # times the best of them
-UNFIT = 1.05  # held against the others of a kind of which one did not fit after all
 
 
 class Search:
@@ -70,7 +56,10 @@ class Search:
     def run_exactly(self) -> State | None:
         """Search a small space whole; None where it is too large, or nothing in it fits."""
         problem = self.problem
-        small = problem.num_chips <= SMALL_CHIPS and problem.job.global_batch <= SMALL_BATCH
+        small = (
+            problem.num_chips <= THRESHOLDS.exact_chips
+            and problem.job.global_batch <= THRESHOLDS.exact_batch
+        )
         if not small or self.per_second is not None or not self.tables.units_alike:
             return None
         try:
@@ -123,13 +112,19 @@ class Search:
         best = self.state.best
         if best is None or not self.bound or self.per_second is not None:
             return
-        most = min(MOST_EXPLORED, int((best.seconds / self.bound - 1.0) / EXPLORED_PER_GAP))
+        most = min(
+            THRESHOLDS.most_explored,
+            int((best.seconds / self.bound - 1.0) / THRESHOLDS.explored_per_gap),
+        )
         kinds = {_family(found.parts) for found in self.state.found if found.parts}
         for candidate in sorted(left, key=self._promise):
             if most <= 0 or self.settler.instructions > budget:
                 return
             family = _family(candidate.parts)
-            if family in kinds or self._promise(candidate) > EXPLORED_WITHIN * best.value:
+            if (
+                family in kinds
+                or self._promise(candidate) > THRESHOLDS.explored_within * best.value
+            ):
                 continue
             kinds.add(family)
             left.remove(candidate)
@@ -144,26 +139,28 @@ class Search:
         the first few of a kind are believed to be better than that.
         """
         same = self.corrections.get(candidate.shape, 1.0)
-        if same < FALSE_PROMISE:
+        if same < THRESHOLDS.false_promise:
             same = self.corrections.get(candidate.kind, 1.0)
         early = self.settler.instructions + candidate.instructions < self.curious_until
-        if early and self.seen[candidate.kind] < CURIOUS:
-            same *= BELIEVED
+        if early and self.seen[candidate.kind] < THRESHOLDS.curious:
+            same *= THRESHOLDS.believed
         return candidate.value * same
 
     def _enough(self, candidate: Candidate, number: int, budget: int) -> bool:
         """Tell whether the best plan stands: nothing left promises more, or the work is done."""
         best = self.state.best
         if best is None:
-            return number >= MOST_TRIED
+            return number >= THRESHOLDS.most_tried
         promised = self._promise(candidate)
         if number >= self.effort.most_candidates or self.settler.instructions > 4 * budget:
             return True
         fitting = number - self.state.rejected  # what did not fit taught little
         enough = self.effort.candidates * self.effort.width(self.problem.num_chips)
         spent = fitting >= enough or self.settler.instructions > budget
-        well_known = self.seen[candidate.kind] > CURIOUS
-        return promised >= best.value * (WORTH_MORE if spent or well_known else WORTH_A_LOOK)
+        well_known = self.seen[candidate.kind] > THRESHOLDS.curious
+        return promised >= best.value * (
+            THRESHOLDS.worth_more if spent or well_known else THRESHOLDS.worth_a_look
+        )
 
     def worth(self, settled: Settled) -> float:
         """Return what the objective counts of a settled plan."""
@@ -182,7 +179,7 @@ class Search:
         found = self.settler.parts(candidate.parts)
         if found is None:
             self.state.rejected += 1
-            return UNFIT
+            return THRESHOLDS.unfit
         if whole and found.whole is None:
             made = self.settler.plan_of(found.draft)
             priced = self.settler.price(made)
@@ -211,7 +208,7 @@ class Search:
         assert best is not None
         chips = evened.draft.chips()
         hoped = value(evened.seconds, chips, self.per_second)
-        if evened is found or hoped > best.value * WORTH_EVENING:
+        if evened is found or hoped > best.value * THRESHOLDS.worth_evening:
             return
         again = self.settler.quick(evened.draft)
         if again.fits:
@@ -255,7 +252,7 @@ def settled_best(search: Search, state: State) -> tuple[Settled, Settled | None]
     """Simulate the best drafts whole, until none that is left promises more; prove the first."""
     settler = search.settler
     whole: list[tuple[Plan, Estimate]] = []
-    for number, found in enumerate(state.found[:MOST_WHOLE]):
+    for number, found in enumerate(state.found[: THRESHOLDS.most_whole]):
         best_worth = min((search.plan_worth(*pair) for pair in whole), default=math.inf)
         if number >= search.effort.whole and found.value >= best_worth:
             break
@@ -263,7 +260,7 @@ def settled_best(search: Search, state: State) -> tuple[Settled, Settled | None]
             made = settler.plan_of(found.draft)
             found.whole = (made, settler.price(made))
             seconds = found.whole[1].step_seconds
-            require_agreement(summary_of(made), found.seconds, seconds, SHORTENED_WITHIN)
+            require_agreement(summary_of(made), found.seconds, seconds, THRESHOLDS.shortened_within)
         whole.append(found.whole)
     # what differs by rounding only is equal: then the plan that splits less
     whole.sort(key=lambda pair: (float(f"{search.plan_worth(*pair):.9e}"), splitting(pair[0])))
@@ -280,9 +277,9 @@ def different_starts(
     """Return the best plan and the best ones of other shapes, for a local search to start from."""
     found = sorted(known, key=lambda pair: search.plan_worth(*pair))[:1]
     shapes = {_shape_of(plan) for plan, _ in found}
-    limit = STARTS_WITHIN * search.plan_worth(*found[0])
+    limit = THRESHOLDS.starts_within * search.plan_worth(*found[0])
     for other in search.state.found:
-        if len(found) == MOST_STARTS or other.value > limit:
+        if len(found) == THRESHOLDS.most_starts or other.value > limit:
             break
         plan = search.settler.plan_of(other.draft)
         shape = _shape_of(plan)

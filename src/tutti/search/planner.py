@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from tutti.errors import StoppedError
 from tutti.hardware.pool import Pool
@@ -31,13 +31,18 @@ from tutti.search.question.space import Problem
 from tutti.search.strategy.priced_drafts import State
 from tutti.search.strategy.space_limits import exports, plan_keeps
 from tutti.search.strategy.summary import summary_of
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
 
-SEVERAL_STARTS = 200_000  # instructions of a local search, from which on it starts several times
-# Of the work that is left, for each start of a local search: all of them, then the best two.
-FIRST_SHARE, SECOND_SHARE = 0.08, 0.25
-ALONE_SHARE = 8  # times less work of a local search for a pool alone
-ALONE_PARTS = 32  # of a pool's batch alone: it is rounded up to one of the next power of two
+
+@dataclass(slots=True)
+class Rivals:
+    """What the best plan is held against."""
+
+    uniform: Settled | str = "not looked for"
+    faster: Settled | None = None  # the uniform plan, where it beats what was found
+    alone: dict[str, Alone] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 def plan(
@@ -95,21 +100,13 @@ def _answered(
         raise StoppedError("stopped before the first plan was found")
     else:
         best, runner_up = _last_resort(tables, asked), None
-    uniform: Settled | str = "not looked for"
-    alone: dict[str, Alone] = {}
-    missing: dict[str, str] = {}
-    interrupted = search.interrupted
-    if compare and not interrupted:
+    rivals = Rivals()
+    if compare and not search.interrupted:
         report(Progress(doing="comparing", best_seconds=best.step_seconds,
                         lower_bound_seconds=bound))  # fmt: skip
-        try:
-            uniform = _uniform(tables, _exported(problem))
-            if isinstance(uniform, Settled) and _pays(search, uniform, best):
-                best, runner_up = uniform, best  # nothing uneven pays here
-            work = effort.local_search(problem.num_chips, best.step_seconds, bound) // ALONE_SHARE
-            alone, missing = _alone(tables, effort, best, work)
-        except KeyboardInterrupt:
-            interrupted = True
+        rivals = _compared(search, best, bound)
+        if rivals.faster is not None:
+            best, runner_up = rivals.faster, best  # nothing uneven pays here
     best = search.settler.prove_again(best)
     return SearchResult(
         best=best,
@@ -121,18 +118,34 @@ def _answered(
         objective=problem.objective,
         runner_up=runner_up,
         why_runner_up_lost=_why_lost(best, runner_up),
-        uniform=uniform if isinstance(uniform, Settled) else None,
-        uniform_missing=uniform if isinstance(uniform, str) else "",
-        alone=alone,
-        alone_missing=missing,
+        uniform=rivals.uniform if isinstance(rivals.uniform, Settled) else None,
+        uniform_missing=rivals.uniform if isinstance(rivals.uniform, str) else "",
+        alone=rivals.alone,
+        alone_missing=rivals.missing,
         pruned=_pruned(search, state),
-        interrupted=interrupted,
+        interrupted=search.interrupted,
         work={
             "priced": search.source.coarse.priced,
             "simulated": search.settler.simulated,
             "instructions": search.settler.instructions,
         },
     )
+
+
+def _compared(search: Search, best: Settled, bound: float) -> Rivals:
+    """Look for the best uniform plan and for each pool's own; an interrupt keeps what is there."""
+    rivals = Rivals()
+    tables, effort, problem = search.tables, search.effort, search.problem
+    try:
+        rivals.uniform = _uniform(tables, _exported(problem))
+        if isinstance(rivals.uniform, Settled) and _pays(search, rivals.uniform, best):
+            best = rivals.faster = rivals.uniform
+        most = effort.local_search(problem.num_chips, best.step_seconds, bound)
+        found = _alone(tables, effort, best, most // THRESHOLDS.alone_share)
+        rivals.alone, rivals.missing = found
+    except KeyboardInterrupt:
+        search.interrupted = True
+    return rivals
 
 
 def _improved(
@@ -142,9 +155,13 @@ def _improved(
     budget = search.effort.local_search(search.problem.num_chips, best.step_seconds, bound)
     local = PlanSearch(search.settler, search.seconds_worth)
     known = [(s.plan, s.estimate) for s in (best, runner_up) if s is not None]
-    starts = different_starts(search, known) if budget >= SEVERAL_STARTS else known[:1]
+    starts = different_starts(search, known) if budget >= THRESHOLDS.several_starts else known[:1]
     reached = starts
-    for keep, share in ((len(starts), FIRST_SHARE), (2, SECOND_SHARE), (1, 1.0)):
+    for keep, share in (
+        (len(starts), THRESHOLDS.first_share),
+        (2, THRESHOLDS.second_share),
+        (1, 1.0),
+    ):
         reached = sorted(reached, key=lambda pair: search.plan_worth(*pair))
         left = budget - local.spent
         ahead = [local.improved(*pair, int(share * left)) for pair in reached[:keep]]
@@ -279,7 +296,7 @@ def _divisible(problem: Problem, pool: Pool, sequences: float) -> int:
     A prime number of sequences has no equal replicas and shuts out every way to spread experts: it
     would flatter the mix.
     """
-    step = 1 << max(0, math.floor(math.log2(max(1.0, sequences) / ALONE_PARTS)))
+    step = 1 << max(0, math.floor(math.log2(max(1.0, sequences) / THRESHOLDS.alone_parts)))
     if problem.model.num_experts:
         step = math.lcm(step, pool.node.largest_island)
     return step * math.ceil(sequences / step - 1e-9)

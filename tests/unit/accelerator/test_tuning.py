@@ -59,16 +59,24 @@ def test_operators_are_kept_apart() -> None:
     assert {c.operator: c.implementation for c in found} == {"attention": "a", "rms_norm": "b"}
 
 
-def test_measuring_small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    accelerator = open_accelerator("cpu")
+QUESTION = Question(model="smollm2-135m", tokens=(16,), dtypes=("fp32",))
+
+
+@pytest.fixture(scope="module")
+def told() -> tuple[list[Measured], list[str]]:
+    """Return what was measured of the question, and what was said meanwhile."""
     seen: list[str] = []
-    question = Question(model="smollm2-135m", tokens=(16,), dtypes=("fp32",))
     rows = measure(
-        accelerator,
-        question,
+        open_accelerator("cpu"),
+        QUESTION,
         budget_s=60.0,
         progress=lambda what, done, total: seen.append(f"{what} {done < total}"),
     )
+    return rows, seen
+
+
+def test_measuring_small_shapes(told: tuple[list[Measured], list[str]]) -> None:
+    rows, seen = told
     assert {r.operator for r in rows} == {"adamw", "attention", "embedding"}
     assert seen
     assert all(line.endswith("True") for line in seen)
@@ -77,7 +85,8 @@ def test_measuring_small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(one.seconds) > 1
         assert one.ranked[0][1] == min(one.seconds.values())
         assert one.plain()["size_class"] == one.size.size_class
-    assert origin(accelerator, question).startswith("measured on CPU, smollm2-135m, torch ")
+    found = origin(open_accelerator("cpu"), QUESTION)
+    assert found.startswith("measured on CPU, smollm2-135m, torch ")
 
 
 @pytest.mark.parametrize(
@@ -110,22 +119,22 @@ def test_every_operator_can_be_measured(operator: str, shape: tuple[int, ...]) -
     assert min(found.seconds.values()) > 0
 
 
-def test_time_that_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_is_up(
+    monkeypatch: pytest.MonkeyPatch, told: tuple[list[Measured], list[str]]
+) -> None:
     ticks = itertools.count()
     monkeypatch.setattr("tutti.accelerator.tuning._now", lambda: float(next(ticks)))
-    question = Question(model="smollm2-135m", tokens=(16,), dtypes=("fp32",))
-    rows = measure(open_accelerator("cpu"), question, budget_s=1.5)
+    rows = measure(open_accelerator("cpu"), QUESTION, budget_s=1.5)
     operators = [row.operator for row in rows]
     assert len(operators) == len(set(operators)), "one call of each, and no second one"
-    assert len(operators) < len(question.cases())
-    assert set(operators) == {row.operator for row in measure(
-        open_accelerator("cpu"), question, budget_s=1e9)}  # fmt: skip
+    assert len(operators) < len(QUESTION.cases())
+    assert set(operators) == {row.operator for row in told[0]}
 
 
-def test_the_sizes_are_those_that_the_choice_is_made_by() -> None:
-    accelerator = open_accelerator("cpu")
-    question = Question(model="smollm2-135m", tokens=(16,), dtypes=("fp32",))
-    rows = measure(accelerator, question, budget_s=60.0)
+def test_the_sizes_are_those_that_the_choice_is_made_by(
+    told: tuple[list[Measured], list[str]],
+) -> None:
+    rows, _ = told
     from tutti.accelerator.choices import Choices
 
     table = Choices.of(fastest(rows), "here")

@@ -18,12 +18,13 @@ from tutti.models.spec import ModelSpec
 from tutti.plan.edits import (
     expert_width,
     recut,
+    resized,
     sizes_of,
     with_pipeline,
     with_stage,
 )
 from tutti.plan.job import ScheduleKind
-from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Stage, Synchronisation
+from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Synchronisation
 from tutti.plan.schedules import schedule_record, warm_up_depth
 
 FAR = 3  # ranges over which a unit is handed on
@@ -199,7 +200,7 @@ def _micro_batch(plan: Plan, model: ModelSpec) -> Changes:
         for larger in (True, False):
             everywhere: Plan | None = plan
             for p, pipeline in enumerate(plan.pipelines):
-                changed = _resized(pipeline, factor, larger=larger)
+                changed = resized(pipeline, factor, larger=larger)
                 what = f"pipeline {p}: {'×' if larger else '÷'} {factor}"
                 if changed is None:
                     everywhere = None
@@ -209,29 +210,6 @@ def _micro_batch(plan: Plan, model: ModelSpec) -> Changes:
                     everywhere = with_pipeline(everywhere, p, changed)
             if len(plan.pipelines) > 1:
                 yield f"all pipelines: {'×' if larger else '÷'} {factor}", everywhere
-
-
-def _resized(pipeline: Pipeline, factor: int, *, larger: bool) -> Pipeline | None:
-    counts = [r.sequences for stage in pipeline.stages for r in stage.replicas]
-    if larger and pipeline.micro_batches % factor:
-        return None
-    if not larger and any(count % factor for count in counts):
-        return None
-
-    def scaled(stage: Stage) -> Stage:
-        replicas = tuple(
-            replace(r, sequences=r.sequences * factor if larger else r.sequences // factor)
-            for r in stage.replicas
-        )
-        return replace(stage, replicas=replicas)
-
-    size, count = pipeline.micro_batch, pipeline.micro_batches
-    return replace(
-        pipeline,
-        micro_batch=size * factor if larger else size // factor,
-        micro_batches=count // factor if larger else count * factor,
-        stages=tuple(map(scaled, pipeline.stages)),
-    )
 
 
 def _micro_batches(plan: Plan, model: ModelSpec) -> Changes:

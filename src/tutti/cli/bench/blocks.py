@@ -23,36 +23,39 @@ if TYPE_CHECKING:
     from tutti.hardware.profile import Profile
 
 
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(help="Llama-like models whose first block to time.", metavar="[MODELS]"),
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … (default: the best here).")]
+ProfileOption = Annotated[
+    str | None, typer.Option(help="A profile of this chip to predict from.", metavar="FILE")
+]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="fp32, bf16, fp16 or fp8 (default: bf16; fp32 on a cpu).")
+]
+Compiled = Annotated[bool, typer.Option("--compiled", help="Also our block under torch.compile.")]
+Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Also the block of transformers.")]
+HoldOut = Annotated[
+    bool,
+    typer.Option(
+        "--hold-out/--as-measured",
+        help="Predict without the profile's measurements on the very shapes of the block.",
+    ),
+]
+
+
 def blocks(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(help="Llama-like models whose first block to time.", metavar="[MODELS]"),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, … (default: the best here).")
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="A profile of this chip to predict from.", metavar="FILE")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="fp32, bf16, fp16 or fp8 (default: bf16; fp32 on a cpu).")
-    ] = None,
+    models: Models = None,
+    device: Device = None,
+    profile: ProfileOption = None,
+    dtype: DtypeOption = None,
     sequences: Annotated[int, typer.Option(help="Sequences of a micro-batch.", min=1)] = 2,
     sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 4096,
     rounds: Annotated[int, typer.Option(help="Samples of each block, in turns.", min=1)] = 11,
-    compiled: Annotated[
-        bool, typer.Option("--compiled", help="Also our block under torch.compile.")
-    ] = False,
-    peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Also the block of transformers.")
-    ] = True,
-    hold_out: Annotated[
-        bool,
-        typer.Option(
-            "--hold-out/--as-measured",
-            help="Predict without the profile's measurements on the very shapes of the block.",
-        ),
-    ] = True,
+    compiled: Compiled = False,
+    peers: Peers = True,
+    hold_out: HoldOut = True,
     json: Json = False,
 ) -> None:
     """Time blocks forward and backward, and compare with the prediction from a profile."""

@@ -18,29 +18,32 @@ if TYPE_CHECKING:
     from tutti.hardware.profile import Profile
 
 
+Senders = Annotated[
+    str, typer.Option(help="TCP congestion control that the bed's hosts have: reno, bbr, …")
+]
+Device = Annotated[str, typer.Option(help="Under torchrun, where tensors lie: cpu, cuda, npu, …")]
+Model = Annotated[
+    bool, typer.Option("--model", help="Print the predicted time beside the measured one.")
+]
+Judge = Annotated[bool, typer.Option("--judge", help="Measure twice: what does the choice lose?")]
+Tune = Annotated[
+    Path | None, typer.Option(help="Write links and all programs' times to this Profile.")
+]
+
+
 def comm(
     op: Annotated[list[str] | None, typer.Option(help="Which operation; may be repeated.")] = None,
     sizes: Annotated[str, typer.Option(help="Bytes, such as 256K..16M or 1M,3M.")] = "1M..16M",
     bed: Annotated[str, typer.Option(help="An emulated network; see --beds.")] = "pair",
     beds: Annotated[bool, typer.Option("--beds", help="List the emulated networks.")] = False,
-    senders: Annotated[
-        str, typer.Option(help="TCP congestion control that the bed's hosts have: reno, bbr, …")
-    ] = "reno",
-    device: Annotated[
-        str, typer.Option(help="Under torchrun, where tensors lie: cpu, cuda, npu, …")
-    ] = "cpu",
+    senders: Senders = "reno",
+    device: Device = "cpu",
     gloo: Annotated[bool, typer.Option(help="Measure plain gloo beside ours.")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each figure.")] = 5,
     every: Annotated[bool, typer.Option("--all", help="Measure all programs worth it.")] = False,
-    model: Annotated[
-        bool, typer.Option("--model", help="Print the predicted time beside the measured one.")
-    ] = False,
-    judge: Annotated[
-        bool, typer.Option("--judge", help="Measure twice: what does the choice lose?")
-    ] = False,
-    tune: Annotated[
-        Path | None, typer.Option(help="Write links and all programs' times to this Profile.")
-    ] = None,
+    model: Model = False,
+    judge: Judge = False,
+    tune: Tune = None,
     profile: Annotated[Path | None, typer.Option(help="Choose by this Profile.")] = None,
     json: Json = False,
 ) -> None:
@@ -62,13 +65,9 @@ def comm(
         _list_beds(json)
         return
     options = Options(
-        operations=tuple(op or ["all_reduce"]),
-        sizes=parse_sizes(sizes),
-        repeats=repeats,
-        all_programs=every or judge or tune is not None,
-        gloo=gloo,
-        device=device,
-    )
+        operations=tuple(op or ["all_reduce"]), sizes=parse_sizes(sizes), repeats=repeats,
+        all_programs=every or judge or tune is not None, gloo=gloo, device=device,
+    )  # fmt: skip
     known = None if profile is None else Profile.load(profile)
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
         outcome = bench_under_torchrun(options, profile=known, judge=judge)

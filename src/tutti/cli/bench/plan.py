@@ -22,40 +22,44 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
+Instances = Annotated[
+    list[str] | None,
+    typer.Argument(help=f"Some of {', '.join(INSTANCES)}.", metavar="[INSTANCES]"),
+]
+Everything = Annotated[bool, typer.Option("--all", help="All instances, not only the quick ones.")]
+Placement = Annotated[
+    bool, typer.Option("--placement", help="What placing the ranks is worth, instead.")
+]
+Opt = Annotated[
+    Path | None,
+    typer.Option(
+        help="OPT-350M on the layer profiles in this folder, beside Metis, instead.",
+        metavar="DIR",
+    ),
+]
+Drawn = Annotated[
+    int | None,
+    typer.Option(
+        help="Judge the plans of so many drawn questions, instead; -o makes it resumable.",
+        metavar="N",
+    ),
+]
+Only = Annotated[int | None, typer.Option(help="With --drawn: this question only.", metavar="N")]
+CpuSeconds = Annotated[
+    float, typer.Option(help="With --drawn: for the search of single changes, per question.")
+]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the rows as JSON.")]
+
+
 def plan(
-    instances: Annotated[
-        list[str] | None,
-        typer.Argument(help=f"Some of {', '.join(INSTANCES)}.", metavar="[INSTANCES]"),
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All instances, not only the quick ones.")
-    ] = False,
-    placement: Annotated[
-        bool, typer.Option("--placement", help="What placing the ranks is worth, instead.")
-    ] = False,
-    opt: Annotated[
-        Path | None,
-        typer.Option(
-            help="OPT-350M on the layer profiles in this folder, beside Metis, instead.",
-            metavar="DIR",
-        ),
-    ] = None,
-    drawn: Annotated[
-        int | None,
-        typer.Option(
-            help="Judge the plans of so many drawn questions, instead; -o makes it resumable.",
-            metavar="N",
-        ),
-    ] = None,
-    only: Annotated[
-        int | None, typer.Option(help="With --drawn: this question only.", metavar="N")
-    ] = None,
-    cpu_seconds: Annotated[
-        float, typer.Option(help="With --drawn: for the search of single changes, per question.")
-    ] = 30.0,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the rows as JSON.")
-    ] = None,
+    instances: Instances = None,
+    everything: Everything = False,
+    placement: Placement = False,
+    opt: Opt = None,
+    drawn: Drawn = None,
+    only: Only = None,
+    cpu_seconds: CpuSeconds = 30.0,
+    output: Output = None,
     json: Json = False,
 ) -> None:
     """Plan published instances: CPU seconds, memory, gap, efficiency, against uniform plans."""

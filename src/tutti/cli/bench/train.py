@@ -23,39 +23,44 @@ class Capture(StrEnum):
     OFF = "off"
 
 
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: the best here).")]
+Layers = Annotated[int | None, typer.Option(help="Fewer layers than the model has.", min=1)]
+Precision = Annotated[
+    str,
+    typer.Option(help="pure_bf16 (bf16 Adam states on both sides), bf16, fp32, fp8, pure_fp8."),
+]
+CaptureOption = Annotated[
+    Capture, typer.Option(help="Our blocks as graphs: where it pays, or can be.")
+]
+Peers = Annotated[
+    bool, typer.Option("--peers/--no-peers", help="Also transformers, plain and with Liger.")
+]
+Breakdown = Annotated[
+    bool, typer.Option("--breakdown", help="Where each millisecond of our step goes.")
+]
+AllTypes = Annotated[bool, typer.Option("--all", help="One model of each type, instead of MODEL.")]
+MostParameters = Annotated[
+    float, typer.Option(help="With --all: layers are cut down to so many parameters.", min=1)
+]
+Target = Annotated[
+    float, typer.Option(help="With --breakdown: what this MFU would need.", min=0.01, max=1.0)
+]
+
+
 def train(
     model: Annotated[str, typer.Argument(help="A model of the catalog, by name.")] = "llama-3.2-1b",
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, … (default: the best here).")
-    ] = None,
+    device: Device = None,
     micro_batch: Annotated[int, typer.Option(help="Sequences of a step.", min=1)] = 4,
     sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 4096,
-    layers: Annotated[
-        int | None, typer.Option(help="Fewer layers than the model has.", min=1)
-    ] = None,
-    precision: Annotated[
-        str,
-        typer.Option(help="pure_bf16 (bf16 Adam states on both sides), bf16, fp32, fp8, pure_fp8."),
-    ] = "pure_bf16",
+    layers: Layers = None,
+    precision: Precision = "pure_bf16",
     steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 10,
-    capture: Annotated[
-        Capture, typer.Option(help="Our blocks as graphs: where it pays, or can be.")
-    ] = Capture.AUTO,
-    peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Also transformers, plain and with Liger.")
-    ] = True,
-    breakdown: Annotated[
-        bool, typer.Option("--breakdown", help="Where each millisecond of our step goes.")
-    ] = False,
-    all_types: Annotated[
-        bool, typer.Option("--all", help="One model of each type, instead of MODEL.")
-    ] = False,
-    most_parameters: Annotated[
-        float, typer.Option(help="With --all: layers are cut down to so many parameters.", min=1)
-    ] = 4e9,
-    target: Annotated[
-        float, typer.Option(help="With --breakdown: what this MFU would need.", min=0.01, max=1.0)
-    ] = 0.68,
+    capture: CaptureOption = Capture.AUTO,
+    peers: Peers = True,
+    breakdown: Breakdown = False,
+    all_types: AllTypes = False,
+    most_parameters: MostParameters = 4e9,
+    target: Target = 0.68,
     json: Json = False,
 ) -> None:
     """Time whole steps (forward, backward, AdamW) of one chip: seconds, MFU, peak memory."""

@@ -45,52 +45,34 @@ def plan(
 ) -> None:
     """Search the best strategy for a model on a cluster, explain it, write the Plan."""
     from tutti.cli.plan.results import Results
+    from tutti.cli.plan.search import Asked, search
+    from tutti.cli.plan.uniform import lay_uniform
 
     schedules = _words(schedule)
     results = Results(output=output, html=html, export=export, export_to=export_to, json=json)
     results.check(cluster, replan_from)
-    job: dict[str, Any] = {
-        "global_batch": global_batch,
-        "sequence_length": sequence_length,
-        "precision": precision,
-    }
+    job: dict[str, Any] = {"global_batch": global_batch, "sequence_length": sequence_length,
+                           "precision": precision}  # fmt: skip
     limits: dict[str, Any] = {
-        "tp_max": tp_max,
-        "cp_max": cp_max,
-        "max_stages": max_stages,
-        "micro_batch": _numbers("--micro-batch", micro_batch),
-        "shard": _numbers("--shard", shard),
-        "pools": tuple(pool_only or ()),
-        "offload": not no_offload,
-        "recompute": not no_recompute,
-        "mixed_stages": not no_mixed_stages,
+        "tp_max": tp_max, "cp_max": cp_max, "max_stages": max_stages, "exportable": exportable,
+        "micro_batch": _numbers("--micro-batch", micro_batch), "shard": _numbers("--shard", shard),
+        "pools": tuple(pool_only or ()), "idle": not use_all_pools, "offload": not no_offload,
+        "recompute": not no_recompute, "mixed_stages": not no_mixed_stages,
         "mixed_pipelines": not no_mixed_pipelines,
-        "idle": not use_all_pools,
-        "exportable": exportable,
-    }
+    }  # fmt: skip
     given = {"what_if": what_if, "replan_from": replan_from, "html": html, "profile": profile,
              "calibrations": calibrations, "chip_profile": chip_profile}  # fmt: skip
     if uniform is not None:
-        from tutti.cli.plan.uniform import lay_uniform
-
         _refuse_with_uniform({**limits, **given}, objective)
         lay_uniform(model, cluster, uniform, job, schedules, results)
         return
-    from tutti.cli.plan.search import Asked, search
 
     asked = Asked(
-        model=model,
-        cluster=cluster,
-        job=job,
-        limits=limits | {"schedules": schedules},
-        objective=objective,
-        calibrations=calibrations,
-        profile=profile,
-        extrapolate=extrapolate,
-        chip_profiles=tuple(chip_profile or ()),
-        what_if=tuple(what_if or ()),
+        model=model, cluster=cluster, job=job, limits=limits | {"schedules": schedules},
+        objective=objective, calibrations=calibrations, profile=profile, extrapolate=extrapolate,
+        chip_profiles=tuple(chip_profile or ()), what_if=tuple(what_if or ()),
         replan_from=replan_from,
-    )
+    )  # fmt: skip
     search(asked, results)
 
 

@@ -11,11 +11,10 @@ from tutti.plan.job import PRECISIONS, Precision
 from tutti.search.answer.result import Settled
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.space import ALL_OFFLOAD, ALL_RECOMPUTE, Problem, Space
+from tutti.search.thresholds import THRESHOLDS
 from tutti.units import bytes_text, many
 
 Fit = Callable[[Problem], Settled | None]
-MOST_TIMES = 128.0  # the memory of a chip, that a plan is looked for with
-HALVINGS = 4  # of the range in which the least memory lies
 
 
 def explain_infeasible(tables: Tables, first_fit: Fit) -> InputError:
@@ -44,12 +43,12 @@ def _least_needed(problem: Problem, first_fit: Fit) -> str:
     Chips are given ever more memory until something fits; then it is looked for in between.
     """
     low, high, found = 1.0, 2.0, None
-    while found is None and high <= MOST_TIMES:
+    while found is None and high <= THRESHOLDS.most_memory:
         found = first_fit(_with_memory(problem, high))
         low, high = (low, high) if found is not None else (high, 4.0 * high)
     if found is None:
         return ""
-    for _ in range(HALVINGS):
+    for _ in range(THRESHOLDS.memory_halvings):
         middle = math.sqrt(low * high)
         less = first_fit(_with_memory(problem, middle))
         found, low, high = (found, middle, high) if less is None else (less, low, middle)

@@ -24,16 +24,13 @@ from tutti.search.answer.uniform_layouts import (
     price,
     shared_layouts,
 )
-from tutti.search.cutting.memory_relief import BOUNDARIES, Slot, made_bytes, static_bytes
+from tutti.search.cutting.memory_relief import Slot, made_bytes, static_bytes
 from tutti.search.cutting.relief_mixture import GATHERED
 from tutti.search.pricing.memory_budget import usable_bytes
 from tutti.search.pricing.simulate_draft import Settler
 from tutti.search.pricing.unit_tables import KINDS, NONE, Config, ConfigTable, Tables
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
-
-SIMULATED = 2  # kinds, of each the best
-LARGE = 256  # chips, beyond which simulating what shares all states takes long
-MORE_PASSES = 40_000  # of all chips, in further simulations: a large cluster has none
 
 
 def best_uniform(
@@ -53,7 +50,7 @@ def best_uniform(
     search.run(full_layouts(tables))
     partial = list(partial_layouts(tables, search.reached)) if idle else []
     search.run(partial)
-    if tables.problem.num_chips < LARGE:
+    if tables.problem.num_chips < THRESHOLDS.uniform_large:
         search.run(shared_layouts(tables, (*full_layouts(tables), *partial)))
     if search.best is not None:
         return search.best
@@ -85,7 +82,7 @@ class _Simulated:
         self.seen += len(queue)
         heapq.heapify(queue)
         tried, self._passes = 0, 0
-        while queue and tried < 5 * SIMULATED:
+        while queue and tried < 5 * THRESHOLDS.uniform_simulated:
             *_, candidate = heapq.heappop(queue)
             worth = self._is_worth_it(candidate, tried)
             if worth is None:
@@ -107,9 +104,9 @@ class _Simulated:
             return None
         if known and candidate.seconds + self._known[candidate.kind] >= reached:
             return False
-        if known or tried >= SIMULATED:
+        if known or tried >= THRESHOLDS.uniform_simulated:
             self._passes += candidate.passes(self.tables)
-            if self._passes > MORE_PASSES:
+            if self._passes > THRESHOLDS.uniform_passes:
                 return None
         return True
 
@@ -230,7 +227,7 @@ def _fits(
     again = np.where(blocks, table.kept[NONE, own] - table.kept[recompute, own], 0.0)
     moving = np.maximum(flight * kept, made_bytes(slot)[own])
     held = float((static_bytes(slot)[own] + moving).sum())
-    passing = float((table.passing[own] + again).max()) + BOUNDARIES * table.boundary
+    passing = float((table.passing[own] + again).max()) + THRESHOLDS.boundaries * table.boundary
     if degrees.shard >= 3:
         passing += GATHERED * float(table.parameter_bytes[own].max())
     limit = tables.pool(config.pool).chip.memory_bytes

@@ -12,8 +12,7 @@ from tutti.hardware.pool import Pool
 from tutti.plan.job import ScheduleKind
 from tutti.plan.uniform import Degrees, even_cuts
 from tutti.search.pricing.unit_tables import KINDS, NONE, Config, FloatArray, Tables
-
-SURE = 0.95  # of the time of the slowest pool's blocks: what a step cannot go below
+from tutti.search.thresholds import THRESHOLDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +101,12 @@ def _fewer(
     rounds = problem.job.global_batch / given.micro_batch  # of one replica
     slowest = _slowest(tables, given, chips)
     held = sum(chips.values()) // width
-    if slowest is None or SURE * rounds * slowest / held >= below:
+    if slowest is None or THRESHOLDS.uniform_sure * rounds * slowest / held >= below:
         return
     for pp in range(1, min(problem.model.num_layers, held) + 1):
         dp = _even_share(problem.job.global_batch, given.micro_batch, held // pp)
         every = dp * pp * width == problem.num_chips
-        if dp and not every and SURE * rounds * slowest / (dp * pp) < below:
+        if dp and not every and THRESHOLDS.uniform_sure * rounds * slowest / (dp * pp) < below:
             yield from _layout(tables, replace(given, pp=pp, dp=dp), chips)
 
 

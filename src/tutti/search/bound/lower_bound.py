@@ -35,17 +35,10 @@ import numpy.typing as npt
 
 from tutti.search.bound.unit_choices import Ways, ways_of
 from tutti.search.pricing.unit_tables import Tables
+from tutti.search.thresholds import THRESHOLDS
 
 FloatArray = npt.NDArray[np.float64]
-CELLS = 8  # of the lead, before any is cut
-SHORTEST = 0.01  # lead that is told from none, as a share of the step
 _MOST_DELAY = math.sqrt(2.0 * math.log(1e6))  # spreads, of the slowest of a million nodes
-_ROUNDS = 2  # in which the pools' prices are made to follow what a sequence costs on each
-_SHARES = (0.8, 0.6, 0.3, 0.0)  # of their price, at which pools that only help are tried, too
-_HALVINGS = 5  # of the range in which the best price of a second of lead lies
-_CLOSE = 1e-4  # of the bound: how well it is worked out
-_NARROW = 0.01  # of a lead: cells that are not cut any further
-_WIDER = 1.5  # by which a cell without an end is cut
 _NEVER = 1e30  # chip-seconds, where a unit does not fit
 
 
@@ -64,11 +57,11 @@ def lower_bound(tables: Tables) -> float:
     fluid = _fluid(ways, chips, batch, prices)
     leads = _Leads(ways, fluid)
     reached = leads.least_time(prices, chips, batch, fluid)
-    for _ in range(_ROUNDS if len(chips) > 1 else 0):
+    for _ in range(THRESHOLDS.bound_rounds if len(chips) > 1 else 0):
         prices = leads.fair_prices(prices, reached)
         reached = leads.least_time(prices, chips, batch, reached)
     helpers = _helpers(ways, len(chips))
-    for share in _SHARES if helpers.any() and not helpers.all() else ():
+    for share in THRESHOLDS.bound_shares if helpers.any() and not helpers.all() else ():
         cheaper = np.where(helpers, share * prices, prices)
         reached = leads.least_time(cheaper, chips, batch, reached)
     return _with_slowdown(tables, best, reached + _step_seconds(tables), fluid)
@@ -128,9 +121,11 @@ class _Leads:
 
     def __init__(self, ways: Ways, fluid: float) -> None:
         self._ways = _undominated(ways)
-        ends = np.geomspace(SHORTEST * fluid, fluid, CELLS)[:-1].tolist()
+        ends = np.geomspace(THRESHOLDS.bound_shortest * fluid, fluid, THRESHOLDS.bound_cells)[
+            :-1
+        ].tolist()
         self._cells = list(itertools.pairwise((0.0, *ends, math.inf)))
-        self._shortest = SHORTEST * fluid
+        self._shortest = THRESHOLDS.bound_shortest * fluid
         self._idle: dict[float, FloatArray] = {}
         # The head is no part of the lead: its passes come after everyone else's first ones.
         self._lead = self._ways.forward * (np.arange(len(ways.counts)) < len(ways.counts) - 1)
@@ -152,7 +147,7 @@ class _Leads:
 
         low, high = start, needed(start)
         trial = high
-        while high - low > _CLOSE * low:
+        while high - low > THRESHOLDS.bound_close * low:
             more = needed(trial)
             low, high = (trial, min(high, more)) if more > trial else (low, trial)
             trial = more if low < more < high else math.sqrt(low * high)
@@ -184,10 +179,16 @@ class _Leads:
             if not own:
                 price = max(price, self._cell_cost(priced, seconds, low, high))
                 heapq.heappush(queue, (price, True, low, high))
-            elif math.isinf(price) or high <= max(self._shortest, (1.0 + _NARROW) * low):
+            elif math.isinf(price) or high <= max(
+                self._shortest, (1.0 + THRESHOLDS.bound_narrow) * low
+            ):
                 return price
             else:
-                middle = _WIDER * low if math.isinf(high) else math.sqrt(max(low, 1e-9) * high)
+                middle = (
+                    THRESHOLDS.bound_wider * low
+                    if math.isinf(high)
+                    else math.sqrt(max(low, 1e-9) * high)
+                )
                 for part in ((low, middle), (middle, high)):
                     if part[0] < seconds:
                         heapq.heappush(queue, (price, False, *part))
@@ -225,7 +226,7 @@ class _Leads:
             value, lead = at(high)
             found = max(found, value)
             low, high = (high, 4.0 * high) if lead > longest else (low, high)
-        for _ in range(_HALVINGS if high > low > 0.0 else 0):
+        for _ in range(THRESHOLDS.bound_halvings if high > low > 0.0 else 0):
             middle = 0.5 * (low + high)
             value, lead = at(middle)
             found = max(found, value)

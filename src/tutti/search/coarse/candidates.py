@@ -22,10 +22,7 @@ from tutti.search.question.exportable import joins
 from tutti.search.strategy.candidate import Candidate
 from tutti.search.strategy.coarse_chain import Chain, ScheduleOption
 from tutti.search.strategy.matching import matching, possible
-
-MORE_CHAINS = 2  # of every group of pools, where experts may be spread
-UNLIKE = 8  # candidates of one schedule and shard level that are wide unlike the best ones
-SHARED_BADLY = 1.02  # times the coarse price if micro-batches could be split: what other sizes take
+from tutti.search.thresholds import THRESHOLDS
 
 
 class Candidates:
@@ -121,7 +118,7 @@ class Candidates:
             if self.problem.model.num_experts and number == 1:
                 known = {c.widths for c in found[:few]}
                 unlike = (c for c in found[few:] if c.widths not in known)
-                chosen += itertools.islice(unlike, UNLIKE)
+                chosen += itertools.islice(unlike, THRESHOLDS.unlike_candidates)
         self._skipped -= len(chosen)
         return chosen
 
@@ -204,7 +201,9 @@ class Candidates:
     @property
     def _most_chains(self) -> int:
         """How many chains of a group are looked at; more where the coarse model errs more."""
-        return self.effort.chains + (MORE_CHAINS if self.problem.model.num_experts else 0)
+        return self.effort.chains + (
+            THRESHOLDS.more_chains if self.problem.model.num_experts else 0
+        )
 
     def _shared_out(self, lists: list[list[Chain]]) -> Iterator[Candidate]:
         """Yield the candidates that combine one chain of each list, where batches come out even."""
@@ -220,7 +219,7 @@ class Candidates:
                     for p in parts
                 )
                 if len(chains) > 1 and self.problem.has_other_sizes:
-                    end = min(end, SHARED_BADLY * coarse_fluid_end(chains, total))
+                    end = min(end, THRESHOLDS.shared_badly * coarse_fluid_end(chains, total))
                 yield Candidate(chains, parts, end + cross)
 
     def _rounded(self, chosen: tuple[Chain, ...]) -> Iterator[tuple[Chain, ...]]:

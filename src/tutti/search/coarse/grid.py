@@ -13,14 +13,12 @@ import numpy.typing as npt
 from tutti.plan.schedules import PLAIN
 from tutti.search.coarse.pool_options import Options
 from tutti.search.question.space import Problem
-from tutti.search.strategy.coarse_chain import OPTIMISM, Chain, ScheduleOption
+from tutti.search.strategy.coarse_chain import Chain, ScheduleOption
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-HIDDEN_SHARE = 0.6  # of a micro-batch's time that gradient traffic can hide behind
-WEIGHT_SHARE = 1.0 / 3.0  # of a micro-batch's time: weight passes, beside which gradients go
-FILLED_SHARE = 0.7  # of delayed weight passes that go into gaps, unequal stages allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -159,7 +157,7 @@ class Grid:
             blocks = [self._block_traffic(k, shard) for k in range(len(self.options))]
             traffic = self._sharding_traffic(pace, blocks)
             reduced = traffic if shard == 2 else 0.5 * traffic
-            shown = np.maximum(0.0, reduced - WEIGHT_SHARE * pace) / schedule.virtual
+            shown = np.maximum(0.0, reduced - THRESHOLDS.weight_share * pace) / schedule.virtual
             pace = np.maximum(pace + shown, traffic)
         if schedule.virtual > 1:
             fits &= (depth > 1) & (depth * schedule.virtual <= self.units)
@@ -170,7 +168,7 @@ class Grid:
             fits &= self.copies > 1
         fill = self._fill_seconds(schedule, pace, depth)
         closing = self._closing_seconds(shard, pace) + copied
-        seconds = (rounds * pace + fill + closing) * OPTIMISM[shard]
+        seconds = (rounds * pace + fill + closing) * THRESHOLDS.optimism[shard]
         if self.elastic:
             seconds = seconds * self.total / (rounds * size)
         return PricedGrid(
@@ -299,7 +297,7 @@ class Grid:
         for k in range(len(self.options)):
             passes = self._column(k, "forward") + self._column(k, "backward_input")
             if schedule.record.delays_weights:
-                passes = passes - FILLED_SHARE * self._column(k, "backward_weight")
+                passes = passes - THRESHOLDS.filled_share * self._column(k, "backward_weight")
             share = passes / self._column(k, "block") / schedule.virtual
             total += self.stages[:, k] * share
         return total * pace * (depth - 1) / np.maximum(depth, 1)
@@ -312,7 +310,7 @@ class Grid:
             moved = blocks * self._column(k, "gradients") * (1.0 - 1.0 / self.copies)
             reduce = moved / self._column(k, "inside") * (2.0 if shard == 0 else 1.0)
             gather = 0.5 * moved / self._column(k, "inside") if shard in (1, 2) else 0.0
-            exposed = np.maximum(0.0, reduce - HIDDEN_SHARE * pace) if shard < 2 else 0.0
+            exposed = np.maximum(0.0, reduce - THRESHOLDS.hidden_share * pace) if shard < 2 else 0.0
             slowest = np.maximum(slowest, exposed + gather)
         return slowest
 

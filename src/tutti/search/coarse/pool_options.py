@@ -14,10 +14,10 @@ import numpy.typing as npt
 from tutti.hardware.pool import Pool
 from tutti.search.pricing.memory_budget import copy_bandwidth, forwards, host_bytes, usable_bytes
 from tutti.search.pricing.unit_tables import FULL, NONE, Config, ConfigTable, Tables
+from tutti.search.thresholds import THRESHOLDS
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-MOST_COMBINATIONS = 4096  # of the configurations of all pools of a chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,7 +128,7 @@ def thinned(options: list[Options]) -> list[Options]:
     Of every width and micro-batch the fastest and the one that spreads experts most are kept,
     then the fastest of all.
     """
-    most = math.floor(MOST_COMBINATIONS ** (1.0 / len(options)))
+    most = math.floor(THRESHOLDS.most_combinations ** (1.0 / len(options)))
     found = []
     for o in options:
         if len(o.configs) <= most:

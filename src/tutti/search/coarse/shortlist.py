@@ -15,9 +15,9 @@ from tutti.search.coarse.grid import Grid
 from tutti.search.coarse.pool_options import Options, thinned
 from tutti.search.pricing.unit_tables import Config, Tables
 from tutti.search.strategy.coarse_chain import Chain, ScheduleOption, schedule_options
+from tutti.search.thresholds import THRESHOLDS
 
 FloatArray = npt.NDArray[np.float64]
-CHAINED_SEQUENCES = 4  # largest micro-batch looked at where several pools form one chain
 
 
 class Coarse:
@@ -33,7 +33,11 @@ class Coarse:
         key = (name, chained)
         if key not in self._options:
             problem, pool = self.problem, self.problem.cluster.pool(name)
-            counts = [b for b in problem.sequence_counts() if not chained or b <= CHAINED_SEQUENCES]
+            counts = [
+                b
+                for b in problem.sequence_counts()
+                if not chained or b <= THRESHOLDS.chained_sequences
+            ]
             configs = [
                 Config(name, tp, cp, ep, b)
                 for tp in problem.tensor_degrees(pool)

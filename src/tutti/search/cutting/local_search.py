@@ -22,15 +22,10 @@ from tutti.search.cutting.build_draft import (
 )
 from tutti.search.cutting.cut_chain import Cut, Cutter, Ranges
 from tutti.search.pricing.pipeline_recurrence import chain_seconds
-from tutti.search.pricing.simulate_draft import LEAST_SPARED, Quick, Settler, free_by_chain, missing
+from tutti.search.pricing.simulate_draft import Quick, Settler, free_by_chain, missing
 from tutti.search.strategy.draft import Draft
 from tutti.search.strategy.space_limits import draft_keeps
-
-MOST_GIVEN = 3  # attempts to use the memory that is left over
-GIVEN_SHARE = 0.97  # of it
-MOST_MOVES = 4  # of those that look best, simulated before all are looked at anew
-HOPEFUL = 1.003  # what a move may cost by the recurrence, which errs as much
-NEAR = 4  # ranges over which a unit is handed on
+from tutti.search.thresholds import THRESHOLDS
 
 
 @dataclass(slots=True)
@@ -62,16 +57,20 @@ class Polish:
         """Cut again with the memory that was left over; return also what that came to."""
         best, kept = found, found.spared
         spared, was_short = dict(found.spared), set[str | tuple[int, int]]()
-        for _ in range(MOST_GIVEN):
+        for _ in range(THRESHOLDS.most_given):
             if self.spent or not _has_remedies(found.draft):
                 break
             short = missing(found, parts)
             was_short |= short.keys()
             for place, left in (free_by_chain(found, parts) or {}).items():
                 if place not in was_short:  # what was given back once too often is not given again
-                    spared[place] = spared.get(place, 0.0) - GIVEN_SHARE * left
+                    spared[place] = spared.get(place, 0.0) - THRESHOLDS.given_share * left
             for lacking, more in short.items():
-                spared[lacking] = spared.get(lacking, 0.0) + 1.02 * more + LEAST_SPARED
+                spared[lacking] = (
+                    spared.get(lacking, 0.0)
+                    + THRESHOLDS.spared_share * more
+                    + THRESHOLDS.least_spared
+                )
             draft = draft_of(self.settler.tables, parts, spared=spared)
             if draft is None or draft == found.draft or not self._keeps(draft):
                 break
@@ -136,10 +135,10 @@ class Polish:
             if cut is None:
                 continue
             seconds = chain_seconds(tables, part, cut)
-            if seconds < HOPEFUL * now:
+            if seconds < THRESHOLDS.hopeful * now:
                 found.append((seconds, ranges, cut))
         found.sort(key=lambda entry: entry[:2])
-        return [(number, cut) for _, _, cut in found[:MOST_MOVES]]
+        return [(number, cut) for _, _, cut in found[: THRESHOLDS.most_moves]]
 
     def _keeps(self, draft: Draft) -> bool:
         return draft_keeps(draft, self.settler.tables.problem)
@@ -168,7 +167,7 @@ def _shifted(cutter: Cutter, cut: Cut) -> Iterator[Ranges]:
     count = len(cut.ranges)
     for giving in range(count):
         for taking in range(count):
-            near = abs(giving - taking) <= NEAR
+            near = abs(giving - taking) <= THRESHOLDS.near_ranges
             if giving == taking or not (near or giving % stages == slowest):
                 continue
             low, high, step = (

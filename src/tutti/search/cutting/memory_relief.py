@@ -32,11 +32,10 @@ from tutti.search.cutting.relief_mixture import (
     fill,
 )
 from tutti.search.pricing.unit_tables import NONE, ConfigTable
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
-BOUNDARIES = 4.0  # boundary tensors on a chip: two static buffers, one coming, one going
-MORE_BOUNDARIES = 3.0  # for every further range of a stage: others come before they are used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,9 @@ class Slot:
     @property
     def boundary_bytes(self) -> float:
         """What tensors at the stage's boundaries take."""
-        return (BOUNDARIES + MORE_BOUNDARIES * (self.ranges - 1)) * self.table.boundary
+        return (
+            THRESHOLDS.boundaries + THRESHOLDS.more_boundaries * (self.ranges - 1)
+        ) * self.table.boundary
 
     @property
     def key(self) -> object:

@@ -19,12 +19,8 @@ from typing import NamedTuple
 from tutti.search.cutting.build_draft import Cuts, Part, cuts_of
 from tutti.search.pricing.pipeline_recurrence import chain_seconds, timed
 from tutti.search.pricing.unit_tables import Tables
-from tutti.search.strategy.coarse_chain import OPTIMISM, Chain
-
-NEAR = 2.0  # times its own size, the largest and the smallest that are looked at
-AROUND = 0.2  # of what a copy should take: how much more or less is looked at
-MOST_TOGETHER = 20_000.5  # combinations of what copies of all chains may take
-WORTH = 0.003  # of the step: what less is not worth another size
+from tutti.search.strategy.coarse_chain import Chain
+from tutti.search.thresholds import THRESHOLDS
 
 
 class _Load(NamedTuple):
@@ -50,14 +46,16 @@ def resized(
     fastest = [max(found, key=lambda chain: chain.rate) for found in options]
     fluid = fluid_end([(chain.rate, chain.fill) for chain in fastest], total)
     now = _end(tables, parts, known)
-    if fluid > now * (1.0 - WORTH):
+    if fluid > now * (1.0 - THRESHOLDS.worth_resizing):
         return None
-    few = math.floor(MOST_TOGETHER ** (1.0 / len(options)))
+    few = math.floor(THRESHOLDS.loads_together ** (1.0 / len(options)))
     loads = [_loads(found, fluid, few) for found in options]
     copies = [chain.copies for chain in chains]
     if not all(loads):
         return None
-    return _first_even(loads, copies, total, now * (1.0 - WORTH), idle=problem.space.idle)
+    return _first_even(
+        loads, copies, total, now * (1.0 - THRESHOLDS.worth_resizing), idle=problem.space.idle
+    )
 
 
 def _variants(
@@ -73,7 +71,10 @@ def _variants(
     taken = part.micro_batches * chain.sequences if part is not None else chain.sequences
     for size in tables.problem.all_sequence_counts():
         scaled = _scaled(chain, size)
-        if scaled is None or not 1.0 / NEAR <= size / chain.sequences <= NEAR:
+        if (
+            scaled is None
+            or not 1.0 / THRESHOLDS.near_size <= size / chain.sequences <= THRESHOLDS.near_size
+        ):
             continue
         if any(tables.get(config) is None for config in scaled.configs):
             continue
@@ -116,7 +117,7 @@ def fluid_end(chains: Sequence[tuple[float, float]], total: int) -> float:
 
 def coarse_fluid_end(chains: Sequence[Chain], total: int) -> float:
     """Return the same by what the coarse model says of the chains."""
-    optimism = OPTIMISM[chains[0].shard]
+    optimism = THRESHOLDS.optimism[chains[0].shard]
     figures = [(chain.rate / optimism, (chain.fill + chain.closing) * optimism) for chain in chains]
     return fluid_end(figures, total)
 
@@ -129,8 +130,10 @@ def _loads(variants: Sequence[Chain], fluid: float, most: int) -> list[_Load]:
     best: dict[int, _Load] = {}
     for chain in variants:
         whole = (fluid - chain.fill) / chain.pace  # micro-batches
-        fewest = max(1, math.floor(whole * (1.0 - AROUND)))
-        for count in range(fewest, max(fewest, math.ceil(whole * (1.0 + AROUND))) + 1):
+        fewest = max(1, math.floor(whole * (1.0 - THRESHOLDS.around_load)))
+        for count in range(
+            fewest, max(fewest, math.ceil(whole * (1.0 + THRESHOLDS.around_load))) + 1
+        ):
             found = _Load(
                 count * chain.sequences, chain.fill + count * chain.pace, chain, count
             )  # fmt: skip

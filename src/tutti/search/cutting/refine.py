@@ -23,15 +23,7 @@ from tutti.search.pricing.unit_tables import NONE, Config, Tables
 from tutti.search.strategy.candidate import Candidate
 from tutti.search.strategy.coarse_chain import Chain
 from tutti.search.strategy.matching import possible
-
-BEATEN = 1.02  # times the best so far: what all chips together need at the least
-HOPELESS = 1.45  # times the best so far: exact cuts take 0.7 of the coarse price at the least
-RESIZED = 6  # candidates whose micro-batches may have other sizes
-UNLIKE_COPIES = 1.002  # times the price, where copies of one chain became two kinds
-ALIKE = 2  # of them that are of one kind
-PLAYED_WITHIN = 1.05  # what the price by recurrence may err by, between kinds of strategies
-RAGGED = 0.01  # of the step: what is lost to whole micro-batches before others are looked for
-VARIED = 24  # candidates whose replicas may split their work otherwise, where experts are spread
+from tutti.search.thresholds import THRESHOLDS
 
 
 class Refiner:
@@ -55,11 +47,14 @@ class Refiner:
         fitting: list[Candidate] = []
         best, rescued = math.inf, 0
         for candidate in sorted(candidates, key=lambda c: c.value):
-            if candidate.value > HOPELESS * best or self._least(candidate) > BEATEN * best:
+            if (
+                candidate.value > THRESHOLDS.hopeless * best
+                or self._least(candidate) > THRESHOLDS.beaten * best
+            ):
                 self.skipped += 1
                 continue
             priced = self._priced(candidate, known)
-            if priced is None and self._is_split(candidate) and rescued < RESIZED:
+            if priced is None and self._is_split(candidate) and rescued < THRESHOLDS.resized:
                 rescued += 1
                 priced = self._resized(candidate, known)
             if priced is None:
@@ -70,7 +65,9 @@ class Refiner:
         fitting.sort(key=lambda c: (c.value, c.tie_break(self.places)))
         fitting = self._with_other_sizes(fitting, known)
         if self.problem.model.num_experts:
-            fitting[:VARIED] = [self._varied(candidate, known) for candidate in fitting[:VARIED]]
+            fitting[: THRESHOLDS.varied] = [
+                self._varied(candidate, known) for candidate in fitting[: THRESHOLDS.varied]
+            ]
             fitting.sort(key=lambda c: (c.value, c.tie_break(self.places)))
         return fitting
 
@@ -94,13 +91,13 @@ class Refiner:
         """Return the candidates, and those with other sizes that whole micro-batches cost most."""
         if not found or not self.problem.has_other_sizes:
             return found
-        limit = PLAYED_WITHIN * found[0].value
-        hopeful = [c for c in found if c.hoped < min((1.0 - RAGGED) * c.value, limit)]
+        limit = THRESHOLDS.played_within * found[0].value
+        hopeful = [c for c in found if c.hoped < min((1.0 - THRESHOLDS.ragged) * c.value, limit)]
         hopeful.sort(key=lambda c: (c.hoped, c.tie_break(self.places)))
         seen: Counter[object] = Counter()
         chosen: set[int] = set()
         for candidate in hopeful:
-            if seen[candidate.kind] < ALIKE and len(chosen) < RESIZED:
+            if seen[candidate.kind] < THRESHOLDS.alike and len(chosen) < THRESHOLDS.resized:
                 chosen.add(id(candidate))
             seen[candidate.kind] += 1
         other = [self._resized(c, known) for c in found if id(c) in chosen]
@@ -119,7 +116,7 @@ class Refiner:
         other = replace(candidate, chains=tuple(distinct_chains(parts)), parts=parts)
         priced = self._priced(other, known)
         if priced is not None and len(priced.chains) > len(candidate.chains):
-            priced.value *= UNLIKE_COPIES
+            priced.value *= THRESHOLDS.unlike_copies
         return priced
 
     def _varied(self, candidate: Candidate, known: Cuts) -> Candidate:
@@ -173,7 +170,7 @@ class Refiner:
                 candidate, played = again
         candidate.coarse_seconds = max(played) + self.crossing.seconds(candidate.chains)
         candidate.value = value(candidate.coarse_seconds, candidate.chips, self.per_second)
-        ragged = min(played) < (1.0 - RAGGED) * max(played)  # some end before others
+        ragged = min(played) < (1.0 - THRESHOLDS.ragged) * max(played)  # some end before others
         candidate.hoped = self._hoped(candidate, known) if ragged else candidate.value
         return candidate
 

@@ -13,16 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tutti.models.parameters import ParameterClass
-from tutti.plan.edits import expert_width, recut, sizes_of, with_pipeline, with_stage
-from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Stage, Synchronisation
+from tutti.plan.edits import expert_width, recut, resized, sizes_of, with_pipeline, with_stage
+from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Synchronisation
 from tutti.plan.schedules import schedule_record, warm_up_depth
 from tutti.search.improve.stage_loads import Loads
 from tutti.search.question.space import Problem
+from tutti.search.thresholds import THRESHOLDS
 
-FAR = 4  # ranges of a long path over which units are handed on
-SHORT_PATH = 16  # ranges, up to which units are handed on between any two
 BUCKETS = (2, 4, 8, 1024)  # units that travel together; the last: all of a range
-FEW_STAGES = 6  # of which each link's depth is tried early
 DEEPER = (2.0, 1.5, 3.0, 4.0, 0.5)  # times the warm-up depths
 
 
@@ -45,7 +43,7 @@ def unit_moves(here: Here) -> Moves:
         return
     for p, pipeline in enumerate(plan.pipelines):
         sizes, count = sizes_of(pipeline), len(pipeline.stages)
-        near = len(sizes) if len(sizes) <= SHORT_PATH else FAR
+        near = len(sizes) if len(sizes) <= THRESHOLDS.short_path else THRESHOLDS.far_ranges
         pairs = [
             (a, b)
             for a, b in itertools.permutations(range(len(sizes)), 2)
@@ -79,7 +77,7 @@ def warm_up_moves(here: Here) -> Moves:
             yield _with_depths(here.plan, p, [max(1, round(factor * d)) for d in depths])
         for more in (1, 2, 4, -1):
             yield _with_depths(here.plan, p, [max(1, d + more) for d in depths])
-        if len(depths) > FEW_STAGES:
+        if len(depths) > THRESHOLDS.few_stages:
             continue
         for s in range(1, len(depths)):
             yield _with_depths(here.plan, p, [d + (i < s) for i, d in enumerate(depths)])
@@ -147,34 +145,12 @@ def micro_batch_moves(here: Here) -> Moves:
     """Make micro-batches larger or smaller: of all pipelines, or of one."""
     plan = here.plan
     for factor, larger in itertools.product((2, 3, 5), (True, False)):
-        changed = [_resized(pipeline, factor, larger=larger) for pipeline in plan.pipelines]
+        changed = [resized(pipeline, factor, larger=larger) for pipeline in plan.pipelines]
         if len(changed) > 1 and None not in changed:
             yield replace(plan, pipelines=tuple(p for p in changed if p is not None))
         for p, pipeline in enumerate(changed):
             if pipeline is not None:
                 yield with_pipeline(plan, p, pipeline)
-
-
-def _resized(pipeline: Pipeline, factor: int, *, larger: bool) -> Pipeline | None:
-    shares = [r.sequences for stage in pipeline.stages for r in stage.replicas]
-    divided = [pipeline.micro_batches] if larger else shares
-    if any(count % factor for count in divided):
-        return None
-
-    def scaled(stage: Stage) -> Stage:
-        replicas = tuple(
-            replace(r, sequences=r.sequences * factor if larger else r.sequences // factor)
-            for r in stage.replicas
-        )
-        return replace(stage, replicas=replicas)
-
-    size, count = pipeline.micro_batch, pipeline.micro_batches
-    return replace(
-        pipeline,
-        micro_batch=size * factor if larger else size // factor,
-        micro_batches=count // factor if larger else count * factor,
-        stages=tuple(map(scaled, pipeline.stages)),
-    )
 
 
 def share_moves(here: Here) -> Moves:

@@ -21,6 +21,7 @@ from tutti.search.improve.stage_loads import Loads
 from tutti.search.improve.stage_moves import STAGE_MOVES
 from tutti.search.pricing.simulate_draft import Settler, pass_ends
 from tutti.search.strategy.space_limits import plan_in_space
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
 
 # In the order in which they are tried: much for little work first.
@@ -32,10 +33,6 @@ MOVES = {
         "fewer stages", "offload", "idle chips",
     )
 }  # fmt: skip
-PER_PLAN = 4_000  # instructions that take as long as what every simulation costs beside them
-LEAST_GAIN = 1e-6  # relative: less is rounding
-SHORT_ENOUGH = 0.5  # of the whole step's passes: what two short steps may take together
-GROUPS = (3, 4)  # of interleaved micro-batches in the shorter and the longer of two short steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ class PlanSearch:
         counts = _short_counts(plan)
         if counts is not None and now is not None:
             hoped = self._short_worth(plan, counts)
-            if hoped is None or hoped >= now * (1.0 - LEAST_GAIN):
+            if hoped is None or hoped >= now * (1.0 - THRESHOLDS.least_gain):
                 return None
         return self._whole(plan, best)
 
@@ -129,13 +126,15 @@ class PlanSearch:
         if found is None:
             return None
         worth = self.worth(plan, found.step_seconds)
-        if worth >= best.worth * (1.0 - LEAST_GAIN) or any(check_schedule(found.schedule)):
+        if worth >= best.worth * (1.0 - THRESHOLDS.least_gain) or any(
+            check_schedule(found.schedule)
+        ):
             return None
         return Standing(plan, found, worth)
 
     def _priced(self, plan: Plan) -> Estimate | None:
         """Return what the simulator says; None where the plan does not fit or cannot run."""
-        self.spent += PER_PLAN
+        self.spent += THRESHOLDS.per_plan
         try:
             found = self.settler.price(plan)
         except TuttiError:  # an order in which stages wait for each other
@@ -205,7 +204,10 @@ def _short_counts(plan: Plan) -> tuple[list[int], list[int]] | None:
         many = few + stages
         if record.several_ranges:
             groups = max(1, fewest // stages)
-            few, many = (math.ceil(n * fewest / groups) for n in GROUPS)
+            few, many = (
+                math.ceil(n * fewest / groups)
+                for n in (THRESHOLDS.short_groups, THRESHOLDS.short_groups + 1)
+            )
         more = pipeline.micro_batches - fewest
         if many >= fewest:
             return None
@@ -214,4 +216,4 @@ def _short_counts(plan: Plan) -> tuple[list[int], list[int]] | None:
         ranges = sum(map(len, cut))
         short += (few + many + 2 * more) * ranges
         whole += pipeline.micro_batches * ranges
-    return (shorter, longer) if short < SHORT_ENOUGH * whole else None
+    return (shorter, longer) if short < THRESHOLDS.short_enough * whole else None

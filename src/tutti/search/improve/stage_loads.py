@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tutti.plan.plan import Plan
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
-
-NEARLY = 1.02  # times the busiest stage: what a stage may become busy for
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +36,4 @@ class Loads:
         stage = plan.pipelines[p].stages[taking]
         each = self.seconds[p, taking] / max(1, stage.num_units)
         most = max(s for (pipeline, _), s in self.seconds.items() if pipeline == p)
-        return self.seconds[p, taking] + 0.5 * each <= NEARLY * most
+        return self.seconds[p, taking] + 0.5 * each <= THRESHOLDS.nearly_busiest * most

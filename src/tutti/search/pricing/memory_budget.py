@@ -8,8 +8,7 @@ from tutti.cost.memory.instruction_memory import Overheads
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind
 from tutti.hardware.pool import Pool
-
-HOST_SHARE = 0.8  # of host memory; the rest is the system's, the data loader's and checkpoints'
+from tutti.search.thresholds import THRESHOLDS
 
 
 def copy_bandwidth(pool: Pool, lanes: int = 1) -> float:
@@ -25,7 +24,7 @@ def copy_bandwidth(pool: Pool, lanes: int = 1) -> float:
 def host_bytes(pool: Pool) -> float:
     """Return a chip's part of its host's memory that may hold what chips offload."""
     node = pool.node
-    return HOST_SHARE * node.host.memory_bytes * node.hosts / node.num_chips
+    return THRESHOLDS.host_share * node.host.memory_bytes * node.hosts / node.num_chips
 
 
 def usable_bytes(memory_bytes: float, overheads: Overheads) -> float:

@@ -7,6 +7,7 @@ simulated, never what is returned.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,20 +26,18 @@ from tutti.search.cutting.cut_chain import Cut
 from tutti.search.pricing.unit_tables import FULL, NONE, SELECTIVE, Config, Tables
 from tutti.search.strategy.coarse_chain import Chain
 from tutti.search.strategy.draft import Draft, PipelineDraft
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.kernel import compiled
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-REDUCED_LATER = 2  # gradients that wait for their reduction while weight passes go on
-MESSAGE_SLACK = 0.2  # of a micro-batch: what messages may take before a stage runs further ahead
-_FILLED = 0.6  # of the gap between 1F1B and the bare work that delayed weight passes close
 
 
 def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     """Return the seconds of all passes of a part's micro-batches, and what closes the step."""
     chain = part.chain
     configs = [c for c, n in zip(chain.configs, chain.stages, strict=True) for _ in range(n)]
-    depth, virtual = len(configs), chain.schedule.virtual
+    depth, virtual, count = len(configs), chain.schedule.virtual, part.micro_batches
     passes = np.zeros((3, depth * virtual))
     for i, span in enumerate(cut.ranges):
         passes[:, i] = _pass_seconds(tables, configs[i % depth], span, cut.recompute[i])
@@ -47,17 +46,17 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
         _add_exposed_traffic(chain, cut, passes)
     sends = _send_seconds(tables, configs)
     record, place = chain.schedule.record, chain.schedule.place
-    places = place(depth, np.arange(depth), part.micro_batches)
+    places = place(depth, np.arange(depth), count)
     ahead = np.full(depth, record.passes_ahead(places))  # the same everywhere in some kinds
     if record.sets_warm_up and depth > 1:
-        ahead = np.minimum(
-            part.micro_batches, depths_for_messages(ahead, passes.sum(axis=0), sends)
-        )
-    found = float(compiled(_play)(passes, sends, ahead, virtual, part.micro_batches))
+        ahead = np.minimum(count, depths_for_messages(ahead, passes.sum(axis=0), sends))
+    found = float(
+        compiled(_play)(passes, sends, ahead, virtual, count, *_turns(depth, virtual, count))
+    )
     # Reductions that follow weight passes which were put off fill the gaps first.
     if record.delays_weights and chain.shard < 2:
-        bare = part.micro_batches * float(passes.sum(axis=0).max())
-        found -= _FILLED * (found - bare) * 0.5
+        bare = count * float(passes.sum(axis=0).max())
+        found -= THRESHOLDS.filled_gap * (found - bare) * 0.5
     closing = chain.closing + _tied_seconds(tables, chain, configs)
     return (found + closing) * slowdown(tables, chain)
 
@@ -73,7 +72,7 @@ def depths_for_messages(ahead: IntArray, stages: FloatArray, sends: FloatArray) 
         return ahead
     messages = np.append(2.0 * sends[:-1], 0.0)
     away = np.cumsum((stages + messages)[::-1])[::-1]
-    return np.maximum(ahead, np.ceil(away / pace - MESSAGE_SLACK).astype(np.int64))
+    return np.maximum(ahead, np.ceil(away / pace - THRESHOLDS.message_slack).astype(np.int64))
 
 
 def deeper_draft(tables: Tables, draft: Draft) -> Draft | None:
@@ -168,7 +167,7 @@ def _exposed_traffic(
     """
     forward, backward, weight = (seconds / units for seconds in passes)
     if chain.shard < 3:
-        in_turn = max(0, units - apart - REDUCED_LATER)
+        in_turn = max(0, units - apart - THRESHOLDS.reduced_later)
         alone = min(apart, units) * max(0.0, traffic - weight - backward)
         return alone + in_turn * max(0.0, traffic - weight)
     gathered = 0.25 * traffic
@@ -226,12 +225,28 @@ def _far(tables: Tables, config: Config) -> tuple[int, int]:
     return (1, 0) if pool.nodes > 1 else (0, pool.node.num_chips - 1)
 
 
+@functools.lru_cache(maxsize=512)
+def _turns(depth: int, virtual: int, count: int) -> tuple[IntArray, IntArray]:
+    """Return of a stage's passes, by number, the unit range that runs and the micro-batch.
+
+    Micro-batches come in groups of about as many as there are stages; a group passes all ranges
+    before the next begins.
+    """
+    groups = max(1, count // depth) if virtual > 1 else 1
+    bounds = count * np.arange(groups + 1) // groups
+    index = np.arange(count * virtual)
+    group = np.searchsorted(bounds * virtual, index, side="right") - 1
+    size, rest = np.diff(bounds)[group], index - bounds[group] * virtual
+    return rest // size, bounds[group] + rest % size
+
+
 def _play(  # pragma: no cover - compiled
-    passes: Any, sends: Any, ahead: Any, virtual: int, count: int
+    passes: Any, sends: Any, ahead: Any, virtual: int, count: int, turns: Any, micros: Any
 ) -> float:
     """Run every stage's passes in its order; return when the last one ends.
 
-    Every boundary carries one tensor of a kind after the other.
+    Every boundary carries one tensor of a kind after the other. A stage's pass of a number is that
+    of the range `turns` says and of the micro-batch `micros` says.
     """
     depth = len(ahead)
     chunks = depth * virtual
@@ -244,7 +259,6 @@ def _play(  # pragma: no cover - compiled
     free = np.zeros(depth)
     done_f = np.zeros(depth, dtype=np.int64)
     done_b = np.zeros(depth, dtype=np.int64)
-    groups = max(1, count // depth)
     finished = 0
     while finished < depth:
         finished = 0
@@ -256,20 +270,8 @@ def _play(  # pragma: no cover - compiled
                     break
                 wants_f = done_f[s] < total and done_f[s] - done_b[s] < ahead[s]
                 index = done_f[s] if wants_f else done_b[s]
-                # Which chunk and micro-batch an action of this number is.
-                if virtual == 1:
-                    chunk, micro = s, index
-                else:
-                    base = index * groups // total
-                    low, high = 0, 0
-                    for g in range(base, groups):
-                        low, high = count * g // groups, count * (g + 1) // groups
-                        if low * virtual <= index < high * virtual:
-                            break
-                    rest = index - low * virtual
-                    round_ = rest // (high - low)
-                    micro = low + rest % (high - low)
-                    chunk = (round_ if wants_f else virtual - 1 - round_) * depth + s
+                micro, turn = micros[index], turns[index]
+                chunk = (turn if wants_f else virtual - 1 - turn) * depth + s
                 ready = forward[chunk, micro] if wants_f else backward[chunk, micro]
                 if ready < 0.0:
                     break

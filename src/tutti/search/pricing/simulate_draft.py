@@ -27,18 +27,9 @@ from tutti.search.pricing.pipeline_recurrence import deeper_draft
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.strategy.draft import Draft, Placement, canonical, to_plan
 from tutti.search.strategy.space_limits import draft_keeps
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate, estimate
 
-_ATTEMPTS = 4
-_DOUBLINGS = 8
-LEAST_SPARED = 2.0**27  # bytes that are left free when a first attempt took too much
-SHORT_GROUPS = 3  # of interleaved micro-batches in the shorter of two steps
-LONG = 1_500  # passes of all stages, beyond which the beginning of a step stands for the whole
-WORTH_SHORTENING = 0.5  # of the whole step's work
-SAME = 1e-9  # relative: what rounding makes of one price
-# By how much the beginning of a step may mislead: traffic that falls behind little by little
-# shows only later.
-SHORTENED_WITHIN = 0.05
 _WEIGHTS = OPS.index(Op.BACKWARD_WEIGHT)
 
 
@@ -96,7 +87,10 @@ def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
         few, many = 2 * stages + 1, 3 * stages + 1
         if schedule_record(draft.schedule).several_ranges:
             groups = max(1, fewest // stages)
-            few, many = (-(-n * fewest // groups) for n in (SHORT_GROUPS, SHORT_GROUPS + 1))
+            few, many = (
+                -(-n * fewest // groups)
+                for n in (THRESHOLDS.short_groups, THRESHOLDS.short_groups + 1)
+            )
         shorter.append(few + more)
         longer.append(many + more)
     return shorter, longer
@@ -218,7 +212,7 @@ class Settler:
         """Cut, place and price chains; where memory falls short, cut again with less of it."""
         spared: dict[str | tuple[int, int], float] = {}
         draft = draft_of(self.tables, parts, placement=placement)
-        for _ in range(_ATTEMPTS):
+        for _ in range(THRESHOLDS.attempts):
             if draft is None or not draft_keeps(draft, self.tables.problem):
                 return None
             found = self.quick(draft)
@@ -226,9 +220,13 @@ class Settler:
                 return replace(self._run_ahead(found), spared=spared)
             short = missing(found, parts)
             for place, more in short.items():
-                spared[place] = spared.get(place, 0.0) + 1.02 * more + LEAST_SPARED
+                spared[place] = (
+                    spared.get(place, 0.0)
+                    + THRESHOLDS.spared_share * more
+                    + THRESHOLDS.least_spared
+                )
             before = draft
-            for _ in range(_DOUBLINGS):  # cuts move in whole units: until one has moved
+            for _ in range(THRESHOLDS.doublings):  # cuts move in whole units: until one has moved
                 draft = draft_of(self.tables, parts, placement=placement, spared=spared)
                 if draft != before:
                     break
@@ -259,7 +257,7 @@ class Settler:
             for a, b, p in zip(lengths, longer, draft.pipelines, strict=True)
         )
         enough = all(n < p.micro_batches for n, p in zip(longer, draft.pipelines, strict=True))
-        brief = whole <= LONG or short >= WORTH_SHORTENING * whole
+        brief = whole <= THRESHOLDS.long_step or short >= THRESHOLDS.worth_shortening * whole
         if brief or not enough or not schedule_record(draft.schedule).steady:
             made = self.plan_of(draft)
             found = self.price(made)
@@ -320,9 +318,13 @@ class Settler:
         problem = self.tables.problem
         again = plan_from_document(plan_to_document(settled.plan), "plan")
         fresh = estimate(again, problem.model, problem.cluster, problem.pinned_sources())
-        require_agreement(settled.summary, settled.step_seconds, fresh.step_seconds, SAME)
+        require_agreement(
+            settled.summary, settled.step_seconds, fresh.step_seconds, THRESHOLDS.same_price
+        )
         for one, other in zip(settled.estimate.memory, fresh.memory, strict=True):
-            require_agreement(f"{settled.summary}, bytes", one.total, other.total, SAME)
+            require_agreement(
+                f"{settled.summary}, bytes", one.total, other.total, THRESHOLDS.same_price
+            )
         return settled
 
 

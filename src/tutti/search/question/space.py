@@ -19,11 +19,7 @@ from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.schedules import kinds_with
 from tutti.search.answer.result import Objective
-
-LONGEST_LOCAL = 2048  # tokens below which splitting a sequence is not looked at
-MOST_VIRTUAL = 4
-SEQUENCES = (1, 2, 4, 8, 16)
-OTHER_TOKENS = 2**15  # of a micro-batch, up to which it may have any number of sequences
+from tutti.search.thresholds import THRESHOLDS
 
 ALL_SCHEDULES = kinds_with(lambda record: record.searched)
 ALL_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -39,7 +35,12 @@ class Space:
     ep: tuple[int, ...] | None = None
     sequences: tuple[int, ...] | None = None  # per replica and micro-batch
     schedules: tuple[ScheduleKind, ...] = ALL_SCHEDULES
-    virtual: tuple[int, ...] = (1, 2, 3, MOST_VIRTUAL)  # unit ranges per stage, if interleaved
+    virtual: tuple[int, ...] = (
+        1,
+        2,
+        3,
+        THRESHOLDS.most_virtual,
+    )  # unit ranges per stage, if interleaved
     shard: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[Recompute, ...] = ALL_RECOMPUTE
     offload: tuple[str, ...] = ALL_OFFLOAD
@@ -102,7 +103,7 @@ class Problem:
         if self.space.cp is not None:
             wanted = self.space.cp
         else:
-            most = max(1, length // LONGEST_LOCAL)
+            most = max(1, length // THRESHOLDS.shortest_local)
             wanted = tuple(1 << i for i in range(most.bit_length()) if 1 << i <= most)
         return tuple(cp for cp in wanted if cp == 1 or length % (2 * cp) == 0)
 
@@ -117,7 +118,9 @@ class Problem:
 
     def sequence_counts(self) -> tuple[int, ...]:
         """Return how many sequences a replica may take of a micro-batch."""
-        wanted = SEQUENCES if self.space.sequences is None else self.space.sequences
+        wanted = (
+            THRESHOLDS.usual_sequences if self.space.sequences is None else self.space.sequences
+        )
         return tuple(b for b in wanted if b <= self.job.global_batch) or wanted[:1]
 
     def all_sequence_counts(self) -> tuple[int, ...]:
@@ -127,7 +130,11 @@ class Problem:
         """
         if self.space.sequences is not None or self.model.num_experts:
             return self.sequence_counts()
-        most = min(SEQUENCES[-1], self.job.global_batch, OTHER_TOKENS // self.job.sequence_length)
+        most = min(
+            THRESHOLDS.usual_sequences[-1],
+            self.job.global_batch,
+            THRESHOLDS.other_tokens // self.job.sequence_length,
+        )
         return tuple(sorted({*self.sequence_counts(), *range(1, 1 + most)}))
 
     @property

@@ -21,8 +21,7 @@ from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage
 from tutti.search.replan.state_movement import NodeMoves
-
-_MOST_TRIES = 64
+from tutti.search.thresholds import THRESHOLDS
 
 Copies = list[list[Position]]  # the chips of each copy that is left, of one group of replicas
 
@@ -126,7 +125,7 @@ def _micro_batches(old: Plan, left: Sequence[Sequence[_Left]]) -> Iterator[tuple
         sizes = [m for m in range(common.bit_length() - 1, 0, -1) if common >> m & 1]
         choices.append([m for m in sizes if m <= pipeline.micro_batch] or [0])
     combined = sorted(itertools.islice(itertools.product(*choices), 4096), key=sum, reverse=True)
-    yield from (m for m in combined[:_MOST_TRIES] if any(m))
+    yield from (m for m in combined[: THRESHOLDS.survivor_tries] if any(m))
 
 
 def _counts(old: Plan, micro_batches: Sequence[int]) -> list[int] | None:

@@ -10,10 +10,7 @@ from tutti.plan.job import ScheduleKind
 from tutti.plan.schedules import ScheduleRecord, StagePlace, schedule_record
 from tutti.search.pricing.unit_tables import Config
 from tutti.search.question.space import Problem
-
-# By how much simulated steps are longer, on average, at each shard level: boundaries, uneven ends,
-# traffic that does not quite hide.
-OPTIMISM = (1.04, 1.04, 1.06, 1.10)
+from tutti.search.thresholds import THRESHOLDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +48,7 @@ class Chain:
     def seconds(self, sequences: float) -> float:
         """Return the step time if all copies together take so many sequences."""
         rounds = -(-sequences // (self.copies * self.sequences))
-        return (rounds * self.pace + self.fill + self.closing) * OPTIMISM[self.shard]
+        return (rounds * self.pace + self.fill + self.closing) * THRESHOLDS.optimism[self.shard]
 
     def elastic_seconds(self, sequences: float) -> float:
         """Return the same if it may take a little more or less, in whole micro-batches."""

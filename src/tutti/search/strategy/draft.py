@@ -17,7 +17,6 @@ from typing import Literal
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Position
-from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.chips import ChipSet
 from tutti.plan.job import Job, ScheduleKind
@@ -32,10 +31,10 @@ from tutti.plan.plan import (
     Recompute,
     Replica,
     Stage,
-    Synchronisation,
     UnitRanges,
     covers,
 )
+from tutti.plan.uniform import one_rule
 from tutti.search.pricing.unit_tables import Config
 
 Placement = Literal["stage", "copy"]  # whose chips lie side by side
@@ -223,7 +222,12 @@ def to_plan(
         cluster=references[1],
         job=replace(job, schedule=draft.schedule),
         pipelines=pipelines,
-        synchronisation=_rules(draft, pipelines, model),
+        synchronisation=one_rule(
+            model,
+            shard=draft.shard,
+            overlap=draft.overlap,
+            spread=any(stage.experts for pipeline in pipelines for stage in pipeline.stages),
+        ),
         tied_owner=_tied_owner(pipelines, model),
         idle=ChipSet.from_ids(idle),
     )
@@ -275,24 +279,6 @@ def has_experts(units: UnitRanges, model: ModelSpec) -> bool:
         model.block(unit).moe is not None
         for unit in range(1, model.num_layers + 1)
         if covers(units, unit)
-    )
-
-
-def _rules(
-    draft: Draft, pipelines: tuple[Pipeline, ...], model: ModelSpec
-) -> tuple[Synchronisation, ...]:
-    if draft.shard == 0 and draft.overlap:
-        return ()
-    spread = any(stage.experts for pipeline in pipelines for stage in pipeline.stages)
-    kinds = tuple(ParameterClass) if spread else (ParameterClass.DENSE,)
-    return tuple(
-        Synchronisation(
-            units=(0, model.num_units),
-            parameter_class=kind,
-            shard_level=draft.shard,
-            overlap=draft.overlap,
-        )
-        for kind in kinds
     )
 
 

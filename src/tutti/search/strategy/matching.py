@@ -12,8 +12,7 @@ from tutti.search.cutting.build_draft import Part
 from tutti.search.question.space import Problem
 from tutti.search.strategy.coarse_chain import Chain, ScheduleOption
 from tutti.search.strategy.space_limits import uses_enough
-
-MOST_TOGETHER = 64.5  # combinations of chains of several groups, per schedule and shard level
+from tutti.search.thresholds import THRESHOLDS
 
 
 def chips_of(parts: Sequence[Part]) -> dict[str, int]:
@@ -56,7 +55,7 @@ def matching(lists: list[list[Chain]]) -> Iterator[tuple[Chain, ...]]:
         yield from ((chain,) for chain in lists[0])
         return
     kinds = dict.fromkeys((c.schedule.kind, c.shard) for chains in lists for c in chains)
-    few = math.floor(MOST_TOGETHER ** (1 / len(lists)))
+    few = math.floor(THRESHOLDS.chains_together ** (1 / len(lists)))
     for kind, shard in kinds:
         option = ScheduleOption(kind=kind)
         alike = [

@@ -8,9 +8,8 @@ from tutti.plan.plan import Plan
 from tutti.search.cutting.build_draft import Part
 from tutti.search.pricing.simulate_draft import Quick
 from tutti.search.strategy.draft import Draft
+from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
-
-MOST_WHOLE = 5  # drafts that are simulated from the first micro-batch to the last
 
 
 @dataclass(slots=True)
@@ -48,5 +47,5 @@ class State:
             self.found.remove(known)
         self.found.append(found)
         self.found.sort(key=lambda f: f.value)
-        for late in self.found[MOST_WHOLE:]:
+        for late in self.found[THRESHOLDS.most_whole :]:
             late.whole = None  # is not needed again, and large

@@ -26,6 +26,7 @@ from tutti.search.bound.lower_bound import lower_bound
 from tutti.search.bound.unit_choices import Ways, _Passes, ways_of
 from tutti.search.pricing.unit_tables import FULL, NONE, Config, Tables
 from tutti.search.question.space import Problem, Space
+from tutti.search.thresholds import THRESHOLDS
 
 CLOSE = 1e-9
 
@@ -317,7 +318,7 @@ def test_finer_cells_raise_the_price_and_no_more_than_they_are_finer(prices, sec
     found = []
     for narrow in (0.3, 0.1, 0.01, 0.003):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bound, "_NARROW", narrow)
+            patch.setattr(bound, "THRESHOLDS", replace(THRESHOLDS, bound_narrow=narrow))
             found.append(bound._Leads(_TIGHT, fluid=1.0)._cost(prices, seconds))
     assert found == sorted(found)
     assert found[-1] <= 1.02 * found[-2]

@@ -24,15 +24,16 @@ from tutti.search.question.space import Space
 from tutti.search.strategy.coarse_chain import Chain, ScheduleOption
 from tutti.search.strategy.draft import Draft, PipelineDraft, ReplicaDraft, StageDraft
 from tutti.search.strategy.summary import summary_of
+from tutti.search.thresholds import THRESHOLDS
 
 FEW = Effort(candidates=1, most_candidates=1, chains=1, refined=1)
 NARROW = Space(tp=(1,), cp=(1,), schedules=(ScheduleKind.ONE_F_ONE_B,), shard=(1,), offload=())
 
 
 def test_prices_agree_or_it_is_an_error():
-    require_agreement("a plan", 1.0, 1.0 + 1e-10, simulate_draft.SAME)
+    require_agreement("a plan", 1.0, 1.0 + 1e-10, THRESHOLDS.same_price)
     with pytest.raises(SearchDisagreementError, match="a plan: the search says 1, the simulator"):
-        require_agreement("a plan", 1.0, 1.0 + 1e-8, simulate_draft.SAME)
+        require_agreement("a plan", 1.0, 1.0 + 1e-8, THRESHOLDS.same_price)
 
 
 def test_a_price_that_the_search_made_up_is_an_error():

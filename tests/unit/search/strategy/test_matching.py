@@ -8,8 +8,9 @@ import pytest
 from tutti.plan.job import ScheduleKind
 from tutti.search.coarse.grid import whole_rounds
 from tutti.search.pricing.unit_tables import Config
-from tutti.search.strategy.coarse_chain import OPTIMISM, Chain, ScheduleOption
+from tutti.search.strategy.coarse_chain import Chain, ScheduleOption
 from tutti.search.strategy.matching import matching
+from tutti.search.thresholds import THRESHOLDS
 
 ONE, TURNS = ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED
 
@@ -53,9 +54,11 @@ def test_every_schedule_that_any_group_has_is_looked_at_once():
 def test_a_pool_is_not_charged_for_sequences_that_others_can_take():
     own = chain("a", ONE)
     # 2,061 sequences: three rounds of 1,024, or two of them and a bit for the others
-    assert own.seconds(2061) == pytest.approx(3 * 2.0 * OPTIMISM[3])
-    assert own.elastic_seconds(2061) == pytest.approx(2 * 2.0 * OPTIMISM[3] * 2061 / 2048)
-    assert own.elastic_seconds(100) == pytest.approx(2.0 * OPTIMISM[3] * 100 / 1024)
+    assert own.seconds(2061) == pytest.approx(3 * 2.0 * THRESHOLDS.optimism[3])
+    assert own.elastic_seconds(2061) == pytest.approx(
+        2 * 2.0 * THRESHOLDS.optimism[3] * 2061 / 2048
+    )
+    assert own.elastic_seconds(100) == pytest.approx(2.0 * THRESHOLDS.optimism[3] * 100 / 1024)
 
 
 def test_rounds_are_whole_and_never_none():

@@ -41,7 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config(**keys: Any) -> TrainConfig:
     base = {"model": "tiny", "data": {"train": [{"kind": "synthetic"}]}}
-    job = {"sequence_length": 32, "global_batch": 4, **keys.pop("job", {})}
+    few = {"offload": False, "recompute": False}  # a small space to search
+    job = {"sequence_length": 32, "global_batch": 4, **few, **keys.pop("job", {})}
     return build(TrainConfig, {**base, "job": job, **keys}, Place("test"))
 
 
