@@ -12,11 +12,13 @@ from tutti.accelerator.conformance.cases import (
     optimizer,
     paged,
     pointwise,
+    quantised,
     sampling,
 )
 
 CASES: tuple[Case, ...] = (
     *linear.CASES,
+    *quantised.CASES,
     *norm.CASES,
     *pointwise.CASES,
     *attention.CASES,
