@@ -58,6 +58,9 @@ def generate(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda:1, …; the best here.")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; the weights'.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Round weights to fp8, int8 or int4 while loading.")
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Another folder's tokenizer, or 'bytes'.")
     ] = None,
@@ -74,7 +77,9 @@ def generate(
     from tutti.errors import InputError
     from tutti.serve import Engine, SamplingParameters
 
-    given: dict[str, Any] = {"device": device, "dtype": dtype, "tokenizer": tokenizer}
+    given: dict[str, Any] = {
+        "device": device, "dtype": dtype, "tokenizer": tokenizer, "weights": weights
+    }  # fmt: skip
     sizes: dict[str, Any] = {"slots": slots, "page_size": page_size, "max_length": max_length}
     if memory is not None:
         sizes["memory_bytes"] = _bytes(memory)

@@ -13,9 +13,10 @@ from tutti.nn.storage import Holder, Maker
 class Linear(Holder):
     """x·Wᵀ + b of one or several logical layers, whose outputs stand side by side."""
 
-    weight: Tensor
+    weight: Tensor  # or a `QuantisedWeight`, where it was loaded as one
     bias: Tensor | None
     may_narrow = True  # to products of 8 bits
+    quantisable: tuple[str, ...] = ("weight",)
 
     def __init__(self, make: Maker, *names: str) -> None:
         super().__init__()

@@ -13,13 +13,14 @@ from tutti.accelerator import Accelerator, Operators, open_accelerator
 from tutti.accelerator.products import widens
 from tutti.batching import Settings
 from tutti.errors import InputError, hint
-from tutti.huggingface import open_checkpoint
+from tutti.huggingface import Checkpoint, open_checkpoint
 from tutti.huggingface.tokenizer import Tokenizer, open_tokenizer
 from tutti.models import ModelSpec
 from tutti.nn import Model, load
 from tutti.nn.cache import token_bytes
 from tutti.nn.head import Logits
 from tutti.nn.linear import Linear
+from tutti.nn.quantised import load_quantised, weight_bytes
 from tutti.nn.rotary import stretch
 from tutti.serve.draft_model import DraftModel, check_draft
 from tutti.serve.drafting import Drafter, NgramDrafter
@@ -50,6 +51,7 @@ def open_worker(
     dtype: str | None = None,
     tokenizer: str | None = None,
     invariant: bool = False,
+    weights: str | None = None,
     sizes: Sizes | None = None,
     **options: Any,
 ) -> tuple[Worker, Tokenizer | None]:
@@ -57,19 +59,17 @@ def open_worker(
 
     `device`: as `tutti accelerator list` names it; the best that is here. `dtype`: fp32, bf16 or
     fp16; the weights' own where the device multiplies in it. `invariant`: a request's logits have
-    the same bits alone, in any batch, chunks and pages. `tokenizer`: another folder, or
+    the same bits alone, in any batch, chunks and pages. `weights`: fp8, int8 or int4, to which
+    plain weights are rounded; quantised ones stay what they are. `tokenizer`: another folder, or
     "bytes". Other options are those of `Sizes`.
     """
     sizes = sizes or _sizes(options)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, quantised=True)
     spec = checkpoint.spec
     accelerator = open_accelerator(device)
     number = _dtype(dtype, checkpoint.dtype(next(iter(checkpoint.names()))).name, accelerator)
     operators = invariant_operators(spec, accelerator) if invariant else accelerator.operators
-    model = Model(spec, operators, dtype=number, device=accelerator.device)
-    load(model, checkpoint)
-    checkpoint.drop()
-    model.eval().requires_grad_(False)
+    model = open_model(checkpoint, operators, number, accelerator, weights)
     if not invariant:
         prepare(model)
     end = end_tokens(Path(folder), spec)
@@ -78,6 +78,30 @@ def open_worker(
         end = (opened.end,)
     settings = settings_for(spec, sizes, accelerator, number, model)
     return Worker(model, accelerator, settings, dtype=number, end=end), opened
+
+
+def open_model(
+    checkpoint: Checkpoint,
+    operators: Operators,
+    dtype: torch.dtype,
+    accelerator: Accelerator,
+    weights: str | None = None,
+) -> Model:
+    """Return a checkpoint's model, with its weights on the device."""
+    stored = getattr(checkpoint, "method", None)
+    if stored is not None and weights is not None:
+        raise InputError(
+            f"{checkpoint.folder}: the weights are quantised already ({stored}); leave 'weights' "
+            "out"
+        )
+    if stored is None and weights is None:
+        model = Model(checkpoint.spec, operators, dtype=dtype, device=accelerator.device)
+        load(model, checkpoint)
+    else:
+        model = Model(checkpoint.spec, operators, dtype=dtype, device="meta")
+        load_quantised(model, checkpoint, accelerator.device, weights)
+    checkpoint.drop()
+    return model.eval().requires_grad_(False)
 
 
 def invariant_operators(spec: ModelSpec, accelerator: Accelerator) -> Operators:
@@ -104,13 +128,10 @@ def open_drafter(worker: Worker, folder: Path | str | None) -> Drafter:
     """Return what guesses for a worker: a draft model's folder, or the text itself."""
     if folder is None:
         return NgramDrafter()
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, quantised=True)
     check_draft(worker.model.spec, checkpoint.spec)
     accelerator, dtype = worker.accelerator, next(worker.model.parameters()).dtype
-    model = Model(checkpoint.spec, accelerator.operators, dtype=dtype, device=accelerator.device)
-    load(model, checkpoint)
-    checkpoint.drop()
-    model.eval().requires_grad_(False)
+    model = open_model(checkpoint, accelerator.operators, dtype, accelerator)
     prepare(model)
     return DraftModel(
         model,
@@ -230,7 +251,7 @@ def _pages_that_fit(
     page_bytes = token_bytes(spec, dtype) * sizes.page_size
     weights = 0
     if model is not None:
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        weights = weight_bytes(model)
     if sizes.memory_bytes is not None:
         total, left = sizes.memory_bytes, sizes.memory_bytes - weights
     else:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutti.errors import InputError
+
 FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -80,6 +82,43 @@ class QuantisedWeight:
             laid_out={},
         )
 
+    def rows(self, index: Tensor) -> QuantisedWeight:
+        """Return some outputs, in any order."""
+        own = self.by_rows()
+        scales, zeros = own._scaling
+        return replace(
+            own,
+            codes=_indexed(own.codes, index),
+            scales=scales if scales.shape[-2] == 1 else scales[..., index, :],
+            zeros=zeros if zeros is None or zeros.shape[-2] == 1 else zeros[..., index, :],
+            laid_out={},
+        )
+
+    def part(self, rows: slice, columns: slice) -> QuantisedWeight:
+        """Return a rectangle; columns are cut where blocks end."""
+        out, width = self.shape[-2:]
+        own = self if rows == slice(0, out) else self.rows(torch.arange(rows.start, rows.stop))
+        if columns == slice(0, width):
+            return own
+        start, stop, block = columns.start, columns.stop, min(own.block[1], width)
+        per_row = block == width
+        if own.order is not None or (not per_row and (start % block or stop % block)) or start % 2:
+            what = "sorted columns" if own.order is not None else f"blocks of {block} columns"
+            raise InputError(
+                f"a quantised weight with {what} cannot be cut at columns {start} to {stop}; take "
+                "fewer tensor-parallel ranks"
+            )
+        blocks = slice(None) if per_row else slice(start // block, stop // block)
+        codes = slice(start // 2, stop // 2) if own.halves else columns
+        return replace(
+            own,
+            codes=own.codes[..., codes].contiguous(),
+            scales=own.scales[..., blocks],
+            zeros=None if own.zeros is None else own.zeros[..., blocks],
+            block=(own.block[0], stop - start if per_row else block),
+            laid_out={},
+        )
+
     def inputs(self, x: Tensor) -> Tensor:
         """Return rows with their columns in the order of the codes."""
         return x if self.order is None else x[..., self.order]
@@ -127,6 +166,31 @@ def _repeated(blocks: Tensor, dim: int, times: int, count: int) -> Tensor:
     return blocks.repeat_interleave(times, dim).narrow(dim, 0, count)
 
 
+def _indexed(codes: Tensor, index: Tensor) -> Tensor:
+    """Return rows of codes; 8-bit floats have no such operator everywhere."""
+    return codes.view(torch.uint8)[..., index, :].view(codes.dtype)
+
+
+def joined(parts: Sequence[QuantisedWeight]) -> QuantisedWeight | None:
+    """Return the weights of experts as one; None: they are too unlike."""
+    if len({part.block for part in parts}) > 1:
+        parts = [part.by_rows() for part in parts]
+    like = {(part.codes.dtype, part.shape, part.block) for part in parts}
+    if len(like) > 1 or any(part.order is not None for part in parts):
+        return None
+    first = parts[0]
+    zeros = None
+    if any(part.zeros is not None for part in parts):
+        zeros = torch.stack([_zeros(part) for part in parts])
+    return replace(
+        first,
+        codes=torch.stack([part.codes.view(torch.uint8) for part in parts]).view(first.codes.dtype),
+        scales=torch.stack([part.scales for part in parts]),
+        zeros=zeros,
+        laid_out={},
+    )
+
+
 def stacked(parts: Sequence[QuantisedWeight]) -> QuantisedWeight | None:
     """Return weights of one input as one, one below the other; None: they are too unlike."""
     if len(parts) == 1:
@@ -145,10 +209,10 @@ def stacked(parts: Sequence[QuantisedWeight]) -> QuantisedWeight | None:
         parts = [part.by_rows() for part in parts]
     zeros = None
     if any(part.zeros is not None for part in parts):
-        kind = next(part.zeros.dtype for part in parts if part.zeros is not None)
-        zeros = torch.cat([_zeros(part, kind) for part in parts], dim=-2)
+        zeros = torch.cat([_zeros(part) for part in parts], dim=-2)
+    codes = torch.cat([part.codes.view(torch.uint8) for part in parts], dim=-2)
     return QuantisedWeight(
-        codes=torch.cat([part.codes for part in parts], dim=-2),
+        codes=codes.view(first.codes.dtype),
         scales=torch.cat([part.scales for part in parts], dim=-2),
         zeros=zeros,
         block=parts[0].block,
@@ -156,5 +220,7 @@ def stacked(parts: Sequence[QuantisedWeight]) -> QuantisedWeight | None:
     )
 
 
-def _zeros(part: QuantisedWeight, dtype: torch.dtype) -> Tensor:
-    return torch.zeros_like(part.scales, dtype=dtype) if part.zeros is None else part.zeros
+def _zeros(part: QuantisedWeight) -> Tensor:
+    if part.zeros is None:
+        return torch.zeros_like(part.scales, dtype=torch.int16)
+    return part.zeros.to(torch.int16)
