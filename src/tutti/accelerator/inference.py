@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from tutti.accelerator import invariant, paged, prepared  # noqa: F401  (they register)
+from tutti.accelerator import adapted, invariant, paged, prepared  # noqa: F401  (they register)
 from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.quantised import QuantisedWeight, host
@@ -16,8 +16,8 @@ from tutti.errors import InputError
 
 # others work row by row
 INVARIANT = (
-    "linear", "grouped_linear", "quantised_linear", "quantised_grouped_linear", "paged_attention",
-    "activation", "gated_activation",
+    "linear", "grouped_linear", "quantised_linear", "quantised_grouped_linear", "adapted_linear",
+    "paged_attention", "activation", "gated_activation",
 )  # fmt: skip
 
 
@@ -58,6 +58,13 @@ class Inference(Narrowing):
         """Return runs of `counts[e]` rows times expert e's weight of 8 or 4 bits."""
         y: Tensor = self._run("quantised_grouped_linear", x, weight, counts, bias)
         return y
+
+    def adapted_linear(
+        self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor
+    ) -> Tensor:
+        """Return y (T, out) plus up[a]·down[a]·x of each row's adapter a (T,); −1: nothing."""
+        found: Tensor = self._run("adapted_linear", y, x, down, up, adapters)
+        return found
 
     def store_pages(
         self, k: Tensor, v: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tutti.accelerator.reference import (
+    adapted,
     attention,
     experts,
     linear,
@@ -65,6 +66,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "grouped_linear": linear.grouped_linear,
     "narrow_linear": narrow.narrow_linear,
     "narrow_grouped_linear": narrow.narrow_grouped_linear,
+    "adapted_linear": adapted.adapted_linear,
     "quantised_linear": quantised.quantised_linear,
     "quantised_grouped_linear": quantised.quantised_grouped_linear,
     "embedding": linear.embedding,

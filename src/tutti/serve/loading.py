@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tutti.accelerator.products import widens
 from tutti.batching import Settings
 from tutti.errors import InputError, hint
 from tutti.huggingface import Checkpoint, open_checkpoint
+from tutti.huggingface.adapter import open_adapter
 from tutti.huggingface.tokenizer import Tokenizer, open_tokenizer
 from tutti.models import ModelSpec
 from tutti.nn import Model, load
@@ -22,6 +24,7 @@ from tutti.nn.head import Logits
 from tutti.nn.linear import Linear
 from tutti.nn.quantised import load_quantised, weight_bytes
 from tutti.nn.rotary import stretch
+from tutti.serve.adapters import RANK, SLOTS, Adapters
 from tutti.serve.draft_model import DraftModel, check_draft
 from tutti.serve.drafting import Drafter, NgramDrafter
 from tutti.serve.worker import Worker
@@ -42,6 +45,8 @@ class Sizes:
     max_length: int | None = None  # of a sequence: the model's own
     most_tokens: int = 2048  # of a step
     prefix: bool = True
+    adapter_slots: int = SLOTS  # LoRA adapters at a time
+    adapter_rank: int = RANK  # the largest, of those that are added later
 
 
 def open_worker(
@@ -52,6 +57,7 @@ def open_worker(
     tokenizer: str | None = None,
     invariant: bool = False,
     weights: str | None = None,
+    adapters: Mapping[str, Path | str] | None = None,
     sizes: Sizes | None = None,
     **options: Any,
 ) -> tuple[Worker, Tokenizer | None]:
@@ -60,8 +66,8 @@ def open_worker(
     `device`: as `tutti accelerator list` names it; the best that is here. `dtype`: fp32, bf16 or
     fp16; the weights' own where the device multiplies in it. `invariant`: a request's logits have
     the same bits alone, in any batch, chunks and pages. `weights`: fp8, int8 or int4, to which
-    plain weights are rounded; quantised ones stay what they are. `tokenizer`: another folder, or
-    "bytes". Other options are those of `Sizes`.
+    plain weights are rounded; quantised ones stay what they are. `adapters`: PEFT folders by name.
+    `tokenizer`: another folder, or "bytes". Other options are those of `Sizes`.
     """
     sizes = sizes or _sizes(options)
     checkpoint = open_checkpoint(folder, quantised=True)
@@ -76,8 +82,25 @@ def open_worker(
     opened = _tokenizer(tokenizer, Path(folder))
     if not end and opened is not None and opened.end is not None:
         end = (opened.end,)
-    settings = settings_for(spec, sizes, accelerator, number, model)
-    return Worker(model, accelerator, settings, dtype=number, end=end), opened
+    held = open_adapters(adapters or {}, model, accelerator, sizes)
+    settings = settings_for(spec, sizes, accelerator, number, model, held.num_bytes)
+    return Worker(model, accelerator, settings, dtype=number, end=end, adapters=held), opened
+
+
+def open_adapters(
+    folders: Mapping[str, Path | str], model: Model, accelerator: Accelerator, sizes: Sizes
+) -> Adapters:
+    """Return adapters in their slots, with room for those that are given."""
+    opened = [open_adapter(folder, model.spec).rank for folder in folders.values()]
+    held = Adapters(
+        model,
+        accelerator,
+        slots=max(sizes.adapter_slots, len(folders)),
+        rank=max(sizes.adapter_rank, *opened, 1),
+    )
+    for name, folder in folders.items():
+        held.add(name, folder)
+    return held
 
 
 def open_model(
@@ -212,8 +235,12 @@ def settings_for(
     accelerator: Accelerator,
     dtype: torch.dtype,
     model: Model | None = None,
+    beside: int = 0,
 ) -> Settings:
-    """Return the scheduler's settings: as many pages as asked for, or as memory has room for."""
+    """Return the scheduler's settings: as many pages as asked for, or as memory has room for.
+
+    `beside`: bytes that adapters take beside the model's weights.
+    """
     longest = sizes.max_length or spec.max_length
     if spec.embedding.positions and longest > spec.embedding.positions:
         raise InputError(
@@ -224,7 +251,8 @@ def settings_for(
     stretched = stretch(spec)
     pages = sizes.pages
     if pages is None:
-        pages = _pages_that_fit(spec, sizes, accelerator, dtype, longest, model)
+        weights = beside if model is None else beside + weight_bytes(model)
+        pages = _pages_that_fit(spec, sizes, accelerator, dtype, longest, weights)
     return Settings(
         slots=sizes.slots,
         pages=pages,
@@ -245,13 +273,10 @@ def _pages_that_fit(
     accelerator: Accelerator,
     dtype: torch.dtype,
     longest: int,
-    model: Model | None,
+    weights: int,
 ) -> int:
     """Return how many pages there is room for, at most what all slots can use."""
     page_bytes = token_bytes(spec, dtype) * sizes.page_size
-    weights = 0
-    if model is not None:
-        weights = weight_bytes(model)
     if sizes.memory_bytes is not None:
         total, left = sizes.memory_bytes, sizes.memory_bytes - weights
     else:

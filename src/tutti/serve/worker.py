@@ -19,6 +19,7 @@ from tutti.batching.request import Sequence
 from tutti.batching.settings import Settings
 from tutti.batching.step import LAST, Step
 from tutti.nn import Batch, Model, PagedCache
+from tutti.serve.adapters import Adapters, Held
 from tutti.serve.inputs import StepInputs
 from tutti.serve.parameters import SamplingParameters
 from tutti.serve.sampler import Sampler, TopTokens, top_tokens
@@ -33,6 +34,7 @@ class Work:
     parameters: SamplingParameters
     seed: int
     pooling: str | None = None  # "last" or "mean": its hidden states are wanted, no tokens
+    adapter: Held | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,8 +63,10 @@ class Worker:
         *,
         dtype: torch.dtype,
         end: tuple[int, ...] = (),
+        adapters: Adapters | None = None,
     ) -> None:
         self.model, self.accelerator, self.settings = model, accelerator, settings
+        self.adapters = adapters or Adapters(model, accelerator)
         self.cache = PagedCache(
             model.spec,
             model.operators,
@@ -125,6 +129,7 @@ class Worker:
 
     def _batch(self, step: Step) -> tuple[Batch, Tensor]:
         """Return the batch, and the places of the tokens that are sampled after."""
+        self.adapters.select(step, self._work)
         segments, given = self._inputs.take(step)
         tokens_t = given["tokens"].long()
         if (step.tokens == LAST).any():  # these rows have one token each and come first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tutti.accelerator.conformance.case import Case
 from tutti.accelerator.conformance.cases import (
+    adapted,
     attention,
     experts,
     head,
@@ -19,6 +20,7 @@ from tutti.accelerator.conformance.cases import (
 CASES: tuple[Case, ...] = (
     *linear.CASES,
     *quantised.CASES,
+    *adapted.CASES,
     *norm.CASES,
     *pointwise.CASES,
     *attention.CASES,
