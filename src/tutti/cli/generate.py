@@ -188,7 +188,7 @@ def _of_file(engine: Engine, file: Path, *, chat: bool) -> list[_Asked]:
         named = value.get("adapter") if isinstance(value, dict) else None
         if isinstance(value, dict) and "messages" in value:
             messages = messages_of(value["messages"], lambda place=place: place)  # type: ignore[misc]
-            found.append(_Asked(engine.chat_prompt(messages), named))
+            found.append(_Asked(engine.chat_prompt(messages, value.get("tools")), named))
         elif isinstance(value, dict) and isinstance(value.get("prompt"), str | list):
             text = value["prompt"]
             asked = [{"role": "user", "content": text}]

@@ -138,10 +138,15 @@ class Engine:
             del self._done[number]
         return [live.embedding() for live in lives]
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return a conversation as tokens, up to where the assistant's turn begins."""
+    def chat_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None, **variables: Any
+    ) -> list[int]:
+        """Return a conversation as tokens, up to where the assistant's turn begins.
+
+        `tools` (their JSON schemas) and other variables are for the chat template.
+        """
         tokenizer = self._tokenizer_for("a conversation")
-        text = tokenizer.render(messages, prompt=True)
+        text = tokenizer.render(messages, prompt=True, tools=tools, variables=variables)
         return [int(token) for token in tokenizer.encode([text])[0]]
 
     # --- adapters --------------------------------------------------------------------------
