@@ -69,7 +69,7 @@ class Slots:
                 f"adapter '{name}' has the rank {rank}; there is room for ranks up to {self.rank}: "
                 "give a larger adapter_rank"
             )
-        for logical in factors:
+        for logical in self._own(factors):
             if logical not in self._places:
                 raise InputError(
                     f"adapter '{name}' adds to '{logical}'; tutti adapts linear layers of blocks, "
@@ -79,7 +79,7 @@ class Slots:
     def put(self, slot: int, factors: Mapping[str, Factors]) -> None:
         """Write an adapter into a slot."""
         self.clear(slot)
-        for logical, own in factors.items():
+        for logical, own in self._own(factors).items():
             layer, index, piece = self._places[logical]
             if layer.adapted is None:
                 layer.adapted = self._room(layer)
@@ -88,6 +88,11 @@ class Slots:
             room.down[slot, first : first + count].copy_(own.down[:, piece.slices[1]])
             up = room.up[slot, piece.start : piece.stop, first : first + count]
             up.copy_(own.up[piece.slices[0]])
+
+    def _own(self, factors: Mapping[str, Factors]) -> dict[str, Factors]:
+        """Return what is for units that are here: others may be another stage's."""
+        here = self._model.by_number()
+        return {name: own for name, own in factors.items() if int(name.split(".")[0]) in here}
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""

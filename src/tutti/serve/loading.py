@@ -251,8 +251,12 @@ def settings_for(
     stretched = stretch(spec)
     pages = sizes.pages
     if pages is None:
-        weights = beside if model is None else beside + weight_bytes(model)
-        pages = _pages_that_fit(spec, sizes, accelerator, dtype, longest, weights)
+        weights, token = beside, token_bytes(spec, dtype)
+        if model is not None:
+            weights, own = beside + weight_bytes(model), model.by_number()
+            units = range(min(own), max(own) + 1)
+            token = token_bytes(spec, dtype, units, model.parallel.tensor.size)
+        pages = _pages_that_fit(sizes, accelerator, token, longest, weights)
     return Settings(
         slots=sizes.slots,
         pages=pages,
@@ -268,15 +272,10 @@ def settings_for(
 
 
 def _pages_that_fit(
-    spec: ModelSpec,
-    sizes: Sizes,
-    accelerator: Accelerator,
-    dtype: torch.dtype,
-    longest: int,
-    weights: int,
+    sizes: Sizes, accelerator: Accelerator, token: int, longest: int, weights: int
 ) -> int:
     """Return how many pages there is room for, at most what all slots can use."""
-    page_bytes = token_bytes(spec, dtype) * sizes.page_size
+    page_bytes = max(1, token) * sizes.page_size  # a stage may hold no block
     if sizes.memory_bytes is not None:
         total, left = sizes.memory_bytes, sizes.memory_bytes - weights
     else:

@@ -72,6 +72,7 @@ class Worker:
             model.operators,
             pages=settings.pages,
             page_size=settings.page_size,
+            units=range(min(model.by_number()), max(model.by_number()) + 1),
             parallel=model.parallel,
             dtype=dtype,
             device=accelerator.device,
@@ -104,7 +105,7 @@ class Worker:
             self.cache.copy(pairs[:, 0], pairs[:, 1])
         self._begin(step)
         batch, rows = self._batch(step)
-        x, _ = self.model.stream(None, batch)
+        x = self._stream(batch)
         result = StepResult(
             number=step.number,
             tokens=np.empty(0, np.int32),
@@ -117,6 +118,10 @@ class Worker:
         return result
 
     # --- a step's parts --------------------------------------------------------------------
+
+    def _stream(self, batch: Batch) -> Tensor:
+        """Return the residual stream after the blocks."""
+        return self.model.stream(None, batch)[0]
 
     def _begin(self, step: Step) -> None:
         for begin in step.begins:
@@ -201,7 +206,7 @@ class Worker:
         ]
         try:
             batch, _ = self._batch(step)
-            self.model.stream(None, batch)
+            self._stream(batch)
         finally:
             for handle in handles:
                 handle.remove()
