@@ -82,7 +82,7 @@ class GlooLinks:
 
     def group(self, ranks: Sequence[int], *, use: str = "block") -> World:
         del use
-        return World(ranks)
+        return World() if len(ranks) == dist.get_world_size() else World(ranks)
 
 
 class _All:
