@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,17 @@ from tutti.nn.parallel.groups import Pending, Ready
 
 
 class World:
-    """All processes as one group."""
+    """All processes as one group, or some of them."""
 
-    def __init__(self) -> None:
-        self.size, self.rank = dist.get_world_size(), dist.get_rank()
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        self._group = None
+        if ranks is not None:
+            self._group = dist.new_group(list(ranks), use_local_synchronization=True)
+        self.size, self.rank = dist.get_world_size(self._group), dist.get_rank(self._group)
 
     def all_reduce(self, x: Tensor, *, maximum: bool = False) -> Tensor:
-        dist.all_reduce(x, op=dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)
+        how = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+        dist.all_reduce(x, op=how, group=self._group)
         return x
 
     def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
@@ -32,7 +37,7 @@ class World:
         parts = [x.new_zeros(max(rows), *x.shape[1:]) for _ in rows]
         padded = x.new_zeros(parts[0].shape)
         padded[: x.shape[0]] = x
-        dist.all_gather(parts, padded)
+        dist.all_gather(parts, padded, group=self._group)
         return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)])
 
     def reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Tensor:
@@ -42,7 +47,7 @@ class World:
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         assert x.shape[0] == sum(send)
         out = x.new_empty(sum(receive), *x.shape[1:])
-        dist.all_to_all_single(out, x, list(receive), list(send))
+        dist.all_to_all_single(out, x, list(receive), list(send), group=self._group)
         return out
 
     def start_all_reduce(self, x: Tensor) -> Pending:
@@ -56,6 +61,37 @@ class World:
 
     def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Pending:
         return Ready(self.all_to_all(x, send, receive))
+
+
+class GlooLinks:
+    """Messages between processes, as far as serving needs them; tags tell channels apart."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Tensor]],
+        channel: str,
+    ) -> Any:
+        tag = zlib.crc32(channel.encode()) % 1000
+        under_way = [dist.isend(tensor.contiguous(), peer, tag=tag) for peer, tensor in sends]
+        under_way += [dist.irecv(tensor, peer, tag=tag) for peer, tensor in receives]
+        return _All(under_way)
+
+    def group(self, ranks: Sequence[int], *, use: str = "block") -> World:
+        del use
+        return World() if len(ranks) == dist.get_world_size() else World(ranks)
+
+
+class _All:
+    def __init__(self, handles: list[Any]) -> None:
+        self._handles = handles
+
+    def wait(self) -> None:
+        for handle in self._handles:
+            handle.wait()
 
 
 def run_processes(function: Callable[[int], Any], count: int, folder: Path) -> list[Any]:

@@ -7,14 +7,18 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from tutti.accelerator import invariant, paged, prepared  # noqa: F401  (they register)
+from tutti.accelerator import adapted, invariant, paged, prepared  # noqa: F401  (they register)
 from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.paged_segments import PagedSegments
+from tutti.accelerator.quantised import QuantisedWeight, host
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.errors import InputError
 
 # others work row by row
-INVARIANT = ("linear", "grouped_linear", "paged_attention", "activation", "gated_activation")
+INVARIANT = (
+    "linear", "grouped_linear", "quantised_linear", "quantised_grouped_linear", "adapted_linear",
+    "paged_attention", "activation", "gated_activation",
+)  # fmt: skip
 
 
 class Inference(Narrowing):
@@ -34,9 +38,33 @@ class Inference(Narrowing):
             found._candidates[name] = own
         return found
 
-    def prepare(self, weight: Tensor) -> None:
+    def prepare(self, weight: Tensor | QuantisedWeight) -> None:
         """Lay out a weight that will not change any more, for products of few rows."""
-        prepared.prepare(weight)
+        if isinstance(weight, QuantisedWeight):
+            host.prepare(weight)
+        else:
+            prepared.prepare(weight)
+
+    def quantised_linear(
+        self, x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None
+    ) -> Tensor:
+        """Return x·Wᵀ + b of a weight of 8 or 4 bits; what it stands for, rounded to x's dtype."""
+        y: Tensor = self._run("quantised_linear", x, weight, bias)
+        return y
+
+    def quantised_grouped_linear(
+        self, x: Tensor, weight: QuantisedWeight, counts: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Return runs of `counts[e]` rows times expert e's weight of 8 or 4 bits."""
+        y: Tensor = self._run("quantised_grouped_linear", x, weight, counts, bias)
+        return y
+
+    def adapted_linear(
+        self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor
+    ) -> Tensor:
+        """Return y (T, out) plus up[a]·down[a]·x of each row's adapter a (T,); −1: nothing."""
+        found: Tensor = self._run("adapted_linear", y, x, down, up, adapters)
+        return found
 
     def store_pages(
         self, k: Tensor, v: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor

@@ -24,6 +24,7 @@ from tutti.accelerator import (  # noqa: F401  (they register themselves)
 from tutti.accelerator.choices import Choices
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.inference import Inference
+from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.accelerator.reference.experts import Permutation, Routing
 from tutti.accelerator.reference.loss import Vocabulary
@@ -121,13 +122,15 @@ class Operators(Inference):
     def linear(
         self,
         x: Tensor,
-        weight: Tensor,
+        weight: Tensor | QuantisedWeight,
         bias: Tensor | None = None,
         *,
         later: WeightGradients | None = None,
         may_narrow: bool = False,
     ) -> Tensor:
         """Return x·Wᵀ + b, W (out, in); with `later`, the weight's gradient is left there."""
+        if isinstance(weight, QuantisedWeight):
+            return self.quantised_linear(x, weight, bias)
         narrow = may_narrow and self.narrows("narrow_linear", x, weight, bias)
         y: Tensor = self._run("narrow_linear" if narrow else "linear", x, weight, bias, later=later)
         return y
@@ -147,7 +150,7 @@ class Operators(Inference):
     def grouped_linear(
         self,
         x: Tensor,
-        weight: Tensor,
+        weight: Tensor | QuantisedWeight,
         counts: Tensor,
         bias: Tensor | None = None,
         *,
@@ -155,6 +158,8 @@ class Operators(Inference):
         may_narrow: bool = False,
     ) -> Tensor:
         """Return runs of `counts[e]` rows times expert e's weight: x (T, in), W (E, out, in)."""
+        if isinstance(weight, QuantisedWeight):
+            return self.quantised_grouped_linear(x, weight, counts, bias)
         narrow = may_narrow and self.narrows("narrow_grouped_linear", x, weight, counts, bias)
         kind = "narrow_grouped_linear" if narrow else "grouped_linear"
         y: Tensor = self._run(kind, x, weight, counts, bias, later=later)
@@ -334,18 +339,10 @@ class Operators(Inference):
         Backward must come with a gradient of `gradient_scale` where `starts_backward` is set.
         """
         both: tuple[Tensor, Tensor] = self._run(
-            "linear_cross_entropy",
-            x,
-            weight,
-            targets,
-            bias=bias,
-            token_weights=token_weights,
-            divisor=divisor,
-            soft_cap=soft_cap,
-            vocabulary=vocabulary,
-            gradient_scale=gradient_scale,
-            starts_backward=starts_backward,
-        )
+            "linear_cross_entropy", x, weight, targets, bias=bias, token_weights=token_weights,
+            divisor=divisor, soft_cap=soft_cap, vocabulary=vocabulary,
+            gradient_scale=gradient_scale, starts_backward=starts_backward,
+        )  # fmt: skip
         return both
 
     # --- experts ---------------------------------------------------------------------------

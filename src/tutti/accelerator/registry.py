@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tutti.accelerator.reference import (
+    adapted,
     attention,
     experts,
     linear,
@@ -21,6 +22,7 @@ from tutti.accelerator.reference import (
     optimizer,
     paged,
     pointwise,
+    quantised,
     sampling,
 )
 from tutti.errors import InputError, hint
@@ -64,6 +66,9 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "grouped_linear": linear.grouped_linear,
     "narrow_linear": narrow.narrow_linear,
     "narrow_grouped_linear": narrow.narrow_grouped_linear,
+    "adapted_linear": adapted.adapted_linear,
+    "quantised_linear": quantised.quantised_linear,
+    "quantised_grouped_linear": quantised.quantised_grouped_linear,
     "embedding": linear.embedding,
     "rms_norm": norm.rms_norm,
     "layer_norm": norm.layer_norm,
@@ -90,7 +95,10 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 }
 
 # references that do: each expert's rows are a product of their own, each sequence's keys too
-ASK_HOST = ("grouped_linear", "narrow_grouped_linear", "paged_attention", "latent_attention")
+ASK_HOST = (
+    "grouped_linear", "narrow_grouped_linear", "quantised_grouped_linear", "paged_attention",
+    "latent_attention",
+)  # fmt: skip
 
 _registered: dict[str, list[Implementation]] = {
     name: [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -45,6 +46,20 @@ Draft = Annotated[
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Another folder's tokenizer, or 'bytes'.")]
 Memory = Annotated[str | None, typer.Option(help="For weights and pages: '4 GiB'; what is free.")]
+Weights = Annotated[
+    str | None, typer.Option(help="Round weights to fp8, int8 or int4 while loading.")
+]
+Adapter = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=FOLDER: a LoRA adapter of PEFT; may be repeated, the first is used."),
+]
+
+
+class _Asked(NamedTuple):
+    """A prompt, and the adapter that it names."""
+
+    prompt: Prompt
+    adapter: str | None = None
 
 
 def generate(
@@ -69,6 +84,8 @@ def generate(
     draft: Draft = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda:1, …; the best here.")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; the weights'.")] = None,
+    weights: Weights = None,
+    adapter: Adapter = None,
     tokenizer: Tokenizer = None,
     memory: Memory = None,
     slots: Annotated[int, typer.Option(help="Answers that are computed at a time.")] = 64,
@@ -81,7 +98,9 @@ def generate(
     from tutti.errors import InputError
     from tutti.serve import Engine, SamplingParameters
 
-    given: dict[str, Any] = {"device": device, "dtype": dtype, "tokenizer": tokenizer}
+    given: dict[str, Any] = {
+        "device": device, "dtype": dtype, "tokenizer": tokenizer, "weights": weights
+    }  # fmt: skip
     sizes: dict[str, Any] = {"slots": slots, "page_size": page_size, "max_length": max_length}
     if memory is not None:
         sizes["memory_bytes"] = _bytes(memory)
@@ -94,17 +113,36 @@ def generate(
         raise InputError("no prompt: give a text, --file or --tokens")
     if draft is not None and not guesses:
         guesses = 4
+    folders = _adapters(adapter or [])
+    given["adapters"] = folders
     engine = Engine.from_pretrained(folder, guesses=guesses, draft=draft, **given, **sizes)
-    asked = _prompts(engine, prompts or [], file, tokens or [], chat=chat)
+    every = _prompts(engine, prompts or [], file, tokens or [], chat=chat)
+    asked = [one.prompt for one in every]
+    first = next(iter(folders), "")
+    each = [replace(parameters, adapter=first if o.adapter is None else o.adapter) for o in every]
     if json:
-        print_json([_plain(done) for done in engine.generate(asked, parameters)])
+        print_json([_plain(done) for done in engine.generate(asked, each)])
     elif len(asked) == 1 and n == 1:
-        _streamed(engine, asked[0], parameters)
+        _streamed(engine, asked[0], each[0])
     else:
-        for number, done in enumerate(engine.generate(asked, parameters)):
+        for number, done in enumerate(engine.generate(asked, each)):
             for sample, answer in enumerate(done.answers):
                 name = f"{number}.{sample}" if n > 1 else str(number)
                 sys.stdout.write(f"[{name}] {_shown(answer.text, answer.tokens)}\n")
+
+
+def _adapters(given: list[str]) -> dict[str, str]:
+    from tutti.errors import InputError
+
+    found: dict[str, str] = {}
+    for text in given:
+        name, _, folder = text.partition("=")
+        if not name or not folder:
+            raise InputError(f"--adapter is '{text}'; write NAME=FOLDER")
+        if name in found:
+            raise InputError(f"--adapter: two are called '{name}'")
+        found[name] = folder
+    return found
 
 
 def _bytes(text: str) -> int:
@@ -119,23 +157,24 @@ def _bytes(text: str) -> int:
 
 def _prompts(
     engine: Engine, texts: list[str], file: Path | None, tokens: list[str], *, chat: bool
-) -> list[Prompt]:
+) -> list[_Asked]:
     from tutti.errors import InputError
 
-    found: list[Prompt] = []
+    found: list[_Asked] = []
     if file is not None:
         found += _of_file(engine, file, chat=chat)
     for text in texts:
-        found.append(engine.chat_prompt([{"role": "user", "content": text}]) if chat else text)
+        said = engine.chat_prompt([{"role": "user", "content": text}]) if chat else text
+        found.append(_Asked(said))
     for text in tokens:
         try:
-            found.append([int(word) for word in text.replace(",", " ").split()])
+            found.append(_Asked([int(word) for word in text.replace(",", " ").split()]))
         except ValueError:
             raise InputError(f"--tokens is '{text}'; write numbers: '5 9 2'") from None
     return found
 
 
-def _of_file(engine: Engine, file: Path, *, chat: bool) -> list[Prompt]:
+def _of_file(engine: Engine, file: Path, *, chat: bool) -> list[_Asked]:
     """Return the prompts of a file: lines of text, or JSON lines."""
     import json as reader
 
@@ -144,7 +183,7 @@ def _of_file(engine: Engine, file: Path, *, chat: bool) -> list[Prompt]:
     from tutti.huggingface.chat import messages_of
 
     lines = [line for line in files.read_text(file).splitlines() if line.strip()]
-    found: list[Prompt] = []
+    found: list[_Asked] = []
     for number, line in enumerate(lines):
         place = f"{file}: line {number + 1}"
         value: Any = {"prompt": line}
@@ -153,13 +192,15 @@ def _of_file(engine: Engine, file: Path, *, chat: bool) -> list[Prompt]:
                 value = reader.loads(line)
             except ValueError as error:
                 raise InputError(f"{place}: is no JSON ({error})") from None
+        named = value.get("adapter") if isinstance(value, dict) else None
         if isinstance(value, dict) and "messages" in value:
             messages = messages_of(value["messages"], lambda place=place: place)  # type: ignore[misc]
-            found.append(engine.chat_prompt(messages))
+            found.append(_Asked(engine.chat_prompt(messages, value.get("tools")), named))
         elif isinstance(value, dict) and isinstance(value.get("prompt"), str | list):
             text = value["prompt"]
             asked = [{"role": "user", "content": text}]
-            found.append(engine.chat_prompt(asked) if chat and isinstance(text, str) else text)
+            said = engine.chat_prompt(asked) if chat and isinstance(text, str) else text
+            found.append(_Asked(said, named))
         else:
             raise InputError(f"{place}: expected an object with 'prompt' or 'messages'")
     return found

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tutti.document import shown
 from tutti.errors import InputError
+from tutti.huggingface.template import TemplateRefusedError
 from tutti.huggingface.tokenizer import Ids, Message, Tokenizer
 
 ASSISTANT = "assistant"
@@ -57,11 +58,8 @@ def encode_chat(
         if marked is not None:
             return marked[0], _without_tails(tokenizer, *marked)
         text, spans = _spans(tokenizer, messages, place)
-    except InputError:
-        raise
-    except Exception as error:  # a template may raise anything, and says why in its message
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{place()}: the chat template refuses it ({reason})") from None
+    except TemplateRefusedError as error:
+        raise InputError(f"{place()}: the chat template refuses it ({error.reason})") from None
     tokens, starts = tokenizer.encode_with_offsets(text)
     supervised = np.zeros(len(tokens), np.bool_)
     for first, last in spans:
@@ -120,5 +118,5 @@ def _opening(tokenizer: Tokenizer) -> str:
     """Return what opens an assistant's turn that nothing precedes, where a template can say it."""
     try:
         return tokenizer.render([], prompt=True)
-    except Exception:  # many templates look at the first message
+    except TemplateRefusedError:  # many templates look at the first message
         return ""

@@ -43,16 +43,11 @@ class HfFolder(Checkpoint):
     """The weights in a Hugging Face folder."""
 
     def __init__(self, folder: Path) -> None:
-        config = _config(folder)
-        if config.get("quantization_config"):
-            raise InputError(
-                f"{folder / 'config.json'}: 'quantization_config' is set: the weights are "
-                "quantised; tutti converts plain ones (load it with transformers, dequantize, and "
-                "save it again)"
-            )
+        self.folder = folder
+        self._begin(_config(folder))
         super().__init__(folder, load_model(f"{folder}/"))
         self._files = {name: TensorFile(folder / name) for name in _weight_files(folder)}
-        self._entries = _entries(folder, self._files)
+        self._entries = self._seen(_entries(folder, self._files))
         self.table: KeyTable = key_table(self.spec, self._entries.keys())
         self._dtypes = _checked(folder, self.table, self._entries)
         self._carried = {
@@ -60,6 +55,21 @@ class HfFolder(Checkpoint):
             for key, (_, entry) in self._entries.items()
             if key not in self.table.stored
         }
+
+    def _begin(self, config: dict[str, object]) -> None:
+        """Refuse what this kind of folder cannot read."""
+        if config.get("quantization_config"):
+            raise InputError(
+                f"{self.folder / 'config.json'}: 'quantization_config' is set: the weights are "
+                "quantised; tutti serves them, and converts and trains plain ones (load it with "
+                "transformers, dequantize, and save it again)"
+            )
+
+    def _seen(
+        self, entries: dict[str, tuple[TensorFile, Entry]]
+    ) -> dict[str, tuple[TensorFile, Entry]]:
+        """Return the tensors as the model sees them."""
+        return entries
 
     @property
     def stored(self) -> Mapping[str, StoredFile]:
@@ -241,3 +251,8 @@ def _formats(
                     f"are parts of '{name}', which has one format"
                 )
         yield name, first
+
+
+def is_quantised(folder: Path) -> bool:
+    """Tell whether a folder's config.json says that its weights are quantised."""
+    return bool(_config(folder).get("quantization_config"))

@@ -12,8 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tutti.huggingface.dtypes import Dtype
 from tutti.huggingface.tensor_file import Raw
@@ -44,6 +46,20 @@ class Piece:
         view = stored.reshape(self.view) if self.view else stored
         view = view[self.index] if self.index else view
         return view.transpose(self.order) if self.order else view
+
+
+def stored_rows(piece: Piece) -> NDArray[np.int64] | None:
+    """Return which outputs of a stored weight a piece's rows are; None: it is no matrix's.
+
+    A weight's outputs are its rows, or its columns where it is stored transposed.
+    """
+    if len(piece.shape) != 2:
+        return None
+    axis = 1 if piece.order else 0
+    outputs = np.arange(piece.shape[axis])
+    standing = outputs[None, :] if axis else outputs[:, None]
+    found: NDArray[Any] = piece.seen(np.broadcast_to(standing, piece.shape))
+    return np.array(found[..., 0]).reshape(-1)
 
 
 def whole(shape: Sequence[int]) -> Bounds:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutti.errors import InputError
+from tutti.huggingface.template import ChatTemplate
 from tutti.models.load import hub_error, is_hub_id
 from tutti.optional_imports import library
 
@@ -50,8 +50,18 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
 
-    def render(self, messages: Sequence[Message], *, prompt: bool) -> str:
-        """Return a conversation as text; with `prompt`, up to where the assistant's turn begins."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        prompt: bool,
+        tools: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return a conversation as text; with `prompt`, up to where the assistant's turn begins.
+
+        `tools` and other `variables` are for the folder's chat template.
+        """
 
     def marked_chat(self, messages: Sequence[Message]) -> tuple[Ids, NDArray[np.bool_]] | None:
         """Return tokens and the assistant's among them where the template itself marks them."""
@@ -85,8 +95,18 @@ class ByteTokenizer:
         """Return the text, without the three tokens that are no bytes."""
         return bytes(token for token in tokens if 0 <= token < 256).decode(errors="replace")
 
-    def render(self, messages: Sequence[Message], *, prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        prompt: bool,
+        tools: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return turns between STX and ETX, each with its role on the first line."""
+        del variables
+        if tools:
+            raise InputError("bytes: this chat template has no tools; take a folder's tokenizer")
         turns = [f"\x02{message['role']}\n{message['content']}\x03" for message in messages]
         return "".join(turns) + ("\x02assistant\n" if prompt else "")
 
@@ -99,7 +119,7 @@ class FolderTokenizer:
     """The tokenizer of a Hugging Face folder.
 
     `tokenizer.json` is read by the `tokenizers` library alone; transformers is imported only for
-    chat templates, and for folders that have no `tokenizer.json`.
+    folders that have none.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -127,6 +147,7 @@ class FolderTokenizer:
         pad = self._named("pad_token")
         self.pad = next((token for token in (pad, self.end) if token is not None), 0)
         self.special = frozenset(self._added())
+        self._template = ChatTemplate.of_folder(folder, _settings(folder))
         self.digest = _digest(folder)
 
     @property
@@ -144,7 +165,7 @@ class FolderTokenizer:
     @property
     def has_template(self) -> bool:
         """Whether the folder holds a chat template."""
-        return bool(self._whole.chat_template)
+        return self._template is not None
 
     def _added(self) -> Iterator[int]:
         """Return the tokens that were added to the vocabulary of text; some add runs of spaces."""
@@ -181,8 +202,8 @@ class FolderTokenizer:
         """Return tokens, and the character at which each begins."""
         if self._fast is None:
             raise InputError(
-                f"{self._folder}: has no tokenizer.json, and its chat template marks no "
-                f"assistant turns; save it with a fast tokenizer first"
+                f"{self._folder}: has no tokenizer.json, which says where in a text tokens begin; "
+                "save it with a fast tokenizer first"
             )
         encoding = self._fast.encode(text, add_special_tokens=False)
         starts = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)[:, 0]
@@ -194,33 +215,33 @@ class FolderTokenizer:
         text: str = decoder.decode([int(token) for token in tokens], skip_special_tokens=False)
         return text
 
-    def render(self, messages: Sequence[Message], *, prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        prompt: bool,
+        tools: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return what the folder's chat template makes of a conversation."""
-        whole = self._whole
-        if not whole.chat_template:
+        if self._template is None:
             raise InputError(
                 f"{self._folder}: the tokenizer has no chat template, which conversations need"
             )
-        text: str = whole.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=prompt
-        )
-        return text
+        return self._template.render(messages, prompt=prompt, tools=tools, variables=variables)
 
     def marked_chat(self, messages: Sequence[Message]) -> tuple[Ids, NDArray[np.bool_]] | None:
         """Use `{% generation %}` where the template has it."""
-        template = self._whole.chat_template
-        if not isinstance(template, str) or not _MARK.search(template):
+        if self._template is None or not self._template.marks:
             return None
-        made = self._whole.apply_chat_template(
-            list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-        return (
-            np.asarray(made["input_ids"], np.int64),
-            np.asarray(made["assistant_masks"], np.bool_),
-        )
+        text, spans = self._template.spans(messages)
+        tokens, starts = self.encode_with_offsets(text)
+        supervised = np.zeros(len(tokens), np.bool_)
+        for first, last in spans:
+            supervised |= (starts >= first) & (starts < last)
+        return tokens, supervised
 
 
-_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja")
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.reference.experts import Routing
 from tutti.models import MoeSpec
 from tutti.nn.balance import balance_loss
@@ -31,6 +32,7 @@ class Router(Linear):
 
     correction: Tensor | None
     may_narrow = False  # its choices follow from small differences
+    quantisable = ()
 
     def __init__(self, make: Maker, spec: MoeSpec) -> None:
         # beside expert groups tensor-parallel ranks share out the tokens, whatever the rest does
@@ -46,6 +48,7 @@ class ExpertMlp(Holder):
     up_bias: Tensor | None
     down_weight: Tensor
     down_bias: Tensor | None
+    quantisable = ("up_weight", "down_weight")
 
     def __init__(self, make: Maker, spec: MoeSpec) -> None:
         super().__init__()
@@ -133,8 +136,11 @@ class Experts(Holder):
         """Whether the host must read how many rows each rank or expert gets."""
         if self.parallel.expert_counts:
             return True
-        weight = self.experts.up_weight
-        row = weight.new_empty(1, weight.shape[-1])
+        weight: Tensor | QuantisedWeight = self.experts.up_weight
+        row = torch.empty(1, weight.shape[-1], device=weight.device)
+        if isinstance(weight, QuantisedWeight):
+            return self.operators.chosen("quantised_grouped_linear", row, weight, row).asks_host
+        row = row.to(weight.dtype)
         narrow = self.experts._narrows(weight)
         kind = "narrow_grouped_linear" if narrow else "grouped_linear"
         return self.operators.chosen(kind, row, weight, row).asks_host

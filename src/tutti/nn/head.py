@@ -40,6 +40,7 @@ class Logits(Holder):
 
     weight: Tensor
     bias: Tensor | None
+    quantisable = ("weight",)
 
     def __init__(self, make: Maker, model: ModelSpec) -> None:
         super().__init__()

@@ -46,6 +46,8 @@ class LatentAttention(Holder):
             self.query = Linear(make, "attention.query_up")
         self.kv_norm = Norm(make, "attention.kv_latent_norm", norm)
         self.kv_up = Linear(make, "attention.kv_up")
+        # beside a cache it is multiplied into the queries
+        self.kv_up.quantisable, self.kv_up.adaptable = (), False
         self.core = Core(make, model, spec, unit)
         self.output = RowLinear(make, "attention.output")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
@@ -9,13 +11,19 @@ from tutti.nn.parallel.collectives import enter, leave
 from tutti.nn.parallel.overlap import Beside, Layer, column_products, row_product
 from tutti.nn.storage import Holder, Maker
 
+if TYPE_CHECKING:
+    from tutti.nn.adapters import Room
+
 
 class Linear(Holder):
     """x·Wᵀ + b of one or several logical layers, whose outputs stand side by side."""
 
-    weight: Tensor
+    weight: Tensor  # or a `QuantisedWeight`, where it was loaded as one
     bias: Tensor | None
     may_narrow = True  # to products of 8 bits
+    quantisable: tuple[str, ...] = ("weight",)
+    adaptable = True
+    adapted: Room | None = None  # what adapters add (`nn.adapters`)
 
     def __init__(self, make: Maker, *names: str) -> None:
         super().__init__()
@@ -26,9 +34,10 @@ class Linear(Holder):
 
     def forward(self, x: Tensor, later: WeightGradients | None = None) -> Tensor:
         """Return the outputs of all layers."""
-        return self.operators.linear(
+        y = self.operators.linear(
             x, self.weight, self.bias, later=later, may_narrow=self.may_narrow
         )
+        return y if self.adapted is None else self.adapted.added(self, y, x)
 
     @property
     def narrow_weights(self) -> list[Tensor]:
@@ -90,5 +99,6 @@ class RowLinear(Linear):
             y = row_product(x, self.weight, beside)
         else:
             y = self.operators.linear(x, self.weight, later=later, may_narrow=self.may_narrow)
+            y = y if self.adapted is None else self.adapted.added(self, y, x)
             y = leave(y, self.parallel)
         return y if self.bias is None else y + self.bias

@@ -138,6 +138,8 @@ class Maker:
 class Holder(nn.Module):
     """A module whose own parameters are made of logical tensors."""
 
+    quantisable: tuple[str, ...] = ()  # weights that `nn.quantised` may hold in fewer bits
+
     def __init__(self) -> None:
         super().__init__()
         self.pieces: dict[str, tuple[Piece, ...]] = {}
@@ -159,7 +161,7 @@ def logical_tensors(module: nn.Module, unit: int) -> Iterator[Logical]:
             continue
         for attribute, pieces in holder.pieces.items():
             stored = getattr(holder, attribute)
-            if id(stored) in seen:
+            if id(stored) in seen or not isinstance(stored, nn.Parameter):  # quantised
                 continue
             seen.add(id(stored))
             for piece in pieces:

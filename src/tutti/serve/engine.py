@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tutti.huggingface.tokenizer import Message, Tokenizer
+    from tutti.serve.adapters import Held
     from tutti.serve.worker import Worker
 
 Prompt = str | Sequence[int]
@@ -50,6 +51,7 @@ class _Wanted:
 
     live: Live
     samples: tuple[Sample, ...]
+    adapter: Held | None
 
 
 class Engine:
@@ -140,11 +142,26 @@ class Engine:
             del self._done[number]
         return [live.embedding() for live in lives]
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return a conversation as tokens, up to where the assistant's turn begins."""
+    def chat_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None, **variables: Any
+    ) -> list[int]:
+        """Return a conversation as tokens, up to where the assistant's turn begins.
+
+        `tools` (their JSON schemas) and other variables are for the chat template.
+        """
         tokenizer = self._tokenizer_for("a conversation")
-        text = tokenizer.render(messages, prompt=True)
+        text = tokenizer.render(messages, prompt=True, tools=tools, variables=variables)
         return [int(token) for token in tokenizer.encode([text])[0]]
+
+    # --- adapters --------------------------------------------------------------------------
+
+    def add_adapter(self, name: str, folder: Path | str) -> None:
+        """Let requests name a LoRA adapter (`SamplingParameters.adapter`): a PEFT folder."""
+        self.worker.adapters.add(name, folder)
+
+    def drop_adapter(self, name: str) -> None:
+        """Take an adapter away; requests that use it go on to their end."""
+        self.worker.adapters.drop(name)
 
     # --- the loop --------------------------------------------------------------------------
 
@@ -163,23 +180,29 @@ class Engine:
         parameters.check(f"request {number}", vocab)
         if parameters.stop:
             self._tokenizer_for("'stop'")
+        named = parameters.adapter
+        adapter = self.worker.adapters.find(named) if named else None
         request = Request(
             id=number,
             prompt=tuple(tokens),
             most_new=0 if pooling else parameters.max_tokens,
             samples=1 if pooling else parameters.n,
             priority=parameters.priority,
+            adapter="" if adapter is None else adapter.key,
             salt=parameters.salt,
             shares_prefix=parameters.prompt_logprobs is None and pooling != "mean",
             waits=parameters.looks_back,
         )
         samples = self.scheduler.arrive(request)
+        if adapter is not None:
+            adapter.users += 1
         live = Live(request, parameters, self.tokenizer, pooling)
-        self._wanted[number] = _Wanted(live, samples)
+        self._wanted[number] = _Wanted(live, samples, adapter)
         seed = self.seed + number if parameters.seed is None else parameters.seed
         for sample in samples:
             self._by_sequence[sample.id] = (number, sample.sample)
-            own = Work(parameters=parameters, seed=_mixed(seed, sample.sample), pooling=pooling)
+            mixed = _mixed(seed, sample.sample)
+            own = Work(parameters=parameters, seed=mixed, pooling=pooling, adapter=adapter)
             self.worker.expect(sample, own)
         return number
 
@@ -311,6 +334,8 @@ class Engine:
                 cached = wanted.samples[0].cached
                 self.counters.cached_tokens += cached
                 self._done[number] = wanted.live.completion(cached, now)
+                if wanted.adapter is not None:
+                    self.worker.adapters.release(wanted.adapter)
                 del self._wanted[number]
 
     def _note_prompts(self, step: Step, result: StepResult) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ from tutti.accelerator import Accelerator, Operators, open_accelerator
 from tutti.accelerator.products import widens
 from tutti.batching import Settings
 from tutti.errors import InputError, hint
-from tutti.huggingface import open_checkpoint
+from tutti.huggingface import Checkpoint, open_checkpoint
+from tutti.huggingface.adapter import open_adapter
 from tutti.huggingface.tokenizer import Tokenizer, open_tokenizer
 from tutti.models import ModelSpec
 from tutti.nn import Model, load
 from tutti.nn.cache import token_bytes
 from tutti.nn.head import Logits
 from tutti.nn.linear import Linear
+from tutti.nn.quantised import load_quantised, weight_bytes
 from tutti.nn.rotary import stretch
+from tutti.serve.adapters import RANK, SLOTS, Adapters
 from tutti.serve.draft_model import DraftModel, check_draft
 from tutti.serve.drafting import Drafter, NgramDrafter
 from tutti.serve.worker import Worker
@@ -42,6 +46,8 @@ class Sizes:
     most_tokens: int = 2048  # of a step
     prefix: bool = True
     ahead: int | None = None  # steps under way at a time: two where the chip has graphs
+    adapter_slots: int = SLOTS  # LoRA adapters at a time
+    adapter_rank: int = RANK  # the largest, of those that are added later
 
 
 def open_worker(
@@ -51,6 +57,8 @@ def open_worker(
     dtype: str | None = None,
     tokenizer: str | None = None,
     invariant: bool = False,
+    weights: str | None = None,
+    adapters: Mapping[str, Path | str] | None = None,
     sizes: Sizes | None = None,
     **options: Any,
 ) -> tuple[Worker, Tokenizer | None]:
@@ -58,27 +66,66 @@ def open_worker(
 
     `device`: as `tutti accelerator list` names it; the best that is here. `dtype`: fp32, bf16 or
     fp16; the weights' own where the device multiplies in it. `invariant`: a request's logits have
-    the same bits alone, in any batch, chunks and pages. `tokenizer`: another folder, or
-    "bytes". Other options are those of `Sizes`.
+    the same bits alone, in any batch, chunks and pages. `weights`: fp8, int8 or int4, to which
+    plain weights are rounded; quantised ones stay what they are. `adapters`: PEFT folders by name.
+    `tokenizer`: another folder, or "bytes". Other options are those of `Sizes`.
     """
     sizes = sizes or _sizes(options)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, quantised=True)
     spec = checkpoint.spec
     accelerator = open_accelerator(device)
     number = _dtype(dtype, checkpoint.dtype(next(iter(checkpoint.names()))).name, accelerator)
     operators = invariant_operators(spec, accelerator) if invariant else accelerator.operators
-    model = Model(spec, operators, dtype=number, device=accelerator.device)
-    load(model, checkpoint)
-    checkpoint.drop()
-    model.eval().requires_grad_(False)
+    model = open_model(checkpoint, operators, number, accelerator, weights)
     if not invariant:
         prepare(model)
     end = end_tokens(Path(folder), spec)
     opened = _tokenizer(tokenizer, Path(folder))
     if not end and opened is not None and opened.end is not None:
         end = (opened.end,)
-    settings = settings_for(spec, sizes, accelerator, number, model)
-    return Worker(model, accelerator, settings, dtype=number, end=end), opened
+    held = open_adapters(adapters or {}, model, accelerator, sizes)
+    settings = settings_for(spec, sizes, accelerator, number, model, held.num_bytes)
+    return Worker(model, accelerator, settings, dtype=number, end=end, adapters=held), opened
+
+
+def open_adapters(
+    folders: Mapping[str, Path | str], model: Model, accelerator: Accelerator, sizes: Sizes
+) -> Adapters:
+    """Return adapters in their slots, with room for those that are given."""
+    opened = [open_adapter(folder, model.spec).rank for folder in folders.values()]
+    held = Adapters(
+        model,
+        accelerator,
+        slots=max(sizes.adapter_slots, len(folders)),
+        rank=max(sizes.adapter_rank, *opened, 1),
+    )
+    for name, folder in folders.items():
+        held.add(name, folder)
+    return held
+
+
+def open_model(
+    checkpoint: Checkpoint,
+    operators: Operators,
+    dtype: torch.dtype,
+    accelerator: Accelerator,
+    weights: str | None = None,
+) -> Model:
+    """Return a checkpoint's model, with its weights on the device."""
+    stored = getattr(checkpoint, "method", None)
+    if stored is not None and weights is not None:
+        raise InputError(
+            f"{checkpoint.folder}: the weights are quantised already ({stored}); leave 'weights' "
+            "out"
+        )
+    if stored is None and weights is None:
+        model = Model(checkpoint.spec, operators, dtype=dtype, device=accelerator.device)
+        load(model, checkpoint)
+    else:
+        model = Model(checkpoint.spec, operators, dtype=dtype, device="meta")
+        load_quantised(model, checkpoint, accelerator.device, weights)
+    checkpoint.drop()
+    return model.eval().requires_grad_(False)
 
 
 def invariant_operators(spec: ModelSpec, accelerator: Accelerator) -> Operators:
@@ -105,13 +152,10 @@ def open_drafter(worker: Worker, folder: Path | str | None) -> Drafter:
     """Return what guesses for a worker: a draft model's folder, or the text itself."""
     if folder is None:
         return NgramDrafter()
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, quantised=True)
     check_draft(worker.model.spec, checkpoint.spec)
     accelerator, dtype = worker.accelerator, next(worker.model.parameters()).dtype
-    model = Model(checkpoint.spec, accelerator.operators, dtype=dtype, device=accelerator.device)
-    load(model, checkpoint)
-    checkpoint.drop()
-    model.eval().requires_grad_(False)
+    model = open_model(checkpoint, accelerator.operators, dtype, accelerator)
     prepare(model)
     return DraftModel(
         model,
@@ -192,8 +236,12 @@ def settings_for(
     accelerator: Accelerator,
     dtype: torch.dtype,
     model: Model | None = None,
+    beside: int = 0,
 ) -> Settings:
-    """Return the scheduler's settings: as many pages as asked for, or as memory has room for."""
+    """Return the scheduler's settings: as many pages as asked for, or as memory has room for.
+
+    `beside`: bytes that adapters take beside the model's weights.
+    """
     longest = sizes.max_length or spec.max_length
     if spec.embedding.positions and longest > spec.embedding.positions:
         raise InputError(
@@ -204,7 +252,12 @@ def settings_for(
     stretched = stretch(spec)
     pages = sizes.pages
     if pages is None:
-        pages = _pages_that_fit(spec, sizes, accelerator, dtype, longest, model)
+        weights, token = beside, token_bytes(spec, dtype)
+        if model is not None:
+            weights, own = beside + weight_bytes(model), model.by_number()
+            units = range(min(own), max(own) + 1)
+            token = token_bytes(spec, dtype, units, model.parallel.tensor.size)
+        pages = _pages_that_fit(sizes, accelerator, token, longest, weights)
     return Settings(
         slots=sizes.slots,
         pages=pages,
@@ -221,18 +274,10 @@ def settings_for(
 
 
 def _pages_that_fit(
-    spec: ModelSpec,
-    sizes: Sizes,
-    accelerator: Accelerator,
-    dtype: torch.dtype,
-    longest: int,
-    model: Model | None,
+    sizes: Sizes, accelerator: Accelerator, token: int, longest: int, weights: int
 ) -> int:
     """Return how many pages there is room for, at most what all slots can use."""
-    page_bytes = token_bytes(spec, dtype) * sizes.page_size
-    weights = 0
-    if model is not None:
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    page_bytes = max(1, token) * sizes.page_size  # a stage may hold no block
     if sizes.memory_bytes is not None:
         total, left = sizes.memory_bytes, sizes.memory_bytes - weights
     else:

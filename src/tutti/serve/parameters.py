@@ -56,6 +56,7 @@ class SamplingParameters:
     masks: TokenMasks | None = None
     priority: int = 0
     salt: str = ""  # cached prefixes are shared among requests of one salt
+    adapter: str = ""  # the name of a LoRA adapter that the engine has; "": the model itself
 
     def check(self, name: str, vocab: int) -> None:
         """Refuse what cannot be, in one line with the request's name."""

@@ -20,6 +20,7 @@ from tutti.batching.settings import Settings
 from tutti.batching.step import LAST, Step
 from tutti.nn import Batch, Model, PagedCache
 from tutti.nn.experts import Experts
+from tutti.serve.adapters import Adapters, Held
 from tutti.serve.captured import CapturedSteps, GraphKey
 from tutti.serve.inputs import Given, Shape, StepInputs
 from tutti.serve.parameters import SamplingParameters
@@ -36,6 +37,7 @@ class Work:
     parameters: SamplingParameters
     seed: int
     pooling: str | None = None  # "last" or "mean": its hidden states are wanted, no tokens
+    adapter: Held | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,13 +75,16 @@ class Worker:
         *,
         dtype: torch.dtype,
         end: tuple[int, ...] = (),
+        adapters: Adapters | None = None,
     ) -> None:
         self.model, self.accelerator, self.settings = model, accelerator, settings
+        self.adapters = adapters or Adapters(model, accelerator)
         self.cache = PagedCache(
             model.spec,
             model.operators,
             pages=settings.pages,
             page_size=settings.page_size,
+            units=range(min(model.by_number()), max(model.by_number()) + 1),
             parallel=model.parallel,
             dtype=dtype,
             device=accelerator.device,
@@ -149,6 +154,10 @@ class Worker:
 
     # --- a step's parts --------------------------------------------------------------------
 
+    def _stream(self, batch: Batch) -> Tensor:
+        """Return the residual stream after the blocks."""
+        return self.model.stream(None, batch)[0]
+
     def _begin(self, step: Step) -> None:
         for begin in step.begins:
             work, sequence = self._work[begin.sequence.id], begin.sequence
@@ -163,6 +172,8 @@ class Worker:
         slots = step.sample_slots
         if not self._capturable or not self.sampler.is_plain(slots) or self._is_looked_at(step):
             return None
+        if self.adapters.select(step, self._work):
+            return None
         shape = self._graphs.shape_for(Shape.of(step))
         if shape is None:
             return None
@@ -176,7 +187,7 @@ class Worker:
     def _plain(self, given: Given, *, draws: bool) -> tuple[Tensor, Tensor]:
         """Compute a step of which tokens are wanted and nothing else: the host is not asked."""
         batch, rows = self._batch(given, ones=given.slots_b.shape[0])
-        x, _ = self.model.stream(None, batch)
+        x = self._stream(batch)
         logits, positions = self._logits(x, batch, rows)
         chosen = self.sampler.choose_plain(logits, given.sample_slots_s, positions, draws=draws)
         self._last[given.sample_slots_s.long()] = chosen.tokens_s
@@ -187,11 +198,18 @@ class Worker:
     ) -> tuple[Tensor, Tensor] | None:
         """Compute a step, whatever its rows want; return tokens and ends, if any are sampled."""
         ones = int((step.queries == 1).sum()) if (step.tokens == LAST).any() else 0
+        self.adapters.select(step, self._work)
         batch, rows = self._batch(given, ones=ones)
-        x, _ = self.model.stream(None, batch)
+        x = self._stream(batch)
         self._extras(step, x, batch, result)
         if not len(step.sample_slots):
             return None
+        return self._sampled(step, given, x, batch, rows, result)
+
+    def _sampled(
+        self, step: Step, given: Given, x: Tensor, batch: Batch, rows: Tensor, result: StepResult
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the tokens that follow some rows, and how each goes on."""
         logits, positions = self._logits(x, batch, rows)
         slots_s = given.sample_slots_s.long()
         chosen: Chosen = self.sampler.choose(logits, step.sample_slots, slots_s, positions)
@@ -275,8 +293,9 @@ class Worker:
         ]
         try:
             again = _some_rows(step, np.unique(step.sample_rows[failed]))
+            self.adapters.select(again, self._work)
             batch, _ = self._batch(self._inputs.take(again, Shape.of(again)), ones=0)
-            self.model.stream(None, batch)
+            self._stream(batch)
         finally:
             for handle in handles:
                 handle.remove()

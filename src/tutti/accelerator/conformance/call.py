@@ -14,6 +14,7 @@ from tutti.accelerator.conformance.case import Case, Values, laid_out, leaves, r
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.paged_segments import PagedSegments
+from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.registry import REFERENCES, Implementation
 
 
@@ -70,7 +71,8 @@ def run_case(
     following = iter(placed)
     arguments, options = replaced((case.arguments, case.options), lambda _: next(following))
     arguments = tuple(
-        value.to(device) if isinstance(value, PagedSegments) else value for value in arguments
+        value.to(device) if isinstance(value, PagedSegments | QuantisedWeight) else value
+        for value in arguments
     )
     later = WeightGradients() if case.later else None
     if later is not None:

@@ -57,7 +57,7 @@ class FittedStack:
         return shared, by_group
 
     def moves(self) -> dict[str, float]:
-        """Return by how many log-sigmas each constant moved; a cluster's: the mean of its groups."""
+        """Return by how many log-sigmas each constant moved; a cluster's as its groups' mean."""
         stack, count = self.stack, max(1, len(self.stack.groups))
         found = {name: float(self.z[i]) for i, name in enumerate(stack.compute)}
         at = len(stack.compute)

@@ -161,6 +161,7 @@ def _why_left_out(itself: bool) -> str:
 
 
 def silent(done: int, total: int) -> None:
+    """Show no progress."""
     del done, total
 
 

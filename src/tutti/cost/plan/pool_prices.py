@@ -12,6 +12,7 @@ import numpy as np
 from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
 from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants
+from tutti.cost.families import families
 from tutti.cost.kernels import Kernels
 from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
@@ -28,7 +29,6 @@ from tutti.cost.operators.unit_times import (
     head_seconds,
     optimizer_seconds,
 )
-from tutti.cost.families import families
 from tutti.hardware.chip import Chip, Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool

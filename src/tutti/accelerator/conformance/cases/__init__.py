@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tutti.accelerator.conformance.case import Case
 from tutti.accelerator.conformance.cases import (
+    adapted,
     attention,
     experts,
     head,
@@ -12,11 +13,14 @@ from tutti.accelerator.conformance.cases import (
     optimizer,
     paged,
     pointwise,
+    quantised,
     sampling,
 )
 
 CASES: tuple[Case, ...] = (
     *linear.CASES,
+    *quantised.CASES,
+    *adapted.CASES,
     *norm.CASES,
     *pointwise.CASES,
     *attention.CASES,

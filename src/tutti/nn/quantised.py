@@ -1,0 +1,160 @@
+"""Loads a model whose weights are held in 8 or 4 bits: as a folder has them, or rounded here.
+
+The model is made without memory (device "meta"); each weight gets its own when it is read, so that
+no wide copy of the model is ever there. Embeddings, norms, routers, biases, and what is not a
+product of its own stay wide, and the head too, unless the folder has it quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tutti.accelerator.quantised import KINDS, QuantisedWeight, joined, quantise, stacked
+from tutti.errors import InputError, hint
+from tutti.nn.experts import ExpertMlp
+from tutti.nn.linear import Linear
+from tutti.nn.load import Checkpoint
+from tutti.nn.model import Model
+from tutti.nn.storage import Holder, Piece
+
+LEAST = 16  # outputs: a gate's single row is no weight to speak of
+
+
+class QuantisedCheckpoint(Checkpoint, Protocol):
+    """A checkpoint of which some tensors are quantised (`tutti.huggingface.quantised`)."""
+
+    def quantised(self, name: str) -> Sequence[Any] | None:
+        """Return stored weights with the rows of them that make up a tensor; None: plain."""
+
+
+@torch.no_grad()
+def load_quantised(
+    model: Model,
+    checkpoint: Checkpoint | QuantisedCheckpoint,
+    device: torch.device,
+    kind: str | None = None,
+) -> None:
+    """Fill a model that was made on "meta"; `kind` rounds plain weights to fp8, int8 or int4."""
+    if kind is not None and kind not in KINDS:
+        raise InputError(f"weights is '{kind}'; {hint(kind, KINDS)}")
+    loader = _Loader(model, checkpoint, device, kind)
+    for name, unit in model.units.items():
+        for holder in unit.modules():
+            if isinstance(holder, Holder):
+                for attribute in tuple(holder.pieces):
+                    loader.fill(holder, attribute, name)
+
+
+def weight_bytes(model: Model) -> int:
+    """Return what a model's weights take."""
+    wide = sum(p.numel() * p.element_size() for p in model.parameters())
+    held = (
+        getattr(module, attribute)
+        for module in model.modules()
+        if isinstance(module, Holder)
+        for attribute in module.quantisable
+    )
+    return wide + sum(w.num_bytes for w in held if isinstance(w, QuantisedWeight))
+
+
+class _Loader:
+    """Reads one parameter after the other."""
+
+    def __init__(
+        self, model: Model, checkpoint: Any, device: torch.device, kind: str | None
+    ) -> None:
+        self._name, self._checkpoint = model.spec.name, checkpoint
+        self._device, self._kind = device, kind
+        self._known = set(checkpoint.names())
+        self._made: dict[int, nn.Parameter] = {}  # by the one without memory: tied ones once
+
+    def fill(self, holder: Holder, attribute: str, unit: str) -> None:
+        """Give a parameter its memory and its numbers."""
+        empty = getattr(holder, attribute)
+        if id(empty) in self._made:
+            setattr(holder, attribute, self._made[id(empty)])
+            return
+        pieces = holder.pieces[attribute]
+        names = [f"{unit}.{piece.name}" for piece in pieces]
+        for name in names:
+            if name not in self._known:
+                raise InputError(f"{self._name}: the checkpoint has no tensor '{name}'")
+        parts = [self._part(name, piece) for name, piece in zip(names, pieces, strict=True)]
+        weight = self._narrow(holder, attribute, parts)
+        if weight is not None:
+            delattr(holder, attribute)
+            setattr(holder, attribute, weight.to(self._device))
+            return
+        made = nn.Parameter(
+            torch.empty(empty.shape, dtype=empty.dtype, device=self._device), requires_grad=False
+        )
+        for piece, part in zip(pieces, parts, strict=True):
+            wide = part.dequantised(torch.float32) if isinstance(part, QuantisedWeight) else part
+            piece.seen(made).copy_(wide)
+        self._made[id(empty)] = made
+        setattr(holder, attribute, made)
+
+    def _part(self, name: str, piece: Piece) -> Tensor | QuantisedWeight:
+        """Return this rank's slice of a tensor."""
+        shape = [cut.stop - cut.start for cut in piece.slices]
+        stored = getattr(self._checkpoint, "quantised", lambda _name: None)(name)
+        found: Tensor | QuantisedWeight
+        if stored is None:
+            found = self._checkpoint.read(name, piece.slices)
+        else:
+            found = self._cut(name, piece, stored)
+        if list(found.shape) != shape:
+            raise InputError(
+                f"{self._name}: tensor '{name}': expected {shape}, found {list(found.shape)}"
+            )
+        return found
+
+    def _cut(self, name: str, piece: Piece, stored: Sequence[Any]) -> Tensor | QuantisedWeight:
+        """Return a slice of stored weights; numbers where they are too unlike to be one weight."""
+        rows, columns = piece.slices[-2:]
+        try:
+            if not piece.parameter.experts:
+                parts = [_weight(part) for part in stored]
+                whole = stacked(parts)
+                if whole is not None:
+                    return whole.part(rows, columns)
+                return torch.cat([p.dequantised(torch.float32) for p in parts])[rows, columns]
+            own = [_weight(part) for part in stored[piece.slices[0]]]
+            found = joined([part.part(rows, columns) for part in own])
+            if found is not None:
+                return found
+            return torch.stack([p.dequantised(torch.float32) for p in own])[:, rows, columns]
+        except InputError as error:
+            raise InputError(f"{self._name}: tensor '{name}': {error}") from None
+
+    def _narrow(
+        self, holder: Holder, attribute: str, parts: Sequence[Tensor | QuantisedWeight]
+    ) -> QuantisedWeight | None:
+        """Return a weight in few bits, if it is to be held so."""
+        if attribute not in holder.quantisable:
+            return None
+        narrow = [part for part in parts if isinstance(part, QuantisedWeight)]
+        if not narrow and self._kind is not None and isinstance(holder, Linear | ExpertMlp):
+            if sum(part.shape[-2] for part in parts) < LEAST:
+                return None
+            for part in parts:
+                assert isinstance(part, Tensor)
+                made = quantise(part, self._kind)
+                narrow += [] if made is None else [made]
+        return stacked(narrow) if len(narrow) == len(parts) else None
+
+
+def _weight(part: Any) -> QuantisedWeight:
+    packed = part.packed
+    whole = QuantisedWeight(
+        codes=packed.codes,
+        scales=packed.scales,
+        zeros=packed.zeros,
+        block=packed.block,
+        order=packed.order,
+    )
+    return whole if part.rows is None else whole.rows(part.rows)

@@ -1,0 +1,268 @@
+"""Pipeline stages: each rank holds some units of a model, and all ranks run the same scheduler.
+
+Every rank is given the same requests and makes the same steps. A step's stream goes from stage to
+stage; the last one samples and tells the others what came, so that all schedulers go on alike. The
+place of each rank is a Plan's: stages may have unlike numbers of layers and of tensor-parallel
+ranks. One step is under way at a time.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tutti.accelerator import Accelerator
+from tutti.batching.settings import Settings
+from tutti.batching.step import Step
+from tutti.errors import InputError
+from tutti.huggingface import open_checkpoint
+from tutti.models import ModelSpec
+from tutti.nn import Batch, Model, Ranks, load
+from tutti.plan.plan import Plan
+from tutti.ranks.links import Links
+from tutti.ranks.rank_places import Seat, Seats
+from tutti.serve.inputs import Given
+from tutti.serve.loading import DTYPES, Sizes, end_tokens, settings_for
+from tutti.serve.worker import Launched, StepResult, Worker
+
+STREAM, RESULTS = "stream", "results"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlace:
+    """Where a rank stands in a pipeline that serves."""
+
+    seat: Seat
+    before: int | None  # the rank whose stream it gets; None: the first stage
+    after: tuple[int, ...]  # the ranks that get its stream
+    teller: int  # the rank that says what was sampled
+    listeners: tuple[int, ...]  # those that have no head
+    everybody: tuple[int, ...]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the head."""
+        return self.seat.rank not in self.listeners
+
+
+def stage_place(plan: Plan, spec: ModelSpec, rank: int) -> StagePlace:
+    """Return a rank's place; a plan that is no placement for serving is refused."""
+    _check(plan)
+    seats = Seats(plan, spec)
+    stages = [tuple(seats.of_stage(0, s)) for s in range(len(plan.pipelines[0].stages))]
+    seat = seats[rank]
+    number, tp = seat.place.stage, seat.place.tp
+    before = None
+    if number:
+        earlier = stages[number - 1]
+        before = earlier[tp % len(earlier)].rank
+    after: tuple[int, ...] = ()
+    if number + 1 < len(stages):
+        own, later = len(stages[number]), stages[number + 1]
+        after = tuple(s.rank for s in later if s.place.tp % own == tp)
+    return StagePlace(
+        seat=seat,
+        before=before,
+        after=after,
+        teller=stages[-1][0].rank,
+        listeners=tuple(s.rank for stage in stages[:-1] for s in stage),
+        everybody=tuple(range(seats.num_ranks)),
+    )
+
+
+def _check(plan: Plan) -> None:
+    wanted = (
+        "a placement for serving has one pipeline, one replica of each stage and whole ranges of "
+        "units; plan it so"
+    )
+    if len(plan.pipelines) > 1:
+        raise InputError(f"plan: {len(plan.pipelines)} pipelines; {wanted}")
+    for number, stage in enumerate(plan.pipelines[0].stages):
+        replica = stage.replicas[0]
+        problem = None
+        if stage.num_replicas > 1:
+            problem = f"{stage.num_replicas} replicas"
+        elif len(stage.units) > 1:
+            problem = f"{len(stage.units)} ranges of units (interleaved)"
+        elif replica.cp > 1:
+            problem = f"context parallelism over {replica.cp} ranks"
+        elif replica.sequence_parallel or replica.tp_overlap_chunks > 1:
+            problem = "sequence parallelism or overlapped products"
+        if problem is not None:
+            raise InputError(f"plan: stage {number} has {problem}; {wanted}")
+
+
+def open_stage(
+    folder: Path | str,
+    plan: Plan,
+    rank: int,
+    links: Links,
+    accelerator: Accelerator,
+    *,
+    dtype: str = "fp32",
+    sizes: Sizes | None = None,
+) -> StageWorker:
+    """Return this rank's worker: its own units of a folder's model, and pages for them."""
+    checkpoint = open_checkpoint(folder)
+    spec = checkpoint.spec
+    place = stage_place(plan, spec, rank)
+    model = stage_model(spec, place, links, accelerator, DTYPES[dtype])
+    load(model, checkpoint)
+    checkpoint.drop()
+    end = end_tokens(Path(folder), spec)
+    return stage_worker(model, place, links, accelerator, sizes or Sizes(), end)
+
+
+def stage_model(
+    spec: ModelSpec, place: StagePlace, links: Links, accelerator: Accelerator, dtype: torch.dtype
+) -> Model:
+    """Return the units of a rank, without numbers."""
+    seat = place.seat
+    options: dict[str, Any] = {}
+    if seat.tensor.size > 1:
+        options["tensor"] = links.group(seat.tensor.ranks)
+    if seat.expert_counts:
+        options |= {
+            "experts": links.group(seat.experts.ranks),
+            "expert_counts": seat.expert_counts,
+        }
+    return Model(
+        spec,
+        accelerator.operators,
+        units=seat.units,
+        parallel=Ranks(**options),
+        dtype=dtype,
+        device=accelerator.device,
+    )
+
+
+def stage_worker(
+    model: Model,
+    place: StagePlace,
+    links: Links,
+    accelerator: Accelerator,
+    sizes: Sizes,
+    end: tuple[int, ...] = (),
+) -> StageWorker:
+    """Return a worker with as many pages as all ranks have room for."""
+    model.eval().requires_grad_(False)
+    dtype = next(model.parameters()).dtype
+    settings = settings_for(model.spec, sizes, accelerator, dtype, model)
+    fewest = torch.tensor([-settings.pages])
+    fewest = links.group(place.everybody).all_reduce(fewest, maximum=True)
+    agreed = replace(settings, pages=-int(fewest), ahead=1)
+    return StageWorker(
+        model, accelerator, agreed, dtype=dtype, end=end, place=place, links=links
+    )  # fmt: skip
+
+
+class StageWorker(Worker):
+    """Runs steps together with the workers of other stages."""
+
+    def __init__(
+        self,
+        model: Model,
+        accelerator: Accelerator,
+        settings: Settings,
+        *,
+        dtype: torch.dtype,
+        place: StagePlace,
+        links: Links,
+        end: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(model, accelerator, settings, dtype=dtype, end=end)
+        self._capturable = False  # streams travel between the stages
+        self._place, self._links, self._dtype = place, links, dtype
+
+    def finish(self, launched: Launched) -> StepResult:
+        """Wait for a step's tokens; every rank gets them."""
+        return self._told(launched.step, super().finish(launched))
+
+    def _stream(self, batch: Batch) -> Tensor:
+        place, x = self._place, None
+        if place.before is not None:
+            shape = (batch.num_tokens, self.model.spec.hidden)
+            x = torch.empty(shape, dtype=self._dtype, device=self.accelerator.device)
+            self._links.exchange((), ((place.before, x),), STREAM).wait()
+        y, _ = self.model.stream(x, batch)
+        self._links.exchange([(rank, y) for rank in place.after], (), STREAM).wait()
+        return y
+
+    def _extras(self, step: Step, x: Tensor, batch: Batch, result: StepResult) -> None:
+        if self._place.is_last:
+            super()._extras(step, x, batch, result)
+
+    def _sampled(
+        self, step: Step, given: Given, x: Tensor, batch: Batch, rows: Tensor, result: StepResult
+    ) -> tuple[Tensor, Tensor] | None:
+        if not self._place.is_last:
+            return None
+        return super()._sampled(step, given, x, batch, rows, result)
+
+    def _culprit(self, step: Step, failed: np.ndarray) -> str:
+        del step, failed
+        return "a module of one of the stages"  # to find it all of them would have to run again
+
+    def _told(self, step: Step, result: StepResult) -> StepResult:
+        """Return what the last stage found, on every rank."""
+        place, links = self._place, self._links
+        if place.seat.rank == place.teller and place.listeners:
+            packed = torch.from_numpy(np.frombuffer(_packed(result), np.uint8).copy())
+            size = torch.tensor([len(packed)])
+            links.exchange([(rank, size) for rank in place.listeners], (), RESULTS).wait()
+            links.exchange([(rank, packed) for rank in place.listeners], (), RESULTS).wait()
+        if place.is_last:
+            return result
+        size = torch.zeros(1, dtype=torch.int64)
+        links.exchange((), ((place.teller, size),), RESULTS).wait()
+        packed = torch.zeros(int(size), dtype=torch.uint8)
+        links.exchange((), ((place.teller, packed),), RESULTS).wait()
+        found = _unpacked(packed.numpy().tobytes(), result.number)
+        if len(step.sample_slots):
+            slots = torch.from_numpy(step.sample_slots.astype(np.int64)).to(self._last.device)
+            self._last[slots] = torch.from_numpy(found.tokens).long().to(self._last.device)
+            self.sampler.noted(step.sample_slots.tolist(), found.tokens.tolist())
+        return found
+
+
+def _packed(result: StepResult) -> bytes:
+    """Return a result as bytes: arrays by name, nothing that could be run."""
+    arrays: dict[str, np.ndarray] = {
+        "tokens": result.tokens,
+        "ends": result.ends,
+        "culprit": np.array(result.culprit),
+    }
+    for index, array in enumerate(result.logprobs or ()):
+        arrays[f"logprobs/{index}"] = array
+    for name, found in result.prompt_logprobs.items():
+        arrays |= {f"prompt/{name}/{index}": array for index, array in enumerate(found)}
+    for name, states in result.pooled.items():
+        arrays[f"pooled/{name}"] = states.numpy()
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def _unpacked(packed: bytes, number: int) -> StepResult:
+    found = np.load(io.BytesIO(packed), allow_pickle=False)
+
+    def three(prefix: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return found[f"{prefix}/0"], found[f"{prefix}/1"], found[f"{prefix}/2"]
+
+    prompts = {int(name.split("/")[1]) for name in found.files if name.startswith("prompt/")}
+    pooled = {int(name.split("/")[1]) for name in found.files if name.startswith("pooled/")}
+    return StepResult(
+        number=number,
+        tokens=found["tokens"],
+        ends=found["ends"],
+        logprobs=three("logprobs") if "logprobs/0" in found.files else None,
+        prompt_logprobs={name: three(f"prompt/{name}") for name in prompts},
+        pooled={name: torch.from_numpy(found[f"pooled/{name}"]) for name in pooled},
+        culprit=str(found["culprit"]),
+    )
