@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tutti.search import planner
+from tutti.search.answer.result import SearchResult
+from tutti.search.question.space import Problem
 
 
 @pytest.fixture
@@ -16,3 +21,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from tests.support.train_job import write_job
 
     return write_job(tmp_path)
+
+
+_ANSWERED: list[tuple[Problem, SearchResult]] = []
+
+
+@pytest.fixture
+def one_search_per_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search the same question once in a session: pages show readers the same first one."""
+    search = planner.plan
+
+    def plan(problem: Problem, **options: Any) -> SearchResult:
+        if options.keys() != {"report"}:
+            return search(problem, **options)
+        for asked, answer in _ANSWERED:
+            if asked == problem:
+                return answer
+        _ANSWERED.append((problem, search(problem, **options)))
+        return _ANSWERED[-1][1]
+
+    monkeypatch.setattr(planner, "plan", plan)

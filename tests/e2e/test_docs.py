@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import typer
@@ -32,9 +32,6 @@ from tutti.models.families.decoder import Attention, Decoder, Mlp
 from tutti.models.spec import ModelSpec
 from tutti.observe.record import PoolTimes, StepRecord
 from tutti.plan import job, plan
-from tutti.search import planner
-from tutti.search.answer.result import SearchResult
-from tutti.search.question.space import Problem
 from tutti.train.data.config import DataConfig, PackingConfig, SourceConfig
 from tutti.train.run import config as training
 
@@ -82,25 +79,6 @@ def called(page: Path) -> str:
 
 
 # --- commands --------------------------------------------------------------------------------
-
-_ANSWERED: list[tuple[Problem, SearchResult]] = []
-
-
-@pytest.fixture
-def one_search_per_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search the same question once: pages show readers the same first one."""
-    search = planner.plan
-
-    def plan(problem: Problem, **options: Any) -> SearchResult:
-        if options.keys() != {"report"}:
-            return search(problem, **options)
-        for asked, answer in _ANSWERED:
-            if asked == problem:
-                return answer
-        _ANSWERED.append((problem, search(problem, **options)))
-        return _ANSWERED[-1][1]
-
-    monkeypatch.setattr(planner, "plan", plan)
 
 
 def execute(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -94,6 +94,7 @@ def code_of(verb: str) -> int:
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.usefixtures("one_search_per_question")
 def test_an_encoding(verb: str, encoding: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal(monkeypatch, lambda: io.TextIOWrapper(io.BytesIO(), encoding))
     assert terminal.run(VERBS[verb]) == code_of(verb)
@@ -132,6 +133,7 @@ def test_sixty_columns(verb: str, here: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("verb", [v for v in VERBS if code_of(v) == 0])
+@pytest.mark.usefixtures("one_search_per_question")
 def test_a_pipe_whose_reader_has_gone(
     verb: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

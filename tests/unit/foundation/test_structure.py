@@ -15,7 +15,6 @@ MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES = 25, 400, 60
 LONG_FUNCTIONS = {
     "simulate/kernel.py:execute",
     "search/cutting/relief_mixture.py:fill",
-    "search/pricing/pipeline_recurrence.py:_play",
     "accelerator/cuda/flash_kernels.py:backward_keys",
     "search/exact/comparison_search.py:_all_stages",
 }
