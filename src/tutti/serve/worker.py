@@ -134,7 +134,7 @@ class Worker:
 
     def _batch(self, step: Step) -> tuple[Batch, Tensor]:
         """Return the batch, and the places of the tokens that are sampled after."""
-        self.adapters.select(step, self._work)
+        self.adapters.select(step, [self._work[n].adapter for n in step.sequences.tolist()])
         segments, given = self._inputs.take(step)
         tokens_t = given["tokens"].long()
         if (step.tokens == LAST).any():  # these rows have one token each and come first
