@@ -7,10 +7,11 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from tutti.accelerator import adapted, invariant, paged, prepared  # noqa: F401  (they register)
+from tutti.accelerator import invariant, paged, prepared  # noqa: F401  (they register)
+from tutti.accelerator.host import adapted, quantised  # noqa: F401
 from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.paged_segments import PagedSegments
-from tutti.accelerator.quantised import QuantisedWeight, host
+from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.errors import InputError
 
@@ -41,7 +42,7 @@ class Inference(Narrowing):
     def prepare(self, weight: Tensor | QuantisedWeight) -> None:
         """Lay out a weight that will not change any more, for products of few rows."""
         if isinstance(weight, QuantisedWeight):
-            host.prepare(weight)
+            quantised.prepare(weight)
         else:
             prepared.prepare(weight)
 

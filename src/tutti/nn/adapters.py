@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tutti.accelerator.operators import Operators
 from tutti.errors import InputError
 from tutti.nn.linear import Linear
 from tutti.nn.model import Model
@@ -120,9 +121,9 @@ class Room:
         self.down, self.up = down, up  # (slots, R, in), (slots, out, R)
         self._slots = slots
 
-    def added(self, layer: Linear, y: Tensor, x: Tensor) -> Tensor:
+    def added(self, operators: Operators, y: Tensor, x: Tensor) -> Tensor:
         """Return a layer's output with what the rows' adapters add."""
         rows = self._slots.rows_t
         if rows is None:
             return y
-        return layer.operators.adapted_linear(y, x, self.down, self.up, rows)
+        return operators.adapted_linear(y, x, self.down, self.up, rows)

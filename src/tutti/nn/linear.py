@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.operators import Operators
 from tutti.nn.parallel.collectives import enter, leave
 from tutti.nn.parallel.overlap import Beside, Layer, column_products, row_product
 from tutti.nn.storage import Holder, Maker
 
-if TYPE_CHECKING:
-    from tutti.nn.adapters import Room
+
+class Adapting(Protocol):
+    """What adapters add to a layer (`nn.adapters`)."""
+
+    down: Tensor
+    up: Tensor
+
+    def added(self, operators: Operators, y: Tensor, x: Tensor) -> Tensor:
+        """Return the layer's output with it."""
 
 
 class Linear(Holder):
@@ -23,7 +31,7 @@ class Linear(Holder):
     may_narrow = True  # to products of 8 bits
     quantisable: tuple[str, ...] = ("weight",)
     adaptable = True
-    adapted: Room | None = None  # what adapters add (`nn.adapters`)
+    adapted: Adapting | None = None
 
     def __init__(self, make: Maker, *names: str) -> None:
         super().__init__()
@@ -37,7 +45,7 @@ class Linear(Holder):
         y = self.operators.linear(
             x, self.weight, self.bias, later=later, may_narrow=self.may_narrow
         )
-        return y if self.adapted is None else self.adapted.added(self, y, x)
+        return y if self.adapted is None else self.adapted.added(self.operators, y, x)
 
     @property
     def narrow_weights(self) -> list[Tensor]:
@@ -99,6 +107,6 @@ class RowLinear(Linear):
             y = row_product(x, self.weight, beside)
         else:
             y = self.operators.linear(x, self.weight, later=later, may_narrow=self.may_narrow)
-            y = y if self.adapted is None else self.adapted.added(self, y, x)
+            y = y if self.adapted is None else self.adapted.added(self.operators, y, x)
             y = leave(y, self.parallel)
         return y if self.bias is None else y + self.bias

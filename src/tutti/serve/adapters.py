@@ -7,10 +7,9 @@ requests; its slot is free when the last one that uses it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,12 +17,9 @@ import torch
 from tutti.accelerator import Accelerator
 from tutti.batching.step import Step
 from tutti.errors import InputError, hint
-from tutti.huggingface.adapter import open_adapter
+from tutti.huggingface.peft.adapter import open_adapter
 from tutti.nn import Model
 from tutti.nn.adapters import Slots
-
-if TYPE_CHECKING:
-    from tutti.serve.worker import Work
 
 SLOTS, RANK = 8, 16
 
@@ -101,9 +97,9 @@ class Adapters:
         if held.dropped and not held.users:
             self._free.append(held.slot)
 
-    def select(self, step: Step, work: Mapping[int, Work]) -> bool:
-        """Tell the model which adapter each token of a step uses; return whether any does."""
-        slots = [held.slot if (held := work[n].adapter) else -1 for n in step.sequences.tolist()]
+    def select(self, step: Step, used: Sequence[Held | None]) -> bool:
+        """Tell the model which adapter each token of a step uses, `used` being its rows'; return whether any does."""
+        slots = [-1 if held is None else held.slot for held in used]
         if all(slot < 0 for slot in slots):
             self._slots.rows_t = None
             return False

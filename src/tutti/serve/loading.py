@@ -15,7 +15,7 @@ from tutti.accelerator.products import widens
 from tutti.batching import Settings
 from tutti.errors import InputError, hint
 from tutti.huggingface import Checkpoint, open_checkpoint
-from tutti.huggingface.adapter import open_adapter
+from tutti.huggingface.peft.adapter import open_adapter
 from tutti.huggingface.tokenizer import Tokenizer, open_tokenizer
 from tutti.models import ModelSpec
 from tutti.nn import Model, load

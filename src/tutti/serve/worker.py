@@ -167,12 +167,16 @@ class Worker:
             else:
                 self.sampler.fork(begin.slot, begin.fork_of, work.parameters, work.seed)
 
+    def _select(self, step: Step) -> bool:
+        """Tell the model whose adapters its rows use; return whether there are any."""
+        return self.adapters.select(step, [self._work[n].adapter for n in step.sequences.tolist()])
+
     def _replayed(self, step: Step) -> tuple[Tensor, Tensor] | None:
         """Return a step's tokens and ends from a graph; None where it cannot be one."""
         slots = step.sample_slots
         if not self._capturable or not self.sampler.is_plain(slots) or self._is_looked_at(step):
             return None
-        if self.adapters.select(step, self._work):
+        if self._select(step):
             return None
         shape = self._graphs.shape_for(Shape.of(step))
         if shape is None:
@@ -198,7 +202,7 @@ class Worker:
     ) -> tuple[Tensor, Tensor] | None:
         """Compute a step, whatever its rows want; return tokens and ends, if any are sampled."""
         ones = int((step.queries == 1).sum()) if (step.tokens == LAST).any() else 0
-        self.adapters.select(step, self._work)
+        self._select(step)
         batch, rows = self._batch(given, ones=ones)
         x = self._stream(batch)
         self._extras(step, x, batch, result)
@@ -293,7 +297,7 @@ class Worker:
         ]
         try:
             again = _some_rows(step, np.unique(step.sample_rows[failed]))
-            self.adapters.select(again, self._work)
+            self._select(again)
             batch, _ = self._batch(self._inputs.take(again, Shape.of(again)), ones=0)
             self._stream(batch)
         finally:

@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch")
 from tutti.accelerator.conformance import Verdict, check  # noqa: E402
 from tutti.accelerator.conformance.cases.quantised import CASES  # noqa: E402
 from tutti.accelerator.devices.cpu import CpuAccelerator  # noqa: E402
+from tutti.accelerator.host import quantised as host  # noqa: E402
 from tutti.accelerator.operators import Operators  # noqa: E402
-from tutti.accelerator.quantised import QuantisedWeight, host, quantise, stacked  # noqa: E402
+from tutti.accelerator.quantised import QuantisedWeight, quantise, stacked  # noqa: E402
 
 KINDS = ("fp8", "int8", "int4")
 

@@ -22,7 +22,7 @@ from tutti.accelerator.devices.cpu import CpuAccelerator  # noqa: E402
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.errors import InputError  # noqa: E402
 from tutti.huggingface import open_checkpoint  # noqa: E402
-from tutti.huggingface.adapter import open_adapter  # noqa: E402
+from tutti.huggingface.peft.adapter import open_adapter  # noqa: E402
 from tutti.nn import Batch, Model, load  # noqa: E402
 from tutti.nn.adapters import Slots  # noqa: E402
 from tutti.serve import Engine, SamplingParameters  # noqa: E402

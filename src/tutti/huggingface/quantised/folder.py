@@ -23,7 +23,7 @@ from tutti.huggingface.tensor_file import Entry, Raw, TensorFile
 from tutti.huggingface.tensors import to_torch
 
 
-class Part(NamedTuple):
+class StoredRows(NamedTuple):
     """Rows of a stored weight that are rows of a logical one, or one of its experts."""
 
     packed: Packed
@@ -77,7 +77,7 @@ class QuantisedFolder(HfFolder):
             seen[key] = (first[0], whole)
         return seen
 
-    def quantised(self, name: str) -> tuple[Part, ...] | None:
+    def quantised(self, name: str) -> tuple[StoredRows, ...] | None:
         """Return the stored weights that a tensor is made of; None: it is plain.
 
         Of a layer's experts, one after the other; else parts stand one below the other.
@@ -94,7 +94,9 @@ class QuantisedFolder(HfFolder):
                     "weights of (out, in)"
                 )
             whole = len(rows) == piece.shape[0] and bool((rows[1:] > rows[:-1]).all())
-            found.append(Part(self._packed(piece.key), None if whole else torch.from_numpy(rows)))
+            found.append(
+                StoredRows(self._packed(piece.key), None if whole else torch.from_numpy(rows))
+            )
         return tuple(found)
 
     def raw(self, name: str, bounds: Bounds) -> Raw:

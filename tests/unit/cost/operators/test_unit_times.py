@@ -114,9 +114,7 @@ def test_unfused_attention_takes_longer_to_issue() -> None:
     shape = Shape.of(load_model("gpt-3-175b"), 0)
     slow = Constants(host_layer_s=1.0)  # all there is
     fused, unfused = (
-        block_seconds(
-            shape, Strategy.filled(sequence_length=2048, flash=flash), MACHINE, slow
-        )
+        block_seconds(shape, Strategy.filled(sequence_length=2048, flash=flash), MACHINE, slow)
         for flash in (1.0, 0.0)
     )
     assert float(fused.forward) == pytest.approx(1.0, rel=0.01)

@@ -67,7 +67,7 @@ def _parts(weight: QuantisedWeight, rows: int) -> Iterator[tuple[int, Tensor]]:
 
 def _fill(found: np.ndarray, weight: QuantisedWeight, first: int, *, together: bool) -> None:
     """Write rows of a weight as float32."""
-    from tutti.accelerator.quantised import kernels
+    from tutti.accelerator.host import quantised_kernels as kernels
 
     scales, zeros = _scaling(weight)
     if weight.codes.dtype not in FLOATS:

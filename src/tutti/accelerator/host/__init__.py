@@ -1,0 +1,1 @@
+"""Operators on weights of 8 and 4 bits and on adapters, as the host computes them."""
