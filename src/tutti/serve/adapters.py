@@ -98,7 +98,10 @@ class Adapters:
             self._free.append(held.slot)
 
     def select(self, step: Step, used: Sequence[Held | None]) -> bool:
-        """Tell the model which adapter each token of a step uses, `used` being its rows'; return whether any does."""
+        """Tell the model which adapter each token of a step uses; return whether any does.
+
+        `used` has its rows'.
+        """
         slots = [-1 if held is None else held.slot for held in used]
         if all(slot < 0 for slot in slots):
             self._slots.rows_t = None

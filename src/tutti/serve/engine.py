@@ -10,7 +10,6 @@ they come.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ from tutti.serve.drafting import Drafter, Pace, Wanted
 from tutti.serve.live import Live
 from tutti.serve.loading import open_drafter, open_worker
 from tutti.serve.outputs import Completion, Counters, Piece
-from tutti.serve.parameters import SamplingParameters, check_tokens
+from tutti.serve.parameters import SamplingParameters, check_tokens, mixed_seed
 from tutti.serve.worker import Launched, StepResult, Work
 
 if TYPE_CHECKING:
@@ -201,7 +200,7 @@ class Engine:
         seed = self.seed + number if parameters.seed is None else parameters.seed
         for sample in samples:
             self._by_sequence[sample.id] = (number, sample.sample)
-            mixed = _mixed(seed, sample.sample)
+            mixed = mixed_seed(seed, sample.sample)
             own = Work(parameters=parameters, seed=mixed, pooling=pooling, adapter=adapter)
             self.worker.expect(sample, own)
         return number
@@ -396,11 +395,3 @@ class Engine:
                 "a tokenizer"
             )
         return self.tokenizer
-
-
-def _mixed(seed: int, sample: int) -> int:
-    """Return a 64-bit seed of one sample of a request."""
-    if not sample:
-        return int(np.int64(np.uint64(seed & (2**64 - 1))))
-    digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,3 +124,11 @@ def _between(name: str, what: str, value: float, least: float, most: float | Non
     if not (least <= value and (most is None or value <= most)):
         limit = f"at least {least}" if most is None else f"{least} to {most}"
         raise InputError(f"{name}: '{what}' is {value}; it may be {limit}")
+
+
+def mixed_seed(seed: int, sample: int) -> int:
+    """Return a 64-bit seed of one sample of a request."""
+    if not sample:
+        return int(np.int64(np.uint64(seed & (2**64 - 1))))
+    digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
