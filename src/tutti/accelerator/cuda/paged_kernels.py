@@ -47,14 +47,31 @@ def _place(tile, starts, num_rows, QUERIES: tl.constexpr, SINGLE: tl.constexpr):
 
 
 @triton.jit
-def _keys_seen(first, last, length, window, WINDOW: tl.constexpr):
-    """Return from where to where keys lie that queries at positions first … last see."""
-    low, high = 0, min(length, last + 1)
+def _keys_seen(
+    length, queries, at, split, window,
+    QUERIES: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Return from where to where keys lie that a tile's queries see, of its split."""
+    first = length - queries + at
+    low, high = 0, length - queries + min(at + QUERIES, queries)
     if WINDOW == 1:
         low = max(low, first - window + 1)
     if WINDOW == 2:
         low = first // window * window
+    if SPLITS > 1:
+        low, high = max(low, split * SPLIT), min(high, (split + 1) * SPLIT)
     return low, high
+
+
+@triton.jit
+def _seen(own, other, known, window, WINDOW: tl.constexpr):
+    """Return which keys queries see, by their positions."""
+    seen = known & (other <= own)
+    if WINDOW == 1:
+        seen = seen & (own - other < window)
+    if WINDOW == 2:
+        seen = seen & (own // window == other // window)
+    return seen
 
 
 @triton.jit
@@ -68,14 +85,37 @@ def _bias(slope_m, other, factor, ROUNDED: tl.constexpr):
 
 
 @triton.jit
+def _weighed(s, most, total):
+    """Return the weights of new scores, by how much old ones shrink, and maximum and sum of all."""
+    new = tl.maximum(most, tl.max(s, 1))
+    base = tl.where(new == float("-inf"), 0.0, new)
+    p = tl.exp2(s - base[:, None])
+    shrink = tl.exp2(most - base)
+    return p, shrink, new, total * shrink + tl.sum(p, 1)
+
+
+@triton.jit
+def _is_left_out(queries, at, SINGLE: tl.constexpr):
+    """Tell whether a tile has nothing to do: its row is of the other kind, or too short."""
+    left_out = queries != 1
+    if not SINGLE:
+        left_out = (queries <= 1) | (at >= queries)
+    return left_out
+
+
+@triton.jit
 def _blank(
-    out, sums, token, split, head_m, known, wanted,
+    out, sums, starts, row, queries, split, head_m, known, num_rows, num_tokens,
     HEADS: tl.constexpr, WIDE_SHARE: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
     WIDE_E: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Write zeros for a token that belongs to nobody."""
+    """Write zeros for a token that belongs to nobody.
+
+    In a step of single tokens, behind the last row, token and row have one number.
+    """
     e = tl.arange(0, WIDE_E)
-    line = (token * HEADS + head_m).to(tl.int64)
+    wanted = (queries == 0) & (row >= tl.load(starts + num_rows)) & (row < num_tokens)
+    line = (row * HEADS + head_m).to(tl.int64)
     known = known & (tl.arange(0, M) < WIDE_SHARE) & wanted
     if SPLITS == 1:
         zeros = tl.zeros((M, WIDE_E), out.dtype.element_ty)
@@ -83,6 +123,26 @@ def _blank(
                  mask=known[:, None] & (e < E)[None, :])  # fmt: skip
     else:
         tl.store(sums + line * SPLITS + split, tl.full((M,), float("-inf"), tl.float32), mask=known)
+
+
+@triton.jit
+def _write(
+    out, parts, sums, collected, most, total, line, split, inside,
+    E: tl.constexpr, WIDE_E: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Write what a tile has collected: its outputs, or a split's share and its log₂ sums."""
+    e = tl.arange(0, WIDE_E)
+    safe = tl.where(total > 0.0, total, 1.0)
+    collected = collected / safe[:, None]
+    written = inside[:, None] & (e < E)[None, :]
+    if SPLITS == 1:
+        tl.store(out + line[:, None] * E + e[None, :], collected, mask=written)
+    else:
+        line = line * SPLITS + split
+        held = written & (total > 0.0)[:, None]
+        tl.store(parts + line[:, None] * E + e[None, :], collected, mask=held)
+        tl.store(sums + line, tl.where(total > 0.0, most + tl.log2(safe), float("-inf")),
+                 mask=inside)  # fmt: skip
 
 
 @triton.jit
@@ -103,27 +163,16 @@ def attend(
     share = m % WIDE_SHARE
     head_m = group * SHARE + share
     row, at, begin, queries = _place(tile, starts, num_rows, QUERIES, SINGLE)
-    if SINGLE:
-        if queries != 1:
-            if ZERO:  # a step of single tokens: behind the last, token and row have one number
-                _blank(
-                    out, sums, row, split, head_m, share < SHARE,
-                    (queries == 0) & (row >= tl.load(starts + num_rows)) & (row < num_tokens),
-                    HEADS, WIDE_SHARE, M, E, WIDE_E, SPLITS,
-                )  # fmt: skip
-            return
-    else:
-        if (queries <= 1) | (at >= queries):
-            return
+    if ZERO:
+        _blank(out, sums, starts, row, queries, split, head_m, share < SHARE, num_rows, num_tokens,
+               HEADS, WIDE_SHARE, M, E, WIDE_E, SPLITS)  # fmt: skip
+    if _is_left_out(queries, at, SINGLE):
+        return
     query_m = at + m // WIDE_SHARE
     inside = (query_m < queries) & (share < SHARE)
     length = tl.load(lengths + row)
     own = length - queries + query_m
-    first = length - queries + at
-    last = length - queries + min(at + QUERIES, queries) - 1
-    low, high = _keys_seen(first, last, length, window, WINDOW)
-    if SPLITS > 1:
-        low, high = max(low, split * SPLIT), min(high, (split + 1) * SPLIT)
+    low, high = _keys_seen(length, queries, at, split, window, QUERIES, SPLIT, SPLITS, WINDOW)
     token_m = (begin + query_m).to(tl.int64)
     q_md = tl.load(
         q + token_m[:, None] * q_row + head_m[:, None] * q_head + d[None, :],
@@ -154,17 +203,9 @@ def attend(
             s = cap * _tanh(s / cap)
         if HAS_SLOPE:
             s += _bias(slope_m, other, factor, ROUNDED)
-        seen = known[None, :] & (other[None, :] <= own[:, None])
-        if WINDOW == 1:
-            seen = seen & (own[:, None] - other[None, :] < window)
-        if WINDOW == 2:
-            seen = seen & (own[:, None] // window == other[None, :] // window)
+        seen = _seen(own[:, None], other[None, :], known[None, :], window, WINDOW)
         s = tl.where(seen, s * LOG2E, float("-inf"))
-        new = tl.maximum(most, tl.max(s, 1))
-        base = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2(s - base[:, None])
-        shrink = tl.exp2(most - base)
-        total = total * shrink + tl.sum(p, 1)
+        p, shrink, most, total = _weighed(s, most, total)
         v_ne = tl.load(
             values + (page * v_page + place * v_place)[:, None] + e[None, :],
             mask=known[:, None] & (e < E)[None, :], other=0.0,
@@ -172,19 +213,8 @@ def attend(
         collected = collected * shrink[:, None] + tl.dot(
             p.to(v_ne.dtype), v_ne, input_precision=PRECISION
         )
-        most = new
-    safe = tl.where(total > 0.0, total, 1.0)
-    collected = collected / safe[:, None]
-    line = token_m * HEADS + head_m
-    written = inside[:, None] & (e < E)[None, :]
-    if SPLITS == 1:
-        tl.store(out + line[:, None] * E + e[None, :], collected, mask=written)
-    else:
-        line = line * SPLITS + split
-        held = written & (total > 0.0)[:, None]
-        tl.store(parts + line[:, None] * E + e[None, :], collected, mask=held)
-        tl.store(sums + line, tl.where(total > 0.0, most + tl.log2(safe), float("-inf")),
-                 mask=inside)  # fmt: skip
+    _write(out, parts, sums, collected, most, total, token_m * HEADS + head_m, split, inside,
+           E, WIDE_E, SPLITS)  # fmt: skip
 
 
 @triton.jit
@@ -203,25 +233,16 @@ def attend_latents(
     r, p = tl.arange(0, WIDE_RANK), tl.arange(0, WIDE_ROPE)
     head_m = block * BLOCK + m % BLOCK
     row, at, begin, queries = _place(tile, starts, num_rows, QUERIES, SINGLE)
-    if SINGLE:
-        if queries != 1:
-            if ZERO:
-                _blank(
-                    out, sums, row, split, head_m, head_m < HEADS,
-                    (queries == 0) & (row >= tl.load(starts + num_rows)) & (row < num_tokens),
-                    HEADS, BLOCK, M, RANK, WIDE_RANK, SPLITS,
-                )  # fmt: skip
-            return
-    else:
-        if (queries <= 1) | (at >= queries):
-            return
+    if ZERO:
+        _blank(out, sums, starts, row, queries, split, head_m, head_m < HEADS, num_rows, num_tokens,
+               HEADS, BLOCK, M, RANK, WIDE_RANK, SPLITS)  # fmt: skip
+    if _is_left_out(queries, at, SINGLE):
+        return
     query_m = at + m // BLOCK
     inside = (query_m < queries) & (head_m < HEADS)
     length = tl.load(lengths + row)
     own = length - queries + query_m
-    low, high = 0, length - queries + min(at + QUERIES, queries)
-    if SPLITS > 1:
-        low, high = split * SPLIT, min(high, (split + 1) * SPLIT)
+    low, high = _keys_seen(length, queries, at, split, 0, QUERIES, SPLIT, SPLITS, 0)
     token_m = (begin + query_m).to(tl.int64)
     lines = q + token_m[:, None] * q_row + head_m[:, None] * q_head
     q_mr = tl.load(lines + r[None, :], mask=inside[:, None] & (r < RANK)[None, :], other=0.0)
@@ -243,26 +264,11 @@ def attend_latents(
         s = tl.dot(q_mr, tl.trans(c_nr), input_precision=PRECISION)
         s = tl.dot(q_mp, tl.trans(c_np), s, input_precision=PRECISION) * (scale * LOG2E)
         s = tl.where(known[None, :] & (other[None, :] <= own[:, None]), s, float("-inf"))
-        new = tl.maximum(most, tl.max(s, 1))
-        base = tl.where(new == float("-inf"), 0.0, new)
-        w = tl.exp2(s - base[:, None])
-        shrink = tl.exp2(most - base)
-        total = total * shrink + tl.sum(w, 1)
+        w, shrink, most, total = _weighed(s, most, total)
         collected = collected * shrink[:, None]
         collected = tl.dot(w.to(c_nr.dtype), c_nr, collected, input_precision=PRECISION)
-        most = new
-    safe = tl.where(total > 0.0, total, 1.0)
-    collected = collected / safe[:, None]
-    line = token_m * HEADS + head_m
-    written = inside[:, None] & (r < RANK)[None, :]
-    if SPLITS == 1:
-        tl.store(out + line[:, None] * RANK + r[None, :], collected, mask=written)
-    else:
-        line = line * SPLITS + split
-        held = written & (total > 0.0)[:, None]
-        tl.store(parts + line[:, None] * RANK + r[None, :], collected, mask=held)
-        tl.store(sums + line, tl.where(total > 0.0, most + tl.log2(safe), float("-inf")),
-                 mask=inside)  # fmt: skip
+    _write(out, parts, sums, collected, most, total, token_m * HEADS + head_m, split, inside,
+           RANK, WIDE_RANK, SPLITS)  # fmt: skip
 
 
 @triton.jit
