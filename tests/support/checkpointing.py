@@ -34,7 +34,7 @@ class ThreadCoordinator:
 
     def _all(self, value: Any) -> list[Any]:
         self._number += 1
-        place = self._links.world.meetings["checkpoint", self._number]
+        place, _ = self._links.world.meetings["checkpoint", self._number]
         with self._links.world.lock:
             place[self.rank] = value
             self._links.world.lock.notify_all()

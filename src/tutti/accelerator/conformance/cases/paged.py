@@ -112,9 +112,9 @@ def _store_heads(
     turned: int | None = None,
     norms: bool = False,
     layout: Layout = "contiguous",
+    places: tuple[int, ...] = (5, 31, 4, 16, 0, 9),
     **options: Any,
 ) -> Case:
-    places = (5, 31, 4, 16, 0, 9)
     if norms:
         options |= {"query_norm": Values((width,)), "key_norm": Values((width,)), "eps": 1e-6}
     half = (turned or width) // 2
@@ -138,6 +138,7 @@ def _store_heads(
 
 CASES = (
     _store_heads("turned"),
+    _store_heads("no tokens", places=(), norms=True),
     _store_heads("normed and turned", norms=True),
     _store_heads("neighbours", interleaved=True),
     _store_heads("part of a head", turned=32, norms=True),
