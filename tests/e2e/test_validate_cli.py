@@ -55,9 +55,34 @@ def test_validate_as_a_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "1 × 'gbs' is 'sixty-four'" in out
 
 
+def test_judged_where_nothing_was_seen(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = tutti("validate", runs, "--extrapolate", "--closed-form", capsys=capsys)
+    assert (code, err) == (0, "")
+    assert "a chip, from its data sheet" in out
+    assert "left out: 1 row" in out
+    code, out, _ = tutti("validate", runs, "--extrapolate", "--json", capsys=capsys)
+    found = json.loads(out)
+    assert code == 0
+    assert found["judges"]["chip"]["rows"] == 11
+    assert {row["id"] for row in found["rows"]} == {f"lab-{i:03d}" for i in range(12) if i != 5}
+    assert found["skipped"][0]["id"] == "lab-005"
+
+
+def test_runs_of_which_none_can_be_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = grid(1)
+    file = tmp_path / "runs.csv"
+    file.write_text(as_csv([{**row, "step_time_s": "-3"}]))
+    code, _, err = tutti("validate", file, "--extrapolate", capsys=capsys)
+    assert code == 2
+    assert "no run can be judged ('step_time_s' is -3" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("validate", "FILE", "--extrapolate", "--group", "lab"), "chooses its own rows"),
         (("validate", "nowhere.csv"), "no such file"),
         (("validate", "FILE", "--group", "lob"), "did you mean 'lab'?"),
         (("validate", "FILE", "--calibrate-on", "hidden"), "write it like hidden=1024"),

@@ -14,7 +14,10 @@ from tutti.errors import InputError
 from tutti.units import many
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tutti.cost.calibration.extrapolate import Extrapolation, JudgeScore
+    from tutti.cost.calibration.rows import Skipped
     from tutti.cost.calibration.score import GroupScore
     from tutti.cost.calibration.validate import Validation
 
@@ -123,6 +126,9 @@ def _extrapolate(runs: Path, *, closed_form: bool, json: bool) -> None:
             else PlanPredictor(lambda done, whole: show("simulating", done, whole)),
             progress=lambda done, whole: show("fitting", done, whole),
         )
+    if not found.judged:
+        why = found.skipped[0].why if found.skipped else "it has no rows"
+        raise InputError(f"{runs}: no run can be judged ({why})")
     if json:
         print_json(_judged_document(found))
     else:
@@ -175,7 +181,7 @@ def _judged_tables(found: Extrapolation) -> list[Any]:
         lines.append(table)
     foot = "Errors of the step time in %, of constants that saw nothing of what is kept aside. "
     foot += "The lower table leaves whole chips out. regret: of choosing a strategy by prediction."
-    return [*lines, Text(foot, style="dim")]
+    return [*lines, Text(foot, style="dim"), *_left_out(found.skipped)]
 
 
 def _document(found: Validation) -> dict[str, Any]:
@@ -200,8 +206,6 @@ def _scores(groups: dict[str, GroupScore]) -> dict[str, dict[str, object]]:
 
 
 def _tables(found: Validation, *, shipped: bool) -> list[Any]:
-    from collections import Counter
-
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -234,14 +238,23 @@ def _tables(found: Validation, *, shipped: bool) -> list[Any]:
     if found.extrapolated:
         counts = ", ".join(f"{name} {count}" for name, count in found.extrapolated.items())
         foot += f" Rows outside a calibration's range: {counts}."
-    lines: list[Any] = [table, Text(foot, style="dim")]
-    if found.skipped:
-        lines.append(Text(f"\nleft out: {many(len(found.skipped), 'row')}"))
-        reasons = Counter(skipped.why for skipped in found.skipped)
-        for why, count in reasons.most_common(_MOST_REASONS):
-            lines.append(Text(f"  {count:>4} × {why}", overflow="fold"))
-        if len(reasons) > _MOST_REASONS:
-            lines.append(Text(f"  … {many(len(reasons) - _MOST_REASONS, 'more reason')} (--json)"))
+    return [table, Text(foot, style="dim"), *_left_out(found.skipped)]
+
+
+def _left_out(skipped: Sequence[Skipped]) -> list[Any]:
+    """Return how many rows were left out, and why."""
+    from collections import Counter
+
+    from rich.text import Text
+
+    if not skipped:
+        return []
+    lines = [Text(f"\nleft out: {many(len(skipped), 'row')}")]
+    reasons = Counter(one.why for one in skipped)
+    for why, count in reasons.most_common(_MOST_REASONS):
+        lines.append(Text(f"  {count:>4} × {why}", overflow="fold"))
+    if len(reasons) > _MOST_REASONS:
+        lines.append(Text(f"  … {many(len(reasons) - _MOST_REASONS, 'more reason')} (--json)"))
     return lines
 
 
