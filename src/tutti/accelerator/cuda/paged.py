@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ WIDEST_HEAD = 256
 WINDOWS = {"sliding": 1, "chunked": 2}
 PROGRAMS = 528  # keep a chip of 132 units busy: rows are split until there are so many
 MOST_SPLITS = 64
-LEAST_SPLIT, LONGEST_SPLIT = 64, 512  # keys
+LEAST_SPLIT, LONG_SPLIT = 64, 512  # keys of a split at least: where chips wait, where none does
+LONGEST_SPLIT = 2048  # where rows may be far from equal
 
 
 class _Tile(NamedTuple):
@@ -85,48 +87,50 @@ def _single(
 ) -> None:
     """Fill in rows of one query."""
     rows, heads = steps.key_lengths.shape[0], key_pages.shape[2]
-    split = split_keys(rows * heads, steps.most_keys)
-    parts, sums, splits = split_room(out, split, steps.most_keys)
     tile = _tile(_SINGLE, q, value_pages)
+    splits = Splits.of(out, rows, heads, steps.most_keys, tile.keys)
     wide_share = power_of_two(q.shape[1] // heads)
     queries = max(1, tile.rows // wide_share)
     _launch(
-        (rows, heads, splits), tile, queries, out, parts, sums, q, key_pages, value_pages, steps,
-        sinks, slopes, numbers,
-        {**switches, "SPLIT": split, "SPLITS": splits, "SINGLE": True, "ZERO": alone},
+        (rows, heads, splits.count), tile, queries, out, splits, q, key_pages, value_pages, steps,
+        sinks, slopes, numbers, {**switches, "SINGLE": True, "ZERO": alone},
     )  # fmt: skip
-    if splits > 1:
-        join_splits(out, parts, sums, steps, sinks, splits, alone=alone)
 
 
-def split_room(out: Tensor, split: int, most_keys: int) -> tuple[Tensor, Tensor, int]:
-    """Return memory for the shares of splits and their sums, and how many splits there are."""
-    splits = max(1, -(-most_keys // split))
-    if splits == 1:
-        return out, out, 1
-    tokens, heads, width = out.shape
-    parts = out.new_empty((tokens, heads, splits, width), dtype=torch.float32)
-    return parts, out.new_empty((tokens, heads, splits), dtype=torch.float32), splits
+class Splits(NamedTuple):
+    """How the keys of a row are cut, and memory for what each split gives."""
+
+    count: int  # at most
+    least: int  # keys of one
+    parts: Tensor  # (T, H, count, E)
+    sums: Tensor  # (T, H, count, 2): highest score and sum of weights
+    counters: Tensor  # by row and group of heads: how many are done; 0 between calls
+
+    @classmethod
+    def none(cls, out: Tensor) -> Splits:
+        """Return a single split: a program takes all keys of its queries."""
+        return cls(1, 1, out, out, out)
+
+    @classmethod
+    def of(cls, out: Tensor, rows: int, groups: int, most_keys: int, tile: int) -> Splits:
+        """Return splits for rows of so many keys at most, which keep the chip busy."""
+        programs = rows * groups
+        wanted = -(-PROGRAMS // programs)
+        least = max(tile, LEAST_SPLIT if wanted > 1 else LONG_SPLIT)
+        wanted = max(wanted, -(-most_keys // LONGEST_SPLIT))
+        count = max(1, min(MOST_SPLITS, wanted, -(-most_keys // least)))
+        if count == 1:
+            return cls.none(out)
+        tokens, heads, width = out.shape
+        parts = out.new_empty((tokens, heads, count, width), dtype=torch.float32)
+        sums = out.new_empty((tokens, heads, count, 2), dtype=torch.float32)
+        return cls(count, least, parts, sums, _counters(out.device, programs))
 
 
-def join_splits(
-    out: Tensor,
-    parts: Tensor,
-    sums: Tensor,
-    steps: PagedSegments,
-    sinks: Tensor | None,
-    splits: int,
-    *,
-    alone: bool,
-) -> None:
-    """Put the shares of splits together; `alone`: every row has one query, or none."""
-    rows, heads, width = steps.key_lengths.shape[0], out.shape[1], out.shape[2]
-    kernels.join[(rows, heads)](
-        out, parts, sums, steps.query_starts, sinks, out.shape[0],
-        HEADS=heads, E=width, WIDE_E=max(16, power_of_two(width)), SPLITS=splits,
-        WIDE_SPLITS=power_of_two(splits), HAS_SINK=sinks is not None, SKIPS=not alone,
-        num_warps=2 if splits <= 8 else 4,
-    )  # fmt: skip
+@functools.cache
+def _counters(device: torch.device, count: int) -> Tensor:
+    """Return zeros; kernels leave them so. Calls on one device follow each other."""
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 def _long(
@@ -146,9 +150,8 @@ def _long(
     queries = max(1, tile.rows // power_of_two(q.shape[1] // heads))
     tiles = steps.num_queries // queries + rows
     _launch(
-        (tiles, heads, 1), tile, queries, out, out, out, q, key_pages, value_pages, steps, sinks,
-        slopes, numbers,
-        {**switches, "SPLIT": 1, "SPLITS": 1, "SINGLE": False, "ZERO": False},
+        (tiles, heads, 1), tile, queries, out, Splits.none(out), q, key_pages, value_pages, steps,
+        sinks, slopes, numbers, {**switches, "SINGLE": False, "ZERO": False},
     )  # fmt: skip
 
 
@@ -157,8 +160,7 @@ def _launch(
     tile: _Tile,
     queries: int,
     out: Tensor,
-    parts: Tensor,
-    sums: Tensor,
+    splits: Splits,
     q: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
@@ -170,26 +172,16 @@ def _launch(
 ) -> None:
     heads, share = q.shape[1], q.shape[1] // key_pages.shape[2]
     kernels.attend[grid](
-        q, key_pages, value_pages, out, parts, sums, steps.query_starts, steps.key_lengths,
-        steps.tables, sinks, slopes, q.stride(0), q.stride(1), *key_pages.stride()[:3],
-        *value_pages.stride()[:3], steps.tables.stride(0), steps.key_lengths.shape[0], q.shape[0],
-        *numbers, HEADS=heads, SHARE=share, WIDE_SHARE=power_of_two(share), QUERIES=queries,
+        q, key_pages, value_pages, out, splits.parts, splits.sums, splits.counters,
+        steps.query_starts, steps.key_lengths, steps.tables, sinks, slopes, q.stride(0),
+        q.stride(1), *key_pages.stride()[:3], *value_pages.stride()[:3], steps.tables.stride(0),
+        steps.key_lengths.shape[0], q.shape[0], *numbers, LEAST=splits.least, SPLITS=splits.count,
+        HEADS=heads, SHARE=share, WIDE_SHARE=power_of_two(share), QUERIES=queries,
         D=q.shape[2], E=value_pages.shape[3], WIDE_D=max(16, power_of_two(q.shape[2])),
         WIDE_E=max(16, power_of_two(value_pages.shape[3])), N=tile.keys, SIZE=steps.page_size,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **switches,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-
-
-def split_keys(programs: int, most_keys: int) -> int:
-    """Return how many keys of a row one program takes, for so many rows × heads."""
-    split = LONGEST_SPLIT
-    if programs < PROGRAMS // 2:
-        split = power_of_two(-(-most_keys * programs // PROGRAMS))
-        split = min(LONGEST_SPLIT, max(LEAST_SPLIT, split))
-    while most_keys > split * MOST_SPLITS:
-        split *= 2
-    return split
 
 
 def _tile(tiles: dict[int, _Tile], q: Tensor, value_pages: Tensor) -> _Tile:

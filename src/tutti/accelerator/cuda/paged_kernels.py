@@ -2,8 +2,8 @@
 
 A program takes a tile: some queries of one row and all query heads that share a key head. Which
 rows there are, how long they are and where their pages lie is read on the device, so that a graph
-holds for every step of its size. Rows of one query are cut into runs of keys (splits) that other
-programs take; `join` puts their results together.
+holds for every step of its size. The keys of rows of one query are cut into runs (splits) that
+other programs take; whichever of them ends last puts the results together.
 
 Letters: M queries × heads of a tile, N keys of a tile, D width of queries and keys, E of values.
 """
@@ -48,19 +48,26 @@ def _place(tile, starts, num_rows, QUERIES: tl.constexpr, SINGLE: tl.constexpr):
 
 @triton.jit
 def _keys_seen(
-    length, queries, at, split, window,
-    QUERIES: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
+    length, queries, at, window, QUERIES: tl.constexpr, WINDOW: tl.constexpr
 ):  # fmt: skip
-    """Return from where to where keys lie that a tile's queries see, of its split."""
+    """Return from where to where keys lie that a tile's queries see."""
     first = length - queries + at
     low, high = 0, length - queries + min(at + QUERIES, queries)
     if WINDOW == 1:
         low = max(low, first - window + 1)
     if WINDOW == 2:
         low = first // window * window
-    if SPLITS > 1:
-        low, high = max(low, split * SPLIT), min(high, (split + 1) * SPLIT)
     return low, high
+
+
+@triton.jit
+def _split_of(low, high, split, LEAST: tl.constexpr, SPLITS: tl.constexpr):
+    """Return a split's keys, and how many splits of the row have any."""
+    low = low // LEAST * LEAST  # keys before the first that is seen are left out one by one
+    each = tl.cdiv(tl.cdiv(high - low, SPLITS), LEAST) * LEAST
+    used = tl.cdiv(high - low, each)
+    low += split * each
+    return low, min(high, low + each), used
 
 
 @triton.jit
@@ -105,9 +112,9 @@ def _is_left_out(queries, at, SINGLE: tl.constexpr):
 
 @triton.jit
 def _blank(
-    out, sums, starts, row, queries, split, head_m, known, num_rows, num_tokens,
+    out, starts, row, queries, split, head_m, known, num_rows, num_tokens,
     HEADS: tl.constexpr, WIDE_SHARE: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
-    WIDE_E: tl.constexpr, SPLITS: tl.constexpr,
+    WIDE_E: tl.constexpr,
 ):  # fmt: skip
     """Write zeros for a token that belongs to nobody.
 
@@ -116,47 +123,74 @@ def _blank(
     e = tl.arange(0, WIDE_E)
     wanted = (queries == 0) & (row >= tl.load(starts + num_rows)) & (row < num_tokens)
     line = (row * HEADS + head_m).to(tl.int64)
-    known = known & (tl.arange(0, M) < WIDE_SHARE) & wanted
-    if SPLITS == 1:
-        zeros = tl.zeros((M, WIDE_E), out.dtype.element_ty)
-        tl.store(out + line[:, None] * E + e[None, :], zeros,
-                 mask=known[:, None] & (e < E)[None, :])  # fmt: skip
-    else:
-        tl.store(sums + line * SPLITS + split, tl.full((M,), float("-inf"), tl.float32), mask=known)
+    known = known & (tl.arange(0, M) < WIDE_SHARE) & wanted & (split == 0)
+    zeros = tl.zeros((M, WIDE_E), out.dtype.element_ty)
+    tl.store(out + line[:, None] * E + e[None, :], zeros, mask=known[:, None] & (e < E)[None, :])
+
+
+@triton.jit
+def _sunk(collected, most, total, sinks, head_m, inside, HAS_SINK: tl.constexpr):
+    """Return the mean of what was collected, with a sink's weight beside the keys'."""
+    if HAS_SINK:
+        sink = tl.load(sinks + head_m, mask=inside, other=0.0).to(tl.float32) * LOG2E
+        new = tl.maximum(most, sink)
+        shrink = tl.exp2(most - new)
+        total = total * shrink + tl.exp2(sink - new)
+        collected = collected * shrink[:, None]
+    return collected / tl.where(total > 0.0, total, 1.0)[:, None]
 
 
 @triton.jit
 def _write(
-    out, parts, sums, collected, most, total, line, split, inside,
-    E: tl.constexpr, WIDE_E: tl.constexpr, SPLITS: tl.constexpr,
+    out, parts, sums, counters, sinks, collected, most, total, line, head_m, split, used, inside,
+    E: tl.constexpr, WIDE_E: tl.constexpr, SPLITS: tl.constexpr, HAS_SINK: tl.constexpr,
 ):  # fmt: skip
-    """Write what a tile has collected: its outputs, or a split's share and its log₂ sums."""
+    """Write a tile's outputs; of several splits, the last to come joins them all."""
     e = tl.arange(0, WIDE_E)
-    safe = tl.where(total > 0.0, total, 1.0)
-    collected = collected / safe[:, None]
     written = inside[:, None] & (e < E)[None, :]
-    if SPLITS == 1:
-        tl.store(out + line[:, None] * E + e[None, :], collected, mask=written)
-    else:
-        line = line * SPLITS + split
-        held = written & (total > 0.0)[:, None]
-        tl.store(parts + line[:, None] * E + e[None, :], collected, mask=held)
-        tl.store(sums + line, tl.where(total > 0.0, most + tl.log2(safe), float("-inf")),
-                 mask=inside)  # fmt: skip
+    if SPLITS > 1:  # noqa: SIM102  (known when the kernel is compiled; the next is not)
+        if used > 1:
+            lines = line * SPLITS
+            tl.store(parts + (lines + split)[:, None] * E + e[None, :], collected, mask=written)
+            tl.store(sums + 2 * (lines + split), most, mask=inside)
+            tl.store(sums + 2 * (lines + split) + 1, total, mask=inside)
+            tl.debug_barrier()
+            if tl.atomic_add(counters, 1, sem="acq_rel") < used - 1:
+                return
+            tl.store(counters, 0)  # as the next call wants to find it
+            base, total, collected = most, tl.zeros_like(total), tl.zeros_like(collected)
+            for other in range(used):
+                base = tl.maximum(
+                    base, tl.load(sums + 2 * (lines + other), mask=inside, other=float("-inf"))
+                )
+            safe = tl.where(base == float("-inf"), 0.0, base)
+            for other in range(used):
+                near = 2 * (lines + other)
+                weight = tl.load(sums + near, mask=inside, other=float("-inf"))
+                weight = tl.exp2(weight - safe)
+                total += tl.load(sums + near + 1, mask=inside, other=0.0) * weight
+                part = tl.load(
+                    parts + (lines + other)[:, None] * E + e[None, :], mask=written, other=0.0
+                )
+                collected += part * weight[:, None]
+            most = base
+    mean = _sunk(collected, most, total, sinks, head_m, inside, HAS_SINK)
+    y = mean.to(out.dtype.element_ty)
+    tl.store(out + line[:, None] * E + e[None, :], y, mask=written)
 
 
 @triton.jit
 def attend(
-    q, keys, values, out, parts, sums, starts, lengths, tables, sinks, slopes,
+    q, keys, values, out, parts, sums, counters, starts, lengths, tables, sinks, slopes,
     q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, num_rows,
     num_tokens, scale, cap, window, factor,
     HEADS: tl.constexpr, SHARE: tl.constexpr, WIDE_SHARE: tl.constexpr, QUERIES: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr,
-    SIZE: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
+    SIZE: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
     ZERO: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINK: tl.constexpr,
     HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a tile (T, H, E), or a split's share of them and its log₂ sums."""
+    """Write the outputs of a tile (T, H, E)."""
     tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     M: tl.constexpr = QUERIES * WIDE_SHARE
     m, d, e, column = tl.arange(0, M), tl.arange(0, WIDE_D), tl.arange(0, WIDE_E), tl.arange(0, N)
@@ -164,15 +198,20 @@ def attend(
     head_m = group * SHARE + share
     row, at, begin, queries = _place(tile, starts, num_rows, QUERIES, SINGLE)
     if ZERO:
-        _blank(out, sums, starts, row, queries, split, head_m, share < SHARE, num_rows, num_tokens,
-               HEADS, WIDE_SHARE, M, E, WIDE_E, SPLITS)  # fmt: skip
+        _blank(out, starts, row, queries, split, head_m, share < SHARE, num_rows, num_tokens,
+               HEADS, WIDE_SHARE, M, E, WIDE_E)  # fmt: skip
     if _is_left_out(queries, at, SINGLE):
         return
     query_m = at + m // WIDE_SHARE
     inside = (query_m < queries) & (share < SHARE)
     length = tl.load(lengths + row)
     own = length - queries + query_m
-    low, high = _keys_seen(length, queries, at, split, window, QUERIES, SPLIT, SPLITS, WINDOW)
+    first, high = _keys_seen(length, queries, at, window, QUERIES, WINDOW)
+    low, used = first // N * N, 1
+    if SPLITS > 1:
+        low, high, used = _split_of(first, high, split, LEAST, SPLITS)
+        if split >= used:
+            return
     token_m = (begin + query_m).to(tl.int64)
     q_md = tl.load(
         q + token_m[:, None] * q_row + head_m[:, None] * q_head + d[None, :],
@@ -180,18 +219,15 @@ def attend(
     )  # fmt: skip
     most = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
-    if HAS_SINK and SPLITS == 1:
-        most = tl.load(sinks + head_m, mask=inside, other=0.0).to(tl.float32) * LOG2E
-        total += 1.0
     if HAS_SLOPE:
         slope_m = tl.load(slopes + head_m, mask=inside, other=0.0).to(tl.float32)
     collected = tl.zeros((M, WIDE_E), tl.float32)
     table = tables + row.to(tl.int64) * table_row
     keys += group * k_head
     values += group * v_head
-    for start in range(low // N * N, high, N):
+    for start in range(low, high, N):
         other = start + column
-        known = (other >= low) & (other < high)
+        known = (other >= first) & (other < high)
         page = tl.load(table + other // SIZE, mask=known, other=0).to(tl.int64)
         place = other % SIZE
         k_dn = tl.load(
@@ -213,17 +249,18 @@ def attend(
         collected = collected * shrink[:, None] + tl.dot(
             p.to(v_ne.dtype), v_ne, input_precision=PRECISION
         )
-    _write(out, parts, sums, collected, most, total, token_m * HEADS + head_m, split, inside,
-           E, WIDE_E, SPLITS)  # fmt: skip
+    counters += row * tl.num_programs(1) + group
+    _write(out, parts, sums, counters, sinks, collected, most, total, token_m * HEADS + head_m,
+           head_m, split, used, inside, E, WIDE_E, SPLITS, HAS_SINK)  # fmt: skip
 
 
 @triton.jit
 def attend_latents(
-    q, pages, out, parts, sums, starts, lengths, tables, q_row, q_head, page_step, place_step,
-    table_row, num_rows, num_tokens, scale,
+    q, pages, out, parts, sums, counters, starts, lengths, tables, q_row, q_head, page_step,
+    place_step, table_row, num_rows, num_tokens, scale,
     HEADS: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr,
     WIDE_RANK: tl.constexpr, ROPE: tl.constexpr, WIDE_ROPE: tl.constexpr, N: tl.constexpr,
-    SIZE: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
+    SIZE: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
     ZERO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write what a block of heads makes of latents (T, H, RANK), which are keys and values."""
@@ -234,15 +271,20 @@ def attend_latents(
     head_m = block * BLOCK + m % BLOCK
     row, at, begin, queries = _place(tile, starts, num_rows, QUERIES, SINGLE)
     if ZERO:
-        _blank(out, sums, starts, row, queries, split, head_m, head_m < HEADS, num_rows, num_tokens,
-               HEADS, BLOCK, M, RANK, WIDE_RANK, SPLITS)  # fmt: skip
+        _blank(out, starts, row, queries, split, head_m, head_m < HEADS, num_rows, num_tokens,
+               HEADS, BLOCK, M, RANK, WIDE_RANK)  # fmt: skip
     if _is_left_out(queries, at, SINGLE):
         return
     query_m = at + m // BLOCK
     inside = (query_m < queries) & (head_m < HEADS)
     length = tl.load(lengths + row)
     own = length - queries + query_m
-    low, high = _keys_seen(length, queries, at, split, 0, QUERIES, SPLIT, SPLITS, 0)
+    low, high = _keys_seen(length, queries, at, 0, QUERIES, 0)
+    used = 1
+    if SPLITS > 1:
+        low, high, used = _split_of(low, high, split, LEAST, SPLITS)
+        if split >= used:
+            return
     token_m = (begin + query_m).to(tl.int64)
     lines = q + token_m[:, None] * q_row + head_m[:, None] * q_head
     q_mr = tl.load(lines + r[None, :], mask=inside[:, None] & (r < RANK)[None, :], other=0.0)
@@ -267,41 +309,6 @@ def attend_latents(
         w, shrink, most, total = _weighed(s, most, total)
         collected = collected * shrink[:, None]
         collected = tl.dot(w.to(c_nr.dtype), c_nr, collected, input_precision=PRECISION)
-    _write(out, parts, sums, collected, most, total, token_m * HEADS + head_m, split, inside,
-           RANK, WIDE_RANK, SPLITS)  # fmt: skip
-
-
-@triton.jit
-def join(
-    out, parts, sums, starts, sinks, num_tokens,
-    HEADS: tl.constexpr, E: tl.constexpr, WIDE_E: tl.constexpr, SPLITS: tl.constexpr,
-    WIDE_SPLITS: tl.constexpr, HAS_SINK: tl.constexpr, SKIPS: tl.constexpr,
-):  # fmt: skip
-    """Write (T, H, E) from the splits of rows of one query."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    token = row
-    if SKIPS:  # a step with longer rows: others write their outputs
-        token = tl.load(starts + row)
-        if tl.load(starts + row + 1) - token != 1:
-            return
-    if token >= num_tokens:
-        return
-    line = (token * HEADS + head).to(tl.int64)
-    e, s = tl.arange(0, WIDE_E), tl.arange(0, WIDE_SPLITS)
-    sum_s = tl.load(sums + line * SPLITS + s, mask=s < SPLITS, other=float("-inf"))
-    most = tl.max(sum_s, 0)
-    if HAS_SINK:
-        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
-        most = tl.maximum(most, sink)
-    base = tl.where(most == float("-inf"), 0.0, most)
-    weight_s = tl.exp2(sum_s - base)
-    total = tl.sum(weight_s, 0)
-    if HAS_SINK:
-        total += tl.exp2(sink - base)
-    known = (s < SPLITS) & (sum_s > float("-inf"))
-    part_se = tl.load(
-        parts + (line * SPLITS + s)[:, None] * E + e[None, :],
-        mask=known[:, None] & (e < E)[None, :], other=0.0,
-    )  # fmt: skip
-    y = tl.sum(part_se * weight_s[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + line * E + e, y, mask=e < E)
+    counters += row * tl.num_programs(1) + block
+    _write(out, parts, sums, counters, None, collected, most, total, token_m * HEADS + head_m,
+           head_m, split, used, inside, RANK, WIDE_RANK, SPLITS, False)  # fmt: skip

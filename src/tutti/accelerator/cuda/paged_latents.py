@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from tutti.accelerator.cuda import paged_kernels as kernels
 from tutti.accelerator.cuda.common import DTYPES, power_of_two
-from tutti.accelerator.cuda.paged import join_splits, split_keys, split_room
+from tutti.accelerator.cuda.paged import Splits
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.registry import Implementation
 
@@ -30,18 +28,14 @@ def latent_attention(
         return out
     block = min(64, max(16, power_of_two(heads)))
     blocks = -(-heads // block)
-    split = split_keys(rows * blocks, steps.most_keys)
-    parts, sums, splits = split_room(out, split, steps.most_keys)
+    splits = Splits.of(out, rows, blocks, steps.most_keys, _KEYS)
     given = (q, pages, steps, rank, scale)
-    _launch((rows, blocks, splits), block, 1, out, parts, sums, *given,
-            {"SPLIT": split, "SPLITS": splits, "SINGLE": True, "ZERO": alone})  # fmt: skip
-    if splits > 1:
-        join_splits(out, parts, sums, steps, None, splits, alone=alone)
+    _launch((rows, blocks, splits.count), block, 1, out, splits, *given, single=True, zero=alone)
     if not only_single:
         block = 16
         tiles = steps.num_queries // _QUERIES + rows
-        _launch((tiles, -(-heads // block), 1), block, _QUERIES, out, out, out, *given,
-                {"SPLIT": 1, "SPLITS": 1, "SINGLE": False, "ZERO": False})  # fmt: skip
+        grid = (tiles, -(-heads // block), 1)
+        _launch(grid, block, _QUERIES, out, Splits.none(out), *given, single=False, zero=False)
     return out
 
 
@@ -50,24 +44,26 @@ def _launch(
     block: int,
     queries: int,
     out: Tensor,
-    parts: Tensor,
-    sums: Tensor,
+    splits: Splits,
     q: Tensor,
     pages: Tensor,
     steps: PagedSegments,
     rank: int,
     scale: float,
-    switches: dict[str, Any],
+    *,
+    single: bool,
+    zero: bool,
 ) -> None:
     rope = q.shape[2] - rank
     wide = q.dtype == torch.float32
     kernels.attend_latents[grid](
-        q, pages, out, parts, sums, steps.query_starts, steps.key_lengths, steps.tables,
-        q.stride(0), q.stride(1), pages.stride(0), pages.stride(1), steps.tables.stride(0),
-        steps.key_lengths.shape[0], q.shape[0], scale, HEADS=q.shape[1], BLOCK=block,
-        QUERIES=queries, RANK=rank, WIDE_RANK=max(16, power_of_two(rank)), ROPE=rope,
-        WIDE_ROPE=max(16, power_of_two(rope)), N=16 if wide else _KEYS, SIZE=steps.page_size,
-        PRECISION="ieee" if wide else "tf32", **switches,
+        q, pages, out, splits.parts, splits.sums, splits.counters, steps.query_starts,
+        steps.key_lengths, steps.tables, q.stride(0), q.stride(1), pages.stride(0),
+        pages.stride(1), steps.tables.stride(0), steps.key_lengths.shape[0], q.shape[0], scale,
+        HEADS=q.shape[1], BLOCK=block, QUERIES=queries, RANK=rank,
+        WIDE_RANK=max(16, power_of_two(rank)), ROPE=rope, WIDE_ROPE=max(16, power_of_two(rope)),
+        N=16 if wide else _KEYS, SIZE=steps.page_size, LEAST=splits.least, SPLITS=splits.count,
+        SINGLE=single, ZERO=zero, PRECISION="ieee" if wide else "tf32",
         num_warps=8 if block * queries >= 64 else 4, num_stages=1 if wide else 3,
     )  # fmt: skip
 

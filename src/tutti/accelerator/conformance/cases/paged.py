@@ -15,6 +15,7 @@ DECODE: Rows = ((1, 1, 1), (5, 19, 1))
 CHUNK: Rows = ((7,), (23,))
 MIXED: Rows = ((1, 4, 1, 11, 6), (12, 4, 31, 11, 30))
 PADDED: Rows = ((1, 3, 0, 0), (9, 3, 0, 0))
+LONG: Rows = ((1, 1, 1, 0), (1201, 5, 700, 0))  # a device may cut their keys into several runs
 
 
 def _steps(rows: Rows, size: int) -> PagedSegments:
@@ -60,15 +61,20 @@ def _case(
 
 
 def _latent(
-    name: str, rows: Rows = MIXED, dims: tuple[int, int] = (96, 64), *, heads: int = 4
+    name: str,
+    rows: Rows = MIXED,
+    dims: tuple[int, int] = (96, 64),
+    *,
+    heads: int = 4,
+    size: int = 16,
 ) -> Case:
-    steps = _steps(rows, 16)
+    steps = _steps(rows, size)
     return Case(
         "latent_attention",
         name,
         (
             Values((steps.num_queries, heads, dims[0]), trained=False),
-            Values((PAGES, 16, dims[0]), trained=False),
+            Values((PAGES, size, dims[0]), trained=False),
             steps,
         ),
         {"rank": dims[1], "scale": dims[0] ** -0.5},
@@ -182,7 +188,20 @@ CASES = (
     _case("other scale", scale=0.3),
     _case("some heads of more", layout="heads"),
     _case("many rows", ((1,) * 30, tuple(range(1, 16)) * 2)),
+    _case("long rows", LONG, size=64, padding=1),
+    _case("long rows, sinks and window", LONG, size=64, sinks=True, window=650),
+    _case(
+        "long rows, chunked window and soft cap",
+        LONG,
+        (4, 1),
+        size=64,
+        window=500,
+        window_kind="chunked",
+        soft_cap=5.0,
+    ),
+    _case("long rows and chunks", ((1, 40, 1, 3), (990, 600, 64, 400)), size=64),
     _latent("one new token each", DECODE),
+    _latent("long rows", LONG, size=64),
     _latent("prefill and decode together"),
     _latent("512 and 64", DECODE, (576, 512), heads=3),
     _latent("odd width", CHUNK, (23, 17)),
