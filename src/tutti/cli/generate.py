@@ -85,6 +85,9 @@ def generate(
     device: Annotated[str | None, typer.Option(help="cpu, cuda:1, …; the best here.")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; the weights'.")] = None,
     weights: Weights = None,
+    activations: Annotated[
+        str | None, typer.Option(help="Round what meets weights in fp8: fp8.")
+    ] = None,
     adapter: Adapter = None,
     tokenizer: Tokenizer = None,
     memory: Memory = None,
@@ -99,7 +102,8 @@ def generate(
     from tutti.serve import Engine, SamplingParameters
 
     given: dict[str, Any] = {
-        "device": device, "dtype": dtype, "tokenizer": tokenizer, "weights": weights
+        "device": device, "dtype": dtype, "tokenizer": tokenizer, "weights": weights,
+        "activations": activations,
     }  # fmt: skip
     sizes: dict[str, Any] = {"slots": slots, "page_size": page_size, "max_length": max_length}
     if memory is not None:

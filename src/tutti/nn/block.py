@@ -58,6 +58,22 @@ class Block(Holder):
                 y, balance = self._feed_forward(x, batch, later)
                 return self.mlp_post_norm.after(y, x)[0], balance
 
+    def following(
+        self, x: Tensor, added: Tensor | None, batch: Batch
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the stream and what is to be added to it; both are left to the next block's norm.
+
+        `added` is what the block before left. For inference: no balancing loss is returned.
+        """
+        sequential = self.spec.residual is Residual.SEQUENTIAL
+        if not sequential or self.spec.placement is not Placement.PRE:
+            return self(x if added is None else x + added, batch)[0], None
+        normed, x = (
+            self.attention_norm.beside(x) if added is None else self.attention_norm.after(added, x)
+        )
+        normed, x = self.mlp_norm.after(self._attend(normed, batch, None), x)
+        return x, self._feed_forward(normed, batch, None)[0]
+
     def _pre(
         self, x: Tensor, batch: Batch, later: WeightGradients | None
     ) -> tuple[Tensor, Tensor | None]:

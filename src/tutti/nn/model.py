@@ -136,12 +136,21 @@ class Model(nn.Module):
             x = self.embedding(batch, later)
         if x is None:
             raise ValueError("a stage without the embedding needs the stream of the one before")
+        if batch.cache is not None:
+            return self._followed(x, batch), None
         balances = []
         for block in self.blocks:
             x, balance = block(x, batch, later)
             balances += [] if balance is None else [balance]
         assert x is not None
         return x, torch.stack(balances).sum() if balances else None
+
+    def _followed(self, x: Tensor, batch: Batch) -> Tensor:
+        """Return the stream after the blocks, for inference."""
+        added: Tensor | None = None
+        for block in self.blocks:
+            x, added = block.following(x, added, batch)
+        return x if added is None else x + added
 
     def forward(
         self,

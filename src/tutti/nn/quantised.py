@@ -8,6 +8,7 @@ product of its own stay wide, and the head too, unless the folder has it quantis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -47,6 +48,21 @@ def load_quantised(
             if isinstance(holder, Holder):
                 for attribute in tuple(holder.pieces):
                     loader.fill(holder, attribute, name)
+
+
+def narrow_inputs(model: Model) -> None:
+    """Let the rows that are multiplied with weights of 8-bit floats be rounded to 8 bits, too."""
+    count = 0
+    for module in model.modules():
+        weight: object = module.weight if isinstance(module, Linear) else None
+        if isinstance(weight, QuantisedWeight) and weight.kind == "fp8":
+            setattr(module, "weight", replace(weight, narrow_inputs=True, laid_out={}))  # noqa: B010
+            count += 1
+    if not count:
+        raise InputError(
+            f"{model.spec.name}: activations are rounded to fp8 beside weights in fp8 only; round "
+            "those, too"
+        )
 
 
 def weight_bytes(model: Model) -> int:

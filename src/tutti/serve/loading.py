@@ -22,7 +22,7 @@ from tutti.nn import Model, load
 from tutti.nn.cache import token_bytes
 from tutti.nn.head import Logits
 from tutti.nn.linear import Linear
-from tutti.nn.quantised import load_quantised, weight_bytes
+from tutti.nn.quantised import load_quantised, narrow_inputs, weight_bytes
 from tutti.nn.rotary import stretch
 from tutti.serve.adapters import RANK, SLOTS, Adapters
 from tutti.serve.draft_model import DraftModel, check_draft
@@ -58,6 +58,7 @@ def open_worker(
     tokenizer: str | None = None,
     invariant: bool = False,
     weights: str | None = None,
+    activations: str | None = None,
     adapters: Mapping[str, Path | str] | None = None,
     sizes: Sizes | None = None,
     **options: Any,
@@ -67,7 +68,9 @@ def open_worker(
     `device`: as `tutti accelerator list` names it; the best that is here. `dtype`: fp32, bf16 or
     fp16; the weights' own where the device multiplies in it. `invariant`: a request's logits have
     the same bits alone, in any batch, chunks and pages. `weights`: fp8, int8 or int4, to which
-    plain weights are rounded; quantised ones stay what they are. `adapters`: PEFT folders by name.
+    plain weights are rounded; quantised ones stay what they are. `activations`: fp8, to which the
+    rows that meet weights in fp8 are rounded, each by its own scale. `adapters`: PEFT folders by
+    name.
     `tokenizer`: another folder, or "bytes". Other options are those of `Sizes`.
     """
     sizes = sizes or _sizes(options)
@@ -77,6 +80,10 @@ def open_worker(
     number = _dtype(dtype, checkpoint.dtype(next(iter(checkpoint.names()))).name, accelerator)
     operators = invariant_operators(spec, accelerator) if invariant else accelerator.operators
     model = open_model(checkpoint, operators, number, accelerator, weights)
+    if activations is not None:
+        if activations != "fp8":
+            raise InputError(f"activations is '{activations}'; it may be 'fp8'")
+        narrow_inputs(model)
     if not invariant:
         prepare(model)
     end = end_tokens(Path(folder), spec)

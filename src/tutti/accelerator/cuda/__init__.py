@@ -22,6 +22,7 @@ def register_all() -> None:
         from tutti.accelerator.cuda import (
             cross_entropy,
             experts,
+            few_rows,
             flash,
             layer_norm,
             narrow,
@@ -35,7 +36,7 @@ def register_all() -> None:
         )
 
         for module in (
-            cross_entropy, experts, flash, layer_norm, narrow, narrow_experts, norm, optimizer,
-            paged, paged_heads, paged_latents, pointwise,
+            cross_entropy, experts, few_rows, flash, layer_norm, narrow, narrow_experts, norm,
+            optimizer, paged, paged_heads, paged_latents, pointwise,
         ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)

@@ -51,3 +51,12 @@ def power_of_two(value: int) -> int:
 def warps_for(width: int) -> int:
     """Return how many warps share a row."""
     return min(16, max(1, power_of_two(width) // 256))
+
+
+@functools.cache
+def zero_counters(device: torch.device, count: int) -> Tensor:
+    """Return zeros that kernels count with and leave as zeros: a device's calls follow each other.
+
+    They are made before a graph is captured, by the call that warms it up.
+    """
+    return torch.zeros(count, dtype=torch.int32, device=device)

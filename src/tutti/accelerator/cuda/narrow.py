@@ -161,7 +161,8 @@ def narrow_linear(
 
 
 @functools.cache
-def _has_narrow_products(device: torch.device) -> bool:
+def has_narrow_products(device: torch.device) -> bool:
+    """Tell whether a chip's matrix units multiply in 8 bits."""
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -171,7 +172,7 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_options: 
         return "bfloat16 around the products only"
     if any(width % MULTIPLE for width in weight.shape[-2:]):
         return f"widths that are multiples of {MULTIPLE} only"
-    if not _has_narrow_products(x.device):
+    if not has_narrow_products(x.device):
         return "the chip has no such products"
     return reason_against(x, weight, bias)
 

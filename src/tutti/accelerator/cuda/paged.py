@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tutti.accelerator.cuda import paged_kernels as kernels
-from tutti.accelerator.cuda.common import DTYPES, power_of_two
+from tutti.accelerator.cuda.common import DTYPES, power_of_two, zero_counters
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.registry import Implementation
 
@@ -32,7 +31,7 @@ class _Tile(NamedTuple):
 
 # by the padded width of a head: rows of one token, longer rows
 _SINGLE = {64: _Tile(16, 64, 4, 5), 128: _Tile(16, 64, 4, 5), 256: _Tile(16, 32, 4, 3)}
-_LONG = {64: _Tile(128, 64, 4, 3), 128: _Tile(128, 64, 8, 3), 256: _Tile(64, 32, 4, 3)}
+_LONG = {64: _Tile(128, 64, 4, 3), 128: _Tile(128, 64, 4, 3), 256: _Tile(64, 32, 4, 3)}
 
 
 def paged_attention(
@@ -92,7 +91,7 @@ def _single(
     wide_share = power_of_two(q.shape[1] // heads)
     queries = max(1, tile.rows // wide_share)
     _launch(
-        (rows, heads, splits.count), tile, queries, out, splits, q, key_pages, value_pages, steps,
+        (rows, heads, splits.most), tile, queries, out, splits, q, key_pages, value_pages, steps,
         sinks, slopes, numbers, {**switches, "SINGLE": True, "ZERO": alone},
     )  # fmt: skip
 
@@ -100,8 +99,8 @@ def _single(
 class Splits(NamedTuple):
     """How the keys of a row are cut, and memory for what each split gives."""
 
-    count: int  # at most
-    least: int  # keys of one
+    most: int  # of a row
+    least: int  # keys of one, at least
     parts: Tensor  # (T, H, count, E)
     sums: Tensor  # (T, H, count, 2): highest score and sum of weights
     counters: Tensor  # by row and group of heads: how many are done; 0 between calls
@@ -124,13 +123,7 @@ class Splits(NamedTuple):
         tokens, heads, width = out.shape
         parts = out.new_empty((tokens, heads, count, width), dtype=torch.float32)
         sums = out.new_empty((tokens, heads, count, 2), dtype=torch.float32)
-        return cls(count, least, parts, sums, _counters(out.device, programs))
-
-
-@functools.cache
-def _counters(device: torch.device, count: int) -> Tensor:
-    """Return zeros; kernels leave them so. Calls on one device follow each other."""
-    return torch.zeros(count, dtype=torch.int32, device=device)
+        return cls(count, least, parts, sums, zero_counters(out.device, programs))
 
 
 def _long(
@@ -175,7 +168,7 @@ def _launch(
         q, key_pages, value_pages, out, splits.parts, splits.sums, splits.counters,
         steps.query_starts, steps.key_lengths, steps.tables, sinks, slopes, q.stride(0),
         q.stride(1), *key_pages.stride()[:3], *value_pages.stride()[:3], steps.tables.stride(0),
-        steps.key_lengths.shape[0], q.shape[0], *numbers, LEAST=splits.least, SPLITS=splits.count,
+        steps.key_lengths.shape[0], q.shape[0], *numbers, LEAST=splits.least, SPLITS=splits.most,
         HEADS=heads, SHARE=share, WIDE_SHARE=power_of_two(share), QUERIES=queries,
         D=q.shape[2], E=value_pages.shape[3], WIDE_D=max(16, power_of_two(q.shape[2])),
         WIDE_E=max(16, power_of_two(value_pages.shape[3])), N=tile.keys, SIZE=steps.page_size,

@@ -30,7 +30,7 @@ def latent_attention(
     blocks = -(-heads // block)
     splits = Splits.of(out, rows, blocks, steps.most_keys, _KEYS)
     given = (q, pages, steps, rank, scale)
-    _launch((rows, blocks, splits.count), block, 1, out, splits, *given, single=True, zero=alone)
+    _launch((rows, blocks, splits.most), block, 1, out, splits, *given, single=True, zero=alone)
     if not only_single:
         block = 16
         tiles = steps.num_queries // _QUERIES + rows
@@ -62,7 +62,7 @@ def _launch(
         pages.stride(1), steps.tables.stride(0), steps.key_lengths.shape[0], q.shape[0], scale,
         HEADS=q.shape[1], BLOCK=block, QUERIES=queries, RANK=rank,
         WIDE_RANK=max(16, power_of_two(rank)), ROPE=rope, WIDE_ROPE=max(16, power_of_two(rope)),
-        N=16 if wide else _KEYS, SIZE=steps.page_size, LEAST=splits.least, SPLITS=splits.count,
+        N=16 if wide else _KEYS, SIZE=steps.page_size, LEAST=splits.least, SPLITS=splits.most,
         SINGLE=single, ZERO=zero, PRECISION="ieee" if wide else "tf32",
         num_warps=8 if block * queries >= 64 else 4, num_stages=1 if wide else 3,
     )  # fmt: skip

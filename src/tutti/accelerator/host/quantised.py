@@ -18,6 +18,7 @@ from torch import Tensor
 from tutti.accelerator import invariant
 from tutti.accelerator.products import host_multiplies
 from tutti.accelerator.quantised.weight import FLOATS, QuantisedWeight
+from tutti.accelerator.reference.narrow import narrowed
 from tutti.accelerator.registry import Implementation, register
 
 TILE_BYTES = 1 << 19  # of float32: half of a core's second cache, beside x
@@ -101,6 +102,8 @@ def _supports_tiles(
         return "float32 and narrower only"
     if not weight.codes.is_contiguous():
         return "codes without gaps only"
+    if weight.narrow_inputs:
+        return "inputs as they are only"
     return None
 
 
@@ -176,6 +179,8 @@ def _supports_packed(
 
 def unchanging(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
     """Return x·Wᵀ + b, blocks of rows one after the other."""
+    if weight.narrow_inputs:
+        x = narrowed(x.reshape(-1, x.shape[-1])).wide(x.dtype).view(x.shape)
     return invariant.linear(x, weight.dequantised(x.dtype), bias)
 
 

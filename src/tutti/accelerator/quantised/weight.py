@@ -30,6 +30,7 @@ class QuantisedWeight:
     zeros: Tensor | None  # as the scales, integers; None: 0
     block: tuple[int, int]  # rows and columns of one scale
     order: Tensor | None = None  # (in,): the input of each column
+    narrow_inputs: bool = False  # each row it is multiplied with is rounded to 8 bits, too
     laid_out: dict[str, Any] = field(default_factory=dict, repr=False)  # by devices, for products
 
     @property
@@ -217,6 +218,7 @@ def stacked(parts: Sequence[QuantisedWeight]) -> QuantisedWeight | None:
         zeros=zeros,
         block=parts[0].block,
         order=first.order,
+        narrow_inputs=first.narrow_inputs,
     )
 
 

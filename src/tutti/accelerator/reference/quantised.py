@@ -7,10 +7,13 @@ from torch import Tensor
 
 from tutti.accelerator.products import linear_product
 from tutti.accelerator.quantised.weight import QuantisedWeight
+from tutti.accelerator.reference.narrow import narrowed
 
 
 def quantised_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
     """Return x·Wᵀ + b."""
+    if weight.narrow_inputs:
+        x = narrowed(x.reshape(-1, x.shape[-1])).wide(x.dtype).view(x.shape)
     return linear_product(x, weight.dequantised(x.dtype), bias)
 
 

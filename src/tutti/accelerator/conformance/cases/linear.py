@@ -71,6 +71,7 @@ def _narrow_grouped(
 
 
 CASES = (
+    _linear("1 token, ragged, bias", (1,), 1040, 50, bias=True),
     _linear("1 token", (1,), 64, 96),
     _linear("odd widths, bias", (17,), 33, 65, bias=True),
     _linear("batch of sequences", (2, 9), 40, 24, bias=True),

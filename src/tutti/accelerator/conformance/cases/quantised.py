@@ -48,8 +48,10 @@ def _linear(
     bias: bool = False,
     layout: Layout = "contiguous",
     shuffled: bool = False,
+    narrow_inputs: bool = False,
 ) -> Case:
     weight = _weight(name, kind, shape, block, zeros=zeros)
+    weight = replace(weight, narrow_inputs=narrow_inputs)
     if shuffled:
         order = torch.randperm(shape[1], generator=torch.Generator().manual_seed(1))
         weight = replace(weight, order=order)
@@ -108,6 +110,31 @@ CASES = (
     _linear("8-bit floats, blocks of 128", (3,), "e4m3", (200, 320), (128, 128), bias=True),
     _linear("8-bit floats with 5 bits of exponent", (9,), "e5m2", (33, 48), (1, 48)),
     _linear("8-bit floats, long sums", (2,), "e4m3", (16, 4096), (16, 4096)),
+    _linear("8-bit floats, one row, ragged", (1,), "e4m3", (50, 1040), (1, 1040), bias=True),
+    _linear("8-bit floats, tens of rows", (40,), "e4m3", (80, 1040), (1, 1040), bias=True),
+    _linear("8-bit floats, hundred rows", (100,), "e4m3", (64, 2048), (128, 128)),
+    _linear("both in 8 bits", (1,), "e4m3", (64, 256), (1, 256), narrow_inputs=True),
+    _linear(
+        "both in 8 bits, per tensor",
+        (33,),
+        "e4m3",
+        (64, 96),
+        (64, 96),
+        narrow_inputs=True,
+        bias=True,
+    ),
+    _linear("both in 8 bits, in blocks", (20,), "e4m3", (64, 256), (32, 128), narrow_inputs=True),
+    _linear(
+        "both in 8 bits, many rows",
+        (200,),
+        "e4m3",
+        (64, 1024),
+        (1, 1024),
+        bias=True,
+        narrow_inputs=True,
+    ),
+    _linear("both in 8 bits, integers", (5,), "int8", (48, 64), (1, 64), narrow_inputs=True),
+    _linear("4 bits, one row, ragged", (1,), "int4", (40, 1120), (1, 32), zeros=True),
     _linear("no tokens", (0,), "e4m3", (32, 48), (32, 48), bias=True),
     _linear("8 bits, per tensor", (5,), "int8", (40, 24), (40, 24)),
     _linear("8 bits, per channel", (2, 9), "int8", (40, 33), (1, 33), bias=True),
