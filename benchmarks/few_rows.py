@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tutti.accelerator.cuda import few_rows, few_rows_kernels
-from tutti.accelerator.cuda.common import power_of_two, zero_counters
+from tutti.accelerator.cuda import few_rows
 
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "up": (24576, 4096), "down": (4096, 12288)}
 LAYERS = 6  # weights in turn, so that none is found in a cache
@@ -89,23 +88,14 @@ def candidates(rows: int, kind: str, x: Tensor, ws: list[Tensor], y: Tensor) -> 
         found["single"] = lambda i: few_rows._single(y, x, codes[i], None)
     if rows < 2:
         return found
-    for (bn, bk, warps, stages), splits in itertools.product(tiles(rows, kind), (1, 2, 4)):
-        programs = -(-n // bn)
-        if splits > 1 and programs * splits > 600:
-            continue
-        parts = torch.empty((splits, rows, n), device=x.device)
-        counters = zero_counters(x.device, programs)
+    scales_m = torch.ones(rows, device=x.device) if kind == "both8" else None
+    for tile in tiles(rows, kind):
 
-        def run(i: int, bn=bn, bk=bk, warps=warps, stages=stages, splits=splits, parts=parts,
-                counters=counters, programs=programs) -> None:  # fmt: skip
-            few_rows_kernels.multiply_few[(programs, splits)](
-                x, codes[i].codes, codes[i].scales, None, None, y, parts, counters, x.stride(0),
-                rows, *codes[i].sizes, BM=max(16, power_of_two(rows)), BN=bn, BK=bk,
-                SPLITS=splits, HAS_BIAS=False, PRECISION="tf32", **codes[i].switches,
-                num_warps=warps, num_stages=stages,
-            )  # fmt: skip
+        def run(i: int, tile=tile) -> Tensor:
+            few_rows._tile = lambda *_args, **_options: few_rows._Tile(*tile)
+            return few_rows.multiplied(x, codes[i], None, scales_m)
 
-        found[f"few {bn}x{bk}/{warps}/{stages}/{splits}"] = run
+        found["few " + "/".join(map(str, tile))] = run
     return found
 
 

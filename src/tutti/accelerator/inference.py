@@ -13,7 +13,9 @@ from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.reference.attention import WindowKind
+from tutti.accelerator.reference.narrow import NarrowRows
 from tutti.errors import InputError
+from tutti.models import Activation
 
 # others work row by row
 INVARIANT = (
@@ -46,8 +48,32 @@ class Inference(Narrowing):
         else:
             prepared.prepare(weight)
 
+    def narrow_rms_norm(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        *,
+        eps: float,
+        unit_offset: bool = False,
+    ) -> tuple[NarrowRows, Tensor]:
+        """Return the norm of x + residual in 8 bits, and the sum; x where there is no residual."""
+        values, scales, total = self._run(
+            "narrow_rms_norm", x, residual, weight, eps=eps, unit_offset=unit_offset
+        )
+        return NarrowRows(values, scales, x.dtype), total
+
+    def narrow_gated_activation(
+        self, x: Tensor, *, kind: Activation, alpha: float = 1.702, limit: float = 7.0
+    ) -> NarrowRows:
+        """Return act(gate) · up in 8 bits; x is [gate | up]."""
+        values, scales = self._run(
+            "narrow_gated_activation", x, kind=kind, alpha=alpha, limit=limit
+        )
+        return NarrowRows(values, scales, x.dtype)
+
     def quantised_linear(
-        self, x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None
+        self, x: Tensor | NarrowRows, weight: QuantisedWeight, bias: Tensor | None = None
     ) -> Tensor:
         """Return x·Wᵀ + b of a weight of 8 or 4 bits; what it stands for, rounded to x's dtype."""
         y: Tensor = self._run("quantised_linear", x, weight, bias)

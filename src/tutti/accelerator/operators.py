@@ -28,6 +28,7 @@ from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.accelerator.reference.experts import Permutation, Routing
 from tutti.accelerator.reference.loss import Vocabulary
+from tutti.accelerator.reference.narrow import NarrowRows
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.accelerator.registry import Implementation, implementations, operator_names
 from tutti.accelerator.segments import Segments
@@ -121,7 +122,7 @@ class Operators(Inference):
 
     def linear(
         self,
-        x: Tensor,
+        x: Tensor | NarrowRows,
         weight: Tensor | QuantisedWeight,
         bias: Tensor | None = None,
         *,
@@ -131,6 +132,7 @@ class Operators(Inference):
         """Return x·Wᵀ + b, W (out, in); with `later`, the weight's gradient is left there."""
         if isinstance(weight, QuantisedWeight):
             return self.quantised_linear(x, weight, bias)
+        assert isinstance(x, Tensor)
         narrow = may_narrow and self.narrows("narrow_linear", x, weight, bias)
         y: Tensor = self._run("narrow_linear" if narrow else "linear", x, weight, bias, later=later)
         return y

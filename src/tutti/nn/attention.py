@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.reference.narrow import NarrowRows
 from tutti.models import AttentionSpec, ModelSpec
 from tutti.nn.alibi import alibi_specs, slopes
 from tutti.nn.batch import Batch
@@ -131,7 +132,14 @@ class Attention(Holder):
         self.output = RowLinear(make, "attention.output")
         self.table_index = None if spec.rotary is None else rotary_specs(model).index(spec.rotary)
 
-    def forward(self, x: Tensor, batch: Batch, later: WeightGradients | None = None) -> Tensor:
+    @property
+    def takes_narrow(self) -> bool:
+        """Whether its rows may come in 8 bits."""
+        return self.qkv.takes_narrow
+
+    def forward(
+        self, x: Tensor | NarrowRows, batch: Batch, later: WeightGradients | None = None
+    ) -> Tensor:
         """Return the attention's output, of this rank's tokens."""
         heads = self.qkv(x, batch.num_tokens, later).unflatten(-1, (-1, self.spec.head_dim))
         if batch.cache is not None and (placing := self._placing(batch)) is not None:

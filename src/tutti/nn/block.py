@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
@@ -68,11 +70,21 @@ class Block(Holder):
         sequential = self.spec.residual is Residual.SEQUENTIAL
         if not sequential or self.spec.placement is not Placement.PRE:
             return self(x if added is None else x + added, batch)[0], None
-        normed, x = (
-            self.attention_norm.beside(x) if added is None else self.attention_norm.after(added, x)
-        )
-        normed, x = self.mlp_norm.after(self._attend(normed, batch, None), x)
-        return x, self._feed_forward(normed, batch, None)[0]
+        normed, x = self._normed(self.attention_norm, self.attention, x, added)
+        y = self._scaled(self.attention(normed, batch, None))
+        if self.mlp is None:
+            normed, x = self.mlp_norm.after(y, x)
+            return x, self._feed_forward(normed, batch, None)[0]
+        normed, x = self._normed(self.mlp_norm, self.mlp, x, y)
+        return x, self._scaled(self.mlp(normed, batch.num_tokens, None))
+
+    def _normed(
+        self, norm: Norm, reader: Attention | LatentAttention | Mlp, x: Tensor, added: Tensor | None
+    ) -> tuple[Any, Tensor]:
+        """Return the norm of the stream as its reader takes it best, and the stream."""
+        if norm.spec.kind == "rms" and reader.takes_narrow:
+            return norm.narrow(x, added)
+        return norm.on_stream(x, added)
 
     def _pre(
         self, x: Tensor, batch: Batch, later: WeightGradients | None

@@ -180,10 +180,11 @@ class Experts(Holder):
         """Every rank: some experts whole, its own tokens; rows travel there and back."""
         moved = self.operators.permute(own, routing.experts, self.spec.experts)
         route = _Route.of(moved.counts, self.parallel, self.own)
-        group, shared = self.parallel.experts, None
+        group = self.parallel.experts
+        shared: Tensor | None = None
         there = Journey(group, route.send, route.receive).depart(moved.rows)
         if self.shared is not None:
-            shared = self.shared.widened(x, num_tokens, later)
+            half = self.shared.widened(x, num_tokens, later)
         rows = there.arrive()
         # they come in order of rank, each rank's in order of expert
         sorted_ = self.operators.permute(rows, route.experts_n.unsqueeze(1), len(self.own))
@@ -191,8 +192,8 @@ class Experts(Holder):
         ones = torch.ones(rows.shape[0], 1, dtype=y.dtype, device=y.device)
         y = self.operators.unpermute(y, sorted_.order, ones)
         back = Journey(group, route.receive, route.send).depart(y)
-        if self.shared is not None and shared is not None:
-            shared = self._weighed(self.shared.narrowed(shared, later), x, later)
+        if self.shared is not None:
+            shared = self._weighed(self.shared.narrowed(half, later), x, later)
         y = self.operators.unpermute(back.arrive(), moved.order, routing.weights)
         y = rejoin(y, self.parallel, num_tokens)
         return y if shared is None else y + shared

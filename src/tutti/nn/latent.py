@@ -27,6 +27,8 @@ from tutti.nn.storage import Holder, Maker
 class LatentAttention(Holder):
     """Attention whose keys and values are made of one latent."""
 
+    takes_narrow = False  # its rows have two readers
+
     def __init__(self, make: Maker, model: ModelSpec, spec: AttentionSpec, unit: int) -> None:
         super().__init__()
         if spec.latent is None or spec.rotary is None:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
+from tutti.accelerator.quantised import QuantisedWeight
+from tutti.accelerator.reference.narrow import NarrowRows
 from tutti.nn.parallel.collectives import enter, leave
 from tutti.nn.parallel.overlap import Beside, Layer, column_products, row_product
 from tutti.nn.storage import Holder, Maker
@@ -40,12 +42,23 @@ class Linear(Holder):
         self.hold("bias", make, *(f"{name}.bias" for name in names))
         self.widths = [piece.stop - piece.start for piece in self.pieces["weight"]]
 
-    def forward(self, x: Tensor, later: WeightGradients | None = None) -> Tensor:
+    def forward(self, x: Tensor | NarrowRows, later: WeightGradients | None = None) -> Tensor:
         """Return the outputs of all layers."""
         y = self.operators.linear(
             x, self.weight, self.bias, later=later, may_narrow=self.may_narrow
         )
-        return y if self.adapted is None else self.adapted.added(self.operators, y, x)
+        if self.adapted is None:
+            return y
+        assert isinstance(x, Tensor)
+        return self.adapted.added(self.operators, y, x)
+
+    @property
+    def takes_narrow(self) -> bool:
+        """Whether rows may come in 8 bits, rounded by whoever makes them: it would round them."""
+        weight: object = self.weight
+        if not isinstance(weight, QuantisedWeight) or self.adapted is not None:
+            return False
+        return weight.narrow_inputs and weight.order is None
 
     @property
     def narrow_weights(self) -> list[Tensor]:
@@ -77,10 +90,17 @@ class ColumnLinear(Linear):
     def _in_pieces(self) -> bool:
         return self.parallel.tensor.size > 1 and self.parallel.overlap_chunks > 1
 
+    @property
+    def takes_narrow(self) -> bool:
+        """Whether rows may come in 8 bits: not where they travel before."""
+        return self.parallel.tensor.size == 1 and super().takes_narrow
+
     def forward(  # type: ignore[override]  # the ranks' own tokens do not tell how many there are
-        self, x: Tensor, num_tokens: int, later: WeightGradients | None = None
+        self, x: Tensor | NarrowRows, num_tokens: int, later: WeightGradients | None = None
     ) -> Tensor:
         """Return the outputs of all tokens."""
+        if isinstance(x, NarrowRows):
+            return super().forward(x, later)
         if not self._in_pieces:
             return super().forward(enter(x, self.parallel, num_tokens), later)
         beside = Beside.of(self.parallel, self.operators, num_tokens, later)
@@ -98,9 +118,14 @@ class RowLinear(Linear):
     def _in_pieces(self) -> bool:
         return self.parallel.tensor.size > 1 and self.parallel.overlap_chunks > 1
 
-    def forward(self, x: Tensor, later: WeightGradients | None = None) -> Tensor:
+    @property
+    def takes_narrow(self) -> bool:
+        """Whether rows may come in 8 bits."""
+        return self.parallel.tensor.size == 1 and super().takes_narrow
+
+    def forward(self, x: Tensor | NarrowRows, later: WeightGradients | None = None) -> Tensor:
         """Return the whole output, of this rank's tokens."""
-        if self.parallel.tensor.size == 1:
+        if self.parallel.tensor.size == 1 or isinstance(x, NarrowRows):
             return super().forward(x, later)
         if self._in_pieces:
             beside = Beside.of(self.parallel, self.operators, x.shape[0], later)

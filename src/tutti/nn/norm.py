@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tutti.accelerator.reference.narrow import NarrowRows
 from tutti.models import NormSpec, QkNormSpec
 from tutti.nn.parallel.collectives import total
 from tutti.nn.storage import Holder, Maker
@@ -48,6 +49,18 @@ class Norm(Holder):
                 x, residual, self.weight, eps=spec.eps, unit_offset=spec.unit_offset
             )
         return self.operators.add_layer_norm(x, residual, self.weight, self.bias, eps=spec.eps)
+
+    def narrow(self, x: Tensor, added: Tensor | None) -> tuple[NarrowRows, Tensor]:
+        """Return the norm of the stream with what is added to it, in 8 bits, and the sum."""
+        spec = self.spec
+        residual, own = (None, x) if added is None else (x, added)
+        return self.operators.narrow_rms_norm(
+            own, residual, self.weight, eps=spec.eps, unit_offset=spec.unit_offset
+        )
+
+    def on_stream(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the norm of the stream with what is added to it, and the sum."""
+        return self.beside(x) if added is None else self.after(added, x)
 
 
 class HeadNorm(Holder):

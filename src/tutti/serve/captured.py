@@ -64,6 +64,15 @@ class CapturedSteps:
         samples = rows if shape.samples <= rows else tokens  # after guesses: more than one a row
         return Shape(tokens, rows, samples, tokens, most_keys)
 
+    def decode_shapes(self) -> list[Shape]:
+        """Return the sizes of steps of single tokens, of contexts that are not long."""
+        settings, shapes = self._settings, []
+        for rows in range(1, settings.slots + 1):
+            shape = self.shape_for(Shape(rows, rows, rows, 1, 1))
+            if shape is not None and shape not in shapes:
+                shapes.append(shape)
+        return shapes
+
     def get(
         self, key: GraphKey, compute: Callable[[Given], Outputs]
     ) -> Callable[[], Outputs] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,6 +162,10 @@ class Engine:
         """Take an adapter away; requests that use it go on to their end."""
         self.worker.adapters.drop(name)
 
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture the usual steps before anybody waits for one."""
+        self.worker.warm_up(progress)
+
     # --- the loop --------------------------------------------------------------------------
 
     def add(
@@ -179,8 +183,7 @@ class Engine:
         parameters.check(f"request {number}", vocab)
         if parameters.stop:
             self._tokenizer_for("'stop'")
-        named = parameters.adapter
-        adapter = self.worker.adapters.find(named) if named else None
+        adapter = self.worker.adapters.find(parameters.adapter) if parameters.adapter else None
         request = Request(
             id=number,
             prompt=tuple(tokens),
@@ -224,8 +227,8 @@ class Engine:
             self._launched.append(self.worker.launch(made))
         if not self._launched:
             return []
-        step = self._launched[0].step
-        result = self.worker.finish(self._launched.popleft())
+        launched = self._launched.popleft()
+        step, result = launched.step, self.worker.finish(launched)
         received = self.scheduler.receive(Tokens(step.number, result.tokens, result.ends))
         self.counters.steps += 1
         self.counters.computed_tokens += step.num_tokens

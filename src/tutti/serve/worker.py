@@ -6,6 +6,7 @@ It holds the model, the pages, the sampler's columns and each slot's last token,
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -108,6 +109,17 @@ class Worker:
     def expect(self, sequence: Sequence, work: Work) -> None:
         """Take what a sequence wants, before the first step that has it."""
         self._work[sequence.id], self._sequences[sequence.id] = work, sequence
+
+    @torch.no_grad()
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> int:
+        """Capture the steps that decode, largest first; return how many graphs there are."""
+        shapes = self._graphs.decode_shapes() if self._capturable else []
+        for done, shape in enumerate(reversed(shapes)):
+            key = GraphKey(shape, False, self.sampler.columns_key)
+            self._graphs.get(key, lambda given: self._plain(given, draws=False))
+            if progress is not None:
+                progress(done + 1, len(shapes))
+        return self._graphs.count
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence that ended."""

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.conformance.case import Case, Values, laid_out, leaves, replaced
+from tutti.accelerator.conformance.compare import IN_8_BITS
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.quantised import QuantisedWeight
+from tutti.accelerator.reference.narrow import NarrowRows
 from tutti.accelerator.registry import REFERENCES, Implementation
 
 
@@ -160,7 +162,13 @@ def tensor_names(case: Case) -> list[str]:
 
 def output_names(output: Any) -> dict[str, Tensor]:
     """Return an operator's results by name."""
-    if isinstance(output, Tensor):
-        return {"result": output}
-    names = getattr(output, "_fields", [f"result {i}" for i in range(len(output))])
-    return dict(zip(names, output, strict=True))
+    if isinstance(output, Tensor | NarrowRows):
+        output = (output,)
+        names = ["result"]
+    else:
+        names = getattr(output, "_fields", [f"result {i}" for i in range(len(output))])
+    found: dict[str, Tensor] = {}
+    for name, value in zip(names, output, strict=True):
+        narrow = isinstance(value, NarrowRows)
+        found[f"{name} {IN_8_BITS}" if narrow else name] = value.wide() if narrow else value
+    return found

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from tutti.accelerator.conformance.tolerance import FLOOR, PEAK, bound
 
+IN_8_BITS = "in 8 bits"  # of a result's name: numbers that rows of e4m3 stand for
+_STEP = 2.0**-3  # between numbers of e4m3, of their size
+_MOVED = 0.04  # root mean square, of the size: where a tenth of many elements is one step off
+
 
 @dataclass(frozen=True, slots=True)
 class Distance:
@@ -30,6 +34,8 @@ def distance(name: str, got: Tensor, expected: Tensor, dtype: torch.dtype, terms
         return Distance(math.inf, f"{name} is {got.dtype}, expected a floating-point dtype")
     if not expected.numel():
         return Distance(0.0)
+    if name.endswith(IN_8_BITS):
+        return _narrow(name, got.double(), expected)
     return _rounded(name, got.double(), expected, bound(dtype, terms))
 
 
@@ -70,6 +76,22 @@ def _rounded(name: str, got: Tensor, expected: Tensor, tolerated: float) -> Dist
         f"{_index(place, got)} it is {float(got.flatten()[place]):.6g}, expected "
         f"{float(expected.flatten()[place]):.6g}",
     )
+
+
+def _narrow(name: str, got: Tensor, expected: Tensor) -> Distance:
+    """Return the distance of rows in 8 bits: here and there an element may be a step off.
+
+    What is rounded differs by its own roundings, and so does to which side it is rounded.
+    """
+    errors = (got - expected).abs()
+    size = float(expected.square().mean().sqrt()) + FLOOR * 1e-6
+    largest = expected.abs().amax(-1, keepdim=True)
+    steps = errors / (_STEP * expected.abs() + 2.0**-16 * largest + 1e-30)
+    whole = float(errors.square().mean().sqrt()) / size
+    part = max(whole / (_MOVED + got.numel() ** -0.5), float(steps.max()) / 1.01)
+    if part <= 1:
+        return Distance(part)
+    return Distance(part, f"{name} is off by {whole:.2g} of its size, or by more than a step")
 
 
 def _shape(tensor: Tensor) -> str:

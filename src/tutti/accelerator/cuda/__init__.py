@@ -27,6 +27,7 @@ def register_all() -> None:
             layer_norm,
             narrow,
             narrow_experts,
+            narrow_rows,
             norm,
             optimizer,
             paged,
@@ -36,7 +37,7 @@ def register_all() -> None:
         )
 
         for module in (
-            cross_entropy, experts, few_rows, flash, layer_norm, narrow, narrow_experts, norm,
-            optimizer, paged, paged_heads, paged_latents, pointwise,
+            cross_entropy, experts, few_rows, flash, layer_norm, narrow, narrow_experts,
+            narrow_rows, norm, optimizer, paged, paged_heads, paged_latents, pointwise,
         ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)

@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from tutti.accelerator.cuda import few_rows_kernels as kernels
 from tutti.accelerator.cuda.common import DTYPES, power_of_two, zero_counters
+from tutti.accelerator.cuda.early import early
 from tutti.accelerator.cuda.narrow import has_narrow_products, narrowed
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.quantised import QuantisedWeight
-from tutti.accelerator.reference.narrow import NARROW
+from tutti.accelerator.reference.narrow import NARROW, NarrowRows
 from tutti.accelerator.registry import Implementation
 
 FEW_ROWS = 128  # rows of x in one tile; more are multiplied with the weight widened
@@ -101,7 +102,7 @@ def _single(y: Tensor, x: Tensor, weight: _Codes, bias: Tensor | None) -> None:
     kernels.multiply_single[(-(-weight.out // outputs),)](
         x, weight.codes, weight.scales, weight.zeros, bias, y, *weight.sizes, BN=outputs,
         BK=step // 2 if weight.halves else step, EVEN=weight.width % step == 0,
-        HAS_BIAS=bias is not None, **weight.switches, num_warps=warps,
+        HAS_BIAS=bias is not None, **weight.switches, num_warps=warps, **early(x),
     )  # fmt: skip
 
 
@@ -112,7 +113,8 @@ def _few(
     tile = _tile(rows, x.dtype, narrow=x_scales is not None)
     step = weight.step(tile.inputs)
     programs = -(-weight.out // tile.outputs)
-    wanted = round(UNITS / programs) if tile.outputs > 32 else -(-2 * UNITS // programs)
+    narrow = x_scales is not None and rows > 16
+    wanted = round(UNITS / programs) if narrow else -(-2 * UNITS // programs)
     splits = max(1, min(8, wanted, weight.width // (2 * step)))
     parts = y if splits == 1 else y.new_empty((splits, *y.shape), dtype=torch.float32)
     counters = zero_counters(y.device, programs) if splits > 1 else y
@@ -122,7 +124,7 @@ def _few(
         BK=step // 2 if weight.halves else step, SPLITS=splits, EVEN=weight.width % step == 0,
         NARROW=x_scales is not None, HAS_BIAS=bias is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **weight.switches,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **early(x),
     )  # fmt: skip
 
 
@@ -159,12 +161,16 @@ def linear(
     return multiplied(x, _Codes.plain(weight), bias)
 
 
-def quantised_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
+def quantised_linear(
+    x: Tensor | NarrowRows, weight: QuantisedWeight, bias: Tensor | None = None
+) -> Tensor:
     """Return x·Wᵀ + b of a weight of 8 or 4 bits; what it stands for is never rounded."""
     codes = _laid_out(weight)
+    if isinstance(x, NarrowRows):
+        return _narrow(x, codes, bias)
     rows = weight.inputs(x.reshape(-1, codes.width))
     if weight.narrow_inputs:
-        y = _narrow(rows, codes, bias)
+        y = _narrow(NarrowRows(*narrowed(rows), x.dtype), codes, bias)
     elif rows.shape[0] <= FEW_ROWS:
         y = multiplied(rows, codes, bias)
     else:
@@ -172,21 +178,19 @@ def quantised_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = N
     return y.view(*x.shape[:-1], codes.out)
 
 
-def _narrow(x: Tensor, weight: _Codes, bias: Tensor | None) -> Tensor:
-    """Return x·Wᵀ + b of products in 8 bits, each row of x rounded by a scale of its own."""
-    own = narrowed(x)
-    in_groups = weight.group < weight.width
-    if x.dtype != torch.bfloat16 or in_groups or not _multiplies_narrow(weight):
-        rows = own.wide(x.dtype)
-        if x.shape[0] <= FEW_ROWS:
-            return multiplied(rows, weight, bias)
-        return functional.linear(rows, widened(weight, x.dtype), bias)
-    if x.shape[0] <= FEW_ROWS:
-        return multiplied(own.values, weight, bias, own.scales)
+def _narrow(x: NarrowRows, weight: _Codes, bias: Tensor | None) -> Tensor:
+    """Return x·Wᵀ + b of products in 8 bits."""
+    few = x.values.shape[0] <= FEW_ROWS
+    if x.dtype != torch.bfloat16 or not _multiplies_narrow(weight):
+        if few:
+            return multiplied(x.wide(), weight, bias)
+        return functional.linear(x.wide(), widened(weight, x.dtype), bias)
+    if few:
+        return multiplied(x.values, weight, bias, x.scales)
     assert weight.scales is not None
     scales = weight.scales.expand(weight.out, 1).float().t().contiguous()
     y = torch._scaled_mm(
-        own.values, weight.codes.t(), own.scales.unsqueeze(1), scales, out_dtype=x.dtype,
+        x.values, weight.codes.t(), x.scales.unsqueeze(1), scales, out_dtype=x.dtype,
         use_fast_accum=True,
     )  # fmt: skip
     return y if bias is None else y + bias
@@ -194,7 +198,9 @@ def _narrow(x: Tensor, weight: _Codes, bias: Tensor | None) -> Tensor:
 
 def _multiplies_narrow(weight: _Codes) -> bool:
     """Tell whether matrix units take the codes as they are."""
-    if weight.codes.dtype != NARROW or weight.scale_height not in (1, weight.out):
+    if weight.codes.dtype != NARROW or weight.group < weight.width:
+        return False
+    if weight.scale_height not in (1, weight.out):
         return False
     return weight.out % MULTIPLE == 0 and has_narrow_products(weight.codes.device)
 
@@ -222,12 +228,13 @@ def _supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_options:
 
 
 def _supports_quantised(
-    x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None, **_options: Any
+    x: Tensor | NarrowRows, weight: QuantisedWeight, bias: Tensor | None = None, **_options: Any
 ) -> str | None:
     del bias
-    if torch.is_grad_enabled() and x.requires_grad:
+    rows = x.values if isinstance(x, NarrowRows) else x
+    if torch.is_grad_enabled() and rows.requires_grad:
         return "no gradients"
-    if x.dtype not in DTYPES or not x.numel():
+    if x.dtype not in DTYPES or not rows.numel():
         return "rows of float32, bfloat16 or float16 only"
     if not weight.codes.is_contiguous() or len(weight.shape) != 2:
         return "one matrix of codes without gaps only"

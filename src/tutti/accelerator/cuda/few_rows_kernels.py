@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tutti.accelerator.cuda.early import wait
+
 PER_ROW, PER_GROUP = tl.constexpr(1), tl.constexpr(2)  # scales: of whole rows, of groups of inputs
 
 
@@ -71,9 +73,10 @@ def _halves(
 def multiply_single(
     x, w, scales, zeros, bias, y, out, width, scale_row, scale_height, group,
     BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, HALVES: tl.constexpr,
-    SCALED: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SCALED: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write some outputs of one row; BK: inputs of a step, bytes where a byte has two."""
+    wait(EARLY)
     n, at = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
     known = n < out
     sum_nk = tl.zeros((BN, BK), tl.float32)
@@ -125,9 +128,10 @@ def multiply_few(
     scale_height, group,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     EVEN: tl.constexpr, HALVES: tl.constexpr, NARROW: tl.constexpr, SCALED: tl.constexpr,
-    HAS_ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write some outputs of all rows; BK: inputs of a step, bytes where a byte has two."""
+    wait(EARLY)
     m, n, at = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
     known, present = n < out, (m < rows)[:, None]
     sum_mn = tl.zeros((BM, BN), tl.float32)

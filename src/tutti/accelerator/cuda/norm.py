@@ -21,17 +21,19 @@ from tutti.accelerator.cuda.common import (
     rows_of,
     warps_for,
 )
+from tutti.accelerator.cuda.early import early, wait
 from tutti.accelerator.registry import Implementation
 
 BACKWARD_PROGRAMS, BACKWARD_WARPS = 8, 8  # per processor; per program at most
 
 
 @triton.jit
-def _forward(
-    x, residual, weight, y, total, scale, x_row, residual_row, width, eps,
-    HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+def normed_row(
+    x, residual, weight, total, row, x_row, residual_row, width, eps,
+    HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, OFFSET: tl.constexpr,
+    dtype: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    """Return a row's norm, and one over its root mean square; write the sum with the residual."""
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     values = tl.load(x + row * x_row + columns, mask=inside, other=0.0).to(tl.float32)
@@ -43,15 +45,30 @@ def _forward(
         values = values.to(total.dtype.element_ty).to(tl.float32)
         tl.store(total + row * width + columns, values, mask=inside)
     inverse = 1.0 / tl.sqrt(tl.sum(values * values, axis=0) / width + eps)
-    tl.store(scale + row, inverse)
     normed = values * inverse
     if HAS_WEIGHT:
         factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-        if OFFSET:
+        if OFFSET:  # noqa: SIM108
             normed = normed * (1.0 + factor)
         else:
-            normed = normed.to(y.dtype.element_ty).to(tl.float32) * factor
-    tl.store(y + row * width + columns, normed, mask=inside)
+            normed = normed.to(dtype).to(tl.float32) * factor
+    return normed, inverse
+
+
+@triton.jit
+def _forward(
+    x, residual, weight, y, total, scale, x_row, residual_row, width, eps,
+    HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, OFFSET: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    normed, inverse = normed_row(x, residual, weight, total, row, x_row, residual_row, width, eps,
+                                 HAS_RESIDUAL, HAS_WEIGHT, OFFSET, y.dtype.element_ty,
+                                 BLOCK)  # fmt: skip
+    columns = tl.arange(0, BLOCK)
+    tl.store(scale + row, inverse)
+    tl.store(y + row * width + columns, normed, mask=columns < width)
 
 
 @triton.jit
@@ -104,7 +121,7 @@ def _run_forward(
         rows, rows if others is None else others, rows if weight is None else weight, y, total,
         scale, rows.stride(0), 0 if others is None else others.stride(0), width, eps,
         HAS_RESIDUAL=others is not None, HAS_WEIGHT=weight is not None, OFFSET=unit_offset,
-        BLOCK=power_of_two(width), num_warps=warps_for(width),
+        BLOCK=power_of_two(width), num_warps=warps_for(width), **early(rows),
     )  # fmt: skip
     return y, total, scale
 

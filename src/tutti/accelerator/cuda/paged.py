@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tutti.accelerator.cuda import paged_kernels as kernels
 from tutti.accelerator.cuda.common import DTYPES, power_of_two, zero_counters
+from tutti.accelerator.cuda.early import early
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.registry import Implementation
 
@@ -17,6 +18,7 @@ WINDOWS = {"sliding": 1, "chunked": 2}
 PROGRAMS = 528  # keep a chip of 132 units busy: rows are split until there are so many
 MOST_SPLITS = 64
 LEAST_SPLIT, LONG_SPLIT = 64, 512  # keys of a split at least: where chips wait, where none does
+FEW_QUERIES = 1024  # of a step: more keep the chip busy without splits
 LONGEST_SPLIT = 2048  # where rows may be far from equal
 
 
@@ -30,7 +32,7 @@ class _Tile(NamedTuple):
 
 
 # by the padded width of a head: rows of one token, longer rows
-_SINGLE = {64: _Tile(16, 64, 4, 5), 128: _Tile(16, 64, 4, 5), 256: _Tile(16, 32, 4, 3)}
+_SINGLE = {64: _Tile(16, 64, 4, 5), 128: _Tile(16, 64, 2, 4), 256: _Tile(16, 32, 4, 3)}
 _LONG = {64: _Tile(128, 64, 4, 3), 128: _Tile(128, 64, 4, 3), 256: _Tile(64, 32, 4, 3)}
 
 
@@ -142,8 +144,11 @@ def _long(
     tile = _tile(_LONG, q, value_pages)
     queries = max(1, tile.rows // power_of_two(q.shape[1] // heads))
     tiles = steps.num_queries // queries + rows
+    splits = Splits.none(out)
+    if steps.num_queries <= FEW_QUERIES:
+        splits = Splits.of(out, tiles, heads, steps.most_keys, 4 * tile.keys)
     _launch(
-        (tiles, heads, 1), tile, queries, out, Splits.none(out), q, key_pages, value_pages, steps,
+        (tiles, heads, splits.most), tile, queries, out, splits, q, key_pages, value_pages, steps,
         sinks, slopes, numbers, {**switches, "SINGLE": False, "ZERO": False},
     )  # fmt: skip
 
@@ -173,7 +178,7 @@ def _launch(
         D=q.shape[2], E=value_pages.shape[3], WIDE_D=max(16, power_of_two(q.shape[2])),
         WIDE_E=max(16, power_of_two(value_pages.shape[3])), N=tile.keys, SIZE=steps.page_size,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **switches,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **early(q),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import power_of_two, reason_against
+from tutti.accelerator.cuda.early import early, wait
 from tutti.accelerator.registry import Implementation
 
 _HEADS = 8  # of a program
@@ -29,7 +30,9 @@ def _store(
     v_place, v_head, table_row, half, width, eps,
     QUERIES: tl.constexpr, GROUPS: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr,
     HALF: tl.constexpr, REST: tl.constexpr, NORMED: tl.constexpr, OFFSET: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     token = tl.program_id(0).to(tl.int64)
     all_heads: tl.constexpr = QUERIES + 2 * GROUPS
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -118,7 +121,7 @@ def store_heads(
         value_pages.stride(2), cos.stride(0), half, width, eps, QUERIES=heads, GROUPS=kv_heads,
         INTERLEAVED=interleaved, HEADS=block, HALF=power_of_two(half),
         REST=power_of_two(rest) if rest else 0, NORMED=query_norm is not None, OFFSET=unit_offset,
-        num_warps=4,
+        num_warps=4, **early(x),
     )  # fmt: skip
     return y
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tutti.accelerator.cuda.early import wait
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -188,9 +190,10 @@ def attend(
     D: tl.constexpr, E: tl.constexpr, WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr,
     SIZE: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
     ZERO: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINK: tl.constexpr,
-    HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write the outputs of a tile (T, H, E)."""
+    wait(EARLY)
     tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     M: tl.constexpr = QUERIES * WIDE_SHARE
     m, d, e, column = tl.arange(0, M), tl.arange(0, WIDE_D), tl.arange(0, WIDE_E), tl.arange(0, N)
@@ -249,7 +252,7 @@ def attend(
         collected = collected * shrink[:, None] + tl.dot(
             p.to(v_ne.dtype), v_ne, input_precision=PRECISION
         )
-    counters += row * tl.num_programs(1) + group
+    counters += tile * tl.num_programs(1) + group
     _write(out, parts, sums, counters, sinks, collected, most, total, token_m * HEADS + head_m,
            head_m, split, used, inside, E, WIDE_E, SPLITS, HAS_SINK)  # fmt: skip
 
@@ -309,6 +312,6 @@ def attend_latents(
         w, shrink, most, total = _weighed(s, most, total)
         collected = collected * shrink[:, None]
         collected = tl.dot(w.to(c_nr.dtype), c_nr, collected, input_precision=PRECISION)
-    counters += row * tl.num_programs(1) + block
+    counters += tile * tl.num_programs(1) + block
     _write(out, parts, sums, counters, None, collected, most, total, token_m * HEADS + head_m,
            head_m, split, used, inside, RANK, WIDE_RANK, SPLITS, False)  # fmt: skip

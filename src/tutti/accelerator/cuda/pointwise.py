@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import power_of_two, reason_against, rows_of
+from tutti.accelerator.cuda.early import early, wait
 from tutti.accelerator.registry import Implementation
 from tutti.models.parts import Activation
 
@@ -142,7 +143,7 @@ def _supports_rotary(x: Tensor, cos: Tensor, sin: Tensor, **_options: Any) -> st
 
 # --- gated activations -----------------------------------------------------------------------
 
-_CODES = {
+CODES = {
     Activation.SILU: 0,
     Activation.GELU_TANH: 1,
     Activation.GELU: 2,
@@ -187,21 +188,30 @@ def _activate(gate, alpha, KIND: tl.constexpr):
 
 
 @triton.jit
-def _gated_forward(
-    x, y, x_row, width, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+def gated_row(x, columns, width, alpha, limit, dtype: tl.constexpr, KIND: tl.constexpr):
+    """Return some columns of act(gate) · up, of a row [gate | up]."""
     inside = columns < width
-    gate = tl.load(x + row * x_row + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + row * x_row + width + columns, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(x + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + width + columns, mask=inside, other=0.0).to(tl.float32)
     if KIND == 3:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
     value, _ = _activate(gate, alpha, KIND)
     if KIND != 3:  # rounded as the composition rounds it
-        value = value.to(y.dtype.element_ty).to(tl.float32)
-    tl.store(y + row * width + columns, value * up, mask=inside)
+        value = value.to(dtype).to(tl.float32)
+    return value * up
+
+
+@triton.jit
+def _gated_forward(
+    x, y, x_row, width, alpha, limit,
+    KIND: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    value = gated_row(x + row * x_row, columns, width, alpha, limit, y.dtype.element_ty, KIND)
+    tl.store(y + row * width + columns, value, mask=columns < width)
 
 
 @triton.jit
@@ -235,8 +245,8 @@ class _Gated(torch.autograd.Function):
         y = torch.empty((count, width), dtype=x.dtype, device=x.device)
         block = min(power_of_two(width), 2048)
         _gated_forward[(count, triton.cdiv(width, block))](
-            rows, y, rows.stride(0), width, alpha, limit, KIND=_CODES[kind], BLOCK=block,
-            num_warps=4,
+            rows, y, rows.stride(0), width, alpha, limit, KIND=CODES[kind], BLOCK=block,
+            num_warps=4, **early(rows),
         )  # fmt: skip
         ctx.save_for_backward(rows)
         ctx.options, ctx.shape = (kind, alpha, limit, block), x.shape
@@ -253,7 +263,7 @@ class _Gated(torch.autograd.Function):
         grad_x = torch.empty((count, 2 * width), dtype=rows.dtype, device=rows.device)
         _gated_backward[(count, triton.cdiv(width, block))](
             rows, gradient, grad_x, rows.stride(0), gradient.stride(0), width, alpha, limit,
-            KIND=_CODES[kind], BLOCK=block, num_warps=4,
+            KIND=CODES[kind], BLOCK=block, num_warps=4,
         )  # fmt: skip
         return grad_x.view(ctx.shape), None, None, None
 
@@ -262,9 +272,13 @@ def gated_activation(
     x: Tensor, *, kind: Activation, alpha: float = 1.702, limit: float = 7.0
 ) -> Tensor:
     """Return act(gate) · up."""
-    slope = {Activation.SILU: 1.0, Activation.QUICK_GELU: 1.702}.get(kind, alpha)
-    y: Tensor = _Gated.apply(x, kind, slope, limit)
+    y: Tensor = _Gated.apply(x, kind, slope_of(kind, alpha), limit)
     return y
+
+
+def slope_of(kind: Activation, alpha: float) -> float:
+    """Return what a gate is multiplied with inside its sigmoid."""
+    return {Activation.SILU: 1.0, Activation.QUICK_GELU: 1.702}.get(kind, alpha)
 
 
 def _supports_gated(x: Tensor, **_options: Any) -> str | None:

@@ -18,7 +18,8 @@ from torch import Tensor
 from tutti.accelerator import invariant
 from tutti.accelerator.products import host_multiplies
 from tutti.accelerator.quantised.weight import FLOATS, QuantisedWeight
-from tutti.accelerator.reference.narrow import narrowed
+from tutti.accelerator.reference.narrow import NarrowRows
+from tutti.accelerator.reference.quantised import as_multiplied
 from tutti.accelerator.registry import Implementation, register
 
 TILE_BYTES = 1 << 19  # of float32: half of a core's second cache, beside x
@@ -96,14 +97,14 @@ def _supports_tiles(
     x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None, **_options: Any
 ) -> str | None:
     del bias
+    if weight.narrow_inputs:
+        return "inputs as they are only"
     if torch.is_grad_enabled() and x.requires_grad:
         return "no gradients"
     if x.dtype == torch.float64:
         return "float32 and narrower only"
     if not weight.codes.is_contiguous():
         return "codes without gaps only"
-    if weight.narrow_inputs:
-        return "inputs as they are only"
     return None
 
 
@@ -177,10 +178,11 @@ def _supports_packed(
 # --- the same bits in any batch ------------------------------------------------------------
 
 
-def unchanging(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
+def unchanging(
+    x: Tensor | NarrowRows, weight: QuantisedWeight, bias: Tensor | None = None
+) -> Tensor:
     """Return x·Wᵀ + b, blocks of rows one after the other."""
-    if weight.narrow_inputs:
-        x = narrowed(x.reshape(-1, x.shape[-1])).wide(x.dtype).view(x.shape)
+    x = as_multiplied(x, weight)
     return invariant.linear(x, weight.dequantised(x.dtype), bias)
 
 

@@ -36,6 +36,18 @@ class Narrow(NamedTuple):
         return self.values.to(dtype) * self.scales.unsqueeze(-1).to(dtype)
 
 
+class NarrowRows(NamedTuple):
+    """Rows in 8 bits on their way into a product, and the dtype that its results have."""
+
+    values: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+    def wide(self) -> Tensor:
+        """Return the numbers that they stand for."""
+        return Narrow(self.values, self.scales).wide(self.dtype)
+
+
 def power_of_two_scales(largest: Tensor) -> Tensor:
     """Return the least powers of two by which so large float32 numbers come into e4m3's range."""
     bits = largest.contiguous().view(torch.int32)

@@ -7,14 +7,24 @@ from torch import Tensor
 
 from tutti.accelerator.products import linear_product
 from tutti.accelerator.quantised.weight import QuantisedWeight
-from tutti.accelerator.reference.narrow import narrowed
+from tutti.accelerator.reference.narrow import NarrowRows, narrowed
 
 
-def quantised_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
+def quantised_linear(
+    x: Tensor | NarrowRows, weight: QuantisedWeight, bias: Tensor | None = None
+) -> Tensor:
     """Return x·Wᵀ + b."""
-    if weight.narrow_inputs:
-        x = narrowed(x.reshape(-1, x.shape[-1])).wide(x.dtype).view(x.shape)
+    x = as_multiplied(x, weight)
     return linear_product(x, weight.dequantised(x.dtype), bias)
+
+
+def as_multiplied(x: Tensor | NarrowRows, weight: QuantisedWeight) -> Tensor:
+    """Return rows as a weight sees them: rounded, where it asks for it."""
+    if isinstance(x, NarrowRows):
+        return x.wide()
+    if not weight.narrow_inputs:
+        return x
+    return narrowed(x.reshape(-1, x.shape[-1])).wide(x.dtype).view(x.shape)
 
 
 def quantised_grouped_linear(

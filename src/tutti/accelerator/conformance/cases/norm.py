@@ -48,7 +48,21 @@ def _cases(operator: str, *, residual: bool, bias: bool) -> tuple[Case, ...]:
     return tuple(cases)
 
 
+def _narrow(name: str, shape: tuple[int, ...], *, residual: bool = True, **options: Any) -> Case:
+    x = Values(shape, layout=options.pop("layout", "contiguous"), trained=False)
+    weight = Values(shape[-1:], trained=False) if options.pop("affine", True) else None
+    arguments = (x, x if residual else None, weight)
+    return Case("narrow_rms_norm", name, arguments, {"eps": EPS, **options}, terms=shape[-1])
+
+
 CASES = (
+    _narrow("1 token", (1, 64)),
+    _narrow("no residual", (5, 96), residual=False),
+    _narrow("not a power of two", (7, 5120)),
+    _narrow("unit offset", (9, 80), unit_offset=True),
+    _narrow("no weight", (9, 80), affine=False),
+    _narrow("sliced", (9, 80), layout="sliced"),
+    _narrow("no tokens", (0, 80)),
     Case("add_rms_norm", "no residual", (Values((7, 96)), None, Values((96,))), {"eps": EPS}, 96),
     Case(
         "add_layer_norm", "no residual", (Values((7, 96)), None, Values((96,)), Values((96,))),

@@ -57,7 +57,21 @@ def _activation(
     )
 
 
+def _narrow(kind: Activation, name: str, shape: tuple[int, ...]) -> Case:
+    return Case(
+        "narrow_gated_activation",
+        f"{kind}, {name}",
+        (Values(shape, trained=False),),
+        {"kind": kind},
+        terms=9,
+    )
+
+
 CASES = (
+    *(_narrow(kind, "odd width", (5, 66)) for kind in Activation),
+    _narrow(Activation.SILU, "1 token", (1, 128)),
+    _narrow(Activation.SILU, "no tokens", (0, 64)),
+    _narrow(Activation.SILU, "wide", (3, 2 * 14_336)),
     _rotary("1 token", (1, 4, 64), 32),
     _rotary("odd heads", (7, 5, 128), 64),
     _rotary("part of the head", (9, 3, 80), 16),
