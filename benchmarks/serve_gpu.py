@@ -116,8 +116,8 @@ def prefill(engine: Engine, lengths: list[int]) -> None:
 
 def chat(engine: Engine, requests: int) -> None:
     """Print output tokens per second of the chat trace, all at once."""
-    asked = trace("chat", requests, 151936)
-    for turn in range(2):
+    for turn in range(2):  # other prompts each time: none is found in the pages of the last
+        asked = trace("chat", requests, 151936, seed=1 - turn)
         for one in asked:
             engine.add(one.prompt, wishes(one.new))
         torch.cuda.synchronize()
@@ -255,7 +255,7 @@ def peer(name: str, requests: int) -> None:
     """Print the same trace through transformers' continuous batching, with random weights."""
     import transformers
 
-    from tutti.bench.serving import _transformers_once
+    from tutti.bench.serving import _transformers_once, transformers_settings
 
     transformers.utils.logging.set_verbosity_error()
     assert name == "qwen3-8b"
@@ -275,10 +275,7 @@ def peer(name: str, requests: int) -> None:
     torch.set_default_dtype(torch.float32)
     model.eval()
     asked = trace("chat", requests, 151936)
-    tokens = sum(len(one.prompt) + one.new for one in asked)
-    settings = transformers.ContinuousBatchingConfig(
-        page_size=16, num_blocks=tokens // 16 + 2 * len(asked) + 64, max_batch_tokens=2048
-    )
+    settings = transformers_settings(asked)
     generation = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
     with torch.no_grad():
         _transformers_once(model, generation, settings, asked[:4])

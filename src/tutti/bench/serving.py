@@ -113,10 +113,7 @@ def run_transformers(
     )
     model = model.to(device or _device()).eval()
     load_s = time.perf_counter() - started
-    tokens = sum(len(one.prompt) + one.new for one in asked)
-    settings = transformers.ContinuousBatchingConfig(
-        page_size=16, num_blocks=tokens // 16 + 2 * len(asked) + 64, max_batch_tokens=2048
-    )
+    settings = transformers_settings(asked)
     generation = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
     with torch.no_grad():
         _transformers_once(model, generation, settings, [Asked(prompt=(1, 2, 3), new=4)] * 2)
@@ -130,6 +127,16 @@ def run_transformers(
         load_s=load_s,
         note=f"continuous batching of transformers {transformers.__version__}, sdpa",
     )
+
+
+def transformers_settings(asked: Sequence[Asked]) -> Any:
+    """Return pages for all requests at once, as transformers names them today or did before."""
+    import transformers
+
+    kind: Any = transformers.ContinuousBatchingConfig
+    size = "page_size" if "page_size" in kind.__dataclass_fields__ else "block_size"
+    tokens = sum(len(one.prompt) + one.new for one in asked)
+    return kind(num_blocks=tokens // 16 + 2 * len(asked) + 64, max_batch_tokens=2048, **{size: 16})
 
 
 def _device() -> torch.device:

@@ -8,7 +8,7 @@ that are so large that the host is faster than the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -18,6 +18,7 @@ from tutti.batching.settings import Settings
 from tutti.serve.inputs import Given, Shape, StepInputs
 
 LARGEST = 2048  # tokens of a captured step
+MIXED = (64, 128, 256, 512, 768, 1024, 1536, LARGEST)  # tokens of captured steps with prompts
 _FEWEST_KEYS, _MORE_KEYS = 1024, 4
 
 
@@ -58,7 +59,8 @@ class CapturedSteps:
             rows = min(_next_size(shape.rows), settings.slots)
             return Shape(rows, rows, rows, 1, most_keys)
         rows = min(max(16, _power_of_four(shape.rows)), settings.slots)
-        tokens = min(max(_next_size(shape.tokens), rows), settings.most_tokens)
+        fitting = (size for size in MIXED if size >= max(shape.tokens, rows))
+        tokens = min(next(fitting, LARGEST), settings.most_tokens)
         if tokens < rows:
             return None
         samples = rows if shape.samples <= rows else tokens  # after guesses: more than one a row
@@ -66,12 +68,22 @@ class CapturedSteps:
 
     def decode_shapes(self) -> list[Shape]:
         """Return the sizes of steps of single tokens, of contexts that are not long."""
-        settings, shapes = self._settings, []
-        for rows in range(1, settings.slots + 1):
-            shape = self.shape_for(Shape(rows, rows, rows, 1, 1))
-            if shape is not None and shape not in shapes:
-                shapes.append(shape)
-        return shapes
+        slots = self._settings.slots
+        return self._distinct(Shape(rows, rows, rows, 1, 1) for rows in range(1, slots + 1))
+
+    def mixed_shapes(self) -> list[Shape]:
+        """Return the sizes of steps with chunks of prompts, of contexts that are not long."""
+        slots = self._settings.slots
+        return self._distinct(
+            Shape(tokens, rows, 1, tokens, 1)
+            for rows in (1, 17, 65, 257, 1025)
+            for tokens in MIXED
+            if rows <= min(slots, tokens)
+        )
+
+    def _distinct(self, shapes: Iterable[Shape]) -> list[Shape]:
+        filled = (self.shape_for(shape) for shape in shapes)
+        return list(dict.fromkeys(shape for shape in filled if shape is not None))
 
     def get(
         self, key: GraphKey, compute: Callable[[Given], Outputs]

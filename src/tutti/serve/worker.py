@@ -112,14 +112,19 @@ class Worker:
 
     @torch.no_grad()
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> int:
-        """Capture the steps that decode, largest first; return how many graphs there are."""
-        shapes = self._graphs.decode_shapes() if self._capturable else []
-        for done, shape in enumerate(reversed(shapes)):
+        """Capture the usual steps, and compile the largest; return how many graphs there are."""
+        graphs, most = self._graphs, self.settings.most_tokens
+        shapes = graphs.decode_shapes()[::-1] + graphs.mixed_shapes() if self._capturable else []
+        self.sampler.send()
+        for done, shape in enumerate(shapes):
             key = GraphKey(shape, False, self.sampler.columns_key)
-            self._graphs.get(key, lambda given: self._plain(given, draws=False))
+            graphs.get(key, lambda given: self._plain(given, draws=False))
             if progress is not None:
                 progress(done + 1, len(shapes))
-        return self._graphs.count
+        rows = min(self.settings.slots, most)
+        keys = min(most, self.settings.table_width * self.settings.page_size)
+        self._plain(self._inputs.blank(Shape(most, rows, rows, most, keys)), draws=False)
+        return graphs.count
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence that ended."""

@@ -121,3 +121,18 @@ def test_a_step_fits_the_size_it_is_filled_up_to() -> None:
             assert wide.most_keys <= settings.table_width * settings.page_size
             sizes.add(wide)
     assert len(sizes) < 200, "too many graphs"
+
+
+def test_steps_are_captured_before_anybody_waits(model: Model) -> None:
+    cold, warm = engine_with_graphs(model, slots=6), engine_with_graphs(model, slots=6)
+    seen: list[tuple[int, int]] = []
+    warm.warm_up(lambda done, of: seen.append((done, of)))
+    sizes = warm.worker._graphs.count
+    assert sizes == 4 + 8  # of 1, 2, 4 and 6 rows; of prompts up to 2,048 tokens
+    assert seen == [(number, sizes) for number in range(1, sizes + 1)]
+    prompts = [[5, 6, 7], [8, 9], [1]]
+    wanted = SamplingParameters(max_tokens=9, ignore_end=True)
+    assert [d.tokens for d in warm.generate(prompts, wanted)] == [
+        d.tokens for d in cold.generate(prompts, wanted)
+    ]
+    assert warm.worker._graphs.count == sizes, "all that came was captured before"

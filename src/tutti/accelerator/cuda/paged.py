@@ -17,9 +17,9 @@ WIDEST_HEAD = 256
 WINDOWS = {"sliding": 1, "chunked": 2}
 PROGRAMS = 528  # keep a chip of 132 units busy: rows are split until there are so many
 MOST_SPLITS = 64
-LEAST_SPLIT, LONG_SPLIT = 64, 512  # keys of a split at least: where chips wait, where none does
+LEAST_SPLIT, LONG_SPLIT = 64, 256  # keys of a split at least: where chips wait, where none does
 FEW_QUERIES = 1024  # of a step: more keep the chip busy without splits
-LONGEST_SPLIT = 2048  # where rows may be far from equal
+LONGEST_SPLIT = 1024  # where rows may be far from equal
 
 
 class _Tile(NamedTuple):
