@@ -12,6 +12,11 @@ _EXTRAS = {
     "tokenizers": "huggingface",
     "transformers": "huggingface",
     "jinja2": "huggingface",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "zmq": "serve",
+    "msgspec": "serve",
+    "prometheus_client": "serve",
 }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tutti.cli.shared.adapters import adapter_folders
 from tutti.cli.shared.output import Json, print_json
 from tutti.cli.shared.torch_needed import require_torch
 
@@ -117,7 +118,7 @@ def generate(
         raise InputError("no prompt: give a text, --file or --tokens")
     if draft is not None and not guesses:
         guesses = 4
-    folders = _adapters(adapter or [])
+    folders = adapter_folders(adapter or [])
     given["adapters"] = folders
     engine = Engine.from_pretrained(folder, guesses=guesses, draft=draft, **given, **sizes)
     every = _prompts(engine, prompts or [], file, tokens or [], chat=chat)
@@ -133,20 +134,6 @@ def generate(
             for sample, answer in enumerate(done.answers):
                 name = f"{number}.{sample}" if n > 1 else str(number)
                 sys.stdout.write(f"[{name}] {_shown(answer.text, answer.tokens)}\n")
-
-
-def _adapters(given: list[str]) -> dict[str, str]:
-    from tutti.errors import InputError
-
-    found: dict[str, str] = {}
-    for text in given:
-        name, _, folder = text.partition("=")
-        if not name or not folder:
-            raise InputError(f"--adapter is '{text}'; write NAME=FOLDER")
-        if name in found:
-            raise InputError(f"--adapter: two are called '{name}'")
-        found[name] = folder
-    return found
 
 
 def _bytes(text: str) -> int:

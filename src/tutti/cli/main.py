@@ -26,6 +26,7 @@ from tutti.cli import (
     predict,
     profile,
     report,
+    serve,
     show,
     simulate,
     train,
@@ -62,6 +63,7 @@ app.command()(plan.plan)
 app.command()(predict.predict)
 app.command()(profile.profile)
 app.command()(report.report)
+app.command()(serve.serve)
 app.command()(show.show)
 app.command()(validate.validate)
 app.command()(simulate.simulate)

@@ -65,6 +65,11 @@ class ChatTemplate:
         return cls(sources, tokens, str(folder))
 
     @property
+    def text(self) -> str:
+        """The template for conversations with tools."""
+        return self._source(tools=True)
+
+    @property
     def marks(self) -> bool:
         """Whether it marks what the assistant says (`{% generation %}`)."""
         blocks = _parsed(self._source(tools=False), self._place).find_all(nodes.CallBlock)

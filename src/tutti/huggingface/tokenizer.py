@@ -41,6 +41,10 @@ class Tokenizer(Protocol):
     def has_template(self) -> bool:
         """Whether it can render conversations."""
 
+    @property
+    def template(self) -> str | None:
+        """The text of its chat template, where it has one."""
+
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the tokens of each text, nothing added."""
 
@@ -81,6 +85,7 @@ class ByteTokenizer:
     special = frozenset((256, 257, 258))
     digest = "bytes-1"
     has_template = True
+    template: str | None = None
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the bytes of each text."""
@@ -166,6 +171,11 @@ class FolderTokenizer:
     def has_template(self) -> bool:
         """Whether the folder holds a chat template."""
         return self._template is not None
+
+    @property
+    def template(self) -> str | None:
+        """The text of the folder's chat template."""
+        return None if self._template is None else self._template.text
 
     def _added(self) -> Iterator[int]:
         """Return the tokens that were added to the vocabulary of text; some add runs of spaces."""

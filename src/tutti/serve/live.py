@@ -152,6 +152,7 @@ class Live:
             cached_tokens=cached,
             times=Times(first_token_s=self._first_token, whole_s=now - self._began),
             prompt_logprobs=prompt,
+            embedding=None if self._pooling is None or self._states is None else self.embedding(),
         )
 
     def _answer(self, own: _Sample) -> Answer:

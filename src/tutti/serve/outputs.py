@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tutti.batching.request import Finish
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ class Completion:
     cached_tokens: int  # of the prompt, that were not computed
     times: Times
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # None for the first token
+    embedding: Tensor | None = None  # where that was asked for
 
     @property
     def text(self) -> str | None:

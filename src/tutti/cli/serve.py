@@ -1,0 +1,84 @@
+"""`tutti serve`: an OpenAI client talks to a model on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tutti.cli.shared.adapters import adapter_folders
+from tutti.cli.shared.torch_needed import require_torch
+
+
+def serve(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face or a tutti folder.")],
+    host: Annotated[str, typer.Option(help="Where to listen; others: 0.0.0.0.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's; the folder's.")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="That clients must have; several. TUTTI_API_KEY too.")
+    ] = None,
+    apis: Annotated[int, typer.Option(help="API processes.", min=1)] = 1,
+    queue: Annotated[int, typer.Option(help="Requests at a time; more get 429.", min=1)] = 1024,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …; the best here.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; the weights'.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Round to fp8, int8 or int4.")] = None,
+    activations: Annotated[str | None, typer.Option(help="fp8, beside weights in fp8.")] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="NAME=FOLDER of a LoRA adapter; several.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="A folder, or 'bytes'.")] = None,
+    slots: Annotated[int, typer.Option(help="Sequences at a time.", min=1)] = 64,
+    max_length: Annotated[int | None, typer.Option(help="Of a context; the model's.")] = None,
+    guesses: Annotated[int, typer.Option(help="Tokens tried ahead.", min=0)] = 0,
+    log_prompts: Annotated[bool, typer.Option(help="Write requests to the log.")] = False,
+) -> None:
+    """Serve a model by OpenAI's interface until Ctrl-C."""
+    require_torch("serve")
+    from tutti.optional_imports import library
+
+    for package in ("fastapi", "uvicorn", "zmq", "msgspec", "prometheus_client"):
+        library(package, "tutti serve")
+    from tutti.server.messages import ServerConfig
+    from tutti.server.supervisor import Supervisor
+
+    engine: dict[str, Any] = {
+        "device": device, "dtype": dtype, "weights": weights, "activations": activations,
+        "tokenizer": tokenizer, "slots": slots, "max_length": max_length, "guesses": guesses,
+        "adapters": adapter_folders(adapter or []),
+    }  # fmt: skip
+    config = ServerConfig(
+        folder=str(folder),
+        name=name or folder.resolve().name,
+        engine={key: value for key, value in engine.items() if value not in (None, {})},
+        host=host,
+        port=port,
+        apis=apis,
+        keys=_keys(api_key or []),
+        queue=queue,
+        log_prompts=log_prompts,
+    )
+    _check_folder(folder)
+    with Supervisor(config, tell=lambda text: typer.echo(text, err=True)) as server:
+        signal.signal(signal.SIGTERM, server.stop)
+        signal.signal(signal.SIGINT, server.stop)
+        shown = f"[{host}]" if ":" in host else host
+        typer.echo(f"serving '{config.name}' at http://{shown}:{server.port}/v1", err=True)
+        if not config.keys and host not in ("127.0.0.1", "localhost", "::1"):
+            typer.echo("anybody who reaches this address may use it: no --api-key", err=True)
+        server.run()
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that is none before processes are started."""
+    from tutti.errors import InputError
+
+    if not folder.is_dir():
+        raise InputError(f"serve: {folder} is not a folder; give a model's")
+
+
+def _keys(given: list[str]) -> tuple[str, ...]:
+    return tuple(key for key in (*given, os.environ.get("TUTTI_API_KEY", "")) if key)

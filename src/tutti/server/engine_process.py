@@ -1,0 +1,267 @@
+"""One engine in a process of its own: requests in, tokens out, nothing but token ids.
+
+    python -m tutti.server.engine_process FOLDER GENERATION
+
+Between two steps it takes what clients have sent. A thread touches a file every second, so that a
+supervisor knows a process that computes from one that is stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from tutti.errors import TuttiError
+from tutti.server import messages
+from tutti.server.messages import (
+    Cancel,
+    Done,
+    DropAdapter,
+    FromEngine,
+    Gone,
+    Likely,
+    Load,
+    LoadAdapter,
+    Refused,
+    ServerConfig,
+    ServerFolder,
+    State,
+    Submit,
+    Update,
+    Wishes,
+)
+
+if TYPE_CHECKING:
+    from tutti.serve import Completion, Engine, Piece, SamplingParameters, TokenLogprob
+
+log = logging.getLogger(__name__)
+IDLE_MS = 100
+LOAD_S = 0.5  # between two reports of how busy it is
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Whose request it is, and what it is called there."""
+
+    client: bytes
+    id: int
+    pooling: str | None
+
+
+class EngineLoop:
+    """Feeds an engine from a socket, and answers."""
+
+    def __init__(self, engine: Engine, socket: zmq.Socket[bytes]) -> None:
+        self._engine, self._socket = engine, socket
+        self._askers: dict[int, _Asker] = {}
+        self._numbers: dict[tuple[bytes, int], int] = {}
+        self._clients: set[bytes] = set()
+        self._said = 0.0
+        self.stopping = False
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        while not self.stopping:
+            if poller.poll(IDLE_MS if self._engine.is_idle else 0):
+                self._take()
+            if not self._engine.is_idle:
+                self._step()
+            if time.monotonic() - self._said > LOAD_S:
+                self._say_load()
+
+    def _take(self) -> None:
+        while True:
+            try:
+                client, data = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._clients.add(client)
+            try:
+                message = messages.for_engine(data)
+            except msgspec.DecodeError as error:
+                log.warning("a message that is none: %s", error)
+                continue
+            self._handle(client, message)
+
+    def _handle(self, client: bytes, message: messages.ToEngine) -> None:
+        match message:
+            case Submit():
+                self._submit(client, message)
+            case Cancel(id=number):
+                self._cancel(self._numbers.get((client, number)))
+            case Gone(client=gone):
+                for (owner, _), number in list(self._numbers.items()):
+                    if owner == gone:
+                        self._cancel(number)
+                self._clients.discard(gone)
+            case LoadAdapter(id=number, name=name, folder=folder):
+                self._change(client, number, lambda: self._engine.add_adapter(name, folder))
+            case DropAdapter(id=number, name=name):
+                self._change(client, number, lambda: self._engine.drop_adapter(name))
+
+    def _submit(self, client: bytes, message: Submit) -> None:
+        try:
+            wishes = parameters_of(message.wishes)
+            number = self._engine.add(message.tokens, wishes, pooling=message.pooling)
+        except TuttiError as error:
+            self._send(client, [Refused(message.id, str(error))])
+            return
+        self._askers[number] = _Asker(client, message.id, message.pooling)
+        self._numbers[client, message.id] = number
+
+    def _change(self, client: bytes, number: int, change: Any) -> None:
+        try:
+            change()
+        except TuttiError as error:
+            self._send(client, [Refused(number, str(error))])
+        else:
+            self._send(client, [Done(number)])
+
+    def _cancel(self, number: int | None) -> None:
+        if number is not None:
+            self._forget(number)
+            self._engine.cancel(number)
+            self._engine.take(number)
+
+    def _forget(self, number: int) -> _Asker | None:
+        asker = self._askers.pop(number, None)
+        if asker is not None:
+            self._numbers.pop((asker.client, asker.id), None)
+        return asker
+
+    def _step(self) -> None:
+        answers: dict[bytes, list[FromEngine]] = {}
+        for piece in self._engine.step():
+            asker = self._askers.get(piece.request)
+            if asker is None:
+                continue
+            done = self._engine.take(piece.request)
+            if done is not None:
+                self._forget(piece.request)
+            answers.setdefault(asker.client, []).append(update_of(asker.id, piece, done))
+        for client, said in answers.items():
+            self._send(client, said)
+
+    def _say_load(self) -> None:
+        self._said = time.monotonic()
+        scheduler, counters = self._engine.scheduler, self._engine.counters
+        pool = scheduler.pool
+        said = Load(
+            running=scheduler.slots.settled,
+            waiting=len(scheduler.waiting),
+            pages_used=pool.size - pool.available,
+            pages=pool.size,
+            steps=counters.steps,
+            computed_tokens=counters.computed_tokens,
+            cached_tokens=counters.cached_tokens,
+            preemptions=counters.preemptions,
+            guessed_tokens=counters.guessed_tokens,
+            foreseen_tokens=counters.foreseen_tokens,
+        )
+        for client in self._clients:
+            self._send(client, [said])
+
+    def _send(self, client: bytes, said: list[FromEngine]) -> None:
+        self._socket.send_multipart([client, messages.encode(said)])
+
+
+def parameters_of(wishes: Wishes) -> SamplingParameters:
+    """Return wishes as the engine takes them."""
+    from tutti.serve import SamplingParameters
+
+    return SamplingParameters(**{name: getattr(wishes, name) for name in wishes.__struct_fields__})
+
+
+def update_of(number: int, piece: Piece, done: Completion | None) -> Update:
+    """Return a piece as a message."""
+    embedding = None
+    if done is not None and done.embedding is not None:
+        embedding = done.embedding.tolist()
+    prompt = [] if done is None else [one for one in done.prompt_logprobs or () if one is not None]
+    return Update(
+        id=number,
+        tokens=list(piece.tokens),
+        finish=None if piece.finish is None else str(piece.finish),
+        reason=piece.reason,
+        logprobs=[_likely(one) for one in piece.logprobs or ()],
+        prompt_logprobs=[_likely(one) for one in prompt],
+        cached=0 if done is None else done.cached_tokens,
+        embedding=embedding,
+    )
+
+
+def _likely(one: TokenLogprob) -> Likely:
+    return Likely(one.token, one.logprob, list(one.top))
+
+
+def _beat(path: Path, parent: int) -> None:
+    """Say that the process lives; end it when the supervisor is gone."""
+    while os.getppid() == parent:
+        path.touch()
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def open_engine(config: ServerConfig) -> Engine:
+    """Return the engine that a server is asked to have."""
+    from tutti.serve import Engine
+
+    engine = Engine.from_pretrained(config.folder, **config.engine)
+    engine.tokenizer = None  # texts are the API's
+    if config.warm_up:
+        engine.warm_up()
+    return engine
+
+
+def main(folder: Path, generation: int) -> int:
+    """Serve until SIGTERM."""
+    own = ServerFolder(folder)
+    threading.Thread(
+        target=_beat, args=(own.heartbeat(generation), os.getppid()), daemon=True
+    ).start()
+    config = own.config()
+    try:
+        engine = open_engine(config)
+    except TuttiError as error:
+        own.write(f"failed{generation}.json", str(error))
+        return 2
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind(own.engine_socket(generation))
+    loop = EngineLoop(engine, socket)
+
+    def stop(*_args: object) -> None:
+        loop.stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor says when
+    settings = engine.scheduler.settings
+    ready = State(
+        generation=generation,
+        address=own.engine_socket(generation),
+        ready=True,
+        context=settings.max_length,
+        vocab=engine.worker.model.spec.vocab,
+        slots=settings.slots,
+    )
+    own.write(own.ready(generation).name, ready)
+    loop.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,206 @@
+"""What API processes and engines say to each other, and the files that say how a server is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tutti.errors import InputError
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a request's tokens are chosen: one sample, token ids only."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    stop_tokens: tuple[int, ...] = ()
+    ignore_end: bool = False
+    seed: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    priority: int = 0
+    salt: str = ""
+    adapter: str = ""
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """A request; `pooling`: its hidden states are wanted, no tokens."""
+
+    id: int
+    tokens: list[int]
+    wishes: Wishes
+    pooling: str | None = None
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Nobody wants a request any more."""
+
+    id: int
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """A client is dead: all its requests are cancelled."""
+
+    client: bytes
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load"):
+    """Requests may name a LoRA adapter from now on."""
+
+    id: int
+    name: str
+    folder: str
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag="drop"):
+    """They may not any more."""
+
+    id: int
+    name: str
+
+
+class Likely(msgspec.Struct, frozen=True, array_like=True):
+    """A token's log-probability, and those of the likeliest in its place."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Update(msgspec.Struct, frozen=True, tag="update", omit_defaults=True):
+    """What a step added to a request; with `finish` it is over."""
+
+    id: int
+    tokens: list[int] = []
+    finish: str | None = None
+    reason: str = ""
+    logprobs: list[Likely] = []
+    prompt_logprobs: list[Likely] = []
+    cached: int = 0
+    embedding: list[float] | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A request that cannot be: the user's mistake."""
+
+    id: int
+    message: str
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """An adapter came or went."""
+
+    id: int
+
+
+class Load(msgspec.Struct, frozen=True, tag="load_of"):
+    """How busy an engine is."""
+
+    running: int
+    waiting: int
+    pages_used: int
+    pages: int
+    steps: int
+    computed_tokens: int
+    cached_tokens: int
+    preemptions: int
+    guessed_tokens: int
+    foreseen_tokens: int
+
+
+ToEngine = Submit | Cancel | Gone | LoadAdapter | DropAdapter
+FromEngine = Update | Refused | Done | Load
+
+encode = msgspec.msgpack.Encoder().encode
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
+
+
+def for_engine(data: bytes) -> ToEngine:
+    """Return what an API process said."""
+    said: ToEngine = _to_engine.decode(data)
+    return said
+
+
+def from_engine(data: bytes) -> list[FromEngine]:
+    """Return what an engine said."""
+    return _from_engine.decode(data)
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the processes of a server are told; `engine` are `open_worker`'s options."""
+
+    folder: str
+    name: str
+    engine: dict[str, Any]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    apis: int = 1
+    keys: tuple[str, ...] = ()
+    queue: int = 1024  # requests at a time; more are turned away
+    most_body: int = 16 << 20  # bytes
+    log_prompts: bool = False
+    warm_up: bool = True
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor says of its engine, in a file that API processes read."""
+
+    generation: int = 0  # of the engine: one more each time it is started
+    address: str = ""
+    ready: bool = False
+    draining: bool = False
+    context: int = 0
+    vocab: int = 0
+    slots: int = 0
+
+
+class ServerFolder:
+    """The folder of a running server."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a file such that nobody sees half of it."""
+        new = self.path / f".{name}.{os.getpid()}"
+        new.write_bytes(msgspec.json.encode(value))
+        new.replace(self.path / name)
+
+    def config(self) -> ServerConfig:
+        """Return what the server was started with."""
+        return msgspec.json.decode((self.path / "config.json").read_bytes(), type=ServerConfig)
+
+    def state(self) -> State:
+        """Return how its engine is."""
+        try:
+            data = (self.path / "state.json").read_bytes()
+        except FileNotFoundError:
+            return State()
+        return msgspec.json.decode(data, type=State)
+
+    def engine_socket(self, generation: int) -> str:
+        """Return where an engine listens."""
+        name = str(self.path / f"engine{generation}.sock")
+        if len(name) > 100:  # of 107 that a socket's name may have
+            raise InputError(f"the folder's name is too long for a socket: {self.path}")
+        return f"ipc://{name}"
+
+    def heartbeat(self, generation: int) -> Path:
+        """Return the file that an engine touches every second while it lives."""
+        return self.path / f"alive{generation}"
+
+    def ready(self, generation: int) -> Path:
+        """Return the file that an engine writes when it can take requests."""
+        return self.path / f"ready{generation}.json"

@@ -1,0 +1,1 @@
+"""OpenAI's HTTP interface: requests as they come, answers as its clients expect them."""

@@ -1,0 +1,289 @@
+"""`tutti serve` with real clients, and what happens when its processes die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("fastapi")
+httpx = pytest.importorskip("httpx")
+openai = pytest.importorskip("openai")
+
+from tests.support.served import Served, write_model  # noqa: E402
+from tutti.serve import Engine, SamplingParameters  # noqa: E402
+
+PROMPT = "once upon a time"
+KEY = "a-secret"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("served") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Served]:
+    with Served(folder) as made:
+        made.wait()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Any:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return Engine.from_pretrained(folder, dtype="fp32", device="cpu", slots=4)
+
+
+def offline(engine: Engine, count: int, **options: Any) -> str:
+    wishes = SamplingParameters(max_tokens=count, **options)
+    text = engine.generate([PROMPT], wishes)[0].text
+    assert text is not None
+    return text
+
+
+def test_a_completion_is_the_engines(client: Any, engine: Engine) -> None:
+    done = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=24, temperature=0)
+    assert done.choices[0].text == offline(engine, 24)
+    assert done.choices[0].finish_reason == "length"
+    assert done.usage.completion_tokens == 24
+    assert done.usage.total_tokens == done.usage.prompt_tokens + 24
+
+
+def test_streams_say_the_same(client: Any, engine: Engine) -> None:
+    said = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=24, temperature=0, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    pieces = list(said)
+    assert "".join(p.choices[0].text for p in pieces if p.choices) == offline(engine, 24)
+    assert pieces[-1].usage.completion_tokens == 24
+    assert pieces[-2].choices[0].finish_reason == "length"
+
+
+def test_chats_use_the_template(client: Any) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    done = client.chat.completions.create(
+        model="tiny", messages=messages, max_completion_tokens=9, temperature=0, logprobs=True,
+        top_logprobs=3,
+    )  # fmt: skip
+    choice = done.choices[0]
+    assert choice.message.role == "assistant"
+    assert len(choice.logprobs.content) == 9
+    assert all(len(one.top_logprobs) == 3 for one in choice.logprobs.content)
+    rendered = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    plain = client.completions.create(model="tiny", prompt=rendered, max_tokens=9, temperature=0)
+    assert choice.message.content == plain.choices[0].text
+    streamed = client.chat.completions.create(
+        model="tiny", messages=messages, max_completion_tokens=9, temperature=0, stream=True
+    )
+    assert "".join(p.choices[0].delta.content or "" for p in streamed) == plain.choices[0].text
+
+
+def test_samples_follow_their_seed(client: Any, engine: Engine) -> None:
+    def ask(seed: int) -> list[str]:
+        done = client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=8, temperature=1.0, n=3, seed=seed
+        )
+        return [choice.text for choice in done.choices]
+
+    first = ask(7)
+    assert first == ask(7) != ask(8)
+    wanted = engine.generate(
+        [PROMPT], SamplingParameters(max_tokens=8, temperature=1.0, n=3, seed=7)
+    )[0]
+    assert first == [answer.text for answer in wanted.answers]
+
+
+def test_stop_texts_end_an_answer(client: Any, engine: Engine) -> None:
+    whole = offline(engine, 40)
+    stop = whole[len(whole) // 2 :][:2]
+    done = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=40, temperature=0, stop=stop
+    )
+    assert done.choices[0].text == whole[: whole.index(stop)]
+    assert done.choices[0].finish_reason == "stop"
+
+
+def test_prompts_with_logprobs_as_evaluations_want_them(client: Any, engine: Engine) -> None:
+    tokens = [int(t) for t in engine.tokenizer.encode([PROMPT])[0]]  # type: ignore[union-attr]
+    done = client.completions.create(
+        model="tiny", prompt=[tokens, tokens[:2]], max_tokens=1, temperature=0, logprobs=1,
+        echo=True,
+    )  # fmt: skip
+    own = engine.generate([tokens], SamplingParameters(max_tokens=1, prompt_logprobs=1))[0]
+    found = done.choices[0].logprobs
+    assert len(found.tokens) == len(tokens) + 1
+    assert found.token_logprobs[0] is None
+    wanted = [one.logprob for one in own.prompt_logprobs or () if one is not None]
+    assert found.token_logprobs[1 : len(tokens)] == pytest.approx(wanted, abs=1e-5)
+    assert [choice.index for choice in done.choices] == [0, 1]
+
+
+def test_embeddings_are_the_engines(client: Any, engine: Engine) -> None:
+    found = client.embeddings.create(model="tiny", input=[PROMPT, "a dog"])
+    wanted = engine.embed([PROMPT, "a dog"])
+    for row, vector in zip(found.data, wanted, strict=True):
+        assert row.embedding == pytest.approx(vector.tolist(), abs=1e-5)
+
+
+def test_many_clients_at_once(server: Served, engine: Engine) -> None:
+    wanted = offline(engine, 16)
+
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+
+            async def one() -> str:
+                said = await client.completions.create(
+                    model="tiny", prompt=PROMPT, max_tokens=16, temperature=0, stream=True
+                )
+                return "".join([piece.choices[0].text async for piece in said])
+
+            return await asyncio.gather(*(one() for _ in range(24)))
+
+    assert asyncio.run(ask()) == [wanted] * 24
+
+
+BAD: list[tuple[str, dict[str, Any] | str, int, str]] = [
+    ("completions", "{", 400, "JSON"),
+    ("completions", {"prompt": PROMPT, "temprature": 1}, 400, "did you mean 'temperature'?"),
+    ("completions", {"prompt": PROMPT, "temperature": 9}, 400, "temperature"),
+    ("completions", {"prompt": ""}, 400, "the prompt is empty"),
+    ("completions", {"prompt": []}, 400, "the prompt is empty"),
+    ("completions", {"prompt": [5, 99999]}, 400, "token 99999: the vocabulary has 0 to 511"),
+    ("completions", {"prompt": PROMPT, "max_tokens": 5000}, 400, "the context holds 1024"),
+    ("completions", {"prompt": PROMPT, "model": "other"}, 404, "there is 'tiny'"),
+    ("completions", {"prompt": PROMPT, "suffix": "x"}, 400, "'suffix' is not served"),
+    ("completions", {"prompt": PROMPT, "n": 1000}, 400, "n: "),
+    ("completions", {"prompt": PROMPT, "stop": [""]}, 400, "empty text in 'stop'"),
+    ("completions", {"prompt": PROMPT, "logit_bias": {"x": 1}}, 400, "token ids"),
+    ("chat/completions", {"messages": []}, 400, "messages"),
+    ("chat/completions", {"messages": [{"content": "a"}]}, 400, "'role'"),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "reads text alone",
+    ),
+    ("embeddings", {"input": PROMPT, "dimensions": 3}, 400, "'dimensions' may be 64"),
+    ("load_lora_adapter", {"lora_name": "a", "lora_path": "/nowhere"}, 400, "/nowhere"),
+    ("unload_lora_adapter", {"lora_name": "nobody"}, 400, "nobody"),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "status", "text"), BAD)
+def test_mistakes_are_said_in_one_line(
+    server: Served, route: str, body: dict[str, Any] | str, status: int, text: str
+) -> None:
+    data = body if isinstance(body, str) else json.dumps(body)
+    headers = {"content-type": "application/json"}
+    got = httpx.post(f"{server.url}/v1/{route}", content=data, headers=headers, timeout=30)
+    error = got.json()["error"]
+    assert (got.status_code, text in error["message"]) == (status, True), error
+    assert "\n" not in error["message"]
+
+
+def test_who_leaves_frees_what_it_had(server: Served) -> None:
+    body = {
+        "prompt": PROMPT,
+        "max_tokens": 900,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as said:
+        next(said.iter_lines())
+    until = time.monotonic() + 30
+    while server.metric("tutti_engine_running") or server.metric("tutti_engine_pages_used"):
+        assert time.monotonic() < until, "a request without a reader goes on"
+        time.sleep(0.2)
+
+
+def lines(server: Served, count: int) -> Iterator[str]:
+    """Yield the texts of a stream."""
+    body = {
+        "prompt": PROMPT,
+        "max_tokens": count,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as said:
+        for line in said.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line[6:])["choices"][0]["text"]
+
+
+def test_a_stream_outlives_its_engine(server: Served, engine: Engine) -> None:
+    wanted = offline(engine, 300, ignore_end=True)
+    said, killed = "", False
+    for text in lines(server, 300):
+        said += text
+        if not killed and len(said) > 20:
+            os.kill(server.pid("engine_process"), signal.SIGKILL)
+            killed = True
+    assert killed
+    assert said == wanted, "no gap, and nothing twice"
+    assert server.metric("tutti_engine_restarts_total") >= 1
+
+
+def test_an_api_process_that_dies_is_replaced(server: Served, client: Any) -> None:
+    os.kill(server.pid("api_process"), signal.SIGKILL)
+    server.wait()
+    done = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=2, temperature=0)
+    assert done.usage.completion_tokens == 2
+
+
+def test_keys_queue_and_the_end(folder: Path, engine: Engine) -> None:
+    with Served(folder, "--api-key", KEY, "--queue", "1", "--name", "mine") as own:
+        own.wait()
+        url = f"{own.url}/v1/completions"
+        body = {
+            "prompt": PROMPT,
+            "max_tokens": 400,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            assert httpx.post(url, json=body, headers=headers).status_code == 401
+        right = {"authorization": f"Bearer {KEY}"}
+        said = ""
+        with httpx.stream("POST", url, json=body, headers=right, timeout=120) as stream:
+            for line in stream.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                if not said:
+                    full = httpx.post(url, json=body, headers=right)
+                    assert full.status_code == 429
+                    assert full.headers["retry-after"] == "1"
+                    own.process.send_signal(signal.SIGTERM)
+                said += json.loads(line[6:])["choices"][0]["text"]
+        assert said == offline(engine, 400, ignore_end=True), "what runs goes to its end"
+        assert own.stop() == 0
+
+
+def test_a_port_that_is_taken_and_a_folder_that_is_none(server: Served, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from tutti.cli.main import app
+    from tutti.errors import InputError
+
+    port = server.url.rsplit(":", 1)[1]
+    with pytest.raises(InputError, match="choose another with --port"):
+        CliRunner().invoke(app, ["serve", str(tmp_path), "--port", port], catch_exceptions=False)
+    with pytest.raises(InputError, match="is not a folder"):
+        CliRunner().invoke(app, ["serve", str(tmp_path / "no")], catch_exceptions=False)
