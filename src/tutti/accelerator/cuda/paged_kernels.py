@@ -94,6 +94,20 @@ def _bias(slope_m, other, factor, ROUNDED: tl.constexpr):
 
 
 @triton.jit
+def _changed(
+    s, own, other, known, slope_m, cap, window, factor,
+    HAS_CAP: tl.constexpr, HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Return scores as the model changes them, for exponentials of two; −∞ of keys not seen."""
+    if HAS_CAP:
+        s = cap * _tanh(s / cap)
+    if HAS_SLOPE:
+        s += _bias(slope_m, other, factor, ROUNDED)
+    seen = _seen(own[:, None], other[None, :], known[None, :], window, WINDOW)
+    return tl.where(seen, s * LOG2E, float("-inf"))
+
+
+@triton.jit
 def _weighed(s, most, total):
     """Return the weights of new scores, by how much old ones shrink, and maximum and sum of all."""
     new = tl.maximum(most, tl.max(s, 1))
@@ -222,6 +236,7 @@ def attend(
     )  # fmt: skip
     most = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
+    slope_m = most
     if HAS_SLOPE:
         slope_m = tl.load(slopes + head_m, mask=inside, other=0.0).to(tl.float32)
     collected = tl.zeros((M, WIDE_E), tl.float32)
@@ -238,12 +253,8 @@ def attend(
             mask=known[None, :] & (d < D)[:, None], other=0.0,
         ).to(q_md.dtype)  # fmt: skip
         s = tl.dot(q_md, k_dn, input_precision=PRECISION) * scale
-        if HAS_CAP:
-            s = cap * _tanh(s / cap)
-        if HAS_SLOPE:
-            s += _bias(slope_m, other, factor, ROUNDED)
-        seen = _seen(own[:, None], other[None, :], known[None, :], window, WINDOW)
-        s = tl.where(seen, s * LOG2E, float("-inf"))
+        s = _changed(s, own, other, known, slope_m, cap, window, factor, HAS_CAP, HAS_SLOPE,
+                     ROUNDED, WINDOW)  # fmt: skip
         p, shrink, most, total = _weighed(s, most, total)
         v_ne = tl.load(
             values + (page * v_page + place * v_place)[:, None] + e[None, :],
