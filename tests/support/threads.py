@@ -163,7 +163,8 @@ class ThreadGroup:
     def all_reduce(self, x: Tensor, *, maximum: bool = False) -> Tensor:
         if maximum:
             everything = self._meet(_posted(x))
-            return _made(lambda: torch.stack(everything()).amax(0))
+            _put(x, lambda: torch.stack(everything()).amax(0))
+            return x
         return self.start_all_reduce(x).wait()
 
     def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
@@ -177,7 +178,12 @@ class ThreadGroup:
 
     def start_all_reduce(self, x: Tensor) -> _Result:
         everything = self._meet(_posted(x))
-        return _Result(lambda: _made(lambda: _sum(everything())))
+
+        def finish() -> Tensor:
+            _put(x, lambda: _sum(everything()))
+            return x
+
+        return _Result(finish)
 
     def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> _Result:
         assert x.shape[0] == rows[self.rank]

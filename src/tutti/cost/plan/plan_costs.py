@@ -102,7 +102,10 @@ def pool_prices(
                 found[pool.name] = LayerPrices(*given, profile)
             else:
                 found[pool.name] = PoolPrices(
-                    *given, kernels=sources.kernels, constants=sources.constants
+                    *given,
+                    kernels=sources.kernels,
+                    constants=sources.constants,
+                    measured_ranks=sources.measured_ranks,
                 )
     return found
 

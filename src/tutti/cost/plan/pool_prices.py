@@ -18,6 +18,7 @@ from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.unit import measured_unit, strategy_of
 from tutti.cost.memory.instruction_memory import MemoryModel
+from tutti.cost.memory.measured_passes import MeasuredMemory, MeasuredRanks
 from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.network.group_placement import ALIGNED, Placement, span_of
 from tutti.cost.network.programs import Efficiency
@@ -102,8 +103,10 @@ class PoolPrices:
         *,
         kernels: Kernels | None = None,
         constants: Constants | None = None,
+        measured_ranks: MeasuredRanks | None = None,
     ) -> None:
         self._model = model
+        self._measured_ranks = measured_ranks or {}
         self.kernels = kernels or Kernels()
         self._compute = plan.job.precision.compute
         self._measured = measured
@@ -337,8 +340,9 @@ class PoolPrices:
         return lambda start, stop: whole * count(range(start, stop)) / updated if updated else 0.0
 
     def memory(self, holdings: Holdings) -> MemoryModel:
-        """Return the bytes of a class of ranks."""
-        return MemoryModel(holdings)
+        """Return the bytes of a class of ranks, by its passes as measured if they were."""
+        measured = self._measured_ranks.get(holdings.place)
+        return MemoryModel(holdings) if measured is None else MeasuredMemory(holdings, measured)
 
     def copy_seconds(self, num_bytes: float, host_bandwidth: float | None = None) -> float:
         """Return the seconds of a copy between chip and host.

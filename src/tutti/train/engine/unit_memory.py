@@ -1,0 +1,244 @@
+"""Measures what the passes of a rank's units take on an accelerator, unit by unit, without others.
+
+Each kind of unit is built alone, with groups whose other ranks are stand-ins, and goes through its
+passes once with the allocator watched. Experts are chosen in turn, as a balanced router would. The
+cost model puts the figures together under the plan's schedule (`cost.memory.measured_passes`).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.accelerator import Accelerator
+from tutti.accelerator.reference.experts import Routing
+from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.cost.memory.measured_passes import MeasuredRanks, PassBytes, RankBytes, UnitBytes
+from tutti.hardware.chip import Dtype
+from tutti.models.spec import ModelSpec
+from tutti.nn.batch import Batch
+from tutti.nn.initialize import initialize
+from tutti.nn.model import Model
+from tutti.nn.parallel.groups import shares
+from tutti.nn.parallel.stand_in import StandInGroup
+from tutti.plan.plan import Plan, covers
+from tutti.ranks.links import Use
+from tutti.ranks.rank_places import Seat, Seats, class_of
+from tutti.ranks.single_rank import NoLinks
+from tutti.schedule.schedule import build_schedule
+from tutti.train.engine.model_groups import EngineContext
+from tutti.train.engine.passes import Passes
+from tutti.train.engine.recompute import SelectiveOperators
+from tutti.train.graphs.captured_blocks import NoGraphs
+from tutti.train.state.state import TORCH_DTYPES, compute_dtype
+
+EVERYTHING = 1 << 60  # a limit that nothing reaches: devices without a count of their own count
+SAMPLE_ELEMENTS = 1 << 16  # that the optimizer updates, to see what it takes
+
+
+class _StandInLinks(NoLinks):
+    """Links of one rank among stand-ins."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def group(self, ranks: Sequence[int], *, use: Use = "block") -> Any:
+        """Return a group of the right size."""
+        del use
+        return StandInGroup(len(ranks), list(ranks).index(self._rank))
+
+
+class _BalancedOperators(SelectiveOperators):
+    """Operators whose router gives every expert as many tokens."""
+
+    def route(self, logits: Tensor, *others: Any) -> Routing:
+        """Return the routing with the experts in turn."""
+        routing = self._operators.route(logits, *others)
+        count, top = routing.experts.shape
+        turns = torch.arange(count * top, device=logits.device) % logits.shape[1]
+        return routing._replace(experts=turns.view(count, top).to(routing.experts.dtype))
+
+
+def measure_ranks(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> MeasuredRanks:
+    """Return what passes take on one rank of every class of a plan."""
+    seats, schedule = Seats(plan, spec), build_schedule(plan)
+    first: dict[tuple[int, int, int], Seat] = {}
+    for rank in range(plan.num_ranks):
+        found = schedule.classes[class_of(schedule, seats[rank])]
+        first.setdefault((found.pipeline, found.stage, found.replica), seats[rank])
+    counted = accelerator.counts_memory
+    if not counted:
+        accelerator.limit_memory(EVERYTHING)
+    try:
+        return {
+            place: RankMeter(plan, spec, seat, accelerator).rank() for place, seat in first.items()
+        }
+    finally:
+        if not counted:
+            accelerator.limit_memory(None)
+
+
+class RankMeter:
+    """Measures the units of one rank."""
+
+    def __init__(self, plan: Plan, spec: ModelSpec, seat: Seat, accelerator: Accelerator) -> None:
+        self._plan, self._spec, self._seat = plan, spec, seat
+        self._accelerator = accelerator
+        self._dtype = compute_dtype(plan.job.precision)
+        operators = accelerator.operators
+        narrow = plan.job.precision.compute is Dtype.FP8
+        self._operators = _BalancedOperators(operators.narrowed() if narrow else operators)
+        self._context = EngineContext(seat, _StandInLinks(seat.rank))
+
+    def rank(self) -> RankBytes:
+        """Return the figures of the rank."""
+        batch, size = self._batch()
+        known: dict[object, UnitBytes] = {}
+        units = {}
+        replica = self._seat.replica
+        for unit in self._seat.units:
+            again = replica.recompute
+            kind = (
+                self._spec.unit_kinds[unit],
+                covers(again.full, unit),
+                covers(again.selective, unit),
+                covers(replica.offload.activations, unit),
+            )
+            if kind not in known:
+                known[kind] = self._unit(unit, batch)
+            units[unit] = known[kind]
+        return RankBytes(units=units, batch=size, update=self._update())
+
+    def _watched(self, work: Callable[[], object]) -> PassBytes:
+        """Run something; return what it took."""
+        self._accelerator.reset_peak()
+        before = self._accelerator.memory().allocated
+        work()
+        after = self._accelerator.memory()
+        return PassBytes(after.peak - before, after.allocated - before)
+
+    def _batch(self) -> tuple[Batch, float]:
+        sequences, length = self._seat.replica.sequences, self._plan.job.sequence_length
+        found: list[Batch] = []
+
+        def make() -> None:
+            tokens = torch.zeros(sequences * length, dtype=torch.long)
+            there = self._accelerator.to_device(tokens)
+            whole = Batch.of(
+                self._spec,
+                there,
+                [length] * sequences,
+                targets_t=self._accelerator.to_device(tokens + 1),
+                row_length=length,
+            )
+            found.append(whole.share(self._spec, self._seat.replica.cp, self._seat.place.cp))
+
+        size = self._watched(make).left
+        return found[0], size
+
+    def _unit(self, unit: int, batch: Batch) -> UnitBytes:
+        """Return the figures of a unit: one micro-batch with sums of gradients, one without."""
+        model = Model(
+            self._spec,
+            self._operators,  # type: ignore[arg-type]  # the same methods
+            units=(unit,),
+            parallel=self._context,
+            dtype=self._dtype,
+            device=self._accelerator.device,
+            tied=False,
+            context_kind=self._seat.replica.context_kind,
+        )
+        initialize(model, on_device=True)
+        owners = [p for p in model.parameters() if p.requires_grad]
+        wide = TORCH_DTYPES[self._plan.job.precision.gradients]
+        sums = {id(p): torch.zeros_like(p, dtype=wide, requires_grad=False) for p in owners}
+
+        def collect() -> None:
+            for parameter in owners:
+                if parameter.grad is not None:
+                    sums[id(parameter)].add_(parameter.grad)
+                    parameter.grad = None
+
+        found: dict[str, PassBytes] = {}
+        for several in (True, False):
+            given = sums if several else {}
+            passes = Passes(
+                model.by_number(),
+                self._seat.replica,
+                self._accelerator,
+                self._operators,
+                NoGraphs(),
+                lambda weight, given=given: given.get(id(weight)),  # type: ignore[misc]
+            )
+            passes.begin_step(1.0)
+            found |= self._passes(passes, unit, batch, collect if several else None)
+            for parameter in owners:
+                parameter.grad = None
+        return UnitBytes(**found)
+
+    def _passes(
+        self, passes: Passes, unit: int, batch: Batch, collect: Callable[[], None] | None
+    ) -> dict[str, PassBytes]:
+        """Run a micro-batch; without `collect` only its weight pass is told."""
+        rows, spec = self._rows(batch), self._spec
+        stream = torch.randn(rows, spec.hidden, dtype=self._dtype, device=self._accelerator.device)
+        if unit:
+            passes.streams[unit, 0] = stream
+        found = {"forward": self._watched(lambda: passes.forward(unit, unit + 1, 0, batch))}
+        passes.streams.pop((unit + 1, 0), None)
+        gc.collect()
+        where = range(unit, unit + 1)
+        if covers(self._seat.replica.offload.activations, unit):
+            found["offload"] = self._watched(lambda: passes.offload_activations(where, 0))
+            found["fetch"] = self._watched(lambda: passes.fetch_activations(where, 0))
+        again = bool(passes.live[unit, 0].again)
+        if again:
+            found["recompute"] = self._watched(lambda: passes.recompute(unit, unit + 1, 0))
+        if unit != spec.head_unit:
+            passes.gradients[unit + 1, 0] = torch.randn_like(stream)
+        found["backward_input"] = self._watched(
+            lambda: passes.backward_input(unit, unit + 1, 0)
+        )
+        gradient = passes.gradients.pop((unit, 0), None)
+
+        def weigh() -> None:
+            passes.backward_weight(unit, unit + 1, 0)
+            if collect is not None:
+                collect()
+
+        weighed = self._watched(weigh)
+        del gradient
+        if collect is None:
+            return {"only_weight": weighed}
+        return found | {"backward_weight": weighed}
+
+    def _rows(self, batch: Batch) -> int:
+        """Return how many tokens of the stream are this rank's."""
+        if not self._seat.sequence_parallel:
+            return batch.num_tokens
+        return shares(batch.num_tokens, self._seat.tensor.size)[self._seat.tensor.rank]
+
+    def _update(self) -> float:
+        """Return the bytes per element that the optimizer's update takes besides its state."""
+        precision, device = self._plan.job.precision, self._accelerator.device
+        count = SAMPLE_ELEMENTS
+
+        def zeros(dtype: Dtype) -> list[Tensor]:
+            return [torch.zeros(count, dtype=TORCH_DTYPES[dtype], device=device)]
+
+        weights = zeros(precision.master or precision.parameters)
+        gradients, means, squares = (
+            zeros(dtype) for dtype in (precision.gradients, precision.moments, precision.moments)
+        )
+        factor = torch.ones((), device=device)
+        took = self._watched(
+            lambda: self._accelerator.operators.adamw(
+                weights, gradients, means, squares, step=1,
+                settings=AdamSettings(learning_rate=1e-3), gradient_factor=factor,
+            )
+        )  # fmt: skip
+        return took.peak / count
