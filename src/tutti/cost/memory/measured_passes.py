@@ -20,7 +20,7 @@ from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import covers
-from tutti.schedule.instruction import Instruction, Op, What
+from tutti.schedule.instruction import Instruction, Lane, Op, What
 
 
 class PassBytes(NamedTuple):
@@ -38,6 +38,7 @@ class UnitBytes:
     backward_input: PassBytes
     backward_weight: PassBytes  # onto sums of gradients that are there
     only_weight: PassBytes  # of a step's only micro-batch, which leaves gradients with the weights
+    own_gradients: float = 0.0  # that the input pass leaves with the weights, added up from there
     recompute: PassBytes = PassBytes()
     offload: PassBytes = PassBytes()
     fetch: PassBytes = PassBytes()
@@ -71,7 +72,9 @@ class MeasuredMemory(MemoryModel):
     def __init__(self, holdings: Holdings, measured: RankBytes) -> None:
         super().__init__(holdings)
         self._measured = measured
-        self._gradients_of: dict[int, float] = {}  # unit → bytes on the chip now
+        self._sums: dict[tuple[int, ParameterClass], float] = {}  # bytes before their reduction
+        self._reduced: dict[tuple[int, ParameterClass], float] = {}
+        self._with_weights: set[int] = set()  # units whose weights have gradients by autograd
         self._received: set[tuple[int, int]] = set()  # streams: unit entered, micro-batch
 
     def static(self) -> StaticBytes:
@@ -80,10 +83,21 @@ class MeasuredMemory(MemoryModel):
         return StaticBytes(parameters=found.parameters, optimizer=found.optimizer)
 
     def flow(self, kinds: Kinds) -> MemoryFlow:
-        """Return what each instruction takes and gives back, from the first to the last."""
-        self._gradients_of.clear()
-        self._received.clear()
-        found = [self._change(entry) for entry in kinds.listing]
+        """Return what each instruction takes and gives back, from the first to the last.
+
+        Memory is given and taken as the engine issues its list, in order: what an instruction of
+        another lane changes counts with the computation that is issued next.
+        """
+        for state in (self._sums, self._reduced, self._with_weights, self._received):
+            state.clear()
+        found = [PassBytes()] * len(kinds.listing)
+        waiting, last = PassBytes(), -1
+        for index, entry in enumerate(kinds.listing):
+            waiting = in_order([waiting, self._change(entry)])
+            if entry.lane is Lane.COMPUTE:
+                found[index], waiting, last = waiting, PassBytes(), index
+        if last >= 0:
+            found[last] = in_order([found[last], waiting])
         peaks = np.array([each.peak for each in found], dtype=np.float64)
         left = np.array([each.left for each in found], dtype=np.float64)
         return MemoryFlow(self.static(), peaks, peaks - left)
@@ -128,9 +142,15 @@ class MeasuredMemory(MemoryModel):
 
     def _input_pass(self, entry: Instruction) -> PassBytes:
         units = range(entry.start, entry.stop)
-        passes = [self._measured.units[u].backward_input for u in reversed(units)]
-        if 0 in units:  # a table's gradient is added at once
-            passes.insert(-1, self._new_gradients(0))
+        passes: list[PassBytes] = []
+        for unit in reversed(units):
+            measured = self._measured.units[unit]
+            if unit == 0:  # a table's gradient is added at once
+                passes.append(self._new_sums(0))
+            passes.append(measured.backward_input)
+            if unit in self._with_weights:  # an earlier micro-batch's wait for their weight pass
+                passes.append(PassBytes(0.0, -measured.own_gradients))
+            self._with_weights.add(unit)
         found = in_order(passes)
         given = sum(map(self._brought, units))
         if (entry.start, entry.micro_batch) in self._received:
@@ -140,26 +160,33 @@ class MeasuredMemory(MemoryModel):
 
     def _unit_weight_pass(self, unit: int) -> PassBytes:
         measured = self._measured.units[unit]
-        if self.num_micro_batches > 1 or covers(self.offload.gradients, unit):
-            return in_order([self._new_gradients(unit), measured.backward_weight])
-        made, kept = self._made_whole(unit), self._new_gradients(unit)
+        if self.num_micro_batches > 1:
+            passes = [self._new_sums(unit), measured.backward_weight]
+            if unit not in self._with_weights:  # an earlier weight pass took them along
+                passes.append(PassBytes(0.0, measured.own_gradients))
+            self._with_weights.discard(unit)
+            return in_order(passes)
+        sums = self._new_sums(unit)
         if self._stays_as_made(unit):
             return measured.only_weight
         # they are copied into one vector with those that travel with them
-        copied = [measured.only_weight, kept, PassBytes(0.0, -made)]
-        return in_order(copied)
+        made = sum(self._trained(unit, kind) for kind in ParameterClass)
+        freed = PassBytes(0.0, -made * self.precision.parameters.num_bytes)
+        return in_order([measured.only_weight, sums, freed])
 
-    def _made_whole(self, unit: int) -> float:
-        trained = sum(share.trained for share in self.holdings.shares(unit))
-        return (trained + self.holdings.tied_above(unit)) * self.precision.parameters.num_bytes
+    def _trained(self, unit: int, kind: ParameterClass) -> float:
+        """How many gradients a unit's passes make; a tied table's come with the head's."""
+        trained = self.holdings.share(unit, kind).trained
+        return trained + (self.holdings.tied_above(unit) if kind is ParameterClass.DENSE else 0)
 
-    def _new_gradients(self, unit: int) -> PassBytes:
-        """Take memory for a unit's gradients, unless they have it: until they are reduced."""
-        shares = self.holdings.shares(unit)
-        trained = sum(share.trained for share in shares) + self.holdings.tied_above(unit)
-        size = trained * self.precision.gradients.num_bytes
-        more = max(0.0, size - self._gradients_of.get(unit, 0.0))
-        self._gradients_of[unit] = size
+    def _new_sums(self, unit: int) -> PassBytes:
+        """Take memory for the sums of a unit's gradients, where they have none."""
+        more = 0.0
+        for kind in ParameterClass:
+            if (unit, kind) not in self._sums:
+                size = self._trained(unit, kind) * self.precision.gradients.num_bytes
+                self._sums[unit, kind] = size
+                more += size
         return PassBytes(more, more)
 
     # --- messages ------------------------------------------------------------------------
@@ -180,23 +207,28 @@ class MeasuredMemory(MemoryModel):
             whole = sum(s.trained for s in shares.values()) * self.precision.parameters.num_bytes
             brought = sum(self._gathered(unit, kind) for unit in units)
             return PassBytes(whole + brought, brought)
-        size = self.precision.gradients.num_bytes
-        kept = sum(s.kept for s in shares.values() if s.level) * size
+        passes = []
         for unit, share in shares.items():
-            if share.level:
-                left = self._gradients_of.get(unit, 0.0) - (share.trained - share.kept) * size
-                self._gradients_of[unit] = max(left, 0.0)
-        whole = sum(s.trained for s in shares.values() if s.level) * size
-        return PassBytes(kept, kept - whole)
+            if share.level:  # else they are summed where they are
+                kept = share.kept * self.precision.gradients.num_bytes
+                sums, known = self._sums.pop((unit, kind), 0.0), self._reduced.get((unit, kind))
+                self._reduced[unit, kind] = kept
+                passes.append(PassBytes(kept, (kept if known is None else 0.0) - sums))
+        return in_order(passes)
 
     # --- state ---------------------------------------------------------------------------
 
     def _step(self, entry: Instruction) -> PassBytes:
         units = range(entry.start, entry.stop)
         updated = sum(map(self.optimizer_parameters, units)) * self._measured.update
-        given = sum(self._gradients_of.pop(unit, 0.0) for unit in units)
+        given = self._forgotten(units)
         brought = sum(self._parameter_shard(u) for u in units if covers(self.offload.parameters, u))
         return PassBytes(updated + brought, brought - given)
+
+    def _forgotten(self, units: range) -> float:
+        """Let gradients go; return their bytes."""
+        states = [(unit, kind) for unit in units for kind in ParameterClass]
+        return sum(self._sums.pop(key, 0.0) + self._reduced.pop(key, 0.0) for key in states)
 
     def _host_copy(self, entry: Instruction) -> PassBytes:
         units = range(entry.start, entry.stop)
@@ -207,6 +239,6 @@ class MeasuredMemory(MemoryModel):
             each = (self._measured.units[u] for u in units)
             return in_order(unit.fetch if fetched else unit.offload for unit in each)
         if entry.what is What.GRADIENTS and entry.op is Op.OFFLOAD:
-            return PassBytes(0.0, -sum(self._gradients_of.pop(u, 0.0) for u in units))
+            return PassBytes(0.0, -self._forgotten(units))
         taken, given = self.effect(entry)
         return PassBytes(taken, taken - given)

@@ -163,7 +163,7 @@ class RankMeter:
                     sums[id(parameter)].add_(parameter.grad)
                     parameter.grad = None
 
-        found: dict[str, PassBytes] = {}
+        found: dict[str, Any] = {}
         for several in (True, False):
             given = sums if several else {}
             passes = Passes(
@@ -182,13 +182,14 @@ class RankMeter:
 
     def _passes(
         self, passes: Passes, unit: int, batch: Batch, collect: Callable[[], None] | None
-    ) -> dict[str, PassBytes]:
+    ) -> dict[str, Any]:
         """Run a micro-batch; without `collect` only its weight pass is told."""
         rows, spec = self._rows(batch), self._spec
         stream = torch.randn(rows, spec.hidden, dtype=self._dtype, device=self._accelerator.device)
         if unit:
             passes.streams[unit, 0] = stream
-        found = {"forward": self._watched(lambda: passes.forward(unit, unit + 1, 0, batch))}
+        found: dict[str, Any] = {}
+        found["forward"] = self._watched(lambda: passes.forward(unit, unit + 1, 0, batch))
         passes.streams.pop((unit + 1, 0), None)
         gc.collect()
         where = range(unit, unit + 1)
@@ -204,6 +205,9 @@ class RankMeter:
             lambda: passes.backward_input(unit, unit + 1, 0)
         )
         gradient = passes.gradients.pop((unit, 0), None)
+        made = [p.grad for p in passes.units[unit].parameters() if p.grad is not None]
+        found["own_gradients"] = float(sum(g.numel() * g.element_size() for g in made))
+        del made
 
         def weigh() -> None:
             passes.backward_weight(unit, unit + 1, 0)
