@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tutti.cost.memory.exchange_state import ExchangeState
 from tutti.cost.memory.instruction_memory import MemoryFlow, MemoryModel, StaticBytes
 from tutti.cost.memory.rank_state import Holdings
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.parameters import ParameterClass
-from tutti.plan.plan import covers
-from tutti.schedule.instruction import Instruction, Lane, Op, What
+from tutti.schedule.instruction import Instruction, Lane, Op, Scope, What
 
 
 class PassBytes(NamedTuple):
@@ -72,15 +72,23 @@ class MeasuredMemory(MemoryModel):
     def __init__(self, holdings: Holdings, measured: RankBytes) -> None:
         super().__init__(holdings)
         self._measured = measured
-        self._sums: dict[tuple[int, ParameterClass], float] = {}  # bytes before their reduction
-        self._reduced: dict[tuple[int, ParameterClass], float] = {}
+        self._exchanges = list(holdings.exchange_states())
+        self._tied = holdings.tied_above(holdings.model.head_unit)
+        for kind, exchange in self._exchanges:
+            tied = bool(self._tied) and kind is ParameterClass.DENSE and 0 in exchange.units
+            exchange.stays = tied and exchange.level == 3
         self._with_weights: set[int] = set()  # units whose weights have gradients by autograd
         self._received: set[tuple[int, int]] = set()  # streams: unit entered, micro-batch
 
+    def _of(self, unit: int) -> list[ExchangeState]:
+        return [exchange for _, exchange in self._exchanges if unit in exchange.units]
+
     def static(self) -> StaticBytes:
         """Return what lies on the chip from step to step: parameters and optimizer state."""
-        found = super().static()
-        return StaticBytes(parameters=found.parameters, optimizer=found.optimizer)
+        found, size = super().static(), self.precision.parameters.num_bytes
+        staying = sum(each.whole for _, each in self._exchanges if each.stays)
+        parameters = found.parameters + staying * size
+        return StaticBytes(parameters=parameters, optimizer=found.optimizer)
 
     def flow(self, kinds: Kinds) -> MemoryFlow:
         """Return what each instruction takes and gives back, from the first to the last.
@@ -88,12 +96,11 @@ class MeasuredMemory(MemoryModel):
         Memory is given and taken as the engine issues its list, in order: what an instruction of
         another lane changes counts with the computation that is issued next.
         """
-        for state in (self._sums, self._reduced, self._with_weights, self._received):
-            state.clear()
+        self.begin()
         found = [PassBytes()] * len(kinds.listing)
         waiting, last = PassBytes(), -1
         for index, entry in enumerate(kinds.listing):
-            waiting = in_order([waiting, self._change(entry)])
+            waiting = in_order([waiting, self.change(entry)])
             if entry.lane is Lane.COMPUTE:
                 found[index], waiting, last = waiting, PassBytes(), index
         if last >= 0:
@@ -110,12 +117,22 @@ class MeasuredMemory(MemoryModel):
             return (size, 0.0) if entry.op is Op.FETCH else (0.0, size)
         return super().effect(entry)
 
-    def _change(self, entry: Instruction) -> PassBytes:
+    # --- instruction by instruction ------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin a step."""
+        for _, exchange in self._exchanges:
+            exchange.begin()
+        self._with_weights.clear()
+        self._received.clear()
+
+    def change(self, entry: Instruction) -> PassBytes:
+        """Return what the next instruction of the list takes."""
         units = range(entry.start, entry.stop)
         match entry.op:
             case Op.FORWARD:
                 found = in_order(self._measured.units[u].forward for u in units)
-                return PassBytes(found.peak, found.left - sum(map(self._brought, units)))
+                return PassBytes(found.peak, found.left - self._passed(units, upwards=True))
             case Op.RECOMPUTE:
                 return in_order(self._measured.units[u].recompute for u in units)
             case Op.BACKWARD_INPUT:
@@ -131,63 +148,71 @@ class MeasuredMemory(MemoryModel):
             case Op.CLIP_NORM:  # the step's tokens are forgotten
                 return PassBytes(0.0, -self.num_micro_batches * self._measured.batch)
             case Op.STEP:
-                return self._step(entry)
+                return self._step(units)
             case Op.GATHER_PARAMETERS | Op.REDUCE_GRADIENTS:
                 return self._collective(entry)
             case Op.FETCH | Op.OFFLOAD:
                 return self._host_copy(entry)
         return PassBytes()
 
-    # --- passes --------------------------------------------------------------------------
+    def _passed(self, units: range, *, upwards: bool) -> float:
+        """Return the bytes of parameters that are let go with the end of a pass."""
+        gone = sum(each.passed(units, upwards=upwards) for _, each in self._exchanges)
+        return gone * self.precision.parameters.num_bytes
 
     def _input_pass(self, entry: Instruction) -> PassBytes:
         units = range(entry.start, entry.stop)
         passes: list[PassBytes] = []
         for unit in reversed(units):
             measured = self._measured.units[unit]
-            if unit == 0:  # a table's gradient is added at once
-                passes.append(self._new_sums(0))
-            passes.append(measured.backward_input)
-            if unit in self._with_weights:  # an earlier micro-batch's wait for their weight pass
+            if unit == 0:  # a table's gradient is made at once
+                passes.append(self._new_sums(0) if self._adds_up else self._table())
+            if unit in self._with_weights:  # those of an earlier micro-batch are added to
                 passes.append(PassBytes(0.0, -measured.own_gradients))
+            passes.append(measured.backward_input)
             self._with_weights.add(unit)
         found = in_order(passes)
-        given = sum(map(self._brought, units))
+        given = self._passed(units, upwards=False)
         if (entry.start, entry.micro_batch) in self._received:
             self._received.remove((entry.start, entry.micro_batch))
             given += self.boundary()
         return PassBytes(found.peak, found.left - given)
 
+    @property
+    def _adds_up(self) -> bool:
+        """Whether the gradients of several micro-batches add up."""
+        return self.num_micro_batches > 1
+
+    def _table(self) -> PassBytes:
+        """The gradient of a table, which a tied head's is added to."""
+        made = sum(each.loose.get(0, 0) + each.flat.get(0, 0) for each in self._of(0)) - self._tied
+        size = max(0, made) * self.precision.parameters.num_bytes
+        return PassBytes(size, size)
+
     def _unit_weight_pass(self, unit: int) -> PassBytes:
-        measured = self._measured.units[unit]
-        if self.num_micro_batches > 1:
-            passes = [self._new_sums(unit), measured.backward_weight]
+        measured, size = self._measured.units[unit], self.precision.parameters.num_bytes
+        tied = self._tied * size  # of a tied table: taken over with the embedding's
+        passes = [measured.backward_weight if self._adds_up else measured.only_weight]
+        if self._adds_up:
+            passes.insert(0, self._new_sums(unit))
             if unit not in self._with_weights:  # an earlier weight pass took them along
                 passes.append(PassBytes(0.0, measured.own_gradients))
+            elif self._tied and unit in (0, self.holdings.model.head_unit):
+                passes.append(PassBytes(0.0, tied if unit else -tied))
             self._with_weights.discard(unit)
             return in_order(passes)
-        sums = self._new_sums(unit)
-        if self._stays_as_made(unit):
-            return measured.only_weight
-        # they are copied into one vector with those that travel with them
-        made = sum(self._trained(unit, kind) for kind in ParameterClass)
-        freed = PassBytes(0.0, -made * self.precision.parameters.num_bytes)
-        return in_order([measured.only_weight, sums, freed])
-
-    def _trained(self, unit: int, kind: ParameterClass) -> float:
-        """How many gradients a unit's passes make; a tied table's come with the head's."""
-        trained = self.holdings.share(unit, kind).trained
-        return trained + (self.holdings.tied_above(unit) if kind is ParameterClass.DENSE else 0)
+        # loose gradients stay as they are; others are copied into one vector
+        for exchange in self._of(unit):
+            exchange.made.add(unit)
+        copied = sum(exchange.flat.get(unit, 0) for exchange in self._of(unit)) * size
+        passes += [self._new_sums(unit), PassBytes(0.0, -copied)]
+        return in_order(passes)
 
     def _new_sums(self, unit: int) -> PassBytes:
         """Take memory for the sums of a unit's gradients, where they have none."""
-        more = 0.0
-        for kind in ParameterClass:
-            if (unit, kind) not in self._sums:
-                size = self._trained(unit, kind) * self.precision.gradients.num_bytes
-                self._sums[unit, kind] = size
-                more += size
-        return PassBytes(more, more)
+        more = sum(exchange.add(unit) for exchange in self._of(unit))
+        size = more * self.precision.gradients.num_bytes
+        return PassBytes(size, size)
 
     # --- messages ------------------------------------------------------------------------
 
@@ -200,35 +225,29 @@ class MeasuredMemory(MemoryModel):
         return PassBytes(size * (1 + 1 / work.tp if joined else 1), size)
 
     def _collective(self, entry: Instruction) -> PassBytes:
-        units = range(entry.start, entry.stop)
         kind = ParameterClass(entry.what.value)
-        shares = {unit: self.holdings.share(unit, kind) for unit in units}
+        exchange = next(e for k, e in self._exchanges if k is kind and e.units[0] == entry.start)
         if entry.op is Op.GATHER_PARAMETERS:
-            whole = sum(s.trained for s in shares.values()) * self.precision.parameters.num_bytes
-            brought = sum(self._gathered(unit, kind) for unit in units)
-            return PassBytes(whole + brought, brought)
-        passes = []
-        for unit, share in shares.items():
-            if share.level:  # else they are summed where they are
-                kept = share.kept * self.precision.gradients.num_bytes
-                sums, known = self._sums.pop((unit, kind), 0.0), self._reduced.get((unit, kind))
-                self._reduced[unit, kind] = kept
-                passes.append(PassBytes(kept, (kept if known is None else 0.0) - sums))
-        return in_order(passes)
+            size = self.precision.parameters.num_bytes
+            brought = exchange.bring() if exchange.level == 3 else 0
+            return PassBytes((exchange.joint + brought) * size, brought * size)
+        if entry.scope is Scope.ALL and exchange.level >= 2:  # joins what pipelines reduced
+            return PassBytes()
+        peak, left = exchange.reduce()
+        size = self.precision.gradients.num_bytes
+        return PassBytes(peak * size, left * size)
 
     # --- state ---------------------------------------------------------------------------
 
-    def _step(self, entry: Instruction) -> PassBytes:
-        units = range(entry.start, entry.stop)
+    def _step(self, units: range) -> PassBytes:
         updated = sum(map(self.optimizer_parameters, units)) * self._measured.update
-        given = self._forgotten(units)
-        brought = sum(self._parameter_shard(u) for u in units if covers(self.offload.parameters, u))
-        return PassBytes(updated + brought, brought - given)
+        return PassBytes(updated, -self._forgotten(units))
 
     def _forgotten(self, units: range) -> float:
         """Let gradients go; return their bytes."""
-        states = [(unit, kind) for unit in units for kind in ParameterClass]
-        return sum(self._sums.pop(key, 0.0) + self._reduced.pop(key, 0.0) for key in states)
+        exchanges = {id(e): e for unit in units for e in self._of(unit)}
+        count = sum(exchange.forget() for exchange in exchanges.values())
+        return count * self.precision.gradients.num_bytes
 
     def _host_copy(self, entry: Instruction) -> PassBytes:
         units = range(entry.start, entry.stop)
@@ -240,5 +259,15 @@ class MeasuredMemory(MemoryModel):
             return in_order(unit.fetch if fetched else unit.offload for unit in each)
         if entry.what is What.GRADIENTS and entry.op is Op.OFFLOAD:
             return PassBytes(0.0, -self._forgotten(units))
+        if entry.what is What.PARAMETERS and entry.op is Op.FETCH:
+            return self._fetched_parameters(units)
+        if entry.what is What.PARAMETERS:
+            return PassBytes()
         taken, given = self.effect(entry)
         return PassBytes(taken, taken - given)
+
+    def _fetched_parameters(self, units: range) -> PassBytes:
+        exchanges = {id(e): e for unit in units for e in self._of(unit) if e.level < 3}
+        size = self.precision.parameters.num_bytes
+        brought = sum(exchange.bring() for exchange in exchanges.values()) * size
+        return PassBytes(brought, brought)

@@ -7,11 +7,13 @@ few elements, where something does not divide evenly; the fullest of them stands
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from tutti.cost.kernels import Kernels
+from tutti.cost.memory.exchange_state import ExchangeState, exchange_states
 from tutti.models.memory import Recompute, activation_bytes
 from tutti.models.operators import Workload
 from tutti.models.parameters import ParameterClass
@@ -248,6 +250,14 @@ class Holdings:
                     + (found.kept - found.copied) * state
                 )
         return int(total.argmax())
+
+    def exchange_states(self) -> Iterator[tuple[ParameterClass, ExchangeState]]:
+        """Yield what the rank exchanges with others, by parameter class."""
+        ownership, place = self._elements.ownership, self.place[:2]
+        units = (unit for start, stop in self.stage.units for unit in range(start, stop))
+        buckets = {(b := self._elements.bucket(unit)).start: b for unit in units}
+        rank = ownership.first_rank(*place) + self.stage_rank
+        return exchange_states(ownership, buckets.values(), place, rank)
 
     def tied_above(self, unit: int) -> int:
         """Return how many of a unit's gradients another one makes: a tied table's, in the head.

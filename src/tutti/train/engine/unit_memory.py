@@ -201,9 +201,7 @@ class RankMeter:
             found["recompute"] = self._watched(lambda: passes.recompute(unit, unit + 1, 0))
         if unit != spec.head_unit:
             passes.gradients[unit + 1, 0] = torch.randn_like(stream)
-        found["backward_input"] = self._watched(
-            lambda: passes.backward_input(unit, unit + 1, 0)
-        )
+        found["backward_input"] = self._watched(lambda: passes.backward_input(unit, unit + 1, 0))
         gradient = passes.gradients.pop((unit, 0), None)
         made = [p.grad for p in passes.units[unit].parameters() if p.grad is not None]
         found["own_gradients"] = float(sum(g.numel() * g.element_size() for g in made))
