@@ -30,6 +30,9 @@ class PassBytes(NamedTuple):
     left: float = 0.0  # when it ended; below 0: it gave back
 
 
+NOTHING = PassBytes()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitBytes:
     """The passes of one unit for one micro-batch."""
@@ -39,9 +42,9 @@ class UnitBytes:
     backward_weight: PassBytes  # onto sums of gradients that are there
     only_weight: PassBytes  # of a step's only micro-batch, which leaves gradients with the weights
     own_gradients: float = 0.0  # that the input pass leaves with the weights, added up from there
-    recompute: PassBytes = PassBytes()
-    offload: PassBytes = PassBytes()
-    fetch: PassBytes = PassBytes()
+    recompute: PassBytes = NOTHING
+    offload: PassBytes = NOTHING
+    fetch: PassBytes = NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
