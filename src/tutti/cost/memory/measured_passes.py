@@ -17,7 +17,7 @@ import numpy as np
 
 from tutti.cost.memory.exchange_state import ExchangeState
 from tutti.cost.memory.instruction_memory import MemoryFlow, MemoryModel, StaticBytes
-from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.parameters import ParameterClass
 from tutti.schedule.instruction import Instruction, Lane, Op, Scope, What
@@ -72,11 +72,11 @@ def in_order(passes: Iterable[PassBytes]) -> PassBytes:
 class MeasuredMemory(MemoryModel):
     """The bytes of one class of ranks, their passes as measured."""
 
-    def __init__(self, holdings: Holdings, measured: RankBytes) -> None:
-        super().__init__(holdings)
+    def __init__(self, rank_state: RankState, measured: RankBytes) -> None:
+        super().__init__(rank_state)
         self._measured = measured
-        self._exchanges = list(holdings.exchange_states())
-        self._tied = holdings.tied_above(holdings.model.head_unit)
+        self._exchanges = list(rank_state.exchange_states())
+        self._tied = rank_state.tied_above(rank_state.model.head_unit)
         for kind, exchange in self._exchanges:
             tied = bool(self._tied) and kind is ParameterClass.DENSE and 0 in exchange.units
             exchange.stays = tied and exchange.level == 3
@@ -200,7 +200,7 @@ class MeasuredMemory(MemoryModel):
             passes.insert(0, self._new_sums(unit))
             if unit not in self._with_weights:  # an earlier weight pass took them along
                 passes.append(PassBytes(0.0, measured.own_gradients))
-            elif self._tied and unit in (0, self.holdings.model.head_unit):
+            elif self._tied and unit in (0, self.rank_state.model.head_unit):
                 passes.append(PassBytes(0.0, tied if unit else -tied))
             self._with_weights.discard(unit)
             return in_order(passes)
@@ -221,7 +221,7 @@ class MeasuredMemory(MemoryModel):
 
     def _receive(self, entry: Instruction) -> PassBytes:
         """A tensor-parallel group takes slices from the wire and joins them."""
-        size, work = self.boundary(), self.holdings.workload
+        size, work = self.boundary(), self.rank_state.workload
         joined = work.tp > 1 and not work.sequence_parallel
         if entry.what is What.ACTIVATIONS:
             self._received.add((entry.start, entry.micro_batch))

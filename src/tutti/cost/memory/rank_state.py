@@ -124,7 +124,7 @@ class HolderIndex:
         return self._rules[unit]
 
 
-class Holdings:
+class RankState:
     """Look-ups for the ranks of one replica group, remembered by the kind of unit."""
 
     def __init__(

@@ -16,7 +16,7 @@ from tutti.cost.kernels import Kernels
 from tutti.cost.measured.layer_profile_prices import profiled_pools
 from tutti.cost.measured.pools import measured_pools
 from tutti.cost.memory.instruction_memory import Overheads, StaticBytes
-from tutti.cost.memory.rank_state import Holdings, workload_of
+from tutti.cost.memory.rank_state import RankState, workload_of
 from tutti.cost.network.recorded_programs import Asked, written_choices
 from tutti.cost.plan.class_prices import ClassPricer
 from tutti.cost.plan.layer_prices import LayerPrices
@@ -142,14 +142,14 @@ def _class_costs(
     rank_class: RankClass, shared: StepContext, kernels: Kernels, overheads: Overheads
 ) -> tuple[ClassCosts, StaticBytes]:
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
-    holdings = Holdings(shared.plan, shared.model, place, kernels, shared.index, shared.elements)
-    source = shared.prices[holdings.replica.chips.pools[0]]
-    memory = source.memory(holdings)
+    rank_state = RankState(shared.plan, shared.model, place, kernels, shared.index, shared.elements)
+    source = shared.prices[rank_state.replica.chips.pools[0]]
+    memory = source.memory(rank_state)
     kinds = shared.kinds(rank_class.instructions)
     if source.units_alike:
-        kinds = kinds.joined(holdings.likeness)
+        kinds = kinds.joined(rank_state.likeness)
     flow = memory.flow(kinds)
-    pricer = ClassPricer(rank_class, shared, holdings, memory)
+    pricer = ClassPricer(rank_class, shared, rank_state, memory)
     prices = {example: pricer.price(example) for example in kinds.examples}
     costs = ClassCosts(
         seconds=kinds.spread(lambda example: prices[example].seconds),

@@ -19,7 +19,7 @@ from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.unit import measured_unit, strategy_of
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.measured_passes import MeasuredMemory, MeasuredRanks
-from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.memory.rank_state import RankState
 from tutti.cost.network.group_placement import ALIGNED, Placement, span_of
 from tutti.cost.network.programs import Efficiency
 from tutti.cost.operators.exposed_communication import Spans
@@ -339,10 +339,10 @@ class PoolPrices:
         whole = self.optimizer(updated)
         return lambda start, stop: whole * count(range(start, stop)) / updated if updated else 0.0
 
-    def memory(self, holdings: Holdings) -> MemoryModel:
+    def memory(self, rank_state: RankState) -> MemoryModel:
         """Return the bytes of a class of ranks, by its passes as measured if they were."""
-        measured = self._measured_ranks.get(holdings.place)
-        return MemoryModel(holdings) if measured is None else MeasuredMemory(holdings, measured)
+        measured = self._measured_ranks.get(rank_state.place)
+        return MemoryModel(rank_state) if measured is None else MeasuredMemory(rank_state, measured)
 
     def copy_seconds(self, num_bytes: float, host_bandwidth: float | None = None) -> float:
         """Return the seconds of a copy between chip and host.

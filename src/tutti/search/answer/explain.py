@@ -25,7 +25,7 @@ from tutti.search.answer.explanation import (
     StageRow,
     step_text,
 )
-from tutti.search.answer.result import Objective, Pruned, SearchResult, Settled
+from tutti.search.answer.result import Objective, ProvenPlan, Pruned, SearchResult
 from tutti.search.pricing.money_and_energy import energy_text, spending_of
 from tutti.simulate.result import IdleReason, SimulationResult
 from tutti.units import bytes_text, count_text, many
@@ -242,11 +242,11 @@ def _bound_of(result: SearchResult) -> float:
     return result.value_bound or 0.0
 
 
-def _worth(result: SearchResult, settled: Settled, cluster: Cluster) -> float:
+def _worth(result: SearchResult, proven: ProvenPlan, cluster: Cluster) -> float:
     """Return what the objective counts of a plan's step."""
     if result.objective is Objective.STEP_TIME:
-        return settled.step_seconds
-    spent = spending_of(settled.plan, settled.step_seconds, cluster)
+        return proven.step_seconds
+    spent = spending_of(proven.plan, proven.step_seconds, cluster)
     found = spent.cost if result.objective is Objective.COST else spent.joules
     return found or 0.0
 
@@ -263,13 +263,13 @@ def _compared(result: SearchResult, cluster: Cluster) -> Iterator[Compared]:
     own = _worth(result, result.best, cluster)
     bound = _bound_of(result)
     rows = [
-        (name, _worth(result, settled, cluster), settled.summary)
-        for name, settled in (
+        (name, _worth(result, proven, cluster), proven.summary)
+        for name, proven in (
             ("this plan", result.best),
             ("runner-up", result.runner_up),
             ("best uniform", result.uniform),
         )
-        if settled is not None
+        if proven is not None
     ]
     if bound > 0:
         rows.append(("lower bound", bound, ""))
@@ -288,9 +288,9 @@ def _alone(result: SearchResult) -> Iterator[PoolAlone]:
         memory = "" if found.fits else "; cannot hold the model, predicted with unlimited memory"
         yield PoolAlone(
             pool=pool,
-            tokens_per_second=found.settled.tokens_per_second,
-            detail=f"{found.settled.summary}; {many(found.global_batch, 'sequence')} in "
-            f"{step_text(found.settled.step_seconds)}{memory}",
+            tokens_per_second=found.proven.tokens_per_second,
+            detail=f"{found.proven.summary}; {many(found.global_batch, 'sequence')} in "
+            f"{step_text(found.proven.step_seconds)}{memory}",
             fits=found.fits,
         )
 

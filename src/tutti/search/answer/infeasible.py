@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from tutti.errors import InputError
 from tutti.plan.job import PRECISIONS, Precision
-from tutti.search.answer.result import Settled
+from tutti.search.answer.result import ProvenPlan
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.space import ALL_OFFLOAD, ALL_RECOMPUTE, Problem, Space
 from tutti.search.thresholds import THRESHOLDS
 from tutti.units import bytes_text, many
 
-Fit = Callable[[Problem], Settled | None]
+Fit = Callable[[Problem], ProvenPlan | None]
 
 
 def explain_infeasible(tables: Tables, first_fit: Fit) -> InputError:

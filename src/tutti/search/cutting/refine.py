@@ -14,8 +14,14 @@ from dataclasses import replace
 import numpy as np
 
 from tutti.search.coarse.pool_crossing import Crossing
-from tutti.search.cutting.build_draft import Cuts, Part, cuts_of, distinct_chains, split_batch
-from tutti.search.cutting.cut_chain import Cut
+from tutti.search.cutting.build_draft import (
+    Cuts,
+    PipelineCopies,
+    cuts_of,
+    distinct_chains,
+    split_batch,
+)
+from tutti.search.cutting.cut_chain import StageCut
 from tutti.search.cutting.micro_batch_sizes import fluid_end, resized
 from tutti.search.pricing.objective import rates, value
 from tutti.search.pricing.pipeline_recurrence import chain_seconds, slowdown, timed
@@ -192,15 +198,15 @@ class Refiner:
         seconds += self.crossing.seconds(candidate.chains)
         return min(candidate.value, value(seconds, candidate.chips, self.per_second))
 
-    def _played(self, parts: Sequence[Part], cuts: Sequence[Cut]) -> list[float]:
+    def _played(self, parts: Sequence[PipelineCopies], cuts: Sequence[StageCut]) -> list[float]:
         """Return the seconds of each part."""
         return [chain_seconds(self.tables, *pair) for pair in zip(parts, cuts, strict=True)]
 
     def _shared_again(
-        self, candidate: Candidate, cuts: Sequence[Cut], played: Sequence[float]
+        self, candidate: Candidate, cuts: Sequence[StageCut], played: Sequence[float]
     ) -> tuple[Candidate, list[float]] | None:
         """Share the batch out by what the cut chains take; None where it does not come out even."""
-        exact: dict[int, tuple[Chain, Cut]] = {}
+        exact: dict[int, tuple[Chain, StageCut]] = {}
         for part, cut, seconds in zip(candidate.parts, cuts, played, strict=True):
             exact.setdefault(id(part.chain), (timed(self.tables, part, cut, seconds), cut))
         if len(exact) < len(candidate.chains):

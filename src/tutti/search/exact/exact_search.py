@@ -30,7 +30,7 @@ from tutti.search.exact.enumerate_strategies import (
     limited,
     skeletons,
 )
-from tutti.search.pricing.simulate_draft import Settler
+from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import KINDS, NONE, Config, ConfigTable, Tables
 from tutti.search.question.space import Problem
 from tutti.search.strategy.draft import (
@@ -74,7 +74,7 @@ class _Exact:
         self.problem = problem
         self.tables = tables
         self.most = most
-        self.settler = Settler(tables)
+        self.simulator = DraftSimulator(tables)
         self.best: tuple[float, Splitting, Draft] | None = None
         self._tried: set[Draft] = set()
 
@@ -95,7 +95,7 @@ class _Exact:
             draft=draft,
             step_seconds=seconds,
             lower_bound_seconds=seconds,
-            simulated=self.settler.simulated,
+            simulated=self.simulator.simulated,
         )
 
     def _table(self, config: Config) -> ConfigTable:
@@ -259,7 +259,7 @@ class _Exact:
         plan = to_plan(made, self.tables.references, problem.job, problem.model, problem.cluster)
         if check_plan(plan, problem.model, problem.cluster):
             return
-        found = self.settler.price(plan)
+        found = self.simulator.price(plan)
         if not (found.fits or problem.unlimited_memory):
             return
         worth = (found.step_seconds, splitting(plan))

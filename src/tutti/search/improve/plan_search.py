@@ -1,4 +1,4 @@
-"""A local search from a settled plan: the first move that the simulator finds faster is taken.
+"""A local search from a simulated plan: the first move that the simulator finds faster is taken.
 
 Kinds of moves take turns: one in which nothing helps waits until another has changed the plan. Of
 a long step the beginning is simulated, as in the search before it, and the whole step once a move
@@ -19,7 +19,7 @@ from tutti.schedule.check import check_schedule
 from tutti.search.improve.plan_moves import PLAN_MOVES, Here
 from tutti.search.improve.stage_loads import Loads
 from tutti.search.improve.stage_moves import STAGE_MOVES
-from tutti.search.pricing.simulate_draft import Settler, pass_ends
+from tutti.search.pricing.simulate_draft import DraftSimulator, pass_ends
 from tutti.search.strategy.space_limits import plan_in_space
 from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
@@ -48,7 +48,7 @@ class Standing:
 class PlanSearch:
     """Improves plans of one problem as long as its work lasts."""
 
-    settler: Settler
+    simulator: DraftSimulator
     worth: Callable[[Plan, float], float]  # of the objective, given the seconds of a step
     spent: int = 0  # instructions
     _until: int = 0
@@ -83,7 +83,7 @@ class PlanSearch:
         place = 0
         while not self.is_spent:
             here = Here(
-                problem=self.settler.tables.problem, plan=best.plan, loads=Loads.of(best.found)
+                problem=self.simulator.tables.problem, plan=best.plan, loads=Loads.of(best.found)
             )
             moves = list(MOVES[kind](here))[place:]
             counts = _short_counts(best.plan)
@@ -117,7 +117,7 @@ class PlanSearch:
         if key in self._tried:
             return False
         self._tried.add(key)
-        problem = self.settler.tables.problem
+        problem = self.simulator.tables.problem
         return plan_in_space(plan, problem) and not check_plan(plan, problem.model, problem.cluster)
 
     def _whole(self, plan: Plan, best: Standing) -> Standing | None:
@@ -136,11 +136,11 @@ class PlanSearch:
         """Return what the simulator says; None where the plan does not fit or cannot run."""
         self.spent += THRESHOLDS.per_plan
         try:
-            found = self.settler.price(plan)
+            found = self.simulator.price(plan)
         except TuttiError:  # an order in which stages wait for each other
             return None
         self.spent += found.result.program.size
-        if not found.fits and not self.settler.tables.problem.unlimited_memory:
+        if not found.fits and not self.simulator.tables.problem.unlimited_memory:
             return None
         return found
 

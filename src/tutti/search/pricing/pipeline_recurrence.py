@@ -21,8 +21,8 @@ from tutti.hardware.topology import Position
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Recompute
 from tutti.plan.schedules import StagePlace, schedule_record
-from tutti.search.cutting.build_draft import Part
-from tutti.search.cutting.cut_chain import Cut
+from tutti.search.cutting.build_draft import PipelineCopies
+from tutti.search.cutting.cut_chain import StageCut
 from tutti.search.pricing.unit_tables import FULL, NONE, SELECTIVE, Config, Tables
 from tutti.search.strategy.coarse_chain import Chain
 from tutti.search.strategy.draft import Draft, PipelineDraft
@@ -33,7 +33,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 
-def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
+def chain_seconds(tables: Tables, part: PipelineCopies, cut: StageCut) -> float:
     """Return the seconds of all passes of a part's micro-batches, and what closes the step."""
     chain = part.chain
     configs = [c for c, n in zip(chain.configs, chain.stages, strict=True) for _ in range(n)]
@@ -108,7 +108,7 @@ def _deeper_pipeline(tables: Tables, pipeline: PipelineDraft, kind: ScheduleKind
     return replace(pipeline, stages=deeper)
 
 
-def timed(tables: Tables, part: Part, cut: Cut, seconds: float) -> Chain:
+def timed(tables: Tables, part: PipelineCopies, cut: StageCut, seconds: float) -> Chain:
     """Return the chain with the pace of its cut, and what its passes take beside it.
 
     A single stage has its pace from one micro-batch more: that counts traffic that does not hide.
@@ -144,7 +144,7 @@ def _pass_seconds(
     return forward, backward, weight
 
 
-def _add_exposed_traffic(chain: Chain, cut: Cut, passes: FloatArray) -> None:
+def _add_exposed_traffic(chain: Chain, cut: StageCut, passes: FloatArray) -> None:
     """Lengthen each range's weight passes by what its traffic shows behind its passes."""
     pools = [t for t, n in zip(chain.traffic, chain.stages, strict=True) for _ in range(n)]
     for i, (start, stop) in enumerate(cut.ranges):

@@ -1,6 +1,6 @@
 """Seconds and bytes of every unit under every configuration of a replica, looked up once each.
 
-The figures come from where the simulator has them (`PoolPrices`, `Holdings`, `MemoryModel`), so
+The figures come from where the simulator has them (`PoolPrices`, `RankState`, `MemoryModel`), so
 that what the search adds up is what the simulator will play.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.plan_costs import pool_prices
 from tutti.errors import InputError
 from tutti.hardware.pool import Pool
@@ -205,7 +205,7 @@ class Tables:
 
     def _state(self, memory: MemoryModel, *, modelled: bool) -> dict[str, Any]:
         """Return what does not depend on the micro-batch: parameters and their states, by unit."""
-        holdings = memory.holdings
+        rank_state = memory.rank_state
         units = self._examples if modelled else range(self.problem.model.num_units)
 
         def by_unit(row: Sequence[float]) -> FloatArray:
@@ -216,7 +216,7 @@ class Tables:
             return by_unit([memory.effect(_single(Op.FETCH, unit, what))[0] for unit in units])
 
         def parameters(kind: ParameterClass) -> FloatArray:
-            return by_unit([holdings.share(unit, kind).held for unit in units])
+            return by_unit([rank_state.share(unit, kind).held for unit in units])
 
         return {
             "dense": parameters(ParameterClass.DENSE),
@@ -228,7 +228,7 @@ class Tables:
 
     def _kept(self, memory: MemoryModel, *, modelled: bool) -> dict[str, Any]:
         """Return what a micro-batch keeps and passes on."""
-        holdings = memory.holdings
+        rank_state = memory.rank_state
         units = self._examples if modelled else range(self.problem.model.num_units)
 
         def passing(unit: int) -> float:
@@ -236,10 +236,10 @@ class Tables:
             return max(memory.effect(_single(op, unit))[0] for op in pair)
 
         def kept(unit: int) -> list[float]:
-            whole = holdings.activations(unit, "none")
+            whole = rank_state.activations(unit, "none")
             taken = memory.effect(_single(Op.FORWARD, unit))[0]
             return [
-                taken * (holdings.activations(unit, kind) / whole if whole else 1.0)
+                taken * (rank_state.activations(unit, kind) / whole if whole else 1.0)
                 for kind in KINDS
             ]
 
@@ -257,7 +257,7 @@ class Tables:
             found = np.ascontiguousarray(np.take(found, self._kind_of, axis=-1))
         return found
 
-    def _holdings(self, config: Config) -> Holdings:
+    def _holdings(self, config: Config) -> RankState:
         count = math.lcm(config.ep, config.width) // config.width
         chips = ChipSet.of(f"{config.pool}/0/0-{count * config.width - 1}")
         replica = Replica(
@@ -273,7 +273,7 @@ class Tables:
         units = ((0, self.problem.model.num_units),)
         stage = Stage(units=units, replicas=(replica,), experts=groups)
         place = (0, 0, 0)
-        return Holdings(self._plan((stage,)), self.problem.model, place, self.sources.kernels)
+        return RankState(self._plan((stage,)), self.problem.model, place, self.sources.kernels)
 
 
 def _best_chunks(seconds: FloatArray) -> npt.NDArray[np.intp]:
