@@ -13,16 +13,21 @@ from tutti.cost.plan.sources import Sources
 from tutti.plan.plan import Plan
 from tutti.ranks.rank_places import class_of
 from tutti.simulate.estimate import estimate
-from tutti.train.engine.unit_memory import EVERYTHING, measure_ranks
+from tutti.train.engine.unit_memory import EVERYTHING, BalancedOperators, measure_ranks
 
 NO_OVERHEADS = Overheads(context_bytes=0.0, workspace_bytes=0.0, slack=0.0)
 
 
-def measured_peaks(plan: Plan) -> list[tuple[int, int]]:
-    """Return the class of every rank, and its peak in the second step."""
+def measured_peaks(plan: Plan, *, balanced: bool = False) -> list[tuple[int, int]]:
+    """Return the class of every rank, and its peak in the second step.
+
+    With `balanced` routers give each expert as many tokens, as predictions assume.
+    """
 
     def one(links: Any) -> tuple[int, int]:
         accelerator = CpuAccelerator()
+        if balanced:
+            accelerator.operators = BalancedOperators(accelerator.operators)  # type: ignore[assignment]
         accelerator.limit_memory(EVERYTHING)
         try:
             engine = engine_of(plan, plan.model.spec, links, accelerator=accelerator)
@@ -37,10 +42,10 @@ def measured_peaks(plan: Plan) -> list[tuple[int, int]]:
     return World(plan.num_ranks).run(one)
 
 
-def peak_errors(plan: Plan) -> dict[int, float]:
+def peak_errors(plan: Plan, *, balanced: bool = False) -> dict[int, float]:
     """Return by how much the predicted peak of each class is off that of its fullest rank."""
     measured: dict[int, int] = {}
-    for index, peak in measured_peaks(plan):
+    for index, peak in measured_peaks(plan, balanced=balanced):
         measured[index] = max(measured.get(index, 0), peak)
     ranks = measure_ranks(plan, plan.model.spec, CpuAccelerator())
     sources = Sources(overheads=NO_OVERHEADS, measured_ranks=ranks)

@@ -1,7 +1,8 @@
 """The peak memory that is predicted of a plan is that of the ranks that run it.
 
 Units are measured one by one; the cost model puts them together. What a router gives each expert
-is up to its tokens, so that experts' memory is met to a few percent only; all else to the byte.
+is up to its tokens, and predictions take them to be in balance: a step of few tokens may be off by
+more than all else together. So routers of drawn plans are made to be in balance.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ CLOSE = 0.05
 NUM_DRAWN, MOST_RANKS = 100, 8
 
 
-def wrong(name: str, plan: Plan) -> list[str]:
-    errors = peak_errors(in_fp32(plan, "adamw"))
+def wrong(name: str, plan: Plan, *, balanced: bool = False) -> list[str]:
+    errors = peak_errors(in_fp32(plan, "adamw"), balanced=balanced)
     return [
         f"{name}, class {index}: {error:+.1%}"
         for index, error in errors.items()
@@ -47,7 +48,7 @@ def test_the_peaks_of_drawn_plans():
     failed = [
         line
         for number, plan in enumerate(drawn_plans(NUM_DRAWN, MOST_RANKS))
-        for line in wrong(f"plan {number}", plan)
+        for line in wrong(f"plan {number}", plan, balanced=True)
     ]
     assert not failed, "\n".join(failed)
 

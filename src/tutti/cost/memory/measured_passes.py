@@ -41,6 +41,7 @@ class UnitBytes:
     backward_input: PassBytes
     backward_weight: PassBytes  # onto sums of gradients that are there
     only_weight: PassBytes  # of a step's only micro-batch, which leaves gradients with the weights
+    until_sums: PassBytes = NOTHING  # of a table's input pass, before it asks for the sum
     own_gradients: float = 0.0  # that the input pass leaves with the weights, added up from there
     recompute: PassBytes = NOTHING
     offload: PassBytes = NOTHING
@@ -141,7 +142,7 @@ class MeasuredMemory(MemoryModel):
             case Op.BACKWARD_INPUT:
                 return self._input_pass(entry)
             case Op.BACKWARD_WEIGHT:
-                return in_order(map(self._unit_weight_pass, reversed(units)))
+                return self._weight_pass_of(units)
             case Op.SEND:
                 # a stream stays with the unit that made it; a gradient leaves
                 sent = self.boundary() if entry.what is What.GRADIENTS else 0.0
@@ -169,7 +170,8 @@ class MeasuredMemory(MemoryModel):
         for unit in reversed(units):
             measured = self._measured.units[unit]
             if unit == 0:  # a table's gradient is made at once
-                passes.append(self._new_sums(0) if self._adds_up else self._table())
+                sums = self._new_sums(0) if self._adds_up else self._table()
+                passes += [measured.until_sums, sums]
             if unit in self._with_weights:  # those of an earlier micro-batch are added to
                 passes.append(PassBytes(0.0, -measured.own_gradients))
             passes.append(measured.backward_input)
@@ -192,23 +194,31 @@ class MeasuredMemory(MemoryModel):
         size = max(0, made) * self.precision.parameters.num_bytes
         return PassBytes(size, size)
 
-    def _unit_weight_pass(self, unit: int) -> PassBytes:
-        measured, size = self._measured.units[unit], self.precision.parameters.num_bytes
-        tied = self._tied * size  # of a tied table: taken over with the embedding's
-        passes = [measured.backward_weight if self._adds_up else measured.only_weight]
+    def _weight_pass_of(self, units: range) -> PassBytes:
         if self._adds_up:
-            passes.insert(0, self._new_sums(unit))
-            if unit not in self._with_weights:  # an earlier weight pass took them along
-                passes.append(PassBytes(0.0, measured.own_gradients))
-            elif self._tied and unit in (0, self.rank_state.model.head_unit):
-                passes.append(PassBytes(0.0, tied if unit else -tied))
-            self._with_weights.discard(unit)
-            return in_order(passes)
-        # loose gradients stay as they are; others are copied into one vector
-        for exchange in self._of(unit):
-            exchange.made.add(unit)
-        copied = sum(exchange.flat.get(unit, 0) for exchange in self._of(unit)) * size
-        passes += [self._new_sums(unit), PassBytes(0.0, -copied)]
+            return in_order(map(self._added_weights, reversed(units)))
+        # loose gradients stay as they are made; then all others are copied into vectors
+        passes = [self._measured.units[unit].only_weight for unit in reversed(units)]
+        copied = 0
+        for unit in units:
+            for exchange in self._of(unit):
+                exchange.made.add(unit)
+                copied += exchange.flat.get(unit, 0)
+        passes += [self._new_sums(unit) for unit in units]
+        passes.append(PassBytes(0.0, -copied * self.precision.parameters.num_bytes))
+        return in_order(passes)
+
+    def _added_weights(self, unit: int) -> PassBytes:
+        """Return the weight pass of a unit, onto its sums."""
+        measured = self._measured.units[unit]
+        passes = [self._new_sums(unit), measured.backward_weight]
+        if unit not in self._with_weights:  # an earlier weight pass took them along
+            passes.append(PassBytes(0.0, measured.own_gradients))
+        elif self._tied and unit in (0, self.rank_state.model.head_unit):
+            tied = self._tied * self.precision.parameters.num_bytes
+            # a tied table's are taken over with the embedding's
+            passes.append(PassBytes(0.0, tied if unit else -tied))
+        self._with_weights.discard(unit)
         return in_order(passes)
 
     def _new_sums(self, unit: int) -> PassBytes:

@@ -8,7 +8,7 @@ cost model puts the figures together under the plan's schedule (`cost.memory.mea
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class _StandInLinks(NoLinks):
         return StandInGroup(len(ranks), list(ranks).index(self._rank))
 
 
-class _BalancedOperators(SelectiveOperators):
+class BalancedOperators(SelectiveOperators):
     """Operators whose router gives every expert as many tokens."""
 
     def route(self, logits: Tensor, *others: Any) -> Routing:
@@ -91,7 +91,10 @@ class RankMeter:
         self._dtype = compute_dtype(plan.job.precision)
         operators = accelerator.operators
         narrow = plan.job.precision.compute is Dtype.FP8
-        self._operators = _BalancedOperators(operators.narrowed() if narrow else operators)
+        self._operators = BalancedOperators(operators.narrowed() if narrow else operators)
+        self._before = 0  # bytes when the pass that is watched began
+        self._at_table = False
+        self._until_sums: PassBytes | None = None  # of a table's pass, before it asked for a sum
         self._context = EngineContext(seat, _StandInLinks(seat.rank))
 
     def rank(self) -> RankBytes:
@@ -116,10 +119,18 @@ class RankMeter:
     def _watched(self, work: Callable[[], object]) -> PassBytes:
         """Run something; return what it took."""
         self._accelerator.reset_peak()
-        before = self._accelerator.memory().allocated
+        self._before = self._accelerator.memory().allocated
         work()
         after = self._accelerator.memory()
-        return PassBytes(after.peak - before, after.allocated - before)
+        return PassBytes(after.peak - self._before, after.allocated - self._before)
+
+    def _asked(self, sums: Mapping[int, Tensor], weight: Tensor) -> Tensor | None:
+        """Return a weight's sum; of a table note what its pass took until it asked for it."""
+        if self._at_table and self._until_sums is None:
+            now = self._accelerator.memory()
+            self._until_sums = PassBytes(now.peak - self._before, now.allocated - self._before)
+            self._accelerator.reset_peak()
+        return sums.get(id(weight))
 
     def _batch(self) -> tuple[Batch, float]:
         sequences, length = self._seat.replica.sequences, self._plan.job.sequence_length
@@ -172,7 +183,7 @@ class RankMeter:
                 self._accelerator,
                 self._operators,
                 NoGraphs(),
-                lambda weight, given=given: given.get(id(weight)),  # type: ignore[misc]
+                lambda weight, given=given: self._asked(given, weight),  # type: ignore[misc]
             )
             passes.begin_step(1.0)
             found |= self._passes(passes, unit, batch, collect if several else None)
@@ -201,7 +212,14 @@ class RankMeter:
             found["recompute"] = self._watched(lambda: passes.recompute(unit, unit + 1, 0))
         if unit != spec.head_unit:
             passes.gradients[unit + 1, 0] = torch.randn_like(stream)
+        self._until_sums, self._at_table = None, unit == 0
         found["backward_input"] = self._watched(lambda: passes.backward_input(unit, unit + 1, 0))
+        self._at_table = False
+        first: PassBytes | None = self._until_sums
+        if first is not None:
+            after = found["backward_input"]
+            found["until_sums"] = first
+            found["backward_input"] = PassBytes(after.peak - first.left, after.left - first.left)
         gradient = passes.gradients.pop((unit, 0), None)
         made = [p.grad for p in passes.units[unit].parameters() if p.grad is not None]
         found["own_gradients"] = float(sum(g.numel() * g.element_size() for g in made))
