@@ -40,6 +40,7 @@ class UnitBytes:
     forward: PassBytes
     backward_input: PassBytes
     backward_weight: PassBytes  # onto sums of gradients that are there
+    collect: PassBytes  # adds to their sums what the weight pass left with the weights
     only_weight: PassBytes  # of a step's only micro-batch, which leaves gradients with the weights
     until_sums: PassBytes = NOTHING  # of a table's input pass, before it asks for the sum
     own_gradients: float = 0.0  # that the input pass leaves with the weights, added up from there
@@ -83,6 +84,8 @@ class MeasuredMemory(MemoryModel):
             exchange.stays = tied and exchange.level == 3
         self._with_weights: set[int] = set()  # units whose weights have gradients by autograd
         self._received: set[tuple[int, int]] = set()  # streams: unit entered, micro-batch
+        self._handed: dict[int, float] = {}  # unit → bytes of gradients that become sums
+        self._under_way: dict[int, float] = {}  # instruction → bytes that it has until waited for
 
     def _of(self, unit: int) -> list[ExchangeState]:
         return [exchange for _, exchange in self._exchanges if unit in exchange.units]
@@ -101,12 +104,12 @@ class MeasuredMemory(MemoryModel):
         another lane changes counts with the computation that is issued next.
         """
         self.begin()
-        found = [PassBytes()] * len(kinds.listing)
-        waiting, last = PassBytes(), -1
+        found = [NOTHING] * len(kinds.listing)
+        waiting, last = NOTHING, -1
         for index, entry in enumerate(kinds.listing):
-            waiting = in_order([waiting, self.change(entry)])
+            waiting = in_order([waiting, self.change(entry, index)])
             if entry.lane is Lane.COMPUTE:
-                found[index], waiting, last = waiting, PassBytes(), index
+                found[index], waiting, last = waiting, NOTHING, index
         if last >= 0:
             found[last] = in_order([found[last], waiting])
         peaks = np.array([each.peak for each in found], dtype=np.float64)
@@ -129,9 +132,18 @@ class MeasuredMemory(MemoryModel):
             exchange.begin()
         self._with_weights.clear()
         self._received.clear()
+        self._under_way.clear()
 
-    def change(self, entry: Instruction) -> PassBytes:
-        """Return what the next instruction of the list takes."""
+    def change(self, entry: Instruction, index: int) -> PassBytes:
+        """Return what the next instruction of the list takes; it is the one of that index."""
+        done = sum(self._under_way.pop(earlier, 0.0) for earlier in entry.after)
+        found = self._taken(entry)
+        if entry.op in (Op.GATHER_PARAMETERS, Op.RECEIVE):  # until somebody waits for it
+            self._under_way[index] = found.peak - found.left
+            found = PassBytes(found.peak, found.peak)
+        return in_order([PassBytes(0.0, -done), found])
+
+    def _taken(self, entry: Instruction) -> PassBytes:
         units = range(entry.start, entry.stop)
         match entry.op:
             case Op.FORWARD:
@@ -157,7 +169,7 @@ class MeasuredMemory(MemoryModel):
                 return self._collective(entry)
             case Op.FETCH | Op.OFFLOAD:
                 return self._host_copy(entry)
-        return PassBytes()
+        return NOTHING
 
     def _passed(self, units: range, *, upwards: bool) -> float:
         """Return the bytes of parameters that are let go with the end of a pass."""
@@ -196,7 +208,8 @@ class MeasuredMemory(MemoryModel):
 
     def _weight_pass_of(self, units: range) -> PassBytes:
         if self._adds_up:
-            return in_order(map(self._added_weights, reversed(units)))
+            weighed = [self._added_weights(unit) for unit in reversed(units)]
+            return in_order([*weighed, *(self._collected(unit) for unit in units)])
         # loose gradients stay as they are made; then all others are copied into vectors
         passes = [self._measured.units[unit].only_weight for unit in reversed(units)]
         copied = 0
@@ -210,8 +223,18 @@ class MeasuredMemory(MemoryModel):
 
     def _added_weights(self, unit: int) -> PassBytes:
         """Return the weight pass of a unit, onto its sums."""
+        # the first gradients that stay loose are their sums themselves, where they were left
+        loose = sum(e.loose.get(unit, 0) for e in self._of(unit) if unit not in e.made)
+        left = -self._measured.units[unit].collect.left
+        self._handed[unit] = min(left, loose * self.precision.gradients.num_bytes)
+        handed = PassBytes(0.0, -self._handed[unit])
+        sums = in_order([self._new_sums(unit), handed]).left
+        return in_order([PassBytes(sums, sums), self._measured.units[unit].backward_weight])
+
+    def _collected(self, unit: int) -> PassBytes:
+        """Let go of the gradients that a weight pass left with the weights."""
         measured = self._measured.units[unit]
-        passes = [self._new_sums(unit), measured.backward_weight]
+        passes = [measured.collect, PassBytes(0.0, self._handed.pop(unit))]
         if unit not in self._with_weights:  # an earlier weight pass took them along
             passes.append(PassBytes(0.0, measured.own_gradients))
         elif self._tied and unit in (0, self.rank_state.model.head_unit):
@@ -245,7 +268,7 @@ class MeasuredMemory(MemoryModel):
             brought = exchange.bring() if exchange.level == 3 else 0
             return PassBytes((exchange.joint + brought) * size, brought * size)
         if entry.scope is Scope.ALL and exchange.level >= 2:  # joins what pipelines reduced
-            return PassBytes()
+            return NOTHING
         peak, left = exchange.reduce()
         size = self.precision.gradients.num_bytes
         return PassBytes(peak * size, left * size)
@@ -275,7 +298,7 @@ class MeasuredMemory(MemoryModel):
         if entry.what is What.PARAMETERS and entry.op is Op.FETCH:
             return self._fetched_parameters(units)
         if entry.what is What.PARAMETERS:
-            return PassBytes()
+            return NOTHING
         taken, given = self.effect(entry)
         return PassBytes(taken, taken - given)
 

@@ -8,7 +8,7 @@ cost model puts the figures together under the plan's schedule (`cost.memory.mea
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,16 +19,19 @@ from tutti.accelerator.reference.experts import Routing
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.cost.memory.measured_passes import MeasuredRanks, PassBytes, RankBytes, UnitBytes
 from tutti.hardware.chip import Dtype
+from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.nn.model import Model
 from tutti.nn.parallel.groups import shares
 from tutti.nn.parallel.stand_in import StandInGroup
+from tutti.nn.storage import Logical
 from tutti.plan.plan import Plan, covers
 from tutti.ranks.links import Use
 from tutti.ranks.rank_places import Seat, Seats, class_of
 from tutti.ranks.single_rank import NoLinks
+from tutti.schedule.buckets import make_buckets
 from tutti.schedule.schedule import build_schedule
 from tutti.train.engine.model_groups import EngineContext
 from tutti.train.engine.passes import Passes
@@ -74,9 +77,7 @@ def measure_ranks(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> Meas
     if not counted:
         accelerator.limit_memory(EVERYTHING)
     try:
-        return {
-            place: RankMeter(plan, spec, seat, accelerator).rank() for place, seat in first.items()
-        }
+        return {place: RankMeter(seats, seat, accelerator).rank() for place, seat in first.items()}
     finally:
         if not counted:
             accelerator.limit_memory(None)
@@ -85,8 +86,14 @@ def measure_ranks(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> Meas
 class RankMeter:
     """Measures the units of one rank."""
 
-    def __init__(self, plan: Plan, spec: ModelSpec, seat: Seat, accelerator: Accelerator) -> None:
-        self._plan, self._spec, self._seat = plan, spec, seat
+    def __init__(self, seats: Seats, seat: Seat, accelerator: Accelerator) -> None:
+        plan, self._spec, self._seats, self._seat = seats.plan, seats.spec, seats, seat
+        self._plan = plan
+        self._buckets = {
+            unit: bucket
+            for bucket in make_buckets(plan)
+            for unit in range(bucket.start, bucket.stop)
+        }
         self._accelerator = accelerator
         self._dtype = compute_dtype(plan.job.precision)
         operators = accelerator.operators
@@ -172,11 +179,15 @@ class RankMeter:
             for parameter in owners:
                 if parameter.grad is not None:
                     sums[id(parameter)].add_(parameter.grad)
-                    parameter.grad = None
+            for parameter in owners:
+                parameter.grad = None
+
+        one_by_one = {id(logical.owner) for logical in self._scattered(model, unit)}
+        straight = {key: total for key, total in sums.items() if key not in one_by_one}
 
         found: dict[str, Any] = {}
         for several in (True, False):
-            given = sums if several else {}
+            given = straight if several else {}
             passes = Passes(
                 model.by_number(),
                 self._seat.replica,
@@ -225,16 +236,30 @@ class RankMeter:
         found["own_gradients"] = float(sum(g.numel() * g.element_size() for g in made))
         del made
 
-        def weigh() -> None:
-            passes.backward_weight(unit, unit + 1, 0)
-            if collect is not None:
-                collect()
-
-        weighed = self._watched(weigh)
+        weighed = self._watched(lambda: passes.backward_weight(unit, unit + 1, 0))
         del gradient
         if collect is None:
             return {"only_weight": weighed}
-        return found | {"backward_weight": weighed}
+        return found | {"backward_weight": weighed, "collect": self._watched(collect)}
+
+    def _scattered(self, model: Model, unit: int) -> Iterator[Logical]:
+        """Yield the tensors of parameters whose sum does not lie in one place: see `Sums`."""
+        spans: dict[str, set[int]] = {}
+        bucket, ownership = self._buckets[unit], self._seats.ownership
+        for kind in ParameterClass:
+            if bucket.rule(kind) is not None:
+                held = ownership.kept_spans(bucket, kind, self._seat.place.pipeline)
+                for span in (span for span in held if span.is_held_by(self._seat.rank)):
+                    for block in (block for block in span.blocks if block.unit == unit):
+                        spans.setdefault(f"{unit}.{block.name}", set()).add(id(span))
+        by_owner: dict[int, list[Logical]] = {}
+        for logical in model.logical_tensors():
+            by_owner.setdefault(id(logical.owner), []).append(logical)
+        for tensors in by_owner.values():
+            places = set().union(*(spans.get(logical.name, set()) for logical in tensors))
+            stacked = len(tensors) == 1 or all(logical.piece.dim == 0 for logical in tensors)
+            if len(places) != 1 or not stacked:
+                yield from tensors
 
     def _rows(self, batch: Batch) -> int:
         """Return how many tokens of the stream are this rank's."""
