@@ -32,13 +32,6 @@ class BoundaryPrice(NamedTuple):
     leaves_node: bool
 
 
-def boundary_seconds(
-    wire: Boundary, cluster: Cluster, token_bytes: float, efficiency: Efficiency
-) -> float:
-    """Return how long one micro-batch's tensor takes; `token_bytes` is hidden · element size."""
-    return boundary_price(wire, cluster, token_bytes, efficiency).seconds
-
-
 def boundary_price(
     wire: Boundary,
     cluster: Cluster,
