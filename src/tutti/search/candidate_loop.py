@@ -63,17 +63,17 @@ class Search:
         if not small or self.per_second is not None or not self.tables.units_alike:
             return None
         try:
-            found = search_exactly(problem, self.tables, self.effort.exact)
+            exact = search_exactly(problem, self.tables, self.effort.exact)
         except TooLargeError:
             return None
         except KeyboardInterrupt:
             self.interrupted = True
             return None
-        if found is None:
+        if exact is None:
             return None
-        self.simulator.simulated += found.simulated
-        seconds = found.step_seconds
-        self.ranked.take(SimulatedDraft(found.draft, seconds, {}, value=seconds, key="exact"))
+        self.simulator.simulated += exact.simulated
+        seconds = exact.step_seconds
+        self.ranked.take(SimulatedDraft(exact.draft, seconds, {}, value=seconds, key="exact"))
         return self.ranked
 
     @property
@@ -94,8 +94,8 @@ class Search:
                 if candidate is None or self._enough(candidate, number, budget):
                     break
                 left.remove(candidate)
-                found = self._simulate(candidate)
-                self.corrections[candidate.kind] = self.corrections[candidate.shape] = found
+                correction = self._simulate(candidate)
+                self.corrections[candidate.kind] = self.corrections[candidate.shape] = correction
                 self.seen[candidate.kind] += 1
             self._explore(left, budget)
             self.ranked.skipped += len(left)
@@ -177,23 +177,23 @@ class Search:
 
     def _simulate(self, candidate: Candidate, *, whole: bool = False) -> float:
         """Simulate a candidate, or its `whole` step; return its seconds over what it promised."""
-        found = self.simulator.parts(candidate.parts)
-        if found is None:
+        simulated = self.simulator.parts(candidate.parts)
+        if simulated is None:
             self.ranked.rejected += 1
             return THRESHOLDS.unfit
-        if whole and found.whole is None:
-            made = self.simulator.plan_of(found.draft)
+        if whole and simulated.whole is None:
+            made = self.simulator.plan_of(simulated.draft)
             priced = self.simulator.price(made)
-            found = replace(found, seconds=priced.step_seconds, whole=(made, priced))
-        self._take(found, candidate.key, candidate.parts)
-        return found.seconds / candidate.coarse_seconds
+            simulated = replace(simulated, seconds=priced.step_seconds, whole=(made, priced))
+        self._take(simulated, candidate.key, candidate.parts)
+        return simulated.seconds / candidate.coarse_seconds
 
     def _take(
-        self, found: SimulatedDraft, key: object, parts: tuple[PipelineCopies, ...] = ()
+        self, draft: SimulatedDraft, key: object, parts: tuple[PipelineCopies, ...] = ()
     ) -> None:
-        worth = value(found.seconds, found.draft.chips(), self.per_second)
-        self.ranked.take(replace(found, value=worth, key=key, copies=parts))
-        self._even(found, key)
+        worth = value(draft.seconds, draft.draft.chips(), self.per_second)
+        self.ranked.take(replace(draft, value=worth, key=key, copies=parts))
+        self._even(draft, key)
         best = self.ranked.best
         self.report(
             Progress(
@@ -204,13 +204,13 @@ class Search:
             )
         )
 
-    def _even(self, found: SimulatedDraft, key: object) -> None:
+    def _even(self, simulated: SimulatedDraft, key: object) -> None:
         """Try the micro-batches that the paces ask for, where that would be the best so far."""
-        evened, best = found.evened, self.ranked.best
+        evened, best = simulated.evened, self.ranked.best
         assert best is not None
         chips = evened.draft.chips()
         hoped = value(evened.seconds, chips, self.per_second)
-        if evened is found or hoped > best.value * THRESHOLDS.worth_evening:
+        if evened is simulated or hoped > best.value * THRESHOLDS.worth_evening:
             return
         again = self.simulator.quick(evened.draft)
         if again.fits:
@@ -230,11 +230,11 @@ class Search:
         """Try what the coarse model does not tell apart: stages of a copy side by side."""
         if not self.problem.cluster.fabric.oversubscribed:
             return
-        for found in self.ranked.drafts[: self.effort.polished]:
-            if any(len(pipeline.stages) > 1 for pipeline in found.draft.pipelines):
-                quick = self.simulator.quick(replace(found.draft, placement="copy"))
+        for ranked in self.ranked.drafts[: self.effort.polished]:
+            if any(len(pipeline.stages) > 1 for pipeline in ranked.draft.pipelines):
+                quick = self.simulator.quick(replace(ranked.draft, placement="copy"))
                 if quick.fits:
-                    self._take(quick, found.key)
+                    self._take(quick, ranked.key)
 
 
 def _family(parts: Sequence[PipelineCopies]) -> object:
@@ -277,18 +277,18 @@ def different_starts(
     search: Search, known: list[tuple[Plan, Estimate]]
 ) -> list[tuple[Plan, Estimate]]:
     """Return the best plan and the best ones of other shapes, for a local search to start from."""
-    found = sorted(known, key=lambda pair: search.plan_worth(*pair))[:1]
-    shapes = {_shape_of(plan) for plan, _ in found}
-    limit = THRESHOLDS.starts_within * search.plan_worth(*found[0])
+    starts = sorted(known, key=lambda pair: search.plan_worth(*pair))[:1]
+    shapes = {_shape_of(plan) for plan, _ in starts}
+    limit = THRESHOLDS.starts_within * search.plan_worth(*starts[0])
     for other in search.ranked.drafts:
-        if len(found) == THRESHOLDS.most_starts or other.value > limit:
+        if len(starts) == THRESHOLDS.most_starts or other.value > limit:
             break
         plan = search.simulator.plan_of(other.draft)
         shape = _shape_of(plan)
         if shape not in shapes:
             shapes.add(shape)
-            found.append((plan, search.simulator.price(plan)))
-    return found
+            starts.append((plan, search.simulator.price(plan)))
+    return starts
 
 
 def _shape_of(plan: Plan) -> object:
@@ -310,12 +310,12 @@ def search_parts(search: Search) -> Search:
         for part in parts:
             tables = search.tables.for_problem(part)
             one = Search(tables, search.effort, search.report, search.bound)
-            found = one.run().best
+            draft = one.run().best
             if one.interrupted:
                 search.interrupted = True
                 return best or search
             known = best.ranked.best if best is not None else None
-            if found is not None and (known is None or found.value < known.value):
+            if draft is not None and (known is None or draft.value < known.value):
                 best = one
         if best is not None:
             return best

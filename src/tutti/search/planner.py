@@ -141,8 +141,8 @@ def _compared(search: Search, best: ProvenPlan, bound: float) -> Rivals:
         if isinstance(rivals.uniform, ProvenPlan) and _pays(search, rivals.uniform, best):
             best = rivals.faster = rivals.uniform
         most = effort.local_search(problem.num_chips, best.step_seconds, bound)
-        found = _alone(tables, effort, best, most // THRESHOLDS.alone_share)
-        rivals.alone, rivals.missing = found
+        alone = _alone(tables, effort, best, most // THRESHOLDS.alone_share)
+        rivals.alone, rivals.missing = alone
     except KeyboardInterrupt:
         search.interrupted = True
     return rivals
@@ -166,14 +166,14 @@ def _improved(
         left = budget - local.spent
         ahead = [local.improved(*pair, int(share * left)) for pair in reached[:keep]]
         reached = ahead + reached[keep:]
-    plan, found = min(reached, key=lambda pair: search.plan_worth(*pair))
-    if search.plan_worth(plan, found) >= search.worth(best):
+    plan, reached_estimate = min(reached, key=lambda pair: search.plan_worth(*pair))
+    if search.plan_worth(plan, reached_estimate) >= search.worth(best):
         return best, runner_up
     others = [pair for pair in reached if summary_of(pair[0]) != summary_of(plan)]
     second = min(others, key=lambda pair: search.plan_worth(*pair), default=None)
     if second is not None:
         runner_up = ProvenPlan(plan=second[0], estimate=second[1], summary=summary_of(second[0]))
-    return search.simulator.prove(plan, found, summary_of(plan)), runner_up
+    return search.simulator.prove(plan, reached_estimate, summary_of(plan)), runner_up
 
 
 def _exported(problem: Problem) -> Callable[[Plan], bool] | None:
@@ -229,16 +229,16 @@ def _why_lost(best: ProvenPlan, runner_up: ProvenPlan | None) -> str:
     return "its chips compute in less efficient shapes"
 
 
-def _recompute_share(found: Estimate) -> float:
-    return (found.hfu - found.mfu) / found.hfu if found.hfu else 0.0
+def _recompute_share(estimate: Estimate) -> float:
+    return (estimate.hfu - estimate.mfu) / estimate.hfu if estimate.hfu else 0.0
 
 
 def _uniform(tables: Tables, wanted: Callable[[Plan], bool] | None = None) -> ProvenPlan | str:
     simulator = DraftSimulator(tables)
-    found = best_uniform(tables, simulator, wanted, idle=tables.problem.space.idle)
-    if isinstance(found, str):
-        return found
-    return simulator.prove(*found, summary_of(found[0]))
+    uniform = best_uniform(tables, simulator, wanted, idle=tables.problem.space.idle)
+    if isinstance(uniform, str):
+        return uniform
+    return simulator.prove(*uniform, summary_of(uniform[0]))
 
 
 def plan_uniform(problem: Problem) -> ProvenPlan | str:
@@ -260,7 +260,7 @@ def _alone(
         pool = pools[0]
         batch = problem.job.global_batch
         return {pool.name: Alone(pool=pool.name, global_batch=batch, proven=best)}, {}
-    found: dict[str, Alone] = {}
+    alone: dict[str, Alone] = {}
     missing: dict[str, str] = {}
     compute = problem.job.precision.compute
     total = sum(pool.peak_flops(compute, fallback=True) for pool in pools)
@@ -281,13 +281,13 @@ def _alone(
                 local = PlanSearch(search.simulator, search.seconds_worth)
                 better = local.improved(proven.plan, proven.estimate, work)
                 proven = search.simulator.prove(*better, summary_of(better[0]))
-                found[pool.name] = Alone(
+                alone[pool.name] = Alone(
                     pool=pool.name, global_batch=batch, proven=proven, fits=not unlimited
                 )
                 break
         else:
             missing[pool.name] = "no strategy of the space divides its chips and batch"
-    return found, missing
+    return alone, missing
 
 
 def _divisible(problem: Problem, pool: Pool, sequences: float) -> int:
@@ -305,7 +305,7 @@ def _divisible(problem: Problem, pool: Pool, sequences: float) -> int:
 def _pruned(search: Search, ranked: RankedDrafts) -> tuple[Pruned, ...]:
     source = search.source
     skipped, rejected = ranked.skipped + source.skipped, ranked.rejected + source.rejected
-    found = [
+    pruned = [
         Pruned(
             what="coarse strategies",
             by="the time that the coarse model predicts",
@@ -313,13 +313,13 @@ def _pruned(search: Search, ranked: RankedDrafts) -> tuple[Pruned, ...]:
         )
     ]
     if skipped:
-        found.append(
+        pruned.append(
             Pruned(what="cut strategies", by="predicted time or work budget", count=skipped)
         )
     if rejected:
         by = "memory, after the exact cut"
-        found.append(Pruned(what="strategies", by=by, count=rejected))
-    return tuple(found)
+        pruned.append(Pruned(what="strategies", by=by, count=rejected))
+    return tuple(pruned)
 
 
 def _first_fit(problem: Problem) -> ProvenPlan | None:

@@ -240,15 +240,15 @@ class MemoryModel:
         key = self.rank_state.likeness(unit)
         if key not in self._parameters:
             away = covers(self.offload.optimizer, unit)
-            found = 0.0
+            elements = 0.0
             for share in self.rank_state.shares(unit):
-                found += share.held - share.trained if share.level == 3 else share.held
+                elements += share.held - share.trained if share.level == 3 else share.held
                 master = self.precision.master is not None
                 if share.level and not (master and not (away and share.level == 3)):
-                    found += share.kept
+                    elements += share.kept
                 elif share.level:
-                    found += share.copied
-            self._parameters[key] = found * self.precision.parameters.num_bytes
+                    elements += share.copied
+            self._parameters[key] = elements * self.precision.parameters.num_bytes
         return self._parameters[key]
 
     def _gradients(self, unit: int) -> float:

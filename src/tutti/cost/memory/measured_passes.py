@@ -92,10 +92,10 @@ class MeasuredMemory(MemoryModel):
 
     def static(self) -> StaticBytes:
         """Return what lies on the chip from step to step: parameters and optimizer state."""
-        found, size = super().static(), self.precision.parameters.num_bytes
+        counted, size = super().static(), self.precision.parameters.num_bytes
         staying = sum(each.whole for _, each in self._exchanges if each.stays)
-        parameters = found.parameters + staying * size
-        return StaticBytes(parameters=parameters, optimizer=found.optimizer)
+        parameters = counted.parameters + staying * size
+        return StaticBytes(parameters=parameters, optimizer=counted.optimizer)
 
     def flow(self, kinds: Kinds) -> MemoryFlow:
         """Return what each instruction takes and gives back, from the first to the last.
@@ -104,16 +104,16 @@ class MeasuredMemory(MemoryModel):
         another lane changes counts with the computation that is issued next.
         """
         self.begin()
-        found = [NOTHING] * len(kinds.listing)
+        changes = [NOTHING] * len(kinds.listing)
         waiting, last = NOTHING, -1
         for index, entry in enumerate(kinds.listing):
             waiting = in_order([waiting, self.change(entry, index)])
             if entry.lane is Lane.COMPUTE:
-                found[index], waiting, last = waiting, NOTHING, index
+                changes[index], waiting, last = waiting, NOTHING, index
         if last >= 0:
-            found[last] = in_order([found[last], waiting])
-        peaks = np.array([each.peak for each in found], dtype=np.float64)
-        left = np.array([each.left for each in found], dtype=np.float64)
+            changes[last] = in_order([changes[last], waiting])
+        peaks = np.array([each.peak for each in changes], dtype=np.float64)
+        left = np.array([each.left for each in changes], dtype=np.float64)
         return MemoryFlow(self.static(), peaks, peaks - left)
 
     def effect(self, entry: Instruction) -> tuple[float, float]:
@@ -137,18 +137,18 @@ class MeasuredMemory(MemoryModel):
     def change(self, entry: Instruction, index: int) -> PassBytes:
         """Return what the next instruction of the list takes; it is the one of that index."""
         done = sum(self._under_way.pop(earlier, 0.0) for earlier in entry.after)
-        found = self._taken(entry)
+        taken = self._taken(entry)
         if entry.op in (Op.GATHER_PARAMETERS, Op.RECEIVE):  # until somebody waits for it
-            self._under_way[index] = found.peak - found.left
-            found = PassBytes(found.peak, found.peak)
-        return in_order([PassBytes(0.0, -done), found])
+            self._under_way[index] = taken.peak - taken.left
+            taken = PassBytes(taken.peak, taken.peak)
+        return in_order([PassBytes(0.0, -done), taken])
 
     def _taken(self, entry: Instruction) -> PassBytes:
         units = range(entry.start, entry.stop)
         match entry.op:
             case Op.FORWARD:
-                found = in_order(self._measured.units[u].forward for u in units)
-                return PassBytes(found.peak, found.left - self._passed(units, upwards=True))
+                forward = in_order(self._measured.units[u].forward for u in units)
+                return PassBytes(forward.peak, forward.left - self._passed(units, upwards=True))
             case Op.RECOMPUTE:
                 return in_order(self._measured.units[u].recompute for u in units)
             case Op.BACKWARD_INPUT:
@@ -188,12 +188,12 @@ class MeasuredMemory(MemoryModel):
                 passes.append(PassBytes(0.0, -measured.own_gradients))
             passes.append(measured.backward_input)
             self._with_weights.add(unit)
-        found = in_order(passes)
+        passes_bytes = in_order(passes)
         given = self._passed(units, upwards=False)
         if (entry.start, entry.micro_batch) in self._received:
             self._received.remove((entry.start, entry.micro_batch))
             given += self.boundary()
-        return PassBytes(found.peak, found.left - given)
+        return PassBytes(passes_bytes.peak, passes_bytes.left - given)
 
     @property
     def _adds_up(self) -> bool:

@@ -86,8 +86,8 @@ class ClassPricer:
         return times.backward_input if op is Op.BACKWARD_INPUT else times.backward_weight
 
     def _send(self, entry: Instruction) -> Price:
-        found = self.shared.boundary(self.rank_class.pipeline, entry.start, entry.what)
-        return Price(found.seconds, found.leaves_node)
+        wire = self.shared.boundary(self.rank_class.pipeline, entry.start, entry.what)
+        return Price(wire.seconds, wire.leaves_node)
 
     def _receive(self, entry: Instruction) -> Price:
         """Joining the slices of a tensor-parallel group over its own links."""

@@ -61,5 +61,5 @@ class Kinds:
 def _after_receive(listing: Listing) -> Integers:
     source = listing.sources
     passes = np.isin(listing.op[source], (OP_CODE[Op.FORWARD], OP_CODE[Op.BACKWARD_INPUT]))
-    found: Integers = source[passes & (listing.op[listing.after] == OP_CODE[Op.RECEIVE])]
-    return found
+    waiting: Integers = source[passes & (listing.op[listing.after] == OP_CODE[Op.RECEIVE])]
+    return waiting

@@ -52,9 +52,9 @@ class LayerPrices(PoolPrices):
 
     def unit(self, work: Workload, unit: int, recompute: Recompute, **inside: Any) -> UnitTimes:
         """Return the seconds of a unit as measured."""
-        found = super().unit(work, unit, recompute, **inside)
+        times = super().unit(work, unit, recompute, **inside)
         third = float(self._layers.figures(work).seconds[unit]) / PASSES
-        again = found.recompute / found.forward if found.forward else 0.0
+        again = times.recompute / times.forward if times.forward else 0.0
         return UnitTimes(third, again * third, third, third)
 
     def memory(self, rank_state: RankState) -> ProfiledMemory:

@@ -69,12 +69,12 @@ def price_schedule(
         prices = pool_prices(plan, model, cluster, sources, used)
     prices = {pool.name: prices[pool.name] for pool in cluster.pools if pool.name in used}
     shared = StepContext(schedule, model, cluster, prices)
-    found = [_class_costs(c, shared, kernels, overheads) for c in schedule.classes]
+    priced = [_class_costs(c, shared, kernels, overheads) for c in schedule.classes]
     nodes = {(chip.pool, chip.node) for _, _, stage in plan.stages() for chip in stage.chips}
     jitter = max(price.node_jitter for price in prices.values())
     return PricedStep(
-        costs=StepCosts(classes=tuple(costs for costs, _ in found)),
-        statics=tuple(static for _, static in found),
+        costs=StepCosts(classes=tuple(costs for costs, _ in priced)),
+        statics=tuple(static for _, static in priced),
         basis={name: price.basis for name, price in prices.items()},
         extrapolations=_extrapolations(schedule, prices),
         slowdown=1.0 + jitter * math.sqrt(2.0 * math.log(len(nodes))) if len(nodes) > 1 else 1.0,
@@ -92,22 +92,22 @@ def pool_prices(
     )
     measured = measured_pools(sources.profiles, cluster, used, plan.job.precision.compute)
     values = job_values(plan.job, model)
-    found: dict[str, PoolPrices] = {}
+    prices: dict[str, PoolPrices] = {}
     for pool in cluster.pools:
         if pool.name in used:
             calibration, chip = sources.calibration(pool, **values), measured.get(pool.name)
             given = (plan, model, cluster, pool, calibration, chip)
             profile = layers.get(pool.name)
             if profile:
-                found[pool.name] = LayerPrices(*given, profile)
+                prices[pool.name] = LayerPrices(*given, profile)
             else:
-                found[pool.name] = PoolPrices(
+                prices[pool.name] = PoolPrices(
                     *given,
                     kernels=sources.kernels,
                     constants=sources.constants,
                     measured_ranks=sources.measured_ranks,
                 )
-    return found
+    return prices
 
 
 def job_values(job: Job, model: ModelSpec) -> dict[str, float]:
@@ -123,7 +123,7 @@ def job_values(job: Job, model: ModelSpec) -> dict[str, float]:
 
 def _extrapolations(schedule: Schedule, prices: Mapping[str, PoolPrices]) -> tuple[str, ...]:
     plan = schedule.plan
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for rank_class in schedule.classes:
         pipeline = plan.pipelines[rank_class.pipeline]
         stage = pipeline.stages[rank_class.stage]
@@ -134,8 +134,8 @@ def _extrapolations(schedule: Schedule, prices: Mapping[str, PoolPrices]) -> tup
             pp=float(len(pipeline.stages)),
             dp=float(stage.num_replicas),
         )
-        found |= {f"{pool}: {line}": None for line in outside}
-    return tuple(found)
+        lines |= {f"{pool}: {line}": None for line in outside}
+    return tuple(lines)
 
 
 def _class_costs(

@@ -45,11 +45,11 @@ class Sources:
         for known in (self.calibrations, shipped_calibrations()):
             suitable = [c for c in known if pool.chip.name in c.chips]
             if pool.stack:
-                found = best_match(suitable, pool.chip.name, pool.stack)
+                best = best_match(suitable, pool.chip.name, pool.stack)
             else:
-                found = min(suitable, key=lambda c: (_promise(c, values), c.name), default=None)
-            if found is not None:
-                return found
+                best = min(suitable, key=lambda c: (_promise(c, values), c.name), default=None)
+            if best is not None:
+                return best
         return None
 
 

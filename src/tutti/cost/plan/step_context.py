@@ -76,7 +76,7 @@ class StepContext:
 
     def efficiency(self, pools: tuple[str, ...]) -> Efficiency:
         """Return that of the pool which makes least of the fabric: all go at its pace."""
-        return min((self.prices[pool].efficiency for pool in pools), key=lambda found: found.fabric)
+        return min((self.prices[pool].efficiency for pool in pools), key=lambda known: known.fabric)
 
     def links(self, chips: tuple[Position, ...]) -> GroupLinks:
         """Return the group of a few chips, made once."""

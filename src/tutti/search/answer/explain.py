@@ -247,8 +247,8 @@ def _worth(result: SearchResult, proven: ProvenPlan, cluster: Cluster) -> float:
     if result.objective is Objective.STEP_TIME:
         return proven.step_seconds
     spent = spending_of(proven.plan, proven.step_seconds, cluster)
-    found = spent.cost if result.objective is Objective.COST else spent.joules
-    return found or 0.0
+    worth = spent.cost if result.objective is Objective.COST else spent.joules
+    return worth or 0.0
 
 
 def _amount(result: SearchResult, amount: float) -> str:
@@ -284,14 +284,14 @@ def _compared(result: SearchResult, cluster: Cluster) -> Iterator[Compared]:
 
 
 def _alone(result: SearchResult) -> Iterator[PoolAlone]:
-    for pool, found in result.alone.items():
-        memory = "" if found.fits else "; cannot hold the model, predicted with unlimited memory"
+    for pool, one in result.alone.items():
+        memory = "" if one.fits else "; cannot hold the model, predicted with unlimited memory"
         yield PoolAlone(
             pool=pool,
-            tokens_per_second=found.proven.tokens_per_second,
-            detail=f"{found.proven.summary}; {many(found.global_batch, 'sequence')} in "
-            f"{step_text(found.proven.step_seconds)}{memory}",
-            fits=found.fits,
+            tokens_per_second=one.proven.tokens_per_second,
+            detail=f"{one.proven.summary}; {many(one.global_batch, 'sequence')} in "
+            f"{step_text(one.proven.step_seconds)}{memory}",
+            fits=one.fits,
         )
 
 
@@ -358,7 +358,7 @@ def _caveats(result: SearchResult, model: ModelSpec, pools: Sequence[PoolRow]) -
     if doubt := length_warning(model, result.best.plan.job.sequence_length):
         yield f"{doubt[0].upper()}{doubt[1:]}."
     estimate = result.best.estimate
-    over, memory = sum(not found.fits for found in estimate.memory), estimate.tightest
+    over, memory = sum(not one.fits for one in estimate.memory), estimate.tightest
     if over:
         yield (
             f"{many(over, 'replica group')} {'does' if over == 1 else 'do'} not fit; the "
@@ -370,7 +370,7 @@ def _caveats(result: SearchResult, model: ModelSpec, pools: Sequence[PoolRow]) -
         yield (
             f"Nominal: the times of {_listed(nominal)} rest on data sheets; nothing was measured."
         )
-    unlimited = [pool for pool, found in result.alone.items() if not found.fits]
+    unlimited = [pool for pool, one in result.alone.items() if not one.fits]
     if unlimited:
         yield (
             f"{_listed(unlimited)} alone cannot hold the model and is predicted with unlimited "

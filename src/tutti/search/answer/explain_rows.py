@@ -34,8 +34,8 @@ def stage_rows(proven: ProvenPlan, model: ModelSpec) -> tuple[StageRow, ...]:
     for index, rank_class in enumerate(estimate.schedule.classes):
         stage, replica = stage_of(plan, rank_class), replica_of(plan, rank_class)
         pipeline = plan.pipelines[rank_class.pipeline]
-        found = estimate.result.classes[index]
-        step = found.step_seconds or 1.0
+        timing = estimate.result.classes[index]
+        step = timing.step_seconds or 1.0
         sequences = replica.sequences * replica.count
         done = sum(float(work[a:b].sum()) for a, b in stage.units)
         rows.append(
@@ -62,8 +62,8 @@ def stage_rows(proven: ProvenPlan, model: ModelSpec) -> tuple[StageRow, ...]:
                 num_recomputed=_count(replica.recompute.full) + _count(replica.recompute.selective),
                 micro_batch_seconds=pass_seconds(estimate.result, index, _PASSES)
                 / pipeline.micro_batches,
-                idle_share=found.idle_share,
-                idle={reason.value: found.idle[reason] / step for reason in IDLE_REASONS},
+                idle_share=timing.idle_share,
+                idle={reason.value: timing.idle[reason] / step for reason in IDLE_REASONS},
                 memory_bytes=estimate.memory[index].total,
                 limit_bytes=estimate.memory[index].limit,
             )
@@ -130,10 +130,10 @@ def pool_rows(
 
 def _by_pool(plan: Plan, rank_class: RankClass) -> dict[str, int]:
     """Return how many chips of a class lie in each pool."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for span in replica_of(plan, rank_class).chips.ranges:
-        found[span.pool] = found.get(span.pool, 0) + span.size
-    return found
+        counts[span.pool] = counts.get(span.pool, 0) + span.size
+    return counts
 
 
 def _in_pool(chips: ChipSet, pool: Pool) -> int:

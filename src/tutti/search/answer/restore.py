@@ -21,10 +21,10 @@ def restored_result(question: CanonicalQuestion, result: SearchResult) -> Search
         return None
     alone: dict[str, Alone] = {}
     order = [pool.name for pool in question.asked.cluster.pools]  # as the user wrote them
-    for name, found in sorted(result.alone.items(), key=lambda item: order.index(item[0])):
-        proven = _restored(question, found.proven)
+    for name, one in sorted(result.alone.items(), key=lambda item: order.index(item[0])):
+        proven = _restored(question, one.proven)
         if proven is not None:
-            alone[name] = replace(found, proven=proven)
+            alone[name] = replace(one, proven=proven)
     return replace(
         result,
         best=best,
@@ -46,6 +46,6 @@ def _restored(question: CanonicalQuestion, proven: ProvenPlan | None) -> ProvenP
     plan = replace(plan, collectives=())
     again = plan_from_document(plan_to_document(plan), "plan")
     job = replace(asked, job=replace(asked.job, global_batch=plan.job.global_batch))
-    found = estimate(again, asked.model, asked.cluster, job.pinned_sources())
-    plan = replace(plan, collectives=found.priced.choices)
-    return replace(proven, plan=plan, estimate=found, summary=summary_of(plan))
+    new_estimate = estimate(again, asked.model, asked.cluster, job.pinned_sources())
+    plan = replace(plan, collectives=new_estimate.priced.choices)
+    return replace(proven, plan=plan, estimate=new_estimate, summary=summary_of(plan))

@@ -106,7 +106,7 @@ class SearchResult:
         """Throughput of the mixed job over the sum of the pools' alone (DESIGN §5)."""
         if not self.alone or self.alone_missing:
             return None
-        parts = sum(found.proven.tokens_per_second for found in self.alone.values())
+        parts = sum(one.proven.tokens_per_second for one in self.alone.values())
         return 100.0 * self.best.tokens_per_second / parts
 
     @property
@@ -137,11 +137,11 @@ class SearchResult:
             "uniform": _figures(self.uniform) if self.uniform else {"why": self.uniform_missing},
             "alone": {
                 name: {
-                    **_figures(found.proven),
-                    "global_batch": found.global_batch,
-                    "fits": found.fits,
+                    **_figures(one.proven),
+                    "global_batch": one.global_batch,
+                    "fits": one.fits,
                 }
-                for name, found in self.alone.items()
+                for name, one in self.alone.items()
             }
             | {name: {"why": why} for name, why in self.alone_missing.items()},
             "runner_up": (

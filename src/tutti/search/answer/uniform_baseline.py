@@ -115,12 +115,12 @@ class _Simulated:
         plan = _plan(self.tables, candidate)
         if plan is None or (self.wanted is not None and not self.wanted(plan)):
             return False
-        found = self.simulator.price(plan)
-        if found.fits or self.tables.problem.unlimited_memory:
-            added = found.step_seconds - candidate.seconds
+        estimate = self.simulator.price(plan)
+        if estimate.fits or self.tables.problem.unlimited_memory:
+            added = estimate.step_seconds - candidate.seconds
             self._known[candidate.kind] = min(added, self._known.get(candidate.kind, added))
-            if self.best is None or found.step_seconds < self.best[1].step_seconds:
-                self.best = (plan, found)
+            if self.best is None or estimate.step_seconds < self.best[1].step_seconds:
+                self.best = (plan, estimate)
         return True
 
 

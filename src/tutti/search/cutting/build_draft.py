@@ -51,7 +51,7 @@ def _rounds(figures: Any, total: float) -> Any:  # pragma: no cover - compiled
     Rows: sequences per round, seconds per round, seconds before the first.
     """
     count = len(figures)
-    found = np.zeros(count, dtype=np.int64)
+    counts = np.zeros(count, dtype=np.int64)
     low, high = 0.0, (figures[:, 1].max() + figures[:, 2].max()) * 2.0
     for turn in range(200):
         middle = high if turn == 0 or low == 0.0 else 0.5 * (low + high)
@@ -71,8 +71,8 @@ def _rounds(figures: Any, total: float) -> Any:  # pragma: no cover - compiled
             break
     for j in range(count):
         rounds = np.floor((high - figures[j, 2]) / figures[j, 1] * (1.0 + 1e-12))
-        found[j] = int(max(0.0, rounds))
-    return found
+        counts[j] = int(max(0.0, rounds))
+    return counts
 
 
 def _parts(
@@ -121,7 +121,7 @@ def cuts_of(
     `known` remembers cuts from call to call, as long as nothing is spared.
     """
     known = {} if known is None else known
-    found: list[StageCut] = []
+    cuts: list[StageCut] = []
     for part in parts:
         place = _place_of(parts, part)
         key = (*part.chain.form, place.micro_batches, place.sharing, place.beside)
@@ -131,8 +131,8 @@ def cuts_of(
         cut = known[key]
         if cut is None:
             return None
-        found.append(cut)
-    return found
+        cuts.append(cut)
+    return cuts
 
 
 def cutter_of(
@@ -288,10 +288,10 @@ def _pipeline(tables: Tables, part: PipelineCopies, cut: StageCut) -> PipelineDr
     return PipelineDraft(micro_batches=part.micro_batches, stages=tuple(stages))
 
 
-def _all_recompute(found: list[Recompute]) -> Recompute:
+def _all_recompute(parts: list[Recompute]) -> Recompute:
     return Recompute(
-        full=tuple(r for one in found for r in one.full),
-        selective=tuple(r for one in found for r in one.selective),
+        full=tuple(r for one in parts for r in one.full),
+        selective=tuple(r for one in parts for r in one.selective),
     )
 
 
@@ -365,14 +365,14 @@ def groupings(
     names = orders[0]
     if len(names) == 1:
         return [(names,)]
-    found: list[Grouping] = []
+    all_groupings: list[Grouping] = []
     if most is None or most >= len(names):
-        found.append(tuple((name,) for name in names))
+        all_groupings.append(tuple((name,) for name in names))
     if not mixed:
-        return found or [((name,),) for name in names]
-    found += [(order,) for order in orders]
+        return all_groupings or [((name,),) for name in names]
+    all_groupings += [(order,) for order in orders]
     if len(names) == 3 and most != 1:
         for alone in names:
             pairs = dict.fromkeys(tuple(n for n in order if n != alone) for order in orders)
-            found += [(pair, (alone,)) for pair in pairs]
-    return found
+            all_groupings += [(pair, (alone,)) for pair in pairs]
+    return all_groupings

@@ -68,7 +68,7 @@ class Cutter:
 
     def best(self) -> Ranges | None:
         """Return the best ranges; None where nothing fits."""
-        seconds = np.stack([found.seconds for found in self._remedies])
+        seconds = np.stack([remedies.seconds for remedies in self._remedies])
         bounds = compiled(_solve)(seconds, self._index)
         if bounds[0] < 0:
             return None
@@ -99,12 +99,12 @@ class Cutter:
         seconds = [0.0] * len(ranges)
         recompute, offload = [Recompute()] * len(ranges), [Offload()] * len(ranges)
         for s in range(self.stages):
-            found = self._own[s].together(ranges[s :: self.stages])
-            if found is None:
+            shared = self._own[s].together(ranges[s :: self.stages])
+            if shared is None:
                 return None
-            seconds[s :: self.stages] = found[0]
-            recompute[s :: self.stages] = [part[0] for part in found[1]]
-            offload[s :: self.stages] = [part[1] for part in found[1]]
+            seconds[s :: self.stages] = shared[0]
+            recompute[s :: self.stages] = [part[0] for part in shared[1]]
+            offload[s :: self.stages] = [part[1] for part in shared[1]]
         return StageCut(
             ranges=ranges,
             seconds=tuple(seconds),
@@ -152,11 +152,11 @@ def _balance(  # pragma: no cover - compiled
                         break
                     other[r % stages] += seconds[index[r], a, b]
                     other[r % stages] -= seconds[index[r], bounds[r], bounds[r + 1]]
-                found = 0.0
+                gained = 0.0
                 for s in range(stages):
-                    found += (other[s] / scale) ** 16
-                if found < best:
-                    best, low, high, step = found, i, j, d
+                    gained += (other[s] / scale) ** 16
+                if gained < best:
+                    best, low, high, step = gained, i, j, d
         if step == 0:
             break
         for r in range(low, high + 1):

@@ -49,27 +49,29 @@ class Polish:
         """Whether no work is left."""
         return self.simulator.instructions >= self._until
 
-    def improved(self, parts: Sequence[PipelineCopies], found: SimulatedDraft) -> SimulatedDraft:
+    def improved(
+        self, parts: Sequence[PipelineCopies], simulated: SimulatedDraft
+    ) -> SimulatedDraft:
         """Return a strategy of the same chains that takes no longer."""
-        if self.spent or free_by_chain(found, parts) is None:
-            return found
-        best, spared = self._given_back(parts, found)
+        if self.spent or free_by_chain(simulated, parts) is None:
+            return simulated
+        best, spared = self._given_back(parts, simulated)
         return self._moved(parts, best, spared)
 
     # --- memory ------------------------------------------------------------------------------
 
     def _given_back(
-        self, parts: Sequence[PipelineCopies], found: SimulatedDraft
+        self, parts: Sequence[PipelineCopies], simulated: SimulatedDraft
     ) -> tuple[SimulatedDraft, Spared]:
         """Cut again with the memory that was left over; return also what that came to."""
-        best, kept = found, found.spared
-        spared, was_short = dict(found.spared), set[str | tuple[int, int]]()
+        best, kept = simulated, simulated.spared
+        spared, was_short = dict(simulated.spared), set[str | tuple[int, int]]()
         for _ in range(THRESHOLDS.most_given):
-            if self.spent or not _has_remedies(found.draft):
+            if self.spent or not _has_remedies(simulated.draft):
                 break
-            short = missing(found, parts)
+            short = missing(simulated, parts)
             was_short |= short.keys()
-            for place, left in (free_by_chain(found, parts) or {}).items():
+            for place, left in (free_by_chain(simulated, parts) or {}).items():
                 if place not in was_short:  # what was given back once too often is not given again
                     spared[place] = spared.get(place, 0.0) - THRESHOLDS.given_share * left
             for lacking, more in short.items():
@@ -79,11 +81,11 @@ class Polish:
                     + THRESHOLDS.least_spared
                 )
             draft = draft_of(self.simulator.tables, parts, spared=spared)
-            if draft is None or draft == found.draft or not self._keeps(draft):
+            if draft is None or draft == simulated.draft or not self._keeps(draft):
                 break
-            found = self.simulator.quick(draft)
-            if found.fits and found.seconds < best.seconds:
-                best, kept = found, dict(spared)
+            simulated = self.simulator.quick(draft)
+            if simulated.fits and simulated.seconds < best.seconds:
+                best, kept = simulated, dict(spared)
         return best, kept
 
     # --- units -------------------------------------------------------------------------------
@@ -110,9 +112,9 @@ class Polish:
                 draft = draft_of(tables, parts, cuts=other)
                 if draft is None or not self._keeps(draft):
                     continue
-                found = self.simulator.quick(draft)
-                if found.fits and found.seconds < best.seconds:
-                    best, better = found, other
+                simulated = self.simulator.quick(draft)
+                if simulated.fits and simulated.seconds < best.seconds:
+                    best, better = simulated, other
                     break
             if better is None:
                 return best
@@ -136,7 +138,7 @@ class Polish:
         part, now = parts[last], ends[last]
         number = next(n for n, c in enumerate(distinct_chains(parts)) if c is part.chain)
         cutter = cutter_of(tables, parts, part, spared)
-        found = []
+        moves = []
         for ranges in _shifted(cutter, cuts[last]):
             if (number, ranges) in tried:
                 continue
@@ -145,9 +147,9 @@ class Polish:
                 continue
             seconds = chain_seconds(tables, part, cut)
             if seconds < THRESHOLDS.hopeful * now:
-                found.append((seconds, ranges, cut))
-        found.sort(key=lambda entry: entry[:2])
-        return [(number, cut) for _, _, cut in found[: THRESHOLDS.most_moves]]
+                moves.append((seconds, ranges, cut))
+        moves.sort(key=lambda entry: entry[:2])
+        return [(number, cut) for _, _, cut in moves[: THRESHOLDS.most_moves]]
 
     def _keeps(self, draft: Draft) -> bool:
         return draft_keeps(draft, self.simulator.tables.problem)

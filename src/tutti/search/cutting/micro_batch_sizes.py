@@ -43,13 +43,13 @@ def resized(
     if not all(options):
         return None
     total = problem.job.global_batch
-    fastest = [max(found, key=lambda chain: chain.rate) for found in options]
+    fastest = [max(sizes, key=lambda chain: chain.rate) for sizes in options]
     fluid = fluid_end([(chain.rate, chain.fill) for chain in fastest], total)
     now = _end(tables, parts, known)
     if fluid > now * (1.0 - THRESHOLDS.worth_resizing):
         return None
     few = math.floor(THRESHOLDS.loads_together ** (1.0 / len(options)))
-    loads = [_loads(found, fluid, few) for found in options]
+    loads = [_loads(sizes, fluid, few) for sizes in options]
     copies = [chain.copies for chain in chains]
     if not all(loads):
         return None
@@ -136,12 +136,12 @@ def _loads(variants: Sequence[Chain], fluid: float, most: int) -> list[_Load]:
         for count in range(
             fewest, max(fewest, math.ceil(whole * (1.0 + THRESHOLDS.around_load))) + 1
         ):
-            found = _Load(
+            added = _Load(
                 count * chain.sequences, chain.fill + count * chain.pace, chain, count
             )  # fmt: skip
-            known = best.get(found.sequences)
-            if known is None or found.seconds < known.seconds:
-                best[found.sequences] = found
+            known = best.get(added.sequences)
+            if known is None or added.seconds < known.seconds:
+                best[added.sequences] = added
     nearest = sorted(best.values(), key=lambda load: (abs(load.seconds - fluid), load.sequences))
     return sorted(nearest[:most], key=lambda load: load.sequences)
 
@@ -168,9 +168,9 @@ def _first_even(
         key=lambda entry: entry[:2],
     )
     for end, _, chosen in ranked:
-        found = _evened(chosen, useful, copies, total, end, idle=idle)
-        if found is not None:
-            return found
+        evened = _evened(chosen, useful, copies, total, end, idle=idle)
+        if evened is not None:
+            return evened
     return None
 
 

@@ -50,15 +50,15 @@ def chain_seconds(tables: Tables, part: PipelineCopies, cut: StageCut) -> float:
     ahead = np.full(depth, record.passes_ahead(places))  # the same everywhere in some kinds
     if record.sets_warm_up and depth > 1:
         ahead = np.minimum(count, depths_for_messages(ahead, passes.sum(axis=0), sends))
-    found = float(
+    seconds = float(
         compiled(_play)(passes, sends, ahead, virtual, count, *_turns(depth, virtual, count))
     )
     # Reductions that follow weight passes which were put off fill the gaps first.
     if record.delays_weights and chain.shard < 2:
         bare = count * float(passes.sum(axis=0).max())
-        found -= THRESHOLDS.filled_gap * (found - bare) * 0.5
+        seconds -= THRESHOLDS.filled_gap * (seconds - bare) * 0.5
     closing = chain.closing + _tied_seconds(tables, chain, configs)
-    return (found + closing) * slowdown(tables, chain)
+    return (seconds + closing) * slowdown(tables, chain)
 
 
 def depths_for_messages(ahead: IntArray, stages: FloatArray, sends: FloatArray) -> IntArray:
@@ -136,11 +136,11 @@ def _pass_seconds(
 ) -> tuple[float, float, float]:
     """Return the seconds of a range's forward, input and weight passes."""
     sums = tables.sums(config)
-    found = sums[NONE, :, span[1]] - sums[NONE, :, span[0]]
+    passes = sums[NONE, :, span[1]] - sums[NONE, :, span[0]]
     for kind, ranges in ((SELECTIVE, recompute.selective), (FULL, recompute.full)):
         for a, b in ranges:
-            found += sums[kind, :, b] - sums[kind, :, a] - sums[NONE, :, b] + sums[NONE, :, a]
-    forward, backward, weight = found.tolist()
+            passes += sums[kind, :, b] - sums[kind, :, a] - sums[NONE, :, b] + sums[NONE, :, a]
+    forward, backward, weight = passes.tolist()
     return forward, backward, weight
 
 
@@ -201,7 +201,7 @@ def _send_seconds(tables: Tables, configs: list[Config]) -> FloatArray:
     problem = tables.problem
     cluster = problem.cluster
     token_bytes = problem.model.hidden * problem.job.precision.stream.num_bytes
-    found = np.zeros(len(configs))
+    sends = np.zeros(len(configs))
     known: dict[tuple[Config, Config], float] = {}
     for s, config in enumerate(configs):
         other = configs[(s + 1) % len(configs)]
@@ -215,8 +215,8 @@ def _send_seconds(tables: Tables, configs: list[Config]) -> FloatArray:
             moved = sequences * problem.job.sequence_length * token_bytes
             rate = link.contended_bandwidth * efficiency
             known[config, other] = link.latency_s + moved / rate
-        found[s] = known[config, other]
-    return found
+        sends[s] = known[config, other]
+    return sends
 
 
 def _far(tables: Tables, config: Config) -> tuple[int, int]:

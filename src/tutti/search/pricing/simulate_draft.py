@@ -99,22 +99,22 @@ def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
     return shorter, longer
 
 
-def pass_ends(found: Estimate) -> list[float]:
+def pass_ends(estimated: Estimate) -> list[float]:
     """Return when each pipeline's last pass ends."""
-    result = found.result
-    ends = [0.0] * len(found.schedule.plan.pipelines)
-    for index, rank_class in enumerate(found.schedule.classes):
+    result = estimated.result
+    ends = [0.0] * len(estimated.schedule.plan.pipelines)
+    for index, rank_class in enumerate(estimated.schedule.classes):
         span = result.program.span(index)
         last = result.end[span][result.program.op[span] == _WEIGHTS].max(initial=0.0)
         ends[rank_class.pipeline] = max(ends[rank_class.pipeline], float(last))
     return ends
 
 
-def _paces(found: Estimate) -> list[float]:
+def _paces(estimated: Estimate) -> list[float]:
     """Return the seconds that a micro-batch adds to each pipeline, by the second half of a step."""
-    result, pipelines = found.result, found.schedule.plan.pipelines
+    result, pipelines = estimated.result, estimated.schedule.plan.pipelines
     paces = [0.0] * len(pipelines)
-    for index, rank_class in enumerate(found.schedule.classes):
+    for index, rank_class in enumerate(estimated.schedule.classes):
         count = pipelines[rank_class.pipeline].micro_batches
         if rank_class.stage != 0 or count < 2:
             continue
@@ -152,37 +152,37 @@ def _runners(
     )
 
 
-def _free(found: Estimate) -> dict[tuple[int, int], float]:
+def _free(estimated: Estimate) -> dict[tuple[int, int], float]:
     """Return, by pipeline and stage, the bytes that are left on the fullest chip."""
     free: dict[tuple[int, int], float] = {}
-    for rank_class, memory in zip(found.schedule.classes, found.memory, strict=True):
+    for rank_class, memory in zip(estimated.schedule.classes, estimated.memory, strict=True):
         place = (rank_class.pipeline, rank_class.stage)
         free[place] = min(free.get(place, math.inf), memory.limit - memory.total)
     return free
 
 
 def free_by_chain(
-    found: SimulatedDraft, parts: Sequence[PipelineCopies]
+    simulated: SimulatedDraft, parts: Sequence[PipelineCopies]
 ) -> dict[tuple[int, int], float] | None:
     """Return the bytes left in each stage of each chain; None where pipelines were joined."""
-    if len(found.draft.pipelines) != len(parts):
+    if len(simulated.draft.pipelines) != len(parts):
         return None
     chains = distinct_chains(parts)
     number = [next(n for n, c in enumerate(chains) if c is part.chain) for part in parts]
     free: dict[tuple[int, int], float] = {}
-    for (pipeline, stage), left in found.free.items():
+    for (pipeline, stage), left in simulated.free.items():
         place = (number[pipeline], stage)
         free[place] = min(free.get(place, math.inf), left)
     return free
 
 
 def missing(
-    found: SimulatedDraft, parts: Sequence[PipelineCopies]
+    simulated: SimulatedDraft, parts: Sequence[PipelineCopies]
 ) -> dict[str | tuple[int, int], float]:
     """Return the bytes that stages lack; by pool where stages are not those of the parts."""
-    free = free_by_chain(found, parts)
+    free = free_by_chain(simulated, parts)
     if free is None:
-        return dict(found.short_of.items())
+        return dict(simulated.short_of.items())
     return {place: -left for place, left in free.items() if left < 0.0}
 
 
@@ -208,12 +208,12 @@ class DraftSimulator:
         """Return what the simulator says of a plan."""
         problem = self.tables.problem
         self.simulated += 1
-        found = estimate(
+        estimated = estimate(
             plan, problem.model, problem.cluster, self.tables.sources, prices=self.tables.prices,
             memo=self.memo,
         )  # fmt: skip
-        self.instructions += found.result.program.size
-        return found
+        self.instructions += estimated.result.program.size
+        return estimated
 
     def parts(
         self, parts: Sequence[PipelineCopies], placement: Placement = "stage"
@@ -224,10 +224,10 @@ class DraftSimulator:
         for _ in range(THRESHOLDS.attempts):
             if draft is None or not draft_keeps(draft, self.tables.problem):
                 return None
-            found = self.quick(draft)
-            if found.fits:
-                return replace(self._run_ahead(found), spared=spared)
-            short = missing(found, parts)
+            simulated = self.quick(draft)
+            if simulated.fits:
+                return replace(self._run_ahead(simulated), spared=spared)
+            short = missing(simulated, parts)
             for place, more in short.items():
                 spared[place] = (
                     spared.get(place, 0.0)
@@ -243,13 +243,13 @@ class DraftSimulator:
                     spared[place] *= 2.0
         return None
 
-    def _run_ahead(self, found: SimulatedDraft) -> SimulatedDraft:
+    def _run_ahead(self, simulated: SimulatedDraft) -> SimulatedDraft:
         """Return the strategy with stages further ahead, where messages ask for it and it pays."""
-        deeper = deeper_draft(self.tables, found.draft)
+        deeper = deeper_draft(self.tables, simulated.draft)
         if deeper is None:
-            return found
+            return simulated
         other = self.quick(deeper)
-        return other if other.fits and other.seconds < found.seconds else found
+        return other if other.fits and other.seconds < simulated.seconds else simulated
 
     def quick(self, draft: Draft) -> SimulatedDraft:
         """Price a draft by simulating the beginning of its step, the whole of it if it is short.
@@ -269,12 +269,12 @@ class DraftSimulator:
         brief = whole <= THRESHOLDS.long_step or short >= THRESHOLDS.worth_shortening * whole
         if brief or not enough or not schedule_record(draft.schedule).steady:
             made = self.plan_of(draft)
-            found = self.price(made)
-            ends, paces = pass_ends(found), _paces(found)
+            estimated = self.price(made)
+            ends, paces = pass_ends(estimated), _paces(estimated)
             return SimulatedDraft(
-                draft, found.step_seconds, self._short_of(found), (made, found), _free(found),
+                draft, estimated.step_seconds, self._short_of(estimated), (made, estimated), _free(estimated),
                 runners=_runners(draft, ends, paces, [p.micro_batches for p in draft.pipelines]),
-                closing_s=found.result.step_seconds - max(ends), slowdown=found.priced.slowdown,
+                closing_s=estimated.result.step_seconds - max(ends), slowdown=estimated.priced.slowdown,
             )  # fmt: skip
         first, second = self._shortened(draft, lengths), self._shortened(draft, longer)
         starts, ends = pass_ends(first), pass_ends(second)
@@ -299,11 +299,11 @@ class DraftSimulator:
         plan = to_plan(shorter, self.tables.references, job, problem.model, problem.cluster)
         return self.price(plan)
 
-    def _short_of(self, found: Estimate) -> dict[str, float]:
+    def _short_of(self, estimated: Estimate) -> dict[str, float]:
         if self.tables.problem.unlimited_memory:
             return {}
         short: dict[str, float] = {}
-        for memory in found.memory:
+        for memory in estimated.memory:
             if not memory.fits:
                 more = memory.total - memory.limit
                 short[memory.pool] = max(short.get(memory.pool, 0.0), more)

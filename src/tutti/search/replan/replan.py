@@ -89,34 +89,34 @@ def replan(
     simulator = DraftSimulator(tables)
     staying = _staying(old, problem, moved, simulator)
     warm = effort or _warm(old, problem)
-    found = _searched(old, tables, warm, report, staying)
-    kept = staying is not None and staying.step_seconds <= found.best.step_seconds
+    answer = _searched(old, tables, warm, report, staying)
+    kept = staying is not None and staying.step_seconds <= answer.best.step_seconds
     if staying is not None and kept:
         proven = simulator.prove(staying.plan, staying.estimate, staying.summary)
-        rival = None if found.best is staying else found.best
-        found = replace(found, best=proven, runner_up=rival, why_runner_up_lost="")
-    found = replace(
-        found,
+        rival = None if answer.best is staying else answer.best
+        answer = replace(answer, best=proven, runner_up=rival, why_runner_up_lost="")
+    answer = replace(
+        answer,
         # The running plan may lie outside of a space that was narrowed since.
-        lower_bound_seconds=min(found.lower_bound_seconds, found.best.step_seconds),
+        lower_bound_seconds=min(answer.lower_bound_seconds, answer.best.step_seconds),
         search_cpu_seconds=time.process_time() - started,
     )
-    needed = movement(old, found.best.plan, problem.model, problem.cluster, moved)
+    needed = movement(old, answer.best.plan, problem.model, problem.cluster, moved)
     pays = payback(
         staying.step_seconds if staying is not None else None,
-        found.best.step_seconds,
+        answer.best.step_seconds,
         needed.seconds,
         steps_lost=steps_lost if needed.rolls_back else 0.0,
     )
     if staying is not None and not needed.storage_known:
         pays = None  # nobody can tell how long the pause is
     return Replanned(
-        result=found,
+        result=answer,
         movement=needed,
         staying=staying,
         payback_seconds=pays,
         kept_old=kept,
-        words=_words(found, staying, needed, pays, kept=kept),
+        words=_words(answer, staying, needed, pays, kept=kept),
         renumbered=renumbered(moved or {}),
     )
 
@@ -170,21 +170,21 @@ def _arrangements(old: Plan, problem: Problem) -> tuple[Grouping, ...]:
 def _seeds(old: Plan, problem: Problem) -> tuple[tuple[PipelineCopies, ...], ...]:
     """Return the running plan's chains with as many copies as the changed pools hold."""
     level = max((rule.shard_level for rule in old.synchronisation), default=0)
-    found: dict[object, PipelineCopies] = {}
+    by_chain: dict[object, PipelineCopies] = {}
     for pipeline in old.pipelines:
         chain = _chain(pipeline, old.job.schedule, level)
         if chain is None or not _allowed(chain, problem):
             return ()
-        known = found.get(chain.form)
+        known = by_chain.get(chain.form)
         if known is not None:
             chain = replace(chain, copies=chain.copies + known.copies)
-        found[chain.form] = PipelineCopies(
+        by_chain[chain.form] = PipelineCopies(
             chain=chain, copies=chain.copies, micro_batches=pipeline.micro_batches
         )
-    copies = _fitted(list(found.values()), {pool.name: pool.num_chips for pool in problem.pools})
+    copies = _fitted(list(by_chain.values()), {pool.name: pool.num_chips for pool in problem.pools})
     parts = tuple(
         replace(part, chain=replace(part.chain, copies=count), copies=count)
-        for part, count in zip(found.values(), copies, strict=True)
+        for part, count in zip(by_chain.values(), copies, strict=True)
         if count > 0
     )
     return (parts,) if parts else ()
@@ -339,7 +339,7 @@ def movement_text(needed: Movement) -> str:
 
 
 def _words(
-    found: SearchResult,
+    result: SearchResult,
     staying: ProvenPlan | None,
     needed: Movement,
     pays: float | None,
@@ -347,7 +347,7 @@ def _words(
     kept: bool,
 ) -> str:
     """Say in a few sentences what to do and what it costs."""
-    new = step_text(found.best.step_seconds)
+    new = step_text(result.best.step_seconds)
     lost = (
         f" {bytes_text(needed.from_checkpoint_bytes)} of it are held by nobody and come from the "
         "last checkpoint, so training goes on from its step."
@@ -360,7 +360,7 @@ def _words(
         return f"{stays}{new} per step. {moves if needed.total_bytes else 'Nothing moves.'}"
     if staying is None:
         return f"The old plan cannot go on. The new one takes {new} per step. {moves}"
-    faster = 100 * (staying.step_seconds / found.best.step_seconds - 1)
+    faster = 100 * (staying.step_seconds / result.best.step_seconds - 1)
     gain = (
         f"The new plan takes {new} per step, the old one on the chips that are left "
         f"{step_text(staying.step_seconds)} ({faster:.1f} % more). {moves}"
