@@ -271,11 +271,17 @@ class DraftSimulator:
             made = self.plan_of(draft)
             estimated = self.price(made)
             ends, paces = pass_ends(estimated), _paces(estimated)
+            counts = [p.micro_batches for p in draft.pipelines]
             return SimulatedDraft(
-                draft, estimated.step_seconds, self._short_of(estimated), (made, estimated), _free(estimated),
-                runners=_runners(draft, ends, paces, [p.micro_batches for p in draft.pipelines]),
-                closing_s=estimated.result.step_seconds - max(ends), slowdown=estimated.priced.slowdown,
-            )  # fmt: skip
+                draft,
+                estimated.step_seconds,
+                self._short_of(estimated),
+                (made, estimated),
+                _free(estimated),
+                runners=_runners(draft, ends, paces, counts),
+                closing_s=estimated.result.step_seconds - max(ends),
+                slowdown=estimated.priced.slowdown,
+            )
         first, second = self._shortened(draft, lengths), self._shortened(draft, longer)
         starts, ends = pass_ends(first), pass_ends(second)
         taken = zip(starts, ends, lengths, longer, strict=True)
