@@ -41,7 +41,8 @@ class UnitBytes:
     backward_input: PassBytes
     backward_weight: PassBytes  # onto sums of gradients that are there
     collect: PassBytes  # adds to their sums what the weight pass left with the weights
-    only_weight: PassBytes  # of a step's only micro-batch, which leaves gradients with the weights
+    only_input: PassBytes  # of a step's only micro-batch, which leaves gradients with the weights
+    only_weight: PassBytes
     until_sums: PassBytes = NOTHING  # of a table's input pass, before it asks for the sum
     own_gradients: float = 0.0  # that the input pass leaves with the weights, added up from there
     recompute: PassBytes = NOTHING
@@ -181,9 +182,14 @@ class MeasuredMemory(MemoryModel):
         passes: list[PassBytes] = []
         for unit in reversed(units):
             measured = self._measured.units[unit]
-            if unit == 0:  # a table's gradient is made at once
-                sums = self._new_sums(0) if self._adds_up else self._table()
-                passes += [measured.until_sums, sums]
+            if not self._adds_up:
+                passes.append(measured.only_input)
+                if unit == 0:  # a tied head's gradient is there to be added to
+                    tied = self._tied * self.precision.parameters.num_bytes
+                    passes.append(PassBytes(0.0, -tied))
+                continue
+            if unit == 0:  # a table's gradient is added at once
+                passes += [measured.until_sums, self._new_sums(0)]
             if unit in self._with_weights:  # those of an earlier micro-batch are added to
                 passes.append(PassBytes(0.0, -measured.own_gradients))
             passes.append(measured.backward_input)
@@ -199,12 +205,6 @@ class MeasuredMemory(MemoryModel):
     def _adds_up(self) -> bool:
         """Whether the gradients of several micro-batches add up."""
         return self.num_micro_batches > 1
-
-    def _table(self) -> PassBytes:
-        """The gradient of a table, which a tied head's is added to."""
-        made = sum(each.loose.get(0, 0) + each.flat.get(0, 0) for each in self._of(0)) - self._tied
-        size = max(0, made) * self.precision.parameters.num_bytes
-        return PassBytes(size, size)
 
     def _weight_pass_of(self, units: range) -> PassBytes:
         if self._adds_up:

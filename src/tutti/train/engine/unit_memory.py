@@ -17,7 +17,14 @@ from torch import Tensor
 from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.reference.experts import Routing
 from tutti.accelerator.reference.optimizer import AdamSettings
-from tutti.cost.memory.measured_passes import MeasuredRanks, PassBytes, RankBytes, UnitBytes
+from tutti.cost.memory.measured_passes import (
+    NOTHING,
+    MeasuredRanks,
+    PassBytes,
+    RankBytes,
+    UnitBytes,
+    in_order,
+)
 from tutti.hardware.chip import Dtype
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
@@ -239,7 +246,9 @@ class RankMeter:
         weighed = self._watched(lambda: passes.backward_weight(unit, unit + 1, 0))
         del gradient
         if collect is None:
-            return {"only_weight": weighed}
+            until: PassBytes = found.get("until_sums", NOTHING)
+            only = in_order([until, found["backward_input"]])
+            return {"only_input": only, "only_weight": weighed}
         return found | {"backward_weight": weighed, "collect": self._watched(collect)}
 
     def _scattered(self, model: Model, unit: int) -> Iterator[Logical]:
