@@ -43,6 +43,11 @@ class Host:
         node = f"{self.pool}/{self.node}"
         return node if self.is_node else f"{node}/{self.slots}"
 
+    @property
+    def rank_text(self) -> str:
+        """Its ranks, written shortly."""
+        return str(Slots(tuple(sorted(self.ranks))))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
