@@ -60,10 +60,10 @@ def predict(
     json: Json = False,
 ) -> None:
     """Predict the time, memory and MFU of a training step, and whether it fits."""
+    if measure_memory is not None and profile is not None:
+        raise InputError("--profile has the memory of units, too; leave --measure-memory out")
     sources = load_sources(calibrations, profile, chip_profile, extrapolate=extrapolate)
     if measure_memory is not None:
-        if profile is not None:
-            raise InputError("--profile has the memory of units, too; leave --measure-memory out")
         sources = _with_measured_memory(sources, plan, measure_memory)
     found = load_estimate(plan, sources)
     if json:
