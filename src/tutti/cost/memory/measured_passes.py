@@ -44,6 +44,7 @@ class UnitBytes:
     only_input: PassBytes  # of a step's only micro-batch, which leaves gradients with the weights
     only_weight: PassBytes
     until_sums: PassBytes = NOTHING  # of a table's input pass, before it asks for the sum
+    update: float = 0.0  # by the optimizer, of all its weights together
     own_gradients: float = 0.0  # that the input pass leaves with the weights, added up from there
     recompute: PassBytes = NOTHING
     offload: PassBytes = NOTHING
@@ -276,8 +277,13 @@ class MeasuredMemory(MemoryModel):
     # --- state ---------------------------------------------------------------------------
 
     def _step(self, units: range) -> PassBytes:
-        updated = sum(map(self.optimizer_parameters, units)) * self._measured.update
-        return PassBytes(updated, -self._forgotten(units))
+        taken = 0.0
+        for unit in units:  # tensor by tensor, or this rank's part of one vector
+            whole = not any(exchange.level for exchange in self._of(unit))
+            flat = self.optimizer_parameters(unit) * self._measured.update
+            updates = self.optimizer_parameters(unit) > 0
+            taken += self._measured.units[unit].update * updates if whole else flat
+        return PassBytes(taken, -self._forgotten(units))
 
     def _forgotten(self, units: range) -> float:
         """Let gradients go; return their bytes."""

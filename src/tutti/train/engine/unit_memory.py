@@ -114,6 +114,7 @@ class RankMeter:
     def rank(self) -> RankBytes:
         """Return the figures of the rank."""
         batch, size = self._batch()
+        flat = self._update([torch.Size((SAMPLE_ELEMENTS,))], copied=False)
         known: dict[object, UnitBytes] = {}
         units = {}
         replica = self._seat.replica
@@ -128,7 +129,7 @@ class RankMeter:
             if kind not in known:
                 known[kind] = self._unit(unit, batch)
             units[unit] = known[kind]
-        return RankBytes(units=units, batch=size, update=self._update())
+        return RankBytes(units=units, batch=size, update=flat / SAMPLE_ELEMENTS)
 
     def _watched(self, work: Callable[[], object]) -> PassBytes:
         """Run something; return what it took."""
@@ -207,7 +208,8 @@ class RankMeter:
             found |= self._passes(passes, unit, batch, collect if several else None)
             for parameter in owners:
                 parameter.grad = None
-        return UnitBytes(**found)
+        decaying = [p.view.shape for p in model.logical_tensors() if p.view.dim() > 1]
+        return UnitBytes(**found, update=self._update(decaying, copied=True))
 
     def _passes(
         self, passes: Passes, unit: int, batch: Batch, collect: Callable[[], None] | None
@@ -276,23 +278,27 @@ class RankMeter:
             return batch.num_tokens
         return shares(batch.num_tokens, self._seat.tensor.size)[self._seat.tensor.rank]
 
-    def _update(self) -> float:
-        """Return the bytes per element that the optimizer's update takes besides its state."""
+    def _update(self, shapes: Sequence[torch.Size], *, copied: bool) -> float:
+        """Return the bytes that an update of tensors takes besides their state.
+
+        With `copied` parameters in the dtype that is computed with follow their masters.
+        """
         precision, device = self._plan.job.precision, self._accelerator.device
-        count = SAMPLE_ELEMENTS
 
         def zeros(dtype: Dtype) -> list[Tensor]:
-            return [torch.zeros(count, dtype=TORCH_DTYPES[dtype], device=device)]
+            kind = TORCH_DTYPES[dtype]
+            return [torch.zeros(shape, dtype=kind, device=device) for shape in shapes]
 
         weights = zeros(precision.master or precision.parameters)
         gradients, means, squares = (
             zeros(dtype) for dtype in (precision.gradients, precision.moments, precision.moments)
         )
+        copies = zeros(precision.parameters) if copied and precision.master is not None else None
         factor = torch.ones((), device=device)
         took = self._watched(
             lambda: self._accelerator.operators.adamw(
-                weights, gradients, means, squares, step=1,
+                weights, gradients, means, squares, step=1, copies=copies,
                 settings=AdamSettings(learning_rate=1e-3), gradient_factor=factor,
             )
         )  # fmt: skip
-        return took.peak / count
+        return took.peak
