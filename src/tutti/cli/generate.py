@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,7 +11,6 @@ import typer
 
 from tutti.cli.shared.output import Json, print_json
 from tutti.cli.shared.torch_needed import require_torch
-from tutti.errors import InputError
 
 if TYPE_CHECKING:
     from tutti.serve import Completion, Engine, SamplingParameters
@@ -97,6 +95,7 @@ def generate(
 ) -> None:
     """Go on with prompts, all of them together; one prompt's answer is printed as it comes."""
     require_torch("generate")
+    from tutti.errors import InputError
     from tutti.serve import Engine, SamplingParameters
 
     given: dict[str, Any] = {
@@ -112,29 +111,29 @@ def generate(
     )  # fmt: skip
     if not (prompts or file or tokens):
         raise InputError("no prompt: give a text, --file or --tokens")
-    given["guesses"] = 4 if draft is not None and not guesses else guesses
-    folders = given["adapters"] = _adapters(adapter or [])
-    engine = Engine.from_pretrained(folder, draft=draft, **given, **sizes)
+    if draft is not None and not guesses:
+        guesses = 4
+    folders = _adapters(adapter or [])
+    given["adapters"] = folders
+    engine = Engine.from_pretrained(folder, guesses=guesses, draft=draft, **given, **sizes)
     every = _prompts(engine, prompts or [], file, tokens or [], chat=chat)
-    asked, first = [one.prompt for one in every], next(iter(folders), "")
+    asked = [one.prompt for one in every]
+    first = next(iter(folders), "")
     each = [replace(parameters, adapter=first if o.adapter is None else o.adapter) for o in every]
-    if len(asked) == 1 and n == 1 and not json:
-        _streamed(engine, asked[0], each[0])
-    elif json:
+    if json:
         print_json([_plain(done) for done in engine.generate(asked, each)])
+    elif len(asked) == 1 and n == 1:
+        _streamed(engine, asked[0], each[0])
     else:
-        _print_answers(engine.generate(asked, each), several=n > 1)
-
-
-def _print_answers(outputs: Iterable[Completion], *, several: bool) -> None:
-    """Print the answers of many prompts, each with its number."""
-    for number, done in enumerate(outputs):
-        for sample, answer in enumerate(done.answers):
-            name = f"{number}.{sample}" if several else str(number)
-            sys.stdout.write(f"[{name}] {_shown(answer.text, answer.tokens)}\n")
+        for number, done in enumerate(engine.generate(asked, each)):
+            for sample, answer in enumerate(done.answers):
+                name = f"{number}.{sample}" if n > 1 else str(number)
+                sys.stdout.write(f"[{name}] {_shown(answer.text, answer.tokens)}\n")
 
 
 def _adapters(given: list[str]) -> dict[str, str]:
+    from tutti.errors import InputError
+
     found: dict[str, str] = {}
     for text in given:
         name, _, folder = text.partition("=")
@@ -147,6 +146,7 @@ def _adapters(given: list[str]) -> dict[str, str]:
 
 
 def _bytes(text: str) -> int:
+    from tutti.errors import InputError
     from tutti.units import parse
 
     try:
@@ -158,6 +158,8 @@ def _bytes(text: str) -> int:
 def _prompts(
     engine: Engine, texts: list[str], file: Path | None, tokens: list[str], *, chat: bool
 ) -> list[_Asked]:
+    from tutti.errors import InputError
+
     found: list[_Asked] = []
     if file is not None:
         found += _of_file(engine, file, chat=chat)
@@ -177,6 +179,7 @@ def _of_file(engine: Engine, file: Path, *, chat: bool) -> list[_Asked]:
     import json as reader
 
     from tutti import files
+    from tutti.errors import InputError
     from tutti.huggingface.chat import messages_of
 
     lines = [line for line in files.read_text(file).splitlines() if line.strip()]
