@@ -8,6 +8,8 @@ import re
 import pytest
 
 from tests.e2e.test_plan_cli import tutti
+from tests.support.any_plan import PLANS
+from tutti.plan.files import save_plan
 
 
 @pytest.fixture
@@ -37,6 +39,29 @@ def test_predict_as_json(plan, capsys):
     assert found["fits"] is True
     assert {m["pool"] for m in found["memory"]} == {"a800", "p800"}
     assert found["tokens_per_s"] == pytest.approx(256 * 4096 / found["step_time_s"])
+
+
+def test_memory_by_passes_that_were_measured_here(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    save_plan(PLANS["sequence parallel into plain tensor parallel"], path)
+    moving = {}
+    for name, words in {"counted": (), "measured": ("--measure-memory", "cpu")}.items():
+        code, out, err = tutti(capsys, "predict", str(path), "--json", *words)
+        assert code == 0, err
+        document = json.loads(out)
+        moving[name] = [each["moving_bytes"] for each in document["memory"]]
+        parameters = [each["parameters_bytes"] for each in document["memory"]]
+        assert all(size > 0 for size in parameters)
+    assert moving["measured"] != moving["counted"]
+    assert all(0.5 < b / a < 2 for a, b in zip(moving["counted"], moving["measured"], strict=True))
+
+
+def test_measured_memory_beside_a_layer_profile_is_refused(plan, tmp_path, capsys):
+    code, _, err = tutti(
+        capsys, "predict", str(plan), "--measure-memory", "cpu", "--profile", str(tmp_path)
+    )
+    assert code != 0
+    assert "leave --measure-memory out" in err
 
 
 def test_what_does_not_fit_is_an_answer(tmp_path, capsys):

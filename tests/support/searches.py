@@ -14,7 +14,7 @@ from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import Job
 from tutti.plan.plan import Offload, Pipeline, Plan, Recompute, Replica, Stage, Synchronisation
 from tutti.plan.uniform import Degrees, uniform_plan
-from tutti.search.answer.result import Alone, Pruned, SearchResult, Settled
+from tutti.search.answer.result import Alone, ProvenPlan, Pruned, SearchResult
 from tutti.simulate.estimate import estimate
 
 
@@ -27,11 +27,11 @@ class Case:
     cluster: Cluster
 
 
-def settle(plan: Plan, model: ModelSpec, cluster: Cluster, summary: str) -> Settled:
-    return Settled(plan=plan, estimate=estimate(plan, model, cluster), summary=summary)
+def settle(plan: Plan, model: ModelSpec, cluster: Cluster, summary: str) -> ProvenPlan:
+    return ProvenPlan(plan=plan, estimate=estimate(plan, model, cluster), summary=summary)
 
 
-def uniform_settled(model: ModelSpec, cluster: Cluster, job: Job, degrees: str) -> Settled:
+def uniform_proven(model: ModelSpec, cluster: Cluster, job: Job, degrees: str) -> ProvenPlan:
     plan = uniform_plan(model, cluster, job, Degrees.parse(degrees))
     return settle(plan, model, cluster, f"uniform {degrees.replace(',', ' ')}")
 
@@ -76,13 +76,13 @@ def small_case() -> Case:
     )
     pipeline = Pipeline(micro_batch=1, micro_batches=512, stages=stages)
     best = settle(mixed_plan(model, cluster, job, (pipeline,)), model, cluster, "4 uneven stages")
-    uniform = uniform_settled(model, cluster, job, "tp=4,pp=4,sp=1,shard=1")
-    rival = uniform_settled(model, cluster, job, "tp=8,pp=2,sp=1,shard=1")
+    uniform = uniform_proven(model, cluster, job, "tp=4,pp=4,sp=1,shard=1")
+    rival = uniform_proven(model, cluster, job, "tp=8,pp=2,sp=1,shard=1")
     alone = {}
     for pool, batch, degrees in (("a800", 376, "tp=4,pp=2,sp=1"), ("v100", 136, "tp=8,pp=1,sp=1")):
         part = replace(cluster, pools=(cluster.pool(pool),), fabric=type(cluster.fabric)())
-        found = uniform_settled(model, part, replace(job, global_batch=batch), degrees)
-        alone[pool] = Alone(pool=pool, global_batch=batch, settled=found, fits=found.estimate.fits)
+        found = uniform_proven(model, part, replace(job, global_batch=batch), degrees)
+        alone[pool] = Alone(pool=pool, global_batch=batch, proven=found, fits=found.estimate.fits)
     result = SearchResult(
         best=best,
         lower_bound_seconds=best.step_seconds * 0.965,
@@ -168,7 +168,7 @@ def large_case() -> Case:
     """Return a GPT of 10¹² parameters on 16,384 chips of three kinds in 64 stages."""
     model, cluster = load_model("gpt-1t"), Cluster.load("H16384")
     job = Job(sequence_length=2048, global_batch=16384)
-    best = uniform_settled(model, cluster, job, "tp=8,pp=64,sp=1,shard=1,recompute=full")
+    best = uniform_proven(model, cluster, job, "tp=8,pp=64,sp=1,shard=1,recompute=full")
     result = SearchResult(
         best=best,
         lower_bound_seconds=best.step_seconds * 0.9,

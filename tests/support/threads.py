@@ -163,7 +163,8 @@ class ThreadGroup:
     def all_reduce(self, x: Tensor, *, maximum: bool = False) -> Tensor:
         if maximum:
             everything = self._meet(_posted(x))
-            return _made(lambda: torch.stack(everything()).amax(0))
+            _put(x, lambda: torch.stack(everything()).amax(0))
+            return x
         return self.start_all_reduce(x).wait()
 
     def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
@@ -177,17 +178,23 @@ class ThreadGroup:
 
     def start_all_reduce(self, x: Tensor) -> _Result:
         everything = self._meet(_posted(x))
-        return _Result(lambda: _made(lambda: _sum(everything())))
+
+        def finish() -> Tensor:
+            _put(x, lambda: _sum(everything()))
+            return x
+
+        return _Result(finish)
 
     def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> _Result:
         assert x.shape[0] == rows[self.rank]
         everything = self._meet(_posted(x))
-        return _Result(lambda: _made(lambda: torch.cat(everything())))
+        return _filling(x, sum(rows), lambda: torch.cat(everything()))
 
     def start_reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> _Result:
         assert x.shape[0] == sum(rows)
         everything = self._meet(_posted(x))
-        return _Result(lambda: _made(lambda: _sum(everything()).split(list(rows))[self.rank]))
+        own = rows[self.rank]
+        return _filling(x, own, lambda: _sum(everything()).split(list(rows))[self.rank])
 
     def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> _Result:
         everything = self._meet(_posted(x).split(list(send)))
@@ -197,7 +204,7 @@ class ThreadGroup:
             assert [len(part) for part in found] == list(receive)
             return torch.cat(found)
 
-        return _Result(lambda: _made(finish))
+        return _filling(x, sum(receive), finish)
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
@@ -213,11 +220,15 @@ def _posted(x: Tensor) -> Tensor:
         return x.clone()
 
 
-def _made(value: Callable[[], Tensor]) -> Tensor:
-    """A result in memory of the rank that gets it."""
-    with _disable_current_modes():
-        arrived = value()
-    return torch.empty_like(arrived).copy_(arrived)
+def _filling(x: Tensor, rows: int, value: Callable[[], Tensor]) -> _Result:
+    """A result in memory of the rank that gets it, which has it from the start."""
+    out = x.new_empty((rows, *x.shape[1:]))
+
+    def finish() -> Tensor:
+        _put(out, value)
+        return out
+
+    return _Result(finish)
 
 
 def _put(target: Tensor, value: Callable[[], Tensor]) -> None:

@@ -28,7 +28,7 @@ def run_opt(size: int, folder: Path) -> Row:
     from tutti.cost.measured.layer_profiles import LayerProfiles
     from tutti.search.exact.comparison_formula import score
     from tutti.search.exact.comparison_search import search_by_formula
-    from tutti.search.pricing.simulate_draft import Settler
+    from tutti.search.pricing.simulate_draft import DraftSimulator
     from tutti.search.pricing.unit_tables import Tables
     from tutti.search.strategy.summary import summary_of
 
@@ -38,8 +38,8 @@ def run_opt(size: int, folder: Path) -> Row:
     metis = score(metis_plan(problem.model, problem.cluster), profiles)
     started = time.process_time()
     found = search_by_formula(problem, profiles)
-    settler = Settler(Tables(problem))
-    proven = settler.prove(found.plan, settler.price(found.plan), summary_of(found.plan))
+    simulator = DraftSimulator(Tables(problem))
+    proven = simulator.prove(found.plan, simulator.price(found.plan), summary_of(found.plan))
     return {
         "instance": f"OPT-{size}",
         "chips": problem.cluster.num_chips,

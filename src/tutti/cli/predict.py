@@ -39,6 +39,15 @@ CalibrationFolder = Annotated[
     Path | None,
     typer.Option("--calibrations", help="A folder that `tutti calibrate` wrote, used first."),
 ]
+MeasureMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--measure-memory",
+        help="Run every kind of unit once on a device of this machine (cpu, cuda, …) and predict "
+        "memory by what its passes took.",
+        metavar="DEVICE",
+    ),
+]
 
 
 def predict(
@@ -47,10 +56,15 @@ def predict(
     profile: ProfileFolder = None,
     extrapolate: Extrapolate = False,
     chip_profile: ChipProfiles = None,
+    measure_memory: MeasureMemory = None,
     json: Json = False,
 ) -> None:
     """Predict the time, memory and MFU of a training step, and whether it fits."""
+    if measure_memory is not None and profile is not None:
+        raise InputError("--profile has the memory of units, too; leave --measure-memory out")
     sources = load_sources(calibrations, profile, chip_profile, extrapolate=extrapolate)
+    if measure_memory is not None:
+        sources = _with_measured_memory(sources, plan, measure_memory)
     found = load_estimate(plan, sources)
     if json:
         print_json(estimate_document(found))
@@ -81,6 +95,20 @@ def load_sources(
         profiles=tuple(Profile.find(name) for name in chip_profiles or ()),
         extrapolate=extrapolate,
     )
+
+
+def _with_measured_memory(sources: Sources, plan: Path, device: str) -> Sources:
+    """Return the sources with what passes take on a device of this machine."""
+    from dataclasses import replace
+
+    from tutti.accelerator import open_accelerator
+    from tutti.plan.check import embedded_model
+    from tutti.plan.files import load_plan
+    from tutti.train.engine.unit_memory import measure_ranks
+
+    given = load_plan(plan)
+    measured = measure_ranks(given, embedded_model(given), open_accelerator(device))
+    return replace(sources, measured_ranks=measured)
 
 
 def load_estimate(plan: Path, sources: Sources) -> Estimate:

@@ -50,18 +50,3 @@ class Work:
         """End it; called once by whoever runs it."""
         self._error = error
         self._settled.set()
-
-
-class Works:
-    """Several operations waited for as one."""
-
-    def __init__(self, works: list[Work]) -> None:
-        self._works = works
-
-    def done(self) -> bool:
-        """Tell whether all ended."""
-        return all(work.done() for work in self._works)
-
-    def wait(self, timeout_s: float | None = None) -> list[Any]:
-        """Wait for all and return their results."""
-        return [work.wait(timeout_s) for work in self._works]

@@ -31,14 +31,14 @@ def families() -> Mapping[str, Mapping[str, FamilyPrior]]:
     """Return the beliefs of every architecture that has some of its own."""
     text = resources.files("tutti.cost").joinpath(_FILE).read_text(encoding="utf-8")
     kind = dict[str, dict[str, FamilyPrior]]
-    found = document.build(kind, files.parse_yaml(text, _FILE), Place(_FILE))
-    for architecture, priors in found.items():
+    beliefs = document.build(kind, files.parse_yaml(text, _FILE), Place(_FILE))
+    for architecture, priors in beliefs.items():
         for name in priors:
             if name not in registry():
                 raise ValueError(
                     f"{_FILE}: {architecture}: no constant '{name}'; {hint(name, registry())}"
                 )
-    return found
+    return beliefs
 
 
 @functools.lru_cache(maxsize=256)

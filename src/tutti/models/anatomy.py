@@ -1,7 +1,7 @@
-"""What a block is made of: its products with weights, each once, for whoever counts or prices them.
+"""What a block is made of: products, norms and rotations, each once, for whoever counts them.
 
 Operators with their FLOPs and bytes, the calls that the engine makes, parameters and the closed
-formulas of the cost model all go over these products. Widths are numbers of one model, or arrays
+formulas of the cost model all go over these. Widths are numbers of one model, or arrays
 of many models and strategies; what a model does not have is 0.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple
 
-from tutti.models.parts import BlockSpec
+from tutti.models.parts import AttentionSpec, BlockSpec, Placement, Residual
 
 Size = Any  # a number, or an array of them
 Widths = Any  # `BlockWidths`, or arrays of them under the same names
@@ -80,6 +80,30 @@ def rank_kv_heads(kv_heads: Size, tp: Size) -> Size:
     """Return the key-value heads of a rank; where there are fewer than ranks, ranks share one."""
     share = kv_heads / tp
     return share * (share >= 1) + (share < 1)
+
+
+def block_norm_names(block: BlockSpec) -> tuple[str, ...]:
+    """Return the names of a block's norms on the residual stream, in the order of their use."""
+    if block.residual is Residual.PARALLEL_ONE_NORM:
+        return ("attention_norm",)
+    if block.placement is Placement.SANDWICH:
+        return ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+    if block.placement is Placement.PRE:
+        return ("attention_norm", "mlp_norm")
+    return ("attention_post_norm", "mlp_post_norm")
+
+
+def rotated_heads(part: AttentionSpec, tp: Size = 1) -> tuple[Size, ...]:
+    """Return the heads of a rank that turn by their positions, those together that turn at once.
+
+    Latent attention has one key for all heads, which turns by itself.
+    """
+    if part.rotary is None:
+        return ()
+    heads = part.heads / tp
+    if part.latent is not None:
+        return heads, 1.0 + 0.0 * heads
+    return (heads + rank_kv_heads(part.kv_heads, tp),)
 
 
 def attention_products(widths: Widths, tp: Size = 1) -> list[Product]:

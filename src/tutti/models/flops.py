@@ -8,13 +8,15 @@ from tutti.errors import InputError
 from tutti.models.anatomy import (
     BlockWidths,
     attention_products,
+    block_norm_names,
     feed_forward_products,
     rank_kv_heads,
+    rotated_heads,
     router_product,
 )
 from tutti.models.builder import FLOAT_BYTES, MASK_BYTES, Builder
 from tutti.models.operators import AttentionShape, Kept, Operator, OperatorKind, Workload
-from tutti.models.parts import AttentionSpec, BlockSpec, MoeSpec, Placement, Residual
+from tutti.models.parts import AttentionSpec, BlockSpec, MoeSpec, Residual
 from tutti.models.spec import ModelSpec
 
 
@@ -156,12 +158,11 @@ def add_block(build: Builder, spec: ModelSpec, block: BlockSpec) -> None:
     """Add attention and feed-forward layer with the norms and residuals around them."""
     work, hidden = build.work, spec.hidden
     rows, elements = work.own_tokens, work.own_tokens * spec.hidden
-    pre = block.placement in (Placement.PRE, Placement.SANDWICH)
-    post = block.placement is not Placement.PRE
+    norms = block_norm_names(block)
     shared = block.residual is Residual.PARALLEL_ONE_NORM
     build.known = {"mlp input"} if shared else set()  # where it is attention's
     for half in ("attention", "mlp"):
-        if pre and not (shared and half == "mlp"):
+        if f"{half}_norm" in norms:
             build.norm(f"{half}_norm", rows, hidden)
         if half == "attention":
             _attention(build, spec, block)
@@ -173,7 +174,7 @@ def add_block(build: Builder, spec: ModelSpec, block: BlockSpec) -> None:
             build.dropout(f"{half} dropout", elements)
         if block.residual_multiplier != 1:
             build.elementwise(f"{half} multiplier", elements, inputs=1)
-        if post:
+        if f"{half}_post_norm" in norms:
             build.norm(f"{half}_post_norm", rows, hidden)
         build.elementwise(f"{half} residual", elements)
 
@@ -192,8 +193,7 @@ def _attention(build: Builder, spec: ModelSpec, block: BlockSpec) -> None:
     if part.qk_norm is not None:
         build.norm("attention.qk_norm", work.tokens, (heads + kv_heads) * part.head_dim)
     if part.rotary is not None:
-        shared = part.latent is not None  # latent attention rotates one key for all heads
-        elements = work.tokens * (heads + (1 if shared else kv_heads)) * part.rotary.dim
+        elements = work.tokens * int(sum(rotated_heads(part, work.tp))) * part.rotary.dim
         e = work.element_bytes
         build.memory_bound(
             "attention.rotary", OperatorKind.ROTARY, elements, forward=2 * e, backward=2 * e

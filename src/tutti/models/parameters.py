@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, Protocol
 
-from tutti.models.anatomy import BlockWidths, Sliced, attention_products
+from tutti.models.anatomy import BlockWidths, Sliced, attention_products, block_norm_names
 from tutti.models.parts import (
     BlockSpec,
     EmbeddingSpec,
@@ -23,9 +23,7 @@ from tutti.models.parts import (
     MlpSpec,
     MoeSpec,
     NormSpec,
-    Placement,
     QkNormSpec,
-    Residual,
 )
 
 Interval = tuple[int, int]  # half-open
@@ -239,17 +237,6 @@ def _block_parameters(block: BlockSpec, hidden: int) -> tuple[Parameter, ...]:
     if block.moe is not None:
         found += _moe(block.moe, hidden)
     return tuple(found)
-
-
-def block_norm_names(block: BlockSpec) -> tuple[str, ...]:
-    """Return the names of a block's norms on the residual stream, in the order of their use."""
-    if block.residual is Residual.PARALLEL_ONE_NORM:
-        return ("attention_norm",)
-    if block.placement is Placement.SANDWICH:
-        return ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
-    if block.placement is Placement.PRE:
-        return ("attention_norm", "mlp_norm")
-    return ("attention_post_norm", "mlp_post_norm")
 
 
 def _block_norms(block: BlockSpec, hidden: int) -> Iterator[Parameter]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
 from tutti.models import BlockSpec, ModelSpec, Placement, Residual
-from tutti.models.parameters import block_norm_names
+from tutti.models.anatomy import block_norm_names
 from tutti.nn.attention import Attention
 from tutti.nn.batch import Batch
 from tutti.nn.experts import Experts

@@ -92,13 +92,13 @@ def _fingerprint(same: _Same) -> str:
 
 def _references(case: Case) -> Iterator[Problem]:
     plan = case.plan
-    for what, said, found in (
+    for what, said, actual in (
         ("model", plan.model.hash, _fingerprint(_Same(case.model))),
         ("cluster", plan.cluster.hash, _fingerprint(_Same(case.cluster))),
     ):
-        if said and said != found:
+        if said and said != actual:
             yield Problem(
-                "reference", what, f"has the hash {found}, but the plan was made for {said}"
+                "reference", what, f"has the hash {actual}, but the plan was made for {said}"
             )
     pools = [pool.name for pool in case.cluster.pools]
     for profile in plan.profiles:

@@ -59,14 +59,14 @@ def each_replica(stage: Stage, change: Callable[[Replica], Replica]) -> Stage:
 def ranges_of(units: Iterable[int], inside: UnitRanges) -> UnitRanges:
     """Return units as ranges that stay within some others."""
     wanted = sorted(set(units))
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for start, stop in sorted(inside):
         for unit in (u for u in wanted if start <= u < stop):
-            if found and found[-1][1] == unit and found[-1][0] >= start:
-                found[-1] = (found[-1][0], unit + 1)
+            if ranges and ranges[-1][1] == unit and ranges[-1][0] >= start:
+                ranges[-1] = (ranges[-1][0], unit + 1)
             else:
-                found.append((unit, unit + 1))
-    return tuple(found)
+                ranges.append((unit, unit + 1))
+    return tuple(ranges)
 
 
 def units_of(ranges: UnitRanges) -> list[int]:

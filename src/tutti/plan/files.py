@@ -24,11 +24,11 @@ def plan_from_document(value: object, name: str) -> Plan:
     if not isinstance(value, dict):
         raise place.error(f"not a plan: expected a JSON object, found {shown(value)}")
     fields = dict(value)
-    found = fields.pop("format", None)
-    if found != FORMAT:
+    version = fields.pop("format", None)
+    if version != FORMAT:
         if (other := _other_kind(fields)) is not None:
             raise place.error(f"{other}; expected a plan, as tutti plan -o writes it")
-        said = "has no 'format'" if found is None else f"'format' is {shown(found)}"
+        said = "has no 'format'" if version is None else f"'format' is {shown(version)}"
         raise place.error(f"{said}; this version of tutti reads '{FORMAT}'")
     plan = build(Plan, fields, place)
     _verify_hashes(plan, place)
@@ -48,11 +48,11 @@ def _other_kind(fields: Mapping[str, object]) -> str | None:
 
 def _verify_hashes(plan: Plan, place: Place) -> None:
     spec, cluster = plan.model.spec, plan.cluster.cluster
-    found = {
+    hashes = {
         "model": (plan.model.hash, spec.fingerprint if spec is not None else None),
         "cluster": (plan.cluster.hash, cluster.fingerprint() if cluster is not None else None),
     }
-    for key, (said, is_now) in found.items():
+    for key, (said, is_now) in hashes.items():
         if said and is_now is not None and said != is_now:
             raise place.key(key).value_error(
                 f"has the hash {is_now}, but the plan was made for {shown(said)}: it was edited "

@@ -87,7 +87,7 @@ def make_problem(
 ) -> Problem:
     """Return the question; what is left out is filled in as `tutti plan --help` says."""
     spec = model if isinstance(model, ModelSpec) else load_model(os.fspath(model))
-    found = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    given_cluster = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     length = (
         min(THRESHOLDS.usual_length, spec.max_length)
         if sequence_length is None
@@ -97,19 +97,19 @@ def make_problem(
         raise InputError(f"{option('sequence_length')}: {problem}")
     values = {
         "sequence_length": length,
-        "global_batch": default_batch(found) if global_batch is None else global_batch,
+        "global_batch": default_batch(given_cluster) if global_batch is None else global_batch,
         "precision": precision,
     }
     job = build(Job, values, Place("plan"))
-    for pool in found.pools:
+    for pool in given_cluster.pools:
         if refusal := precision_refusal(pool.chip, job.precision):
             raise InputError(f"{option('precision')}: {refusal}")
     asked = Problem(
         model=spec,
-        cluster=found,
+        cluster=given_cluster,
         job=job,
         sources=sources or Sources(),
-        space=_limited_space(limits or Limits(), found, job, spec),
+        space=_limited_space(limits or Limits(), given_cluster, job, spec),
         objective=_objective(objective),
     )
     rates(asked)  # refuses an objective for which the cluster file lacks a figure

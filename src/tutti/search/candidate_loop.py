@@ -13,20 +13,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tutti.plan.plan import Plan
-from tutti.search.answer.result import Settled
+from tutti.search.answer.result import ProvenPlan
 from tutti.search.coarse.candidates import Candidates
-from tutti.search.cutting.build_draft import Part
+from tutti.search.cutting.build_draft import PipelineCopies
 from tutti.search.cutting.local_search import Polish
 from tutti.search.exact.enumerate_strategies import TooLargeError
 from tutti.search.exact.exact_search import search_exactly
 from tutti.search.pricing.money_and_energy import chips_by_pool
 from tutti.search.pricing.objective import rates, value
-from tutti.search.pricing.simulate_draft import Quick, Settler, require_agreement
+from tutti.search.pricing.simulate_draft import DraftSimulator, SimulatedDraft, require_agreement
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.effort import Effort, Progress, Report, silent
 from tutti.search.question.space import Problem
 from tutti.search.strategy.candidate import Candidate
-from tutti.search.strategy.priced_drafts import Found, State
+from tutti.search.strategy.priced_drafts import RankedDrafts
 from tutti.search.strategy.summary import summary_of
 from tutti.search.strategy.tie_break import splitting
 from tutti.search.thresholds import THRESHOLDS
@@ -43,17 +43,17 @@ class Search:
         self.problem = tables.problem
         self.effort = effort
         self.source = Candidates(tables, effort)
-        self.settler = Settler(tables)
+        self.simulator = DraftSimulator(tables)
         self.report = report
         self.bound = bound
-        self.state = State()
+        self.ranked = RankedDrafts()
         self.interrupted = False
         self.per_second = rates(self.problem)
         self.corrections: dict[object, float] = {}  # by kind and by shape of candidates
         self.curious_until = 0  # instructions
-        self.seen: Counter[object] = Counter()  # candidates that were settled, by kind
+        self.seen: Counter[object] = Counter()  # candidates that were simulated, by kind
 
-    def run_exactly(self) -> State | None:
+    def run_exactly(self) -> RankedDrafts | None:
         """Search a small space whole; None where it is too large, or nothing in it fits."""
         problem = self.problem
         small = (
@@ -63,17 +63,18 @@ class Search:
         if not small or self.per_second is not None or not self.tables.units_alike:
             return None
         try:
-            found = search_exactly(problem, self.tables, self.effort.exact)
+            exact = search_exactly(problem, self.tables, self.effort.exact)
         except TooLargeError:
             return None
         except KeyboardInterrupt:
             self.interrupted = True
             return None
-        if found is None:
+        if exact is None:
             return None
-        self.settler.simulated += found.simulated
-        self.state.take(Found(found.draft, found.step_seconds, found.step_seconds, "exact"))
-        return self.state
+        self.simulator.simulated += exact.simulated
+        seconds = exact.step_seconds
+        self.ranked.take(SimulatedDraft(exact.draft, seconds, {}, value=seconds, key="exact"))
+        return self.ranked
 
     @property
     def may_have_more(self) -> bool:
@@ -81,8 +82,8 @@ class Search:
         most = self.problem.space.max_pipelines
         return len(self.problem.pools) > 2 and (most is None or most > 2)
 
-    def run(self) -> State:
-        """Settle the most promising candidates until the work is spent."""
+    def run(self) -> RankedDrafts:
+        """Simulate the most promising candidates until the work is spent."""
         budget = self.effort.budget(self.problem.num_chips)
         if self.effort.width(self.problem.num_chips) > 1:
             self.curious_until = budget // 2
@@ -93,32 +94,32 @@ class Search:
                 if candidate is None or self._enough(candidate, number, budget):
                     break
                 left.remove(candidate)
-                found = self._settle(candidate)
-                self.corrections[candidate.kind] = self.corrections[candidate.shape] = found
+                correction = self._simulate(candidate)
+                self.corrections[candidate.kind] = self.corrections[candidate.shape] = correction
                 self.seen[candidate.kind] += 1
             self._explore(left, budget)
-            self.state.skipped += len(left)
+            self.ranked.skipped += len(left)
             self._improve()
             self._polish()
         except KeyboardInterrupt:
             self.interrupted = True
-        return self.state
+        return self.ranked
 
     def _explore(self, left: list[Candidate], budget: int) -> None:
-        """Settle the best candidates of kinds that were not looked at, where the gap is wide.
+        """Simulate the best candidates of kinds that were not looked at, where the gap is wide.
 
         The coarse model errs most between kinds; a local search goes on from several of them.
         """
-        best = self.state.best
+        best = self.ranked.best
         if best is None or not self.bound or self.per_second is not None:
             return
         most = min(
             THRESHOLDS.most_explored,
             int((best.seconds / self.bound - 1.0) / THRESHOLDS.explored_per_gap),
         )
-        kinds = {_family(found.parts) for found in self.state.found if found.parts}
+        kinds = {_family(known.copies) for known in self.ranked.drafts if known.copies}
         for candidate in sorted(left, key=self._promise):
-            if most <= 0 or self.settler.instructions > budget:
+            if most <= 0 or self.simulator.instructions > budget:
                 return
             family = _family(candidate.parts)
             if (
@@ -129,7 +130,7 @@ class Search:
             kinds.add(family)
             left.remove(candidate)
             most -= 1
-            self._settle(candidate, whole=True)
+            self._simulate(candidate, whole=True)
 
     def _promise(self, candidate: Candidate) -> float:
         """Return what a candidate is likely worth.
@@ -141,30 +142,30 @@ class Search:
         same = self.corrections.get(candidate.shape, 1.0)
         if same < THRESHOLDS.false_promise:
             same = self.corrections.get(candidate.kind, 1.0)
-        early = self.settler.instructions + candidate.instructions < self.curious_until
+        early = self.simulator.instructions + candidate.instructions < self.curious_until
         if early and self.seen[candidate.kind] < THRESHOLDS.curious:
             same *= THRESHOLDS.believed
         return candidate.value * same
 
     def _enough(self, candidate: Candidate, number: int, budget: int) -> bool:
         """Tell whether the best plan stands: nothing left promises more, or the work is done."""
-        best = self.state.best
+        best = self.ranked.best
         if best is None:
             return number >= THRESHOLDS.most_tried
         promised = self._promise(candidate)
-        if number >= self.effort.most_candidates or self.settler.instructions > 4 * budget:
+        if number >= self.effort.most_candidates or self.simulator.instructions > 4 * budget:
             return True
-        fitting = number - self.state.rejected  # what did not fit taught little
+        fitting = number - self.ranked.rejected  # what did not fit taught little
         enough = self.effort.candidates * self.effort.width(self.problem.num_chips)
-        spent = fitting >= enough or self.settler.instructions > budget
+        spent = fitting >= enough or self.simulator.instructions > budget
         well_known = self.seen[candidate.kind] > THRESHOLDS.curious
         return promised >= best.value * (
             THRESHOLDS.worth_more if spent or well_known else THRESHOLDS.worth_a_look
         )
 
-    def worth(self, settled: Settled) -> float:
-        """Return what the objective counts of a settled plan."""
-        return self.plan_worth(settled.plan, settled.estimate)
+    def worth(self, proven: ProvenPlan) -> float:
+        """Return what the objective counts of a proven plan."""
+        return self.plan_worth(proven.plan, proven.estimate)
 
     def plan_worth(self, plan: Plan, estimate: Estimate) -> float:
         """Return what the objective counts of a plan."""
@@ -174,69 +175,69 @@ class Search:
         """Return what the objective counts of a plan whose step takes so long."""
         return value(seconds, chips_by_pool(plan), self.per_second)
 
-    def _settle(self, candidate: Candidate, *, whole: bool = False) -> float:
+    def _simulate(self, candidate: Candidate, *, whole: bool = False) -> float:
         """Simulate a candidate, or its `whole` step; return its seconds over what it promised."""
-        found = self.settler.parts(candidate.parts)
-        if found is None:
-            self.state.rejected += 1
+        simulated = self.simulator.parts(candidate.parts)
+        if simulated is None:
+            self.ranked.rejected += 1
             return THRESHOLDS.unfit
-        if whole and found.whole is None:
-            made = self.settler.plan_of(found.draft)
-            priced = self.settler.price(made)
-            found = replace(found, seconds=priced.step_seconds, whole=(made, priced))
-        self._take(found, candidate.key, candidate.parts)
-        return found.seconds / candidate.coarse_seconds
+        if whole and simulated.whole is None:
+            made = self.simulator.plan_of(simulated.draft)
+            priced = self.simulator.price(made)
+            simulated = replace(simulated, seconds=priced.step_seconds, whole=(made, priced))
+        self._take(simulated, candidate.key, candidate.parts)
+        return simulated.seconds / candidate.coarse_seconds
 
-    def _take(self, found: Quick, key: object, parts: tuple[Part, ...] = ()) -> None:
-        worth = value(found.seconds, found.draft.chips(), self.per_second)
-        settled = replace(found, whole=None)
-        self.state.take(Found(found.draft, found.seconds, worth, key, found.whole, parts, settled))
-        self._even(found, key)
-        best = self.state.best
+    def _take(
+        self, draft: SimulatedDraft, key: object, parts: tuple[PipelineCopies, ...] = ()
+    ) -> None:
+        worth = value(draft.seconds, draft.draft.chips(), self.per_second)
+        self.ranked.take(replace(draft, value=worth, key=key, copies=parts))
+        self._even(draft, key)
+        best = self.ranked.best
         self.report(
             Progress(
                 doing="simulating",
                 best_seconds=best.seconds if best is not None else None,
                 lower_bound_seconds=self.bound if self.per_second is None else None,
-                settled=self.settler.simulated,
+                simulated=self.simulator.simulated,
             )
         )
 
-    def _even(self, found: Quick, key: object) -> None:
+    def _even(self, simulated: SimulatedDraft, key: object) -> None:
         """Try the micro-batches that the paces ask for, where that would be the best so far."""
-        evened, best = found.evened, self.state.best
+        evened, best = simulated.evened, self.ranked.best
         assert best is not None
         chips = evened.draft.chips()
         hoped = value(evened.seconds, chips, self.per_second)
-        if evened is found or hoped > best.value * THRESHOLDS.worth_evening:
+        if evened is simulated or hoped > best.value * THRESHOLDS.worth_evening:
             return
-        again = self.settler.quick(evened.draft)
+        again = self.simulator.quick(evened.draft)
         if again.fits:
             worth = value(again.seconds, chips, self.per_second)
-            self.state.take(Found(again.draft, again.seconds, worth, (key, "evened"), again.whole))
+            self.ranked.take(replace(again, value=worth, key=(key, "evened")))
 
     def _improve(self) -> None:
         """Take small steps from the best strategies, where a cluster is large enough to earn it."""
-        polish = Polish(self.settler, self.effort.improvement(self.problem.num_chips))
-        settled = [found for found in self.state.found if found.settled is not None]
-        for found in settled[: self.effort.improved]:
-            assert found.settled is not None
-            better = polish.improved(found.parts, found.settled)
-            if better is not found.settled:
-                self._take(better, found.key, found.parts)
+        polish = Polish(self.simulator, self.effort.improvement(self.problem.num_chips))
+        of_candidates = [simulated for simulated in self.ranked.drafts if simulated.copies]
+        for simulated in of_candidates[: self.effort.improved]:
+            better = polish.improved(simulated.copies, simulated)
+            if better is not simulated:
+                self._take(better, simulated.key, simulated.copies)
 
     def _polish(self) -> None:
         """Try what the coarse model does not tell apart: stages of a copy side by side."""
         if not self.problem.cluster.fabric.oversubscribed:
             return
-        for found in self.state.found[: self.effort.polished]:
-            if any(len(pipeline.stages) > 1 for pipeline in found.draft.pipelines):
-                quick = self.settler.quick(replace(found.draft, placement="copy"))
+        for ranked in self.ranked.drafts[: self.effort.polished]:
+            if any(len(pipeline.stages) > 1 for pipeline in ranked.draft.pipelines):
+                quick = self.simulator.quick(replace(ranked.draft, placement="copy"))
                 if quick.fits:
-                    self._take(quick, found.key)
+                    self._take(quick, ranked.key)
 
 
-def _family(parts: Sequence[Part]) -> object:
+def _family(parts: Sequence[PipelineCopies]) -> object:
     """Return what strategies have in common that small steps do not lead away from."""
     return frozenset(
         (
@@ -248,45 +249,46 @@ def _family(parts: Sequence[Part]) -> object:
     )
 
 
-def settled_best(search: Search, state: State) -> tuple[Settled, Settled | None]:
+def proven_best(search: Search, ranked: RankedDrafts) -> tuple[ProvenPlan, ProvenPlan | None]:
     """Simulate the best drafts whole, until none that is left promises more; prove the first."""
-    settler = search.settler
+    simulator = search.simulator
     whole: list[tuple[Plan, Estimate]] = []
-    for number, found in enumerate(state.found[: THRESHOLDS.most_whole]):
+    for number, simulated in enumerate(ranked.drafts[: THRESHOLDS.most_whole]):
         best_worth = min((search.plan_worth(*pair) for pair in whole), default=math.inf)
-        if number >= search.effort.whole and found.value >= best_worth:
+        if number >= search.effort.whole and simulated.value >= best_worth:
             break
-        if found.whole is None:
-            made = settler.plan_of(found.draft)
-            found.whole = (made, settler.price(made))
-            seconds = found.whole[1].step_seconds
-            require_agreement(summary_of(made), found.seconds, seconds, THRESHOLDS.shortened_within)
-        whole.append(found.whole)
+        pair = simulated.whole
+        if pair is None:
+            made = simulator.plan_of(simulated.draft)
+            pair = (made, simulator.price(made))
+            claimed, seconds = simulated.seconds, pair[1].step_seconds
+            require_agreement(summary_of(made), claimed, seconds, THRESHOLDS.shortened_within)
+        whole.append(pair)
     # what differs by rounding only is equal: then the plan that splits less
     whole.sort(key=lambda pair: (float(f"{search.plan_worth(*pair):.9e}"), splitting(pair[0])))
-    best = settler.prove(*whole[0], summary_of(whole[0][0]))
+    best = simulator.prove(*whole[0], summary_of(whole[0][0]))
     if len(whole) == 1:
         return best, None
     made, estimate = whole[1]
-    return best, Settled(plan=made, estimate=estimate, summary=summary_of(made))
+    return best, ProvenPlan(plan=made, estimate=estimate, summary=summary_of(made))
 
 
 def different_starts(
     search: Search, known: list[tuple[Plan, Estimate]]
 ) -> list[tuple[Plan, Estimate]]:
     """Return the best plan and the best ones of other shapes, for a local search to start from."""
-    found = sorted(known, key=lambda pair: search.plan_worth(*pair))[:1]
-    shapes = {_shape_of(plan) for plan, _ in found}
-    limit = THRESHOLDS.starts_within * search.plan_worth(*found[0])
-    for other in search.state.found:
-        if len(found) == THRESHOLDS.most_starts or other.value > limit:
+    starts = sorted(known, key=lambda pair: search.plan_worth(*pair))[:1]
+    shapes = {_shape_of(plan) for plan, _ in starts}
+    limit = THRESHOLDS.starts_within * search.plan_worth(*starts[0])
+    for other in search.ranked.drafts:
+        if len(starts) == THRESHOLDS.most_starts or other.value > limit:
             break
-        plan = search.settler.plan_of(other.draft)
+        plan = search.simulator.plan_of(other.draft)
         shape = _shape_of(plan)
         if shape not in shapes:
             shapes.add(shape)
-            found.append((plan, search.settler.price(plan)))
-    return found
+            starts.append((plan, search.simulator.price(plan)))
+    return starts
 
 
 def _shape_of(plan: Plan) -> object:
@@ -308,12 +310,12 @@ def search_parts(search: Search) -> Search:
         for part in parts:
             tables = search.tables.for_problem(part)
             one = Search(tables, search.effort, search.report, search.bound)
-            found = one.run().best
+            draft = one.run().best
             if one.interrupted:
                 search.interrupted = True
                 return best or search
-            known = best.state.best if best is not None else None
-            if found is not None and (known is None or found.value < known.value):
+            known = best.ranked.best if best is not None else None
+            if draft is not None and (known is None or draft.value < known.value):
                 best = one
         if best is not None:
             return best

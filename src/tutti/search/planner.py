@@ -16,19 +16,19 @@ from tutti.hardware.pool import Pool
 from tutti.plan.plan import Plan
 from tutti.search.answer.infeasible import explain_infeasible
 from tutti.search.answer.restore import restored_result
-from tutti.search.answer.result import Alone, Pruned, SearchResult, Settled
+from tutti.search.answer.result import Alone, ProvenPlan, Pruned, SearchResult
 from tutti.search.answer.uniform_baseline import best_uniform
 from tutti.search.bound.lower_bound import lower_bound
-from tutti.search.candidate_loop import Search, different_starts, search_parts, settled_best
+from tutti.search.candidate_loop import Search, different_starts, proven_best, search_parts
 from tutti.search.improve.plan_search import PlanSearch
 from tutti.search.pricing.money_and_energy import spending_of
 from tutti.search.pricing.objective import value_bound
-from tutti.search.pricing.simulate_draft import SearchDisagreementError, Settler
+from tutti.search.pricing.simulate_draft import DraftSimulator, SearchDisagreementError
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.canonical_pools import canonical_question
 from tutti.search.question.effort import Effort, Progress, Report, silent
 from tutti.search.question.space import Problem
-from tutti.search.strategy.priced_drafts import State
+from tutti.search.strategy.priced_drafts import RankedDrafts
 from tutti.search.strategy.space_limits import exports, plan_keeps
 from tutti.search.strategy.summary import summary_of
 from tutti.search.thresholds import THRESHOLDS
@@ -39,8 +39,8 @@ from tutti.simulate.estimate import Estimate
 class Rivals:
     """What the best plan is held against."""
 
-    uniform: Settled | str = "not looked for"
-    faster: Settled | None = None  # the uniform plan, where it beats what was found
+    uniform: ProvenPlan | str = "not looked for"
+    faster: ProvenPlan | None = None  # the uniform plan, where it beats what was found
     alone: dict[str, Alone] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -93,9 +93,9 @@ def _answered(
         bound = lower_bound(tables)
     report(Progress(doing="predicting", lower_bound_seconds=bound))
     search = _found(Search(tables, effort, report, bound))
-    state = search.state
-    if state.best is not None:
-        best, runner_up = _improved(search, *settled_best(search, state), bound)
+    ranked = search.ranked
+    if ranked.best is not None:
+        best, runner_up = _improved(search, *proven_best(search, ranked), bound)
     elif search.interrupted:
         raise StoppedError("stopped before the first plan was found")
     else:
@@ -107,7 +107,7 @@ def _answered(
         rivals = _compared(search, best, bound)
         if rivals.faster is not None:
             best, runner_up = rivals.faster, best  # nothing uneven pays here
-    best = search.settler.prove_again(best)
+    best = search.simulator.prove_again(best)
     return SearchResult(
         best=best,
         value=search.worth(best),
@@ -118,42 +118,42 @@ def _answered(
         objective=problem.objective,
         runner_up=runner_up,
         why_runner_up_lost=_why_lost(best, runner_up),
-        uniform=rivals.uniform if isinstance(rivals.uniform, Settled) else None,
+        uniform=rivals.uniform if isinstance(rivals.uniform, ProvenPlan) else None,
         uniform_missing=rivals.uniform if isinstance(rivals.uniform, str) else "",
         alone=rivals.alone,
         alone_missing=rivals.missing,
-        pruned=_pruned(search, state),
+        pruned=_pruned(search, ranked),
         interrupted=search.interrupted,
         work={
             "priced": search.source.coarse.priced,
-            "simulated": search.settler.simulated,
-            "instructions": search.settler.instructions,
+            "simulated": search.simulator.simulated,
+            "instructions": search.simulator.instructions,
         },
     )
 
 
-def _compared(search: Search, best: Settled, bound: float) -> Rivals:
+def _compared(search: Search, best: ProvenPlan, bound: float) -> Rivals:
     """Look for the best uniform plan and for each pool's own; an interrupt keeps what is there."""
     rivals = Rivals()
     tables, effort, problem = search.tables, search.effort, search.problem
     try:
         rivals.uniform = _uniform(tables, _exported(problem))
-        if isinstance(rivals.uniform, Settled) and _pays(search, rivals.uniform, best):
+        if isinstance(rivals.uniform, ProvenPlan) and _pays(search, rivals.uniform, best):
             best = rivals.faster = rivals.uniform
         most = effort.local_search(problem.num_chips, best.step_seconds, bound)
-        found = _alone(tables, effort, best, most // THRESHOLDS.alone_share)
-        rivals.alone, rivals.missing = found
+        alone = _alone(tables, effort, best, most // THRESHOLDS.alone_share)
+        rivals.alone, rivals.missing = alone
     except KeyboardInterrupt:
         search.interrupted = True
     return rivals
 
 
 def _improved(
-    search: Search, best: Settled, runner_up: Settled | None, bound: float
-) -> tuple[Settled, Settled | None]:
+    search: Search, best: ProvenPlan, runner_up: ProvenPlan | None, bound: float
+) -> tuple[ProvenPlan, ProvenPlan | None]:
     """Search on from the best plans of different shapes, then from the best of what was found."""
     budget = search.effort.local_search(search.problem.num_chips, best.step_seconds, bound)
-    local = PlanSearch(search.settler, search.seconds_worth)
+    local = PlanSearch(search.simulator, search.seconds_worth)
     known = [(s.plan, s.estimate) for s in (best, runner_up) if s is not None]
     starts = different_starts(search, known) if budget >= THRESHOLDS.several_starts else known[:1]
     reached = starts
@@ -166,14 +166,14 @@ def _improved(
         left = budget - local.spent
         ahead = [local.improved(*pair, int(share * left)) for pair in reached[:keep]]
         reached = ahead + reached[keep:]
-    plan, found = min(reached, key=lambda pair: search.plan_worth(*pair))
-    if search.plan_worth(plan, found) >= search.worth(best):
+    plan, reached_estimate = min(reached, key=lambda pair: search.plan_worth(*pair))
+    if search.plan_worth(plan, reached_estimate) >= search.worth(best):
         return best, runner_up
     others = [pair for pair in reached if summary_of(pair[0]) != summary_of(plan)]
     second = min(others, key=lambda pair: search.plan_worth(*pair), default=None)
     if second is not None:
-        runner_up = Settled(plan=second[0], estimate=second[1], summary=summary_of(second[0]))
-    return search.settler.prove(plan, found, summary_of(plan)), runner_up
+        runner_up = ProvenPlan(plan=second[0], estimate=second[1], summary=summary_of(second[0]))
+    return search.simulator.prove(plan, reached_estimate, summary_of(plan)), runner_up
 
 
 def _exported(problem: Problem) -> Callable[[Plan], bool] | None:
@@ -181,7 +181,7 @@ def _exported(problem: Problem) -> Callable[[Plan], bool] | None:
     return (lambda plan: exports(plan, problem)) if problem.space.exportable else None
 
 
-def _pays(search: Search, uniform: Settled, best: Settled) -> bool:
+def _pays(search: Search, uniform: ProvenPlan, best: ProvenPlan) -> bool:
     """Tell whether a uniform plan of the space is better than what was found."""
     kept = plan_keeps(uniform.plan, search.tables.problem)
     return kept and search.worth(uniform) < search.worth(best)
@@ -189,15 +189,15 @@ def _pays(search: Search, uniform: Settled, best: Settled) -> bool:
 
 def _found(search: Search) -> Search:
     """Run a search, exactly where the space is small, in parts where nothing was found."""
-    state = search.run_exactly()
-    if state is None or search.may_have_more:
-        state = search.run()
-    if state.best is None and not search.interrupted:
+    ranked = search.run_exactly()
+    if ranked is None or search.may_have_more:
+        ranked = search.run()
+    if ranked.best is None and not search.interrupted:
         return search_parts(search)
     return search
 
 
-def _last_resort(tables: Tables, asked: Problem | None) -> Settled:
+def _last_resort(tables: Tables, asked: Problem | None) -> ProvenPlan:
     """Return the best uniform plan, where it keeps to the space and nothing else was found."""
     problem = tables.problem
     uniform = _uniform(tables, lambda plan: plan_keeps(plan, problem))
@@ -207,7 +207,7 @@ def _last_resort(tables: Tables, asked: Problem | None) -> Settled:
     return uniform
 
 
-def _checked(bound: float, best: Settled) -> float:
+def _checked(bound: float, best: ProvenPlan) -> float:
     """Return the bound; one that a plan beats is no bound."""
     if bound > best.step_seconds * (1.0 + 1e-9):
         raise SearchDisagreementError(
@@ -216,7 +216,7 @@ def _checked(bound: float, best: Settled) -> float:
     return min(bound, best.step_seconds)
 
 
-def _why_lost(best: Settled, runner_up: Settled | None) -> str:
+def _why_lost(best: ProvenPlan, runner_up: ProvenPlan | None) -> str:
     if runner_up is None:
         return ""
     reasons = {
@@ -229,26 +229,26 @@ def _why_lost(best: Settled, runner_up: Settled | None) -> str:
     return "its chips compute in less efficient shapes"
 
 
-def _recompute_share(found: Estimate) -> float:
-    return (found.hfu - found.mfu) / found.hfu if found.hfu else 0.0
+def _recompute_share(estimate: Estimate) -> float:
+    return (estimate.hfu - estimate.mfu) / estimate.hfu if estimate.hfu else 0.0
 
 
-def _uniform(tables: Tables, wanted: Callable[[Plan], bool] | None = None) -> Settled | str:
-    settler = Settler(tables)
-    found = best_uniform(tables, settler, wanted, idle=tables.problem.space.idle)
-    if isinstance(found, str):
-        return found
-    return settler.prove(*found, summary_of(found[0]))
+def _uniform(tables: Tables, wanted: Callable[[Plan], bool] | None = None) -> ProvenPlan | str:
+    simulator = DraftSimulator(tables)
+    uniform = best_uniform(tables, simulator, wanted, idle=tables.problem.space.idle)
+    if isinstance(uniform, str):
+        return uniform
+    return simulator.prove(*uniform, summary_of(uniform[0]))
 
 
-def plan_uniform(problem: Problem) -> Settled | str:
+def plan_uniform(problem: Problem) -> ProvenPlan | str:
     """Return the best plan that treats all chips alike and leaves none idle, or why it is none."""
     every = replace(problem, space=replace(problem.space, idle=False))
     return _uniform(Tables(every))
 
 
 def _alone(
-    tables: Tables, effort: Effort, best: Settled, work: int
+    tables: Tables, effort: Effort, best: ProvenPlan, work: int
 ) -> tuple[dict[str, Alone], dict[str, str]]:
     """Search each pool by itself with its share of the batch (DESIGN §5).
 
@@ -259,8 +259,8 @@ def _alone(
     if len(pools) == 1:
         pool = pools[0]
         batch = problem.job.global_batch
-        return {pool.name: Alone(pool=pool.name, global_batch=batch, settled=best)}, {}
-    found: dict[str, Alone] = {}
+        return {pool.name: Alone(pool=pool.name, global_batch=batch, proven=best)}, {}
+    alone: dict[str, Alone] = {}
     missing: dict[str, str] = {}
     compute = problem.job.precision.compute
     total = sum(pool.peak_flops(compute, fallback=True) for pool in pools)
@@ -275,19 +275,19 @@ def _alone(
                 instructions=effort.instructions // 4, per_chip=effort.per_chip // 4,
             )  # fmt: skip
             search = Search(one, few)
-            state = search.run()
-            if state.best is not None:
-                settled, _ = settled_best(search, state)
-                local = PlanSearch(search.settler, search.seconds_worth)
-                better = local.improved(settled.plan, settled.estimate, work)
-                settled = search.settler.prove(*better, summary_of(better[0]))
-                found[pool.name] = Alone(
-                    pool=pool.name, global_batch=batch, settled=settled, fits=not unlimited
+            ranked = search.run()
+            if ranked.best is not None:
+                proven, _ = proven_best(search, ranked)
+                local = PlanSearch(search.simulator, search.seconds_worth)
+                better = local.improved(proven.plan, proven.estimate, work)
+                proven = search.simulator.prove(*better, summary_of(better[0]))
+                alone[pool.name] = Alone(
+                    pool=pool.name, global_batch=batch, proven=proven, fits=not unlimited
                 )
                 break
         else:
             missing[pool.name] = "no strategy of the space divides its chips and batch"
-    return found, missing
+    return alone, missing
 
 
 def _divisible(problem: Problem, pool: Pool, sequences: float) -> int:
@@ -302,27 +302,27 @@ def _divisible(problem: Problem, pool: Pool, sequences: float) -> int:
     return step * math.ceil(sequences / step - 1e-9)
 
 
-def _pruned(search: Search, state: State) -> tuple[Pruned, ...]:
+def _pruned(search: Search, ranked: RankedDrafts) -> tuple[Pruned, ...]:
     source = search.source
-    skipped, rejected = state.skipped + source.skipped, state.rejected + source.rejected
-    found = [
+    skipped, rejected = ranked.skipped + source.skipped, ranked.rejected + source.rejected
+    pruned = [
         Pruned(
             what="coarse strategies",
             by="the time that the coarse model predicts",
-            count=max(0, source.coarse.priced - search.settler.simulated - skipped),
+            count=max(0, source.coarse.priced - search.simulator.simulated - skipped),
         )
     ]
     if skipped:
-        found.append(
+        pruned.append(
             Pruned(what="cut strategies", by="predicted time or work budget", count=skipped)
         )
     if rejected:
         by = "memory, after the exact cut"
-        found.append(Pruned(what="strategies", by=by, count=rejected))
-    return tuple(found)
+        pruned.append(Pruned(what="strategies", by=by, count=rejected))
+    return tuple(pruned)
 
 
-def _first_fit(problem: Problem) -> Settled | None:
+def _first_fit(problem: Problem) -> ProvenPlan | None:
     """Return a plan that fits, with little effort; None where none was found."""
     few = Effort(candidates=3, chains=2, polished=0)
     tables, counts = Tables(problem), problem.sequence_counts()
@@ -331,7 +331,7 @@ def _first_fit(problem: Problem) -> Settled | None:
         spaces.append(replace(problem.space, sequences=counts[:1]))
     for space in spaces:
         search = Search(tables.for_problem(replace(problem, space=space)), few)
-        state = search.run()
-        if state.best is not None:
-            return settled_best(search, state)[0]
+        ranked = search.run()
+        if ranked.best is not None:
+            return proven_best(search, ranked)[0]
     return None

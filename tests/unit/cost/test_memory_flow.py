@@ -12,7 +12,7 @@ from tests.support.lines import uniform
 from tests.support.plans import plans
 from tutti.cost.kernels import Kernels
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.parameters import ParameterClass
 from tutti.models.plain_decoder import plain_gpt
@@ -25,8 +25,8 @@ from tutti.schedule.schedule import build_schedule
 
 def model_of(schedule, rank_class, kernels=None):
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
-    holdings = Holdings(schedule.plan, schedule.plan.model.spec, place, kernels or Kernels())
-    return MemoryModel(holdings)
+    rank_state = RankState(schedule.plan, schedule.plan.model.spec, place, kernels or Kernels())
+    return MemoryModel(rank_state)
 
 
 @given(plans())
@@ -84,7 +84,7 @@ def test_activations_in_flight_equal_korthikanti(recompute, sequence_parallel, f
     schedule = build_schedule(plan)
     memory = model_of(schedule, schedule.classes[1], Kernels(fused_attention=False))
     in_flight = stages - 1  # stage 1: no embedding, no head
-    one = sum(memory.holdings.activations(unit) for unit in range(3, 5))
+    one = sum(memory.rank_state.activations(unit) for unit in range(3, 5))
     expected = length * hidden * factor(heads, length, hidden, tp) * (layers // stages)
     assert one == pytest.approx(expected, rel=1e-9)
     entries = schedule.classes[1].instructions
@@ -94,7 +94,7 @@ def test_activations_in_flight_equal_korthikanti(recompute, sequence_parallel, f
     passes = [i for i, e in enumerate(entries) if e.op in (Op.FORWARD, Op.BACKWARD_WEIGHT)]
     held = np.cumsum(
         [
-            sum(memory.holdings.activations(u) for u in range(entries[i].start, entries[i].stop))
+            sum(memory.rank_state.activations(u) for u in range(entries[i].start, entries[i].stop))
             * (1 if entries[i].op is Op.FORWARD else -1)
             for i in passes
         ]
@@ -119,7 +119,7 @@ def test_shard_levels_divide_what_they_say(level, policy):
     schedule = build_schedule(plan)
     static = model_of(schedule, schedule.classes[0]).static()
     count = sum(
-        model_of(schedule, schedule.classes[0]).holdings.share(u, ParameterClass.DENSE).held
+        model_of(schedule, schedule.classes[0]).rank_state.share(u, ParameterClass.DENSE).held
         for u in range(plan.model.spec.num_units)
     )
     # a rank's shard of the parameters is the optimizer's master copy, or a copy of its own

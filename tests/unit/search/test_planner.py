@@ -53,7 +53,7 @@ def test_the_plan_is_valid_proven_and_priced_as_it_is(result):
 
 def test_the_plans_record_the_programs_that_their_prices_rest_on(result):
     asked = problem()
-    for found in (result.best, result.uniform, *(one.settled for one in result.alone.values())):
+    for found in (result.best, result.uniform, *(one.proven for one in result.alone.values())):
         bare = replace(found.plan, collectives=())
         cluster = found.plan.cluster.cluster
         assert found.plan.collectives

@@ -50,10 +50,10 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, counts = ctx.saved_tensors
-        gradient = gradients[0].contiguous()
+        gradient, inputs = gradients[0].contiguous(), x.detach()  # leads to no graph
 
         def of_weight() -> Tensor:
-            return _product(gradient.t(), x, counts, SUMMED)
+            return _product(gradient.t(), inputs, counts, SUMMED)
 
         grad_x = _product(gradient, weight, counts, ROWS) if ctx.needs_input_grad[0] else None
         if ctx.later is not None:

@@ -9,14 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tutti.accelerator.cuda.common import (
-    WIDEST_ROW,
-    num_programs,
-    power_of_two,
-    reason_against,
-    rows_of,
-    warps_for,
-)
+from tutti.accelerator.cuda.common import num_programs, power_of_two, rows_of, warps_for
+from tutti.accelerator.cuda.norm import supports_norm
 from tutti.accelerator.registry import Implementation
 
 BACKWARD_PROGRAMS, BACKWARD_WARPS = 4, 8  # per processor; per program at most
@@ -160,19 +154,13 @@ def add_layer_norm(
     return both
 
 
-def _supports_norm(x: Tensor, *others: Tensor | None, **_options: Any) -> str | None:
-    if x.shape[-1] > WIDEST_ROW:
-        return f"rows wider than {WIDEST_ROW}"
-    return reason_against(x, *others)
-
-
 IMPLEMENTATIONS = (
     Implementation(
         operator="layer_norm", name="triton", function=layer_norm, devices=("cuda",),
-        supports=_supports_norm, rank=20, needs="triton",
+        supports=supports_norm, rank=20, needs="triton",
     ),
     Implementation(
         operator="add_layer_norm", name="triton", function=add_layer_norm, devices=("cuda",),
-        supports=_supports_norm, rank=20, needs="triton",
+        supports=supports_norm, rank=20, needs="triton",
     ),
 )  # fmt: skip

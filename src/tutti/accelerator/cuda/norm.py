@@ -187,27 +187,20 @@ def add_rms_norm(
     return both
 
 
-def _supports_norm(x: Tensor, weight: Tensor | None, **_options: Any) -> str | None:
-    return _supports_width(x) or reason_against(x, weight)
-
-
-def _supports_add(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, **_options: Any
-) -> str | None:
-    return _supports_width(x) or reason_against(x, residual, weight)
-
-
-def _supports_width(x: Tensor) -> str | None:
-    return f"rows wider than {WIDEST_ROW}" if x.shape[-1] > WIDEST_ROW else None
+def supports_norm(x: Tensor, *others: Tensor | None, **_options: Any) -> str | None:
+    """Say why a norm of x, with what it is added to and multiplied by, cannot run here."""
+    if x.shape[-1] > WIDEST_ROW:
+        return f"rows wider than {WIDEST_ROW}"
+    return reason_against(x, *others)
 
 
 IMPLEMENTATIONS = (
     Implementation(
         operator="rms_norm", name="triton", function=rms_norm, devices=("cuda",),
-        supports=_supports_norm, rank=20, needs="triton",
+        supports=supports_norm, rank=20, needs="triton",
     ),
     Implementation(
         operator="add_rms_norm", name="triton", function=add_rms_norm, devices=("cuda",),
-        supports=_supports_add, rank=20, needs="triton",
+        supports=supports_norm, rank=20, needs="triton",
     ),
 )  # fmt: skip

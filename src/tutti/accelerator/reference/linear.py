@@ -28,7 +28,11 @@ def linear(
 def defer_products(
     later: WeightGradients, weight: Tensor, bias: Tensor | None, rows: Tensor, columns: Tensor
 ) -> None:
-    """Leave the gradients of a linear layer for later: of its outputs `rows`, inputs `columns`."""
+    """Leave the gradients of a linear layer for later: of its outputs `rows`, inputs `columns`.
+
+    These lead to no graph: it would hold the input of the whole unit and its gradient, too.
+    """
+    rows, columns = rows.detach(), columns.detach()
     later.defer(
         weight,
         lambda: product(rows.t(), columns),
@@ -115,7 +119,7 @@ class _LaterGrouped(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (gradient,) = gradients
         (x,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
-        runs, inputs = gradient.split(ctx.sizes), x.split(ctx.sizes)
+        runs, inputs = gradient.split(ctx.sizes), x.detach().split(ctx.sizes)
         ctx.later.defer(
             weight,
             lambda: torch.stack([product(g.t(), own) for g, own in zip(runs, inputs, strict=True)]),

@@ -51,10 +51,11 @@ def serve(
     if scheduling:
         _scheduling(slots if slots != 64 else 256, json=json)
         return
-    if not offline:
-        raise InputError("bench serve: give --offline, or --scheduling")
-    if folder is None:
-        raise InputError("bench serve --offline needs a model folder")
+    if not offline or folder is None:
+        lacking = (
+            " --offline needs a model folder" if offline else ": give --offline, or --scheduling"
+        )
+        raise InputError(f"bench serve{lacking}")
     require_torch("bench serve")
     import torch
 
@@ -67,12 +68,9 @@ def serve(
     asked = serving.trace(lengths.value, requests, load_model(str(folder)).vocab)
     longest = max(len(one.prompt) + one.new for one in asked)
     rows: list[serving.Served] = []
+    sizes = {"slots": slots, "max_length": longest}
     for name in dtype or ["fp32"]:
-        rows.append(
-            serving.run_tutti(
-                folder, asked, device=device, dtype=name, slots=slots, max_length=longest
-            )
-        )
+        rows.append(serving.run_tutti(folder, asked, device=device, dtype=name, **sizes))
         if peers:
             torch_name = weight_dtype(name).name
             rows.append(serving.run_transformers(folder, asked, device=device, dtype=torch_name))

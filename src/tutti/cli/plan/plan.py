@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tutti.cli.plan import options
 from tutti.cli.predict import CalibrationFolder, ChipProfiles, Extrapolate, ProfileFolder
 from tutti.cli.shared.output import Json
 from tutti.errors import InputError
+
+if TYPE_CHECKING:
+    from tutti.cli.plan.search import Asked
 
 
 def plan(
@@ -45,7 +48,7 @@ def plan(
 ) -> None:
     """Search the best strategy for a model on a cluster, explain it, write the Plan."""
     from tutti.cli.plan.results import Results
-    from tutti.cli.plan.search import Asked, search
+    from tutti.cli.plan.search import search
     from tutti.cli.plan.uniform import lay_uniform
 
     schedules = _words(schedule)
@@ -60,20 +63,37 @@ def plan(
         "recompute": not no_recompute, "mixed_stages": not no_mixed_stages,
         "mixed_pipelines": not no_mixed_pipelines,
     }  # fmt: skip
-    given = {"what_if": what_if, "replan_from": replan_from, "html": html, "profile": profile,
-             "calibrations": calibrations, "chip_profile": chip_profile}  # fmt: skip
+    given: dict[str, Any] = {
+        "what_if": what_if, "replan_from": replan_from, "profile": profile,
+        "calibrations": calibrations, "chip_profile": chip_profile,
+    }  # fmt: skip
     if uniform is not None:
-        _refuse_with_uniform({**limits, **given}, objective)
+        _refuse_with_uniform({**limits, **given, "html": html}, objective)
         lay_uniform(model, cluster, uniform, job, schedules, results)
         return
+    limits["schedules"] = schedules
+    search(_asked(model, cluster, job, limits, given, objective, extrapolate=extrapolate), results)
 
-    asked = Asked(
-        model=model, cluster=cluster, job=job, limits=limits | {"schedules": schedules},
-        objective=objective, calibrations=calibrations, profile=profile, extrapolate=extrapolate,
-        chip_profiles=tuple(chip_profile or ()), what_if=tuple(what_if or ()),
-        replan_from=replan_from,
+
+def _asked(
+    model: str,
+    cluster: str,
+    job: dict[str, Any],
+    limits: dict[str, Any],
+    given: dict[str, Any],
+    objective: str,
+    *,
+    extrapolate: bool,
+) -> Asked:
+    """Return the question that the options ask."""
+    from tutti.cli.plan.search import Asked
+
+    return Asked(
+        model=model, cluster=cluster, job=job, limits=limits, objective=objective,
+        extrapolate=extrapolate, calibrations=given["calibrations"], profile=given["profile"],
+        chip_profiles=tuple(given["chip_profile"] or ()), what_if=tuple(given["what_if"] or ()),
+        replan_from=given["replan_from"],
     )  # fmt: skip
-    search(asked, results)
 
 
 def _words(texts: list[str] | None) -> tuple[str, ...]:

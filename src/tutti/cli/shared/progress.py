@@ -62,8 +62,8 @@ def progress_text(progress: Progress) -> str:
             parts.append(f"at most {100 * (best / bound - 1):.1f} % from the best possible")
     elif bound:
         parts.append(f"no plan below {step_text(bound)}")
-    if progress.settled:
-        parts.append(f"{progress.settled} simulated")
+    if progress.simulated:
+        parts.append(f"{progress.simulated} simulated")
     return " · ".join(parts)
 
 

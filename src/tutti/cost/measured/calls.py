@@ -19,8 +19,10 @@ from tutti.models.anatomy import (
     Product,
     Sliced,
     attention_products,
+    block_norm_names,
     feed_forward_products,
     rank_kv_heads,
+    rotated_heads,
     router_product,
 )
 from tutti.models.parts import BlockSpec, MoeSpec, NormSpec, Placement, Residual
@@ -82,14 +84,9 @@ def _norms(block: BlockSpec, rows: Number, hidden: int) -> list[Call]:
     fused = Call(operator=f"add_{norm}", dims=(rows, hidden))
     # The residual stream has two users, whose gradients are summed.
     joined = Call(operator="add", dims=(elements,), backward_times=1.0)
-    if block.placement is Placement.PRE:
-        if block.residual is Residual.SEQUENTIAL:
-            return [plain, fused, joined]
-        count = 1 if block.residual is Residual.PARALLEL_ONE_NORM else 2
-        return [plain] * count + [joined] * 2
-    if block.placement is Placement.SANDWICH:
-        return [plain] * 4 + [joined] * 2
-    return [plain] * 2 + [joined] * 2
+    if block.placement is Placement.PRE and block.residual is Residual.SEQUENTIAL:
+        return [plain, fused, joined]
+    return [plain] * len(block_norm_names(block)) + [joined] * 2
 
 
 def _norm_call(norm: NormSpec, rows: Number, width: Number) -> Call:
@@ -130,13 +127,10 @@ def _attention(block: BlockSpec, sizes: _Sizes, hidden: int) -> list[Call]:
             _norm_call(part.qk_norm.norm, tokens * kv_heads, part.head_dim),
         ]
     if part.rotary is not None:
-        if part.latent is None:  # queries and keys turn together
-            calls.append(Call(operator="rotary", dims=(tokens, heads + kv_heads, part.rotary.dim)))
-        else:
-            calls += [
-                Call(operator="rotary", dims=(tokens, count, part.rotary.dim))
-                for count in (heads, 1.0 + 0.0 * heads)
-            ]
+        calls += [
+            Call(operator="rotary", dims=(tokens, count, part.rotary.dim))
+            for count in rotated_heads(part, strategy.tp)
+        ]
     length = strategy.sequence_length
     reach = length if part.window is None else np.minimum(length, part.window)
     # A window leaves this share of the causal pairs.

@@ -52,8 +52,8 @@ class _Pass:
         compute = np.asarray(row_flops(self.name, dims)) / self.flops_rate
         memory = np.asarray(row_elements(self.name, dims)) / self.elements_rate
         added = np.asarray(row_added(self.name, dims)) / self.sums_rate
-        found: FloatArray = np.maximum(compute, memory) + added + self.floor_s
-        return found
+        bound: FloatArray = np.maximum(compute, memory) + added + self.floor_s
+        return bound
 
     def seconds(self, dims: Sequence[Number]) -> FloatArray:
         columns = np.broadcast_arrays(*(np.asarray(d, dtype=np.float64) for d in dims))
@@ -61,14 +61,14 @@ class _Pass:
         points = features.reshape(-1, features.shape[-1])
         unique, back = np.unique(points, axis=0, return_inverse=True)
         slowdown = self.curve.slowdowns(self.curve.clamped(unique))[back.ravel()]
-        found: FloatArray = self.roofline(columns) * slowdown.reshape(columns[0].shape)
-        return found
+        fitted: FloatArray = self.roofline(columns) * slowdown.reshape(columns[0].shape)
+        return fitted
 
 
 def _logarithms(operator: str, dims: Sequence[Number]) -> FloatArray:
     with np.errstate(divide="ignore"):
-        found = [np.log2(np.maximum(f, 1e-9)) for f in FORMS[operator].features(dims)]
-    return np.stack(np.broadcast_arrays(*found), axis=-1)
+        logs = [np.log2(np.maximum(f, 1e-9)) for f in FORMS[operator].features(dims)]
+    return np.stack(np.broadcast_arrays(*logs), axis=-1)
 
 
 class MeasuredChip:
@@ -78,15 +78,15 @@ class MeasuredChip:
         self.narrow = dtype is Dtype.FP8
         dtype = Dtype.BF16 if self.narrow else dtype
         self.profile, self.dtype = profile, dtype
-        found: dict[str, list[OperatorTime]] = {}
+        rows: dict[str, list[OperatorTime]] = {}
         for row in profile.operators:
             if row.dtype is dtype:
-                found.setdefault(row.operator, []).append(row)
-        self._rows = found
+                rows.setdefault(row.operator, []).append(row)
+        self._rows = rows
         for operator in NEEDED:
-            if row_name(operator, "forward") not in found:
+            if row_name(operator, "forward") not in rows:
                 raise InputError(_missing(profile, operator, dtype))
-        if self.narrow and row_name(NARROW["linear"], "forward") not in found:
+        if self.narrow and row_name(NARROW["linear"], "forward") not in rows:
             raise InputError(
                 f"profile of {profile.chip}: has no products of 8 bits; measure it with tutti "
                 "profile where the chip has such, or leave it out"
@@ -105,9 +105,9 @@ class MeasuredChip:
 
     def seconds(self, operator: str, direction: Direction, dims: Sequence[Number]) -> FloatArray:
         """Return the seconds of an operator's pass; the dimensions may be arrays."""
-        found = self._pass(operator, direction)
-        if found is not None:
-            return found.seconds(dims)
+        curve = self._pass(operator, direction)
+        if curve is not None:
+            return curve.seconds(dims)
         if operator in _SINGLE:
             rows, out, wide, experts = dims
             single = _SINGLE[operator]
@@ -129,8 +129,8 @@ class MeasuredChip:
 
     def issue_s(self, operator: str, direction: Direction) -> float:
         """Return what the host needs to issue it; 0 where the host computes itself."""
-        found = self._pass(operator, direction)
-        return found.issue_s if found is not None else self.profile.launch_floor_s
+        curve = self._pass(operator, direction)
+        return curve.issue_s if curve is not None else self.profile.launch_floor_s
 
     # --- what is known -----------------------------------------------------------------------
 
@@ -159,8 +159,8 @@ class MeasuredChip:
 
     def expected_error(self, operator: str, direction: Direction) -> float:
         """Return the error to expect of a shape that was not measured, from those that were."""
-        found = self._pass(operator, direction)
-        return found.curve.expected_error if found is not None else math.nan
+        curve = self._pass(operator, direction)
+        return curve.curve.expected_error if curve is not None else math.nan
 
     def stand_in(self, operator: str) -> str | None:
         """Say what an operator is priced by if nobody measured it; None if somebody did."""
@@ -174,10 +174,10 @@ class MeasuredChip:
         missing = self.stand_in(operator)
         if missing is not None:
             return (missing,)
-        found = self._pass(operator, "forward")
-        assert found is not None
+        fitted = self._pass(operator, "forward")
+        assert fitted is not None
         points = _logarithms(operator, dims)
-        curve = found.curve
+        curve = fitted.curve
         outside = curve.outside(points.reshape(-1, points.shape[-1]))
         if not outside.any():
             return ()
@@ -212,7 +212,7 @@ class MeasuredChip:
         sums_rate = self.memory_bandwidth / self.dtype.num_bytes
         added = np.asarray(row_added(name, columns)) / sums_rate
         net = np.maximum(seconds - floor - added, 0.1 * seconds)
-        found = _Pass(
+        fitted = _Pass(
             operator=operator,
             name=name,
             curve=Curve.flat(),
@@ -222,8 +222,8 @@ class MeasuredChip:
             floor_s=floor,
             issue_s=float(np.median([row.issue_s for row in rows])),
         )
-        curve = Curve.of(_logarithms(operator, columns), seconds / found.roofline(columns))
-        return replace(found, curve=curve)
+        curve = Curve.of(_logarithms(operator, columns), seconds / fitted.roofline(columns))
+        return replace(fitted, curve=curve)
 
 
 def _missing(profile: Profile, operator: str, dtype: Dtype) -> str:

@@ -76,8 +76,8 @@ class Curve:
     def slowdowns(self, points: FloatArray) -> FloatArray:
         """Return the slowdown over the roofline at points (Q, d) inside the box."""
         kernel = _kernel(_distances(points, self.points), self.reach)
-        found: FloatArray = np.exp(self.mean + kernel @ self.weights)
-        return found
+        slowdown: FloatArray = np.exp(self.mean + kernel @ self.weights)
+        return slowdown
 
     def outside(self, points: FloatArray) -> npt.NDArray[np.bool_]:
         """Tell which features (Q, d) are farther from the measured box than counts as inside."""
@@ -86,11 +86,11 @@ class Curve:
 
 def _distances(a: FloatArray, b: FloatArray) -> FloatArray:
     squares = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :] - 2.0 * (a @ b.T)
-    found: FloatArray = np.sqrt(np.maximum(squares, 0.0))
-    return found
+    distances: FloatArray = np.sqrt(np.maximum(squares, 0.0))
+    return distances
 
 
 def _kernel(distances: FloatArray, reach: float) -> FloatArray:
     scaled = _ROOT3 / reach * distances
-    found: FloatArray = (1.0 + scaled) * np.exp(-scaled)
-    return found
+    values: FloatArray = (1.0 + scaled) * np.exp(-scaled)
+    return values

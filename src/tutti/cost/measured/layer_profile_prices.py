@@ -51,12 +51,12 @@ class ProfiledPool:
         return (*self._unlike(work), *self.figures(work).flags)
 
     def _unlike(self, work: Workload) -> tuple[str, ...]:
-        length, found = self._measured_length(work), []
+        length, unlike = self._measured_length(work), []
         if length != work.sequence_length:
-            found.append(f"sequence_length {work.sequence_length}, measured at {length}")
+            unlike.append(f"sequence_length {work.sequence_length}, measured at {length}")
         if work.cp > 1:
-            found.append(f"cp {work.cp}, measured without context parallelism")
-        return tuple(f"layer profile {self.profiles.folder}: {self.chip}: {f}" for f in found)
+            unlike.append(f"cp {work.cp}, measured without context parallelism")
+        return tuple(f"layer profile {self.profiles.folder}: {self.chip}: {f}" for f in unlike)
 
     def _measured_length(self, work: Workload) -> int:
         """Return the sequence length of the measurements: what a block hands on, per sequence."""
@@ -97,7 +97,7 @@ def profiled_pools(
             f"has {num_units} units ({num_units - 2} blocks, embedding and head)"
         )
     chips = {pool.name: pool.chip for pool in cluster.pools if pool.name in used}
-    found = {
+    pools = {
         pool: ProfiledPool(
             profiles=profiles, chip=name, model=model, note=profiles.note(chip),
             extrapolate=extrapolate,
@@ -105,12 +105,12 @@ def profiled_pools(
         for pool, chip in chips.items()
         if (name := profiles.name_of(chip)) is not None
     }  # fmt: skip
-    if not found:
+    if not pools:
         raise InputError(
             f"layer profile {profiles.folder}: covers {', '.join(profiles.chips)}, but the plan "
             f"runs on {', '.join(sorted(_names(chips)))}; leave --profile out"
         )
-    return found
+    return pools
 
 
 def _names(chips: dict[str, Chip]) -> set[str]:

@@ -125,7 +125,7 @@ class LayerProfiles:
         if not folder.is_dir():
             said = "is a file" if folder.exists() else "no such folder"
             raise InputError(f"{folder}: {said}; name one of {{chip}}_tp1_bs1.json files")
-        found: dict[tuple[str, int, int], LayerFigures] = {}
+        figures: dict[tuple[str, int, int], LayerFigures] = {}
         first: tuple[str, _Model] | None = None
         for path in sorted(folder.glob("*.json")):
             key = _key(path.name)
@@ -136,10 +136,10 @@ class LayerProfiles:
                     f"{path.name}: 'num_layers' is {document.model.num_layers}, but "
                     f"{first[1].num_layers} in {first[0]}; a folder holds one model"
                 )
-            found[key] = LayerFigures.of(document)
+            figures[key] = LayerFigures.of(document)
         if first is None:
             raise InputError(f"{folder}: holds no file like A100_tp1_bs1.json")
-        return cls(folder.name, first[1].model_name, first[1].num_layers, _with_states(found))
+        return cls(folder.name, first[1].model_name, first[1].num_layers, _with_states(figures))
 
     @property
     def chips(self) -> tuple[str, ...]:
@@ -218,28 +218,28 @@ class LayerProfiles:
 
 
 def _key(name: str) -> tuple[str, int, int]:
-    found = _NAME.fullmatch(name)
-    if found is None:
+    matched = _NAME.fullmatch(name)
+    if matched is None:
         raise InputError(f"{name}: is not named like A100_tp1_bs1.json ({{chip}}_tp{{t}}_bs{{b}})")
-    return found["chip"], int(found["tp"]), int(found["batch"])
+    return matched["chip"], int(matched["tp"]), int(matched["batch"])
 
 
 def _with_states(
-    found: Mapping[tuple[str, int, int], LayerFigures],
+    figures: Mapping[tuple[str, int, int], LayerFigures],
 ) -> dict[tuple[str, int, int], LayerFigures]:
     """Tell what stays from what every sequence adds, by the line through all micro-batches."""
     series: dict[tuple[str, int], list[int]] = {}
-    for chip, tp, batch in found:
+    for chip, tp, batch in figures:
         series.setdefault((chip, tp), []).append(batch)
-    result = dict(found)
+    result = dict(figures)
     for (chip, tp), batches in series.items():
         if len(batches) < 2:
             continue
-        memory = np.stack([found[chip, tp, b].memory_bytes for b in batches])
+        memory = np.stack([figures[chip, tp, b].memory_bytes for b in batches])
         _, at_zero = np.polyfit(np.asarray(batches, dtype=np.float64), memory, 1)
         fixed = np.clip(at_zero, 0.0, memory.min(axis=0))
         for batch in batches:
-            result[chip, tp, batch] = _replaced(found[chip, tp, batch], fixed_bytes=fixed)
+            result[chip, tp, batch] = _replaced(figures[chip, tp, batch], fixed_bytes=fixed)
     return result
 
 
@@ -266,8 +266,8 @@ def _between(
     low: LayerFigures, high: LayerFigures, share: float, flags: tuple[str, ...]
 ) -> LayerFigures:
     def line(a: FloatArray, b: FloatArray) -> FloatArray:
-        found: FloatArray = np.maximum(0.0, a + share * (b - a))
-        return found
+        values: FloatArray = np.maximum(0.0, a + share * (b - a))
+        return values
 
     memory = line(low.memory_bytes, high.memory_bytes)
     return LayerFigures(

@@ -33,12 +33,12 @@ def measured_pools(
                 f"profile of {profile.chip}: the plan runs on {chips}; measure it there with "
                 "tutti profile, or leave --chip-profile out"
             )
-    found: dict[str, MeasuredChip] = {}
+    by_pool: dict[str, MeasuredChip] = {}
     for pool in pools:
         own = profile_of(profiles, pool.chip)
         if own is not None:
-            found[pool.name] = measured_chip(own, dtype)
-    return found
+            by_pool[pool.name] = measured_chip(own, dtype)
+    return by_pool
 
 
 def profile_of(profiles: Sequence[Profile], chip: Chip) -> Profile | None:

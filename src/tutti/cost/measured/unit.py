@@ -135,13 +135,13 @@ def predict_block(
         raise InputError(f"{spec.name}: there is no unit {unit}; units are 0 to {spec.head_unit}")
     chip = profile if isinstance(profile, MeasuredChip) else MeasuredChip(profile, dtype)
     calls = unit_calls(spec, unit, strategy_of(work))
-    found = measured_unit(chip, calls)
+    measured = measured_unit(chip, calls)
     outside = dict.fromkeys(
         line for call in calls for line in chip.outside(chip.operator_of(call), call.dims)
     )
     return BlockPrediction(
-        forward=float(found.forward_s),
-        backward=float(found.backward_s),
-        parts={name: float(p.forward + p.backward) for name, p in found.parts.items()},
+        forward=float(measured.forward_s),
+        backward=float(measured.backward_s),
+        parts={name: float(p.forward + p.backward) for name, p in measured.parts.items()},
         outside=tuple(outside),
     )

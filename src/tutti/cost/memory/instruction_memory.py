@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.anatomy import feed_forward_products, rank_kv_heads
 from tutti.models.parameters import ParameterClass
@@ -66,13 +66,13 @@ class MemoryFlow:
 class MemoryModel:
     """The bytes of one class of ranks."""
 
-    def __init__(self, holdings: Holdings) -> None:
-        self.holdings = holdings
-        self.plan = holdings.plan
-        self.precision = holdings.plan.job.precision
-        self.offload = holdings.replica.offload
-        self.units = [u for a, b in holdings.stage.units for u in range(a, b)]
-        self.num_micro_batches = holdings.plan.pipelines[holdings.place[0]].micro_batches
+    def __init__(self, rank_state: RankState) -> None:
+        self.rank_state = rank_state
+        self.plan = rank_state.plan
+        self.precision = rank_state.plan.job.precision
+        self.offload = rank_state.replica.offload
+        self.units = [u for a, b in rank_state.stage.units for u in range(a, b)]
+        self.num_micro_batches = rank_state.plan.pipelines[rank_state.place[0]].micro_batches
         self._parameters: dict[object, float] = {}  # by likeness, as the next one
         self._gathered_bytes: dict[object, float] = {}
 
@@ -94,7 +94,7 @@ class MemoryModel:
 
     def boundary(self) -> float:
         """Return the bytes of a boundary tensor that a rank owns."""
-        work, hidden = self.holdings.workload, self.holdings.model.hidden
+        work, hidden = self.rank_state.workload, self.rank_state.model.hidden
         return work.own_tokens * hidden * work.element_bytes
 
     # --- moving --------------------------------------------------------------------------
@@ -177,17 +177,17 @@ class MemoryModel:
     # --- per unit ------------------------------------------------------------------------
 
     def _kept(self, unit: int) -> float:
-        return self.holdings.activations(unit)
+        return self.rank_state.activations(unit)
 
     def _again(self, unit: int) -> float:
         """What recomputation brings back for the time of the unit's backward."""
-        if self.holdings.recompute_kind(unit) == "none":
+        if self.rank_state.recompute_kind(unit) == "none":
             return 0.0
-        return self.holdings.activations(unit, "none") - self.holdings.activations(unit)
+        return self.rank_state.activations(unit, "none") - self.rank_state.activations(unit)
 
     def _input_gradients(self, unit: int) -> float:
         """Gradients of activations that live only inside a unit's backward, at their most."""
-        model, work = self.holdings.model, self.holdings.workload
+        model, work = self.rank_state.model, self.rank_state.workload
         if unit == model.head_unit:
             return LOSS_BYTES * work.tokens * -(-model.vocab // work.tp)
         mlp = model.block(unit).mlp if unit else None
@@ -196,7 +196,11 @@ class MemoryModel:
 
     def _context_buffers(self, unit: int) -> float:
         """Keys and values of others: all of them (gathered), or the piece that a ring passes on."""
-        model, work, replica = self.holdings.model, self.holdings.workload, self.holdings.replica
+        model, work, replica = (
+            self.rank_state.model,
+            self.rank_state.workload,
+            self.rank_state.replica,
+        )
         if work.cp == 1 or not 0 < unit < model.head_unit:
             return 0.0
         part = model.block(unit).attention
@@ -206,7 +210,7 @@ class MemoryModel:
 
     def _weight_gradients(self, unit: int) -> float:
         """The largest weight's gradient, fresh and as it is added to the sum, beside the rest."""
-        model, work = self.holdings.model, self.holdings.workload
+        model, work = self.rank_state.model, self.rank_state.workload
         mlp = model.block(unit).mlp if 0 < unit < model.head_unit else None
         if mlp is None:
             return 0.0
@@ -217,12 +221,12 @@ class MemoryModel:
         return fresh + self._input_gradients(unit)
 
     def _gathered(self, unit: int, kind: ParameterClass) -> float:
-        share = self.holdings.share(unit, kind)
+        share = self.rank_state.share(unit, kind)
         return share.trained * self.precision.parameters.num_bytes if share.level == 3 else 0.0
 
     def _brought(self, unit: int) -> float:
         """Parameters that were gathered or fetched for one pass."""
-        key = self.holdings.likeness(unit)
+        key = self.rank_state.likeness(unit)
         if key not in self._gathered_bytes:
             self._gathered_bytes[key] = sum(self._gathered(unit, kind) for kind in ParameterClass)
         fetched = self._parameter_shard(unit) if covers(self.offload.parameters, unit) else 0.0
@@ -233,23 +237,23 @@ class MemoryModel:
 
         The optimizer's master copy, if it is on the chip, is such a shard itself.
         """
-        key = self.holdings.likeness(unit)
+        key = self.rank_state.likeness(unit)
         if key not in self._parameters:
             away = covers(self.offload.optimizer, unit)
-            found = 0.0
-            for share in self.holdings.shares(unit):
-                found += share.held - share.trained if share.level == 3 else share.held
+            elements = 0.0
+            for share in self.rank_state.shares(unit):
+                elements += share.held - share.trained if share.level == 3 else share.held
                 master = self.precision.master is not None
                 if share.level and not (master and not (away and share.level == 3)):
-                    found += share.kept
+                    elements += share.kept
                 elif share.level:
-                    found += share.copied
-            self._parameters[key] = found * self.precision.parameters.num_bytes
+                    elements += share.copied
+            self._parameters[key] = elements * self.precision.parameters.num_bytes
         return self._parameters[key]
 
     def _gradients(self, unit: int) -> float:
         """How many gradients of a unit a rank holds between two micro-batches."""
-        shares = self.holdings.shares(unit)
+        shares = self.rank_state.shares(unit)
         return sum(share.kept if share.level >= 2 else share.trained for share in shares)
 
     def _gradient_shard(self, unit: int) -> float:
@@ -262,11 +266,11 @@ class MemoryModel:
         """
         if self.num_micro_batches > 1 or covers(self.offload.gradients, unit):
             return False
-        return all(share.level < 2 for share in self.holdings.shares(unit))
+        return all(share.level < 2 for share in self.rank_state.shares(unit))
 
     def _stays_as_made(self, unit: int) -> bool:
         """Tell whether nothing is added to a unit's gradients: they stay in the weights' dtype."""
-        return self.made_once(unit) and not self.holdings.is_shared(unit)
+        return self.made_once(unit) and not self.rank_state.is_shared(unit)
 
     def _standing_gradients(self, unit: int) -> float:
         return 0.0 if self.made_once(unit) else self._gradient_shard(unit)
@@ -277,17 +281,17 @@ class MemoryModel:
             return 0.0
         precision = self.precision
         dtype = precision.parameters if self._stays_as_made(unit) else precision.gradients
-        return (self._gradients(unit) + self.holdings.tied_above(unit)) * dtype.num_bytes
+        return (self._gradients(unit) + self.rank_state.tied_above(unit)) * dtype.num_bytes
 
     def optimizer_parameters(self, unit: int) -> float:
         """Return how many parameters of a unit a rank updates."""
-        return sum(share.updated for share in self.holdings.shares(unit))
+        return sum(share.updated for share in self.rank_state.shares(unit))
 
     def _optimizer_shard(self, unit: int) -> float:
         return self.optimizer_parameters(unit) * self.plan.job.state_bytes
 
     def _unreduced(self, unit: int, kind: ParameterClass) -> float:
-        share = self.holdings.share(unit, kind)
+        share = self.rank_state.share(unit, kind)
         return share.trained * self.precision.gradients.num_bytes if share.level >= 2 else 0.0
 
     def _transient_gradients(self, unit: int) -> float:

@@ -7,11 +7,13 @@ few elements, where something does not divide evenly; the fullest of them stands
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from tutti.cost.kernels import Kernels
+from tutti.cost.memory.exchange_state import ExchangeState, exchange_states
 from tutti.models.memory import Recompute, activation_bytes
 from tutti.models.operators import Workload
 from tutti.models.parameters import ParameterClass
@@ -106,9 +108,9 @@ class HolderIndex:
     def of(self, unit: int) -> Holders:
         """Return the holders of a unit; units with the same ones get the same object."""
         if unit not in self._by_unit:
-            found = tuple(self._plan.holders(unit))
-            key = tuple((p, s) for p, s, _ in found)
-            self._by_unit[unit] = self._same.setdefault(key, found)
+            holders = tuple(self._plan.holders(unit))
+            key = tuple((p, s) for p, s, _ in holders)
+            self._by_unit[unit] = self._same.setdefault(key, holders)
         return self._by_unit[unit]
 
     def rules(self, unit: int) -> tuple[int, ...]:
@@ -122,7 +124,7 @@ class HolderIndex:
         return self._rules[unit]
 
 
-class Holdings:
+class RankState:
     """Look-ups for the ranks of one replica group, remembered by the kind of unit."""
 
     def __init__(
@@ -161,10 +163,10 @@ class Holdings:
 
     def likeness(self, unit: int) -> object:
         """Return a key that units share of which a rank holds and computes the same."""
-        found = self._likenesses.get(unit)
-        if found is None:
-            found = self._likenesses[unit] = self._likeness(unit)
-        return found
+        key = self._likenesses.get(unit)
+        if key is None:
+            key = self._likenesses[unit] = self._likeness(unit)
+        return key
 
     def _likeness(self, unit: int) -> object:
         offload = self.replica.offload
@@ -180,12 +182,12 @@ class Holdings:
 
     def recompute_kind(self, unit: int) -> Recompute:
         """Return none, selective or full."""
-        found = self._recomputed.get(unit)
-        if found is None:
+        kind = self._recomputed.get(unit)
+        if kind is None:
             done = self.replica.recompute
-            found = "selective" if covers(done.selective, unit) else "none"
-            self._recomputed[unit] = found = "full" if covers(done.full, unit) else found
-        return found
+            kind = "selective" if covers(done.selective, unit) else "none"
+            self._recomputed[unit] = kind = "full" if covers(done.full, unit) else kind
+        return kind
 
     def activations(self, unit: int, recompute: Recompute | None = None) -> float:
         """Return the bytes that a unit keeps of one micro-batch."""
@@ -207,15 +209,15 @@ class Holdings:
         """
         key = (self.likeness(unit), kind)
         if key not in self._shares:
-            found = self._of(unit, kind)
+            elements = self._of(unit, kind)
             level = self._elements.bucket(unit).level(kind)
             at = self.rank
             self._shares[key] = Share(
                 level,
-                int(found.held[at]),
-                int(found.trained[at]),
-                float(found.kept[at]),
-                float(found.copied[at]),
+                int(elements.held[at]),
+                int(elements.trained[at]),
+                float(elements.kept[at]),
+                float(elements.copied[at]),
             )
         return self._shares[key]
 
@@ -239,15 +241,23 @@ class Holdings:
             alike.setdefault(self.likeness(unit), []).append(unit)
         for units in alike.values():
             for kind in ParameterClass:
-                found = self._of(units[0], kind)
+                elements = self._of(units[0], kind)
                 level = self._elements.bucket(units[0]).level(kind)
-                gradients = found.kept if level >= 2 else found.trained
+                gradients = elements.kept if level >= 2 else elements.trained
                 total += len(units) * (
-                    found.held * precision.parameters.num_bytes
+                    elements.held * precision.parameters.num_bytes
                     + gradients * precision.gradients.num_bytes
-                    + (found.kept - found.copied) * state
+                    + (elements.kept - elements.copied) * state
                 )
         return int(total.argmax())
+
+    def exchange_states(self) -> Iterator[tuple[ParameterClass, ExchangeState]]:
+        """Yield what the rank exchanges with others, by parameter class."""
+        ownership, place = self._elements.ownership, self.place[:2]
+        units = (unit for start, stop in self.stage.units for unit in range(start, stop))
+        buckets = {(b := self._elements.bucket(unit)).start: b for unit in units}
+        rank = ownership.first_rank(*place) + self.stage_rank
+        return exchange_states(ownership, buckets.values(), place, rank)
 
     def tied_above(self, unit: int) -> int:
         """Return how many of a unit's gradients another one makes: a tied table's, in the head.

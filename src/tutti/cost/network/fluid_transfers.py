@@ -94,7 +94,7 @@ def _fair(flows: Sequence[Flow], capacity: Mapping[Hashable, float]) -> list[flo
     rates = [0.0] * len(flows)
     while users:
         wire, share = min(
-            ((wire, left[wire] / len(found)) for wire, found in users.items()),
+            ((wire, left[wire] / len(user_flows)) for wire, user_flows in users.items()),
             key=lambda one: one[1],
         )
         for number in list(users[wire]):

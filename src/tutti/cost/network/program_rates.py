@@ -135,13 +135,13 @@ class _Capacities:
         edge = group.edge(source, target)
         if edge is Edge.ISLAND:
             return [("out", source, -1), ("in", target, -1)]
-        found = [
+        links = [
             ("nic out", group.island_of(source), group.rail_of(source)),
             ("nic in", group.island_of(target), group.rail_of(target)),
         ]
         if edge is Edge.CROSS:
-            found.append(("spine", 0, group.rail_of(source)))
-        return found
+            links.append(("spine", 0, group.rail_of(source)))
+        return links
 
     def of(self, wire: Wire) -> float:
         """Return the elements (bytes) per second of a wire."""

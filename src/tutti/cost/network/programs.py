@@ -74,13 +74,13 @@ def _step_prices(
     whole = layout.total
     prices: list[tuple[float, float]] = []
     for index, step in enumerate(program.steps):
-        found = load(program, index, layout)
-        moved = {edge: found.most(edge) * program.chunks for edge in Edge}
+        loaded = load(program, index, layout)
+        moved = {edge: loaded.most(edge) * program.chunks for edge in Edge}
         used = [edge for edge in Edge if moved[edge]]
         wires = {edge: _effective(links.wire(edge), edge, efficiency) for edge in used}
         per_byte = max((moved[e] / whole / wires[e].bandwidth for e in used), default=0.0)
         latency = max((wire.latency_s for wire in wires.values()), default=0.0)
-        rounds = 1 if step.action is Action.EXCHANGE or used == [Edge.ISLAND] else found.rounds
+        rounds = 1 if step.action is Action.EXCHANGE or used == [Edge.ISLAND] else loaded.rounds
         prices.append((per_byte, latency * rounds))
     return tuple(prices)
 
@@ -98,10 +98,10 @@ def _effective(wire: Wire, edge: Edge, efficiency: Efficiency) -> Wire:
 
 def candidates(operation: Operation, group: Group) -> tuple[str, ...]:
     """Return the algorithms worth pricing for a group."""
-    found = algorithms(operation, group)
+    known = algorithms(operation, group)
     if group.size <= _LARGE:
-        return found
-    return tuple(name for name in found if name not in _SLOW_TO_PRICE)
+        return known
+    return tuple(name for name in known if name not in _SLOW_TO_PRICE)
 
 
 @functools.lru_cache(maxsize=16384)

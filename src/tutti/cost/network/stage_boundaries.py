@@ -32,13 +32,6 @@ class BoundaryPrice(NamedTuple):
     leaves_node: bool
 
 
-def boundary_seconds(
-    wire: Boundary, cluster: Cluster, token_bytes: float, efficiency: Efficiency
-) -> float:
-    """Return how long one micro-batch's tensor takes; `token_bytes` is hidden · element size."""
-    return boundary_price(wire, cluster, token_bytes, efficiency).seconds
-
-
 def boundary_price(
     wire: Boundary,
     cluster: Cluster,
@@ -92,8 +85,8 @@ def _telling_ranks(stage: Stage, other: Stage) -> Iterator[int]:
             starts.setdefault(key, []).append(first + copy * replica.width)
         first += replica.num_chips
         sequence += replica.count * replica.sequences
-    for (shape, _), found in starts.items():
-        for start in sorted({found[0], found[-1]}):
+    for (shape, _), ranks in starts.items():
+        for start in sorted({ranks[0], ranks[-1]}):
             yield from range(start, start + shape[0] * shape[1])
 
 
@@ -113,10 +106,10 @@ class _Opposite:
     def met_by(self, begin: int, end: int) -> tuple[object, ...]:
         """Return shape and offset of every group that shares sequences with the interval."""
         index = bisect.bisect_right(self._starts, begin) - 1
-        found: list[object] = []
+        met: list[object] = []
         while index < len(self._shapes) and self._starts[index] < end:
             shape, low = self._shapes[index], max(begin, self._starts[index])
             offset = (low - self._starts[index]) % shape[3]
-            found.append((shape, low - begin, offset, self._starts[index + 1] < end))
+            met.append((shape, low - begin, offset, self._starts[index + 1] < end))
             index += 1
-        return tuple(found)
+        return tuple(met)

@@ -23,12 +23,12 @@ Priced = tuple[float, str, int]  # seconds, algorithm, chunks
 def group_shape(group: Group) -> str:
     """Return the shape of a group: sizes, rails and relative NICs of its islands, not ranks."""
     slowest = min((b for i in group.islands for b in i.bandwidths if b), default=1.0)
-    found = []
+    shape = []
     for island in group.islands:
         rails = "".join(f"r{rail}" for rail in island.rails)
         nics = ":".join(f"{b / slowest:.3g}" for b in island.bandwidths)
-        found.append(f"{island.size}{'/' + rails if rails else ''}{'@' + nics if nics else ''}")
-    return " ".join(found)
+        shape.append(f"{island.size}{'/' + rails if rails else ''}{'@' + nics if nics else ''}")
+    return " ".join(shape)
 
 
 class Tuned:
@@ -71,9 +71,9 @@ class Tuned:
         shape = group_shape(group)
         own: dict[tuple[str, int], float] = {}
         for seconds, algorithm, chunks in priced:
-            found = self.seconds(operation, shape, algorithm, chunks, num_bytes)
-            if found is not None:
-                own[algorithm, chunks] = math.log(found / seconds)
+            measured = self.seconds(operation, shape, algorithm, chunks, num_bytes)
+            if measured is not None:
+                own[algorithm, chunks] = math.log(measured / seconds)
         if not own:
             return priced
         alike: dict[str, list[float]] = defaultdict(list)

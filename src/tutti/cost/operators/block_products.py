@@ -70,11 +70,11 @@ def _fused(
     if len(first) > 1:
         columns = sum(product.columns * product.present for product in first)
         joint = joint._replace(columns=columns)
-    found = _linear(joint, *args)
+    total = _linear(joint, *args)
     for product in products:
         if product.reads != source:
-            found = found.plus(_linear(product, *args), flag(product.present))
-    return found
+            total = total.plus(_linear(product, *args), flag(product.present))
+    return total
 
 
 def expert_products(

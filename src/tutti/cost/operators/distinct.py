@@ -52,8 +52,8 @@ def _codes(values: FloatArray) -> tuple[Index, int]:
         code = values.astype(np.intp)
         if np.array_equal(code, values):
             return code - int(low), int(high) - int(low) + 1
-    found, code = np.unique(values, return_inverse=True)
-    return code.astype(np.intp), len(found)
+    codes, code = np.unique(values, return_inverse=True)
+    return code.astype(np.intp), len(codes)
 
 
 def _counted(key: Index, radix: int) -> Distinct:
@@ -71,5 +71,5 @@ def _sorted(key: Index) -> Distinct:
 
 
 def _renumbered(key: Index) -> tuple[Index, int]:
-    found, code = np.unique(key, return_inverse=True)
-    return code.astype(np.intp), len(found)
+    codes, code = np.unique(key, return_inverse=True)
+    return code.astype(np.intp), len(codes)

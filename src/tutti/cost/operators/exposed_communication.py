@@ -128,11 +128,11 @@ def expert_parallel(
     their gradients beside those of the ways, in turn.
     """
     beside = (strategy.shared_beside > 0) & (shape.shared_ffn > 0)
-    found = []
+    halves = []
     for direction in (0, 1):
         late = sum(np.maximum(0.0, once - half[direction]) for half in shared_halves)
-        found.append(np.where(beside, late, 2.0 * once))
-    return Exposed(*found)
+        halves.append(np.where(beside, late, 2.0 * once))
+    return Exposed(*halves)
 
 
 def context_bytes(shape: Shape, strategy: Strategy) -> FloatArray:

@@ -140,16 +140,23 @@ def block_seconds(
         context=context_parallel(*args, spans.cp, attention[0]),
         exchange=exchange,
     )
+    return device.launched(strategy, _issue_seconds(strategy, constants, routed, measured))
+
+
+def _issue_seconds(
+    strategy: Strategy, constants: Constants, routed: FloatArray, measured: MeasuredUnit | None
+) -> FloatArray:
+    """Return how long the host takes to issue a block's forward pass."""
     launches = np.where(strategy.flash > 0, 1.0, UNFUSED_LAUNCHES)
     host = launches * constants.host_layer_s + routed * constants.moe_host_s
     if measured is not None:
         again = strategy.recompute_gemm + strategy.recompute_attention
         again = again + strategy.recompute_elementwise
-        graph = flag((tp == 1) & (strategy.cp == 1) & (again == 0)) * (1.0 - routed)
+        graph = flag((strategy.tp == 1) & (strategy.cp == 1) & (again == 0)) * (1.0 - routed)
         host = measured.issue_forward_s * (1.0 - graph * (1.0 - measured.graph_share))
-    issued = np.where(tp > 1, 2.0 * strategy.overlap_chunks, 0.0)
-    host = host + issued * constants.host_tp_s
-    return device.launched(strategy, host)
+    issued = np.where(strategy.tp > 1, 2.0 * strategy.overlap_chunks, 0.0)
+    seconds: FloatArray = host + issued * constants.host_tp_s
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tutti.collective import Operation
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.memory.rank_state import RankState
 from tutti.cost.network.group_placement import placement_of
 from tutti.cost.network.programs import choose_program
 from tutti.cost.plan.gradient_groups import operation_of
@@ -37,14 +37,14 @@ class ClassPricer:
         self,
         rank_class: RankClass,
         shared: StepContext,
-        holdings: Holdings,
+        rank_state: RankState,
         memory: MemoryModel,
     ) -> None:
         self.rank_class = rank_class
         self.shared = shared
-        self.holdings = holdings
+        self.rank_state = rank_state
         self.memory = memory
-        self.replica = holdings.replica
+        self.replica = rank_state.replica
         pool = self.replica.chips.pools[0]
         self.prices = shared.prices[pool]
         self.placement = placement_of(self.replica, shared.cluster.pool(pool).node)
@@ -72,9 +72,9 @@ class ClassPricer:
         times = self._times.get(unit)
         if times is None:
             times = self._times[unit] = self.prices.unit(
-                self.holdings.workload,
+                self.rank_state.workload,
                 unit,
-                self.holdings.recompute_kind(unit),
+                self.rank_state.recompute_kind(unit),
                 overlap_chunks=self.replica.tp_overlap_chunks,
                 context_kind=self.replica.context_kind,
                 placement=self.placement,
@@ -86,8 +86,8 @@ class ClassPricer:
         return times.backward_input if op is Op.BACKWARD_INPUT else times.backward_weight
 
     def _send(self, entry: Instruction) -> Price:
-        found = self.shared.boundary(self.rank_class.pipeline, entry.start, entry.what)
-        return Price(found.seconds, found.leaves_node)
+        wire = self.shared.boundary(self.rank_class.pipeline, entry.start, entry.what)
+        return Price(wire.seconds, wire.leaves_node)
 
     def _receive(self, entry: Instruction) -> Price:
         """Joining the slices of a tensor-parallel group over its own links."""
@@ -106,7 +106,7 @@ class ClassPricer:
         kind = ParameterClass(entry.what.value)
         precision = self.shared.plan.job.precision
         units = range(entry.start, entry.stop)
-        shares = [self.holdings.share(unit, kind) for unit in units]
+        shares = [self.rank_state.share(unit, kind) for unit in units]
         level = shares[0].level
         if entry.op is Op.REDUCE_GRADIENTS and level >= 2 and entry.scope is Scope.ALL:
             return self._final_reduction(entry.start, kind)
@@ -132,7 +132,7 @@ class ClassPricer:
         """A rank's shard, part by part, with those who keep the part in other pipelines."""
         total, leaves = 0.0, False
         element = self.shared.plan.job.precision.gradients.num_bytes
-        for chips, count in self.shared.final_reductions(unit, kind, self.holdings):
+        for chips, count in self.shared.final_reductions(unit, kind, self.rank_state):
             links = self.shared.links(chips)
             choice = self.shared.choose("gradients", Operation.ALL_REDUCE, count * element, links)
             total, leaves = total + choice.seconds, leaves or links.nodes > 1
@@ -143,8 +143,8 @@ class ClassPricer:
         precision = self.shared.plan.job.precision
         element = precision.gradients if entry.what is What.GRADIENTS else precision.parameters
         model, replica = self.shared.model, self.replica
-        held = 0 if covers(self.holdings.stage.units, 0) else model.head_unit
-        share = self.holdings.share(held, ParameterClass.DENSE).fraction
+        held = 0 if covers(self.rank_state.stage.units, 0) else model.head_unit
+        share = self.rank_state.share(held, ParameterClass.DENSE).fraction
         size = -(-model.vocab // replica.tp) * model.embedding.dim * element.num_bytes * share
         ends = [
             stage.replicas[0].chips.at(0)
@@ -168,7 +168,7 @@ class ClassPricer:
 
     def _copy(self, entry: Instruction) -> Price:
         if entry.what is What.BATCH:
-            moved = self.holdings.workload.tokens * BATCH_ENTRY_BYTES
+            moved = self.rank_state.workload.tokens * BATCH_ENTRY_BYTES
         else:
             taken, given = self.memory.effect(entry)
             moved = max(taken, given)

@@ -25,12 +25,13 @@ class Kinds:
     examples: tuple[Instruction, ...]
     codes: Integers
     after_receive: Integers  # the passes that wait for a Receive, once per Receive
+    listing: Listing
 
     @classmethod
     def of(cls, instructions: Sequence[Instruction]) -> Kinds:
         """Sort a list's instructions by kind."""
         listing = listing_of(instructions)
-        return cls(listing.examples, listing.kinds[1], _after_receive(listing))
+        return cls(listing.examples, listing.kinds[1], _after_receive(listing), listing)
 
     def joined(self, likeness: Callable[[int], object]) -> Kinds:
         """Return fewer kinds, where units that are alike need not be told apart."""
@@ -49,7 +50,7 @@ class Kinds:
             codes[place] = known.setdefault(key, len(known))
             if codes[place] == len(examples):
                 examples.append(entry)
-        return Kinds(tuple(examples), codes[self.codes], self.after_receive)
+        return Kinds(tuple(examples), codes[self.codes], self.after_receive, self.listing)
 
     def spread(self, figure: Callable[[Instruction], float]) -> FloatArray:
         """Return a figure of every instruction, asked for once per kind."""
@@ -60,5 +61,5 @@ class Kinds:
 def _after_receive(listing: Listing) -> Integers:
     source = listing.sources
     passes = np.isin(listing.op[source], (OP_CODE[Op.FORWARD], OP_CODE[Op.BACKWARD_INPUT]))
-    found: Integers = source[passes & (listing.op[listing.after] == OP_CODE[Op.RECEIVE])]
-    return found
+    waiting: Integers = source[passes & (listing.op[listing.after] == OP_CODE[Op.RECEIVE])]
+    return waiting

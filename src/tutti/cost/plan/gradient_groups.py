@@ -38,10 +38,10 @@ class Groups:
         for all; within a pipeline, or across all of them. None where the pipeline spreads no
         experts, and so holds them among its dense parameters.
         """
-        found = self._index.of(unit)
-        key = (kind, id(found), pipeline)
+        holding = self._index.of(unit)
+        key = (kind, id(holding), pipeline)
         if key not in self._known:
-            holders = [held for held in found if pipeline in (None, held[0])]
+            holders = [held for held in holding if pipeline in (None, held[0])]
             chips = [chip for _, _, stage in holders for chip in _sharing(stage, kind)]
             links = group_links(self._cluster, chips) if chips else None
             if links is not None and self._host is not None:

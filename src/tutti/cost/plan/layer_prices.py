@@ -14,7 +14,7 @@ from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.layer_profile_prices import ProfiledPool
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.pool_prices import PoolPrices, UnitTimes
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
@@ -52,19 +52,19 @@ class LayerPrices(PoolPrices):
 
     def unit(self, work: Workload, unit: int, recompute: Recompute, **inside: Any) -> UnitTimes:
         """Return the seconds of a unit as measured."""
-        found = super().unit(work, unit, recompute, **inside)
+        times = super().unit(work, unit, recompute, **inside)
         third = float(self._layers.figures(work).seconds[unit]) / PASSES
-        again = found.recompute / found.forward if found.forward else 0.0
+        again = times.recompute / times.forward if times.forward else 0.0
         return UnitTimes(third, again * third, third, third)
 
-    def memory(self, holdings: Holdings) -> ProfiledMemory:
+    def memory(self, rank_state: RankState) -> ProfiledMemory:
         """Return the bytes of a class of ranks as measured."""
-        return ProfiledMemory(holdings, self._layers)
+        return ProfiledMemory(rank_state, self._layers)
 
     def updates(self, memory: MemoryModel) -> Callable[[int, int], float]:
         """Return how to ask for a range of units' part of the optimizer's step on a rank."""
         assert isinstance(memory, ProfiledMemory)
-        work, layers = memory.holdings.workload, self._layers
+        work, layers = memory.rank_state.workload, self._layers
         return lambda start, stop: layers.optimizer_s(work, memory.updated_units(start, stop))
 
 
@@ -76,9 +76,9 @@ class ProfiledMemory(MemoryModel):
     Transient gradients are part of the measured bytes.
     """
 
-    def __init__(self, holdings: Holdings, pool: ProfiledPool) -> None:
-        super().__init__(holdings)
-        self._figures = pool.figures(holdings.workload)
+    def __init__(self, rank_state: RankState, pool: ProfiledPool) -> None:
+        super().__init__(rank_state)
+        self._figures = pool.figures(rank_state.workload)
 
     def _kept(self, unit: int) -> float:
         return self._moving(unit) * self._kept_share(unit)
@@ -91,10 +91,10 @@ class ProfiledMemory(MemoryModel):
 
     def _kept_share(self, unit: int) -> float:
         """What recomputation leaves of a unit's activations, by the cost model."""
-        if self.holdings.recompute_kind(unit) == "none":
+        if self.rank_state.recompute_kind(unit) == "none":
             return 1.0
-        whole = self.holdings.activations(unit, "none")
-        return min(1.0, self.holdings.activations(unit) / whole) if whole else 1.0
+        whole = self.rank_state.activations(unit, "none")
+        return min(1.0, self.rank_state.activations(unit) / whole) if whole else 1.0
 
     def _input_gradients(self, unit: int) -> float:
         del unit
@@ -118,7 +118,7 @@ class ProfiledMemory(MemoryModel):
 
     def _share(self, unit: int, level: int) -> float:
         """The share of its slices whose state of `level` a rank holds."""
-        shares = self.holdings.shares(unit)
+        shares = self.rank_state.shares(unit)
         whole = sum(share.trained for share in shares)
         held = sum(share.kept if share.level >= level else share.trained for share in shares)
         return held / whole if whole else 1.0

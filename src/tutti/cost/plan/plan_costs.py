@@ -16,7 +16,7 @@ from tutti.cost.kernels import Kernels
 from tutti.cost.measured.layer_profile_prices import profiled_pools
 from tutti.cost.measured.pools import measured_pools
 from tutti.cost.memory.instruction_memory import Overheads, StaticBytes
-from tutti.cost.memory.rank_state import Holdings, workload_of
+from tutti.cost.memory.rank_state import RankState, workload_of
 from tutti.cost.network.recorded_programs import Asked, written_choices
 from tutti.cost.plan.class_prices import ClassPricer
 from tutti.cost.plan.layer_prices import LayerPrices
@@ -69,12 +69,12 @@ def price_schedule(
         prices = pool_prices(plan, model, cluster, sources, used)
     prices = {pool.name: prices[pool.name] for pool in cluster.pools if pool.name in used}
     shared = StepContext(schedule, model, cluster, prices)
-    found = [_class_costs(c, shared, kernels, overheads) for c in schedule.classes]
+    priced = [_class_costs(c, shared, kernels, overheads) for c in schedule.classes]
     nodes = {(chip.pool, chip.node) for _, _, stage in plan.stages() for chip in stage.chips}
     jitter = max(price.node_jitter for price in prices.values())
     return PricedStep(
-        costs=StepCosts(classes=tuple(costs for costs, _ in found)),
-        statics=tuple(static for _, static in found),
+        costs=StepCosts(classes=tuple(costs for costs, _ in priced)),
+        statics=tuple(static for _, static in priced),
         basis={name: price.basis for name, price in prices.items()},
         extrapolations=_extrapolations(schedule, prices),
         slowdown=1.0 + jitter * math.sqrt(2.0 * math.log(len(nodes))) if len(nodes) > 1 else 1.0,
@@ -92,19 +92,22 @@ def pool_prices(
     )
     measured = measured_pools(sources.profiles, cluster, used, plan.job.precision.compute)
     values = job_values(plan.job, model)
-    found: dict[str, PoolPrices] = {}
+    prices: dict[str, PoolPrices] = {}
     for pool in cluster.pools:
         if pool.name in used:
             calibration, chip = sources.calibration(pool, **values), measured.get(pool.name)
             given = (plan, model, cluster, pool, calibration, chip)
             profile = layers.get(pool.name)
             if profile:
-                found[pool.name] = LayerPrices(*given, profile)
+                prices[pool.name] = LayerPrices(*given, profile)
             else:
-                found[pool.name] = PoolPrices(
-                    *given, kernels=sources.kernels, constants=sources.constants
+                prices[pool.name] = PoolPrices(
+                    *given,
+                    kernels=sources.kernels,
+                    constants=sources.constants,
+                    measured_ranks=sources.measured_ranks,
                 )
-    return found
+    return prices
 
 
 def job_values(job: Job, model: ModelSpec) -> dict[str, float]:
@@ -120,7 +123,7 @@ def job_values(job: Job, model: ModelSpec) -> dict[str, float]:
 
 def _extrapolations(schedule: Schedule, prices: Mapping[str, PoolPrices]) -> tuple[str, ...]:
     plan = schedule.plan
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for rank_class in schedule.classes:
         pipeline = plan.pipelines[rank_class.pipeline]
         stage = pipeline.stages[rank_class.stage]
@@ -131,22 +134,22 @@ def _extrapolations(schedule: Schedule, prices: Mapping[str, PoolPrices]) -> tup
             pp=float(len(pipeline.stages)),
             dp=float(stage.num_replicas),
         )
-        found |= {f"{pool}: {line}": None for line in outside}
-    return tuple(found)
+        lines |= {f"{pool}: {line}": None for line in outside}
+    return tuple(lines)
 
 
 def _class_costs(
     rank_class: RankClass, shared: StepContext, kernels: Kernels, overheads: Overheads
 ) -> tuple[ClassCosts, StaticBytes]:
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
-    holdings = Holdings(shared.plan, shared.model, place, kernels, shared.index, shared.elements)
-    source = shared.prices[holdings.replica.chips.pools[0]]
-    memory = source.memory(holdings)
+    rank_state = RankState(shared.plan, shared.model, place, kernels, shared.index, shared.elements)
+    source = shared.prices[rank_state.replica.chips.pools[0]]
+    memory = source.memory(rank_state)
     kinds = shared.kinds(rank_class.instructions)
     if source.units_alike:
-        kinds = kinds.joined(holdings.likeness)
+        kinds = kinds.joined(rank_state.likeness)
     flow = memory.flow(kinds)
-    pricer = ClassPricer(rank_class, shared, holdings, memory)
+    pricer = ClassPricer(rank_class, shared, rank_state, memory)
     prices = {example: pricer.price(example) for example in kinds.examples}
     costs = ClassCosts(
         seconds=kinds.spread(lambda example: prices[example].seconds),

@@ -18,7 +18,8 @@ from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.unit import measured_unit, strategy_of
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.memory.measured_passes import MeasuredMemory, MeasuredRanks
+from tutti.cost.memory.rank_state import RankState
 from tutti.cost.network.group_placement import ALIGNED, Placement, span_of
 from tutti.cost.network.programs import Efficiency
 from tutti.cost.operators.exposed_communication import Spans
@@ -102,8 +103,10 @@ class PoolPrices:
         *,
         kernels: Kernels | None = None,
         constants: Constants | None = None,
+        measured_ranks: MeasuredRanks | None = None,
     ) -> None:
         self._model = model
+        self._measured_ranks = measured_ranks or {}
         self.kernels = kernels or Kernels()
         self._compute = plan.job.precision.compute
         self._measured = measured
@@ -166,13 +169,13 @@ class PoolPrices:
         """Return which sizes of which operators lie outside a chip's profile."""
         kinds = {self._model.unit_kind(unit): unit for unit in range(self._model.num_units)}
         strategy = strategy_of(work)
-        found = {
+        lines = {
             f"profile: {line}": None
             for unit in kinds.values()
             for call in unit_calls(self._model, unit, strategy)
             for line in measured.outside(measured.operator_of(call), call.dims)
         }
-        return tuple(found)
+        return tuple(lines)
 
     def unit(
         self,
@@ -191,8 +194,8 @@ class PoolPrices:
         if key not in self._units:
             seconds = self._looked_up(work, (name, recompute, inside))
             if seconds is None:
-                found = self._price_one(work, unit, recompute, inside)
-                seconds = [_number(column) for column in _passes(found)]
+                times = self._price_one(work, unit, recompute, inside)
+                seconds = [_number(column) for column in _passes(times)]
             self._units[key] = self._times(*seconds)
         return self._units[key]
 
@@ -206,8 +209,8 @@ class PoolPrices:
         sheet, column = self._prepared.get(work, ({}, 0))
         if key not in sheet:
             return None
-        found: list[float] = sheet[key][:, column].tolist()
-        return found if math.isfinite(found[0]) else None
+        seconds: list[float] = sheet[key][:, column].tolist()
+        return seconds if math.isfinite(seconds[0]) else None
 
     def prepare(
         self,
@@ -260,8 +263,8 @@ class PoolPrices:
         first = works[0]
 
         def column(name: str) -> FloatArray:
-            found = np.array([getattr(work, name) for work in works], dtype=np.float64)
-            return found if len(works) > 1 else found[0]
+            values = np.array([getattr(work, name) for work in works], dtype=np.float64)
+            return values if len(works) > 1 else values[0]
 
         return Strategy.filled(
             sequence_length=first.sequence_length,
@@ -336,9 +339,10 @@ class PoolPrices:
         whole = self.optimizer(updated)
         return lambda start, stop: whole * count(range(start, stop)) / updated if updated else 0.0
 
-    def memory(self, holdings: Holdings) -> MemoryModel:
-        """Return the bytes of a class of ranks."""
-        return MemoryModel(holdings)
+    def memory(self, rank_state: RankState) -> MemoryModel:
+        """Return the bytes of a class of ranks, by its passes as measured if they were."""
+        measured = self._measured_ranks.get(rank_state.place)
+        return MemoryModel(rank_state) if measured is None else MeasuredMemory(rank_state, measured)
 
     def copy_seconds(self, num_bytes: float, host_bandwidth: float | None = None) -> float:
         """Return the seconds of a copy between chip and host.
@@ -357,9 +361,9 @@ def _run_again(shares: Iterable[FloatArray]) -> dict[str, FloatArray]:
     return {name: np.asarray(share) for name, share in zip(names, shares, strict=True)}
 
 
-def _passes(found: UnitSeconds) -> tuple[FloatArray, ...]:
+def _passes(passes: UnitSeconds) -> tuple[FloatArray, ...]:
     """Return the seconds of the passes in the order of UnitTimes."""
-    return found.forward, found.recompute, found.backward_input, found.backward_weight
+    return passes.forward, passes.recompute, passes.backward_input, passes.backward_weight
 
 
 def _number(value: object) -> float:

@@ -69,8 +69,8 @@ class ClassCosts:
         part = self.breakdown[chosen]
         if part.ndim == 2:
             return np.asarray(part.sum(axis=0), dtype=np.float64)
-        found = np.bincount(part, weights=self.seconds[chosen], minlength=num_categories)
-        return found.astype(np.float64)
+        seconds = np.bincount(part, weights=self.seconds[chosen], minlength=num_categories)
+        return seconds.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -9,6 +9,7 @@ from tutti.cost.constants import Constants
 from tutti.cost.kernels import Kernels
 from tutti.cost.measured.layer_profiles import LayerProfiles
 from tutti.cost.memory.instruction_memory import Overheads
+from tutti.cost.memory.measured_passes import MeasuredRanks
 from tutti.hardware.pool import Pool
 from tutti.hardware.profile import Profile
 
@@ -22,7 +23,8 @@ class Sources:
     engine, while the calibrations are of the stacks that published their runs. The caller's own
     calibrations come before those that ship. `extrapolate` lets layer profiles be used beyond what
     they measured; what was extrapolated is said either way. `constants` stand in place of every
-    calibration's, for one whose values are being judged.
+    calibration's, for one whose values are being judged. `measured_ranks` say what passes take of
+    memory, where somebody ran them.
     """
 
     calibrations: tuple[Calibration, ...] = ()
@@ -32,6 +34,7 @@ class Sources:
     constants: Constants | None = None
     kernels: Kernels = field(default_factory=Kernels)
     overheads: Overheads = field(default_factory=Overheads)
+    measured_ranks: MeasuredRanks = field(default_factory=dict)
 
     def calibration(self, pool: Pool, **values: float) -> Calibration | None:
         """Return the calibration that suits a pool best; None: nobody measured its chip.
@@ -42,11 +45,11 @@ class Sources:
         for known in (self.calibrations, shipped_calibrations()):
             suitable = [c for c in known if pool.chip.name in c.chips]
             if pool.stack:
-                found = best_match(suitable, pool.chip.name, pool.stack)
+                best = best_match(suitable, pool.chip.name, pool.stack)
             else:
-                found = min(suitable, key=lambda c: (_promise(c, values), c.name), default=None)
-            if found is not None:
-                return found
+                best = min(suitable, key=lambda c: (_promise(c, values), c.name), default=None)
+            if best is not None:
+                return best
         return None
 
 

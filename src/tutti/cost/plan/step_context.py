@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tutti.collective import Operation
-from tutti.cost.memory.rank_state import HolderIndex, Holdings
+from tutti.cost.memory.rank_state import HolderIndex, RankState
 from tutti.cost.network.group_links import GroupLinks, group_links
 from tutti.cost.network.host_memory_traffic import HostMemory
 from tutti.cost.network.programs import Choice, Efficiency, choose_program, price_named
@@ -76,7 +76,7 @@ class StepContext:
 
     def efficiency(self, pools: tuple[str, ...]) -> Efficiency:
         """Return that of the pool which makes least of the fabric: all go at its pace."""
-        return min((self.prices[pool].efficiency for pool in pools), key=lambda found: found.fabric)
+        return min((self.prices[pool].efficiency for pool in pools), key=lambda known: known.fabric)
 
     def links(self, chips: tuple[Position, ...]) -> GroupLinks:
         """Return the group of a few chips, made once."""
@@ -111,7 +111,7 @@ class StepContext:
         return tuple(one for one in self._chosen.values() if one.choice.algorithm != "none")
 
     def final_reductions(
-        self, unit: int, kind: ParameterClass, holdings: Holdings
+        self, unit: int, kind: ParameterClass, rank_state: RankState
     ) -> tuple[tuple[tuple[Position, ...], int], ...]:
         """Return with which chips of other pipelines a rank sums up its shard of a bucket.
 
@@ -120,11 +120,11 @@ class StepContext:
         """
         bucket = self.elements.bucket(unit)
         start, stop = bucket.span(kind)
-        alike = tuple(map(holdings.likeness, range(start, stop)))
-        key = (alike, kind, holdings.place)
+        alike = tuple(map(rank_state.likeness, range(start, stop)))
+        key = (alike, kind, rank_state.place)
         if key not in self._final:
             lines = self.elements.ownership.by_pipeline(bucket, kind)
-            rank = self.ranks.first_rank(*holdings.place[:2]) + holdings.stage_rank
+            rank = self.ranks.first_rank(*rank_state.place[:2]) + rank_state.stage_rank
             self._final[key] = tuple(
                 (
                     tuple(self.ranks.place(member).chip for member in ranks),

@@ -180,7 +180,7 @@ class _Column(torch.autograd.Function):
         rows = [gradient.contiguous() for gradient in gradients]
         linear = beside.operators.linear
         weights = [layer.weight for layer in layers]
-        (x,) = ctx.saved_tensors
+        x = ctx.saved_tensors[0].detach()  # what waits for later holds no graph
         inputs: Pending = beside.start_gather(x) if any(needed[3::2]) else Ready(x)
 
         def of_input() -> Iterator[Tensor]:
@@ -212,7 +212,7 @@ class _Row(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), weight, beside = ctx.saved_tensors, ctx.weight, ctx.beside
+        x, weight, beside = ctx.saved_tensors[0].detach(), ctx.weight, ctx.beside
         linear = beside.operators.linear
         pieces, inputs = [], []
         for piece in beside.gathered(gradients[0].contiguous()):

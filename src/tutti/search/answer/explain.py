@@ -25,7 +25,7 @@ from tutti.search.answer.explanation import (
     StageRow,
     step_text,
 )
-from tutti.search.answer.result import Objective, Pruned, SearchResult, Settled
+from tutti.search.answer.result import Objective, ProvenPlan, Pruned, SearchResult
 from tutti.search.pricing.money_and_energy import energy_text, spending_of
 from tutti.simulate.result import IdleReason, SimulationResult
 from tutti.units import bytes_text, count_text, many
@@ -242,13 +242,13 @@ def _bound_of(result: SearchResult) -> float:
     return result.value_bound or 0.0
 
 
-def _worth(result: SearchResult, settled: Settled, cluster: Cluster) -> float:
+def _worth(result: SearchResult, proven: ProvenPlan, cluster: Cluster) -> float:
     """Return what the objective counts of a plan's step."""
     if result.objective is Objective.STEP_TIME:
-        return settled.step_seconds
-    spent = spending_of(settled.plan, settled.step_seconds, cluster)
-    found = spent.cost if result.objective is Objective.COST else spent.joules
-    return found or 0.0
+        return proven.step_seconds
+    spent = spending_of(proven.plan, proven.step_seconds, cluster)
+    worth = spent.cost if result.objective is Objective.COST else spent.joules
+    return worth or 0.0
 
 
 def _amount(result: SearchResult, amount: float) -> str:
@@ -263,13 +263,13 @@ def _compared(result: SearchResult, cluster: Cluster) -> Iterator[Compared]:
     own = _worth(result, result.best, cluster)
     bound = _bound_of(result)
     rows = [
-        (name, _worth(result, settled, cluster), settled.summary)
-        for name, settled in (
+        (name, _worth(result, proven, cluster), proven.summary)
+        for name, proven in (
             ("this plan", result.best),
             ("runner-up", result.runner_up),
             ("best uniform", result.uniform),
         )
-        if settled is not None
+        if proven is not None
     ]
     if bound > 0:
         rows.append(("lower bound", bound, ""))
@@ -284,14 +284,14 @@ def _compared(result: SearchResult, cluster: Cluster) -> Iterator[Compared]:
 
 
 def _alone(result: SearchResult) -> Iterator[PoolAlone]:
-    for pool, found in result.alone.items():
-        memory = "" if found.fits else "; cannot hold the model, predicted with unlimited memory"
+    for pool, one in result.alone.items():
+        memory = "" if one.fits else "; cannot hold the model, predicted with unlimited memory"
         yield PoolAlone(
             pool=pool,
-            tokens_per_second=found.settled.tokens_per_second,
-            detail=f"{found.settled.summary}; {many(found.global_batch, 'sequence')} in "
-            f"{step_text(found.settled.step_seconds)}{memory}",
-            fits=found.fits,
+            tokens_per_second=one.proven.tokens_per_second,
+            detail=f"{one.proven.summary}; {many(one.global_batch, 'sequence')} in "
+            f"{step_text(one.proven.step_seconds)}{memory}",
+            fits=one.fits,
         )
 
 
@@ -358,7 +358,7 @@ def _caveats(result: SearchResult, model: ModelSpec, pools: Sequence[PoolRow]) -
     if doubt := length_warning(model, result.best.plan.job.sequence_length):
         yield f"{doubt[0].upper()}{doubt[1:]}."
     estimate = result.best.estimate
-    over, memory = sum(not found.fits for found in estimate.memory), estimate.tightest
+    over, memory = sum(not one.fits for one in estimate.memory), estimate.tightest
     if over:
         yield (
             f"{many(over, 'replica group')} {'does' if over == 1 else 'do'} not fit; the "
@@ -370,7 +370,7 @@ def _caveats(result: SearchResult, model: ModelSpec, pools: Sequence[PoolRow]) -
         yield (
             f"Nominal: the times of {_listed(nominal)} rest on data sheets; nothing was measured."
         )
-    unlimited = [pool for pool, found in result.alone.items() if not found.fits]
+    unlimited = [pool for pool, one in result.alone.items() if not one.fits]
     if unlimited:
         yield (
             f"{_listed(unlimited)} alone cannot hold the model and is predicted with unlimited "

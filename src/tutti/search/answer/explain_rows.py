@@ -17,7 +17,7 @@ from tutti.schedule.instruction import Op
 from tutti.schedule.listing import OPS
 from tutti.schedule.schedule import RankClass, replica_of, stage_of
 from tutti.search.answer.explanation import PoolRow, StageRow
-from tutti.search.answer.result import Settled
+from tutti.search.answer.result import ProvenPlan
 from tutti.simulate.labels import labels_of
 from tutti.simulate.result import IDLE_REASONS, SimulationResult
 from tutti.units import many
@@ -25,17 +25,17 @@ from tutti.units import many
 _PASSES = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
-def stage_rows(settled: Settled, model: ModelSpec) -> tuple[StageRow, ...]:
+def stage_rows(proven: ProvenPlan, model: ModelSpec) -> tuple[StageRow, ...]:
     """Return one row per class of equal ranks, in rank order."""
-    plan, estimate = settled.plan, settled.estimate
+    plan, estimate = proven.plan, proven.estimate
     labels = labels_of(estimate.schedule)
     work = _unit_work(model, plan.job.sequence_length)
     rows = []
     for index, rank_class in enumerate(estimate.schedule.classes):
         stage, replica = stage_of(plan, rank_class), replica_of(plan, rank_class)
         pipeline = plan.pipelines[rank_class.pipeline]
-        found = estimate.result.classes[index]
-        step = found.step_seconds or 1.0
+        timing = estimate.result.classes[index]
+        step = timing.step_seconds or 1.0
         sequences = replica.sequences * replica.count
         done = sum(float(work[a:b].sum()) for a, b in stage.units)
         rows.append(
@@ -62,8 +62,8 @@ def stage_rows(settled: Settled, model: ModelSpec) -> tuple[StageRow, ...]:
                 num_recomputed=_count(replica.recompute.full) + _count(replica.recompute.selective),
                 micro_batch_seconds=pass_seconds(estimate.result, index, _PASSES)
                 / pipeline.micro_batches,
-                idle_share=found.idle_share,
-                idle={reason.value: found.idle[reason] / step for reason in IDLE_REASONS},
+                idle_share=timing.idle_share,
+                idle={reason.value: timing.idle[reason] / step for reason in IDLE_REASONS},
                 memory_bytes=estimate.memory[index].total,
                 limit_bytes=estimate.memory[index].limit,
             )
@@ -91,13 +91,13 @@ def _unit_work(model: ModelSpec, sequence_length: int) -> FloatArray:
 
 
 def pool_rows(
-    settled: Settled, cluster: Cluster, stages: Sequence[StageRow]
+    proven: ProvenPlan, cluster: Cluster, stages: Sequence[StageRow]
 ) -> tuple[PoolRow, ...]:
     """Return how well each pool of the cluster is used."""
-    plan = settled.plan
+    plan = proven.plan
     dtype = plan.job.precision.compute
     peak = cluster.peak_flops(dtype, fallback=True)
-    held = [_by_pool(plan, c) for c in settled.estimate.schedule.classes]
+    held = [_by_pool(plan, c) for c in proven.estimate.schedule.classes]
     rows = []
     for pool in cluster.pools:
         part = [(row, chips.get(pool.name, 0)) for row, chips in zip(stages, held, strict=True)]
@@ -109,7 +109,7 @@ def pool_rows(
             for reason in IDLE_REASONS
         }
         lost["no work"] = unused / pool.num_chips
-        basis = settled.estimate.priced.basis.get(pool.name, "")
+        basis = proven.estimate.priced.basis.get(pool.name, "")
         rows.append(
             PoolRow(
                 pool=pool.name,
@@ -130,10 +130,10 @@ def pool_rows(
 
 def _by_pool(plan: Plan, rank_class: RankClass) -> dict[str, int]:
     """Return how many chips of a class lie in each pool."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for span in replica_of(plan, rank_class).chips.ranges:
-        found[span.pool] = found.get(span.pool, 0) + span.size
-    return found
+        counts[span.pool] = counts.get(span.pool, 0) + span.size
+    return counts
 
 
 def _in_pool(chips: ChipSet, pool: Pool) -> int:

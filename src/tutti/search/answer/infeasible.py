@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from tutti.errors import InputError
 from tutti.plan.job import PRECISIONS, Precision
-from tutti.search.answer.result import Settled
+from tutti.search.answer.result import ProvenPlan
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.space import ALL_OFFLOAD, ALL_RECOMPUTE, Problem, Space
 from tutti.search.thresholds import THRESHOLDS
 from tutti.units import bytes_text, many
 
-Fit = Callable[[Problem], Settled | None]
+Fit = Callable[[Problem], ProvenPlan | None]
 
 
 def explain_infeasible(tables: Tables, first_fit: Fit) -> InputError:
@@ -42,18 +42,18 @@ def _least_needed(problem: Problem, first_fit: Fit) -> str:
 
     Chips are given ever more memory until something fits; then it is looked for in between.
     """
-    low, high, found = 1.0, 2.0, None
-    while found is None and high <= THRESHOLDS.most_memory:
-        found = first_fit(_with_memory(problem, high))
-        low, high = (low, high) if found is not None else (high, 4.0 * high)
-    if found is None:
+    low, high, least = 1.0, 2.0, None
+    while least is None and high <= THRESHOLDS.most_memory:
+        least = first_fit(_with_memory(problem, high))
+        low, high = (low, high) if least is not None else (high, 4.0 * high)
+    if least is None:
         return ""
     for _ in range(THRESHOLDS.memory_halvings):
         middle = math.sqrt(low * high)
         less = first_fit(_with_memory(problem, middle))
-        found, low, high = (found, middle, high) if less is None else (less, low, middle)
+        least, low, high = (least, middle, high) if less is None else (less, low, middle)
     limits = {pool.name: pool.chip.memory_bytes for pool in problem.pools}
-    most = max(found.estimate.memory, key=lambda memory: memory.total / limits[memory.pool])
+    most = max(least.estimate.memory, key=lambda memory: memory.total / limits[memory.pool])
     return (
         f"the most frugal plan found needs {bytes_text(most.total)} of the "
         f"{bytes_text(limits[most.pool])} of a chip of '{most.pool}' ({most.name})"

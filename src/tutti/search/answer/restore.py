@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tutti.plan.files import plan_from_document, plan_to_document
-from tutti.search.answer.result import Alone, SearchResult, Settled
+from tutti.search.answer.result import Alone, ProvenPlan, SearchResult
 from tutti.search.question.canonical_pools import CanonicalQuestion
 from tutti.search.strategy.summary import summary_of
 from tutti.simulate.estimate import estimate
@@ -21,10 +21,10 @@ def restored_result(question: CanonicalQuestion, result: SearchResult) -> Search
         return None
     alone: dict[str, Alone] = {}
     order = [pool.name for pool in question.asked.cluster.pools]  # as the user wrote them
-    for name, found in sorted(result.alone.items(), key=lambda item: order.index(item[0])):
-        settled = _restored(question, found.settled)
-        if settled is not None:
-            alone[name] = replace(found, settled=settled)
+    for name, one in sorted(result.alone.items(), key=lambda item: order.index(item[0])):
+        proven = _restored(question, one.proven)
+        if proven is not None:
+            alone[name] = replace(one, proven=proven)
     return replace(
         result,
         best=best,
@@ -34,18 +34,18 @@ def restored_result(question: CanonicalQuestion, result: SearchResult) -> Search
     )
 
 
-def _restored(question: CanonicalQuestion, settled: Settled | None) -> Settled | None:
-    if settled is None:
+def _restored(question: CanonicalQuestion, proven: ProvenPlan | None) -> ProvenPlan | None:
+    if proven is None:
         return None
-    plan = question.restored(settled.plan)
+    plan = question.restored(proven.plan)
     if plan is None:
         return None
     if not question.is_joined:
-        return replace(settled, plan=plan)
+        return replace(proven, plan=plan)
     asked = question.asked
     plan = replace(plan, collectives=())
     again = plan_from_document(plan_to_document(plan), "plan")
     job = replace(asked, job=replace(asked.job, global_batch=plan.job.global_batch))
-    found = estimate(again, asked.model, asked.cluster, job.pinned_sources())
-    plan = replace(plan, collectives=found.priced.choices)
-    return replace(settled, plan=plan, estimate=found, summary=summary_of(plan))
+    new_estimate = estimate(again, asked.model, asked.cluster, job.pinned_sources())
+    plan = replace(plan, collectives=new_estimate.priced.choices)
+    return replace(proven, plan=plan, estimate=new_estimate, summary=summary_of(plan))

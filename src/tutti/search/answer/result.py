@@ -25,7 +25,7 @@ class Objective(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class ProvenPlan:
     """A plan that passed the checker, the static check and the event simulator."""
 
     plan: Plan
@@ -49,7 +49,7 @@ class Alone:
 
     pool: str
     global_batch: int
-    settled: Settled
+    proven: ProvenPlan
     fits: bool = True  # False: the pool cannot hold the model; priced with unlimited memory
 
 
@@ -67,13 +67,15 @@ class Pruned:
 class SearchResult:
     """The answer of the planner."""
 
-    best: Settled
+    best: ProvenPlan
     lower_bound_seconds: float  # no plan of the whole space is faster
     search_cpu_seconds: float
     objective: Objective = Objective.STEP_TIME
-    runner_up: Settled | None = None  # the best plan of another strategy
+    runner_up: ProvenPlan | None = None  # the best plan of another strategy
     why_runner_up_lost: str = ""
-    uniform: Settled | None = None  # best Megatron-style plan; None where there is none that fits
+    uniform: ProvenPlan | None = (
+        None  # best Megatron-style plan; None where there is none that fits
+    )
     uniform_missing: str = ""  # why there is none
     alone: Mapping[str, Alone] = field(default_factory=dict)
     alone_missing: Mapping[str, str] = field(default_factory=dict)  # pool → why there is none
@@ -104,7 +106,7 @@ class SearchResult:
         """Throughput of the mixed job over the sum of the pools' alone (DESIGN §5)."""
         if not self.alone or self.alone_missing:
             return None
-        parts = sum(found.settled.tokens_per_second for found in self.alone.values())
+        parts = sum(one.proven.tokens_per_second for one in self.alone.values())
         return 100.0 * self.best.tokens_per_second / parts
 
     @property
@@ -135,11 +137,11 @@ class SearchResult:
             "uniform": _figures(self.uniform) if self.uniform else {"why": self.uniform_missing},
             "alone": {
                 name: {
-                    **_figures(found.settled),
-                    "global_batch": found.global_batch,
-                    "fits": found.fits,
+                    **_figures(one.proven),
+                    "global_batch": one.global_batch,
+                    "fits": one.fits,
                 }
-                for name, found in self.alone.items()
+                for name, one in self.alone.items()
             }
             | {name: {"why": why} for name, why in self.alone_missing.items()},
             "runner_up": (
@@ -157,10 +159,10 @@ class SearchResult:
         }
 
 
-def _figures(settled: Settled) -> dict[str, object]:
+def _figures(proven: ProvenPlan) -> dict[str, object]:
     return {
-        "step_time_s": settled.step_seconds,
-        "tokens_per_s": settled.tokens_per_second,
-        "mfu": settled.estimate.mfu,
-        "summary": settled.summary,
+        "step_time_s": proven.step_seconds,
+        "tokens_per_s": proven.tokens_per_second,
+        "mfu": proven.estimate.mfu,
+        "summary": proven.summary,
     }

@@ -27,7 +27,7 @@ from tutti.search.answer.uniform_layouts import (
 from tutti.search.cutting.memory_relief import Slot, made_bytes, static_bytes
 from tutti.search.cutting.relief_mixture import GATHERED
 from tutti.search.pricing.memory_budget import usable_bytes
-from tutti.search.pricing.simulate_draft import Settler
+from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import KINDS, NONE, Config, ConfigTable, Tables
 from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
@@ -35,7 +35,7 @@ from tutti.simulate.estimate import Estimate
 
 def best_uniform(
     tables: Tables,
-    settler: Settler,
+    simulator: DraftSimulator,
     wanted: Callable[[Plan], bool] | None = None,
     *,
     idle: bool = True,
@@ -46,7 +46,7 @@ def best_uniform(
     they may be faster; on all but large clusters also those without pipelines whose replicas share
     all states.
     """
-    search = _Simulated(tables, settler, wanted)
+    search = _Simulated(tables, simulator, wanted)
     search.run(full_layouts(tables))
     partial = list(partial_layouts(tables, search.reached)) if idle else []
     search.run(partial)
@@ -63,9 +63,9 @@ class _Simulated:
     """Simulates the best few candidates; remembers what was learnt about prices."""
 
     def __init__(
-        self, tables: Tables, settler: Settler, wanted: Callable[[Plan], bool] | None
+        self, tables: Tables, simulator: DraftSimulator, wanted: Callable[[Plan], bool] | None
     ) -> None:
-        self.tables, self.settler, self.wanted = tables, settler, wanted
+        self.tables, self.simulator, self.wanted = tables, simulator, wanted
         self.best: tuple[Plan, Estimate] | None = None
         self.seen = 0
         self._passes = 0
@@ -115,12 +115,12 @@ class _Simulated:
         plan = _plan(self.tables, candidate)
         if plan is None or (self.wanted is not None and not self.wanted(plan)):
             return False
-        found = self.settler.price(plan)
-        if found.fits or self.tables.problem.unlimited_memory:
-            added = found.step_seconds - candidate.seconds
+        estimate = self.simulator.price(plan)
+        if estimate.fits or self.tables.problem.unlimited_memory:
+            added = estimate.step_seconds - candidate.seconds
             self._known[candidate.kind] = min(added, self._known.get(candidate.kind, added))
-            if self.best is None or found.step_seconds < self.best[1].step_seconds:
-                self.best = (plan, found)
+            if self.best is None or estimate.step_seconds < self.best[1].step_seconds:
+                self.best = (plan, estimate)
         return True
 
 

@@ -112,13 +112,13 @@ def _fewer(
 
 def _slowest(tables: Tables, given: Degrees, chips: Mapping[str, int]) -> float | None:
     """Return the seconds of a micro-batch on the slowest of some pools; None: not measured."""
-    found = 0.0
+    slowest = 0.0
     for pool in chips:
         config = Config(pool, given.tp, given.cp, given.ep, given.micro_batch)
         if tables.get(config) is None:
             return None
-        found = max(found, float(tables.sums(config)[NONE][:, -1].sum()))
-    return found
+        slowest = max(slowest, float(tables.sums(config)[NONE][:, -1].sum()))
+    return slowest
 
 
 def _even_share(batch: int, sequences: int, most: int) -> int:

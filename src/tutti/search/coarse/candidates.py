@@ -52,15 +52,15 @@ class Candidates:
     def all(self) -> list[Candidate]:
         """Return chains for every arrangement of the pools, the most promising first."""
         names = [pool.name for pool in self.problem.pools]
-        found: dict[object, Candidate] = {}
+        candidates: dict[object, Candidate] = {}
         rates = self._rates(names)
         for used in self._subsets(names, rates):
             for grouping in self._groupings(used):
                 for candidate in self._arrange(grouping, rates):
-                    known = found.get(candidate.key)
+                    known = candidates.get(candidate.key)
                     if known is None or candidate.coarse_seconds < known.coarse_seconds:
-                        found[candidate.key] = candidate
-        return self.refiner.refined([*self._seeds(), *self._promising(list(found.values()))])
+                        candidates[candidate.key] = candidate
+        return self.refiner.refined([*self._seeds(), *self._promising(list(candidates.values()))])
 
     def _seeds(self) -> Iterator[Candidate]:
         """Yield the given strategies, with other sizes or fewer copies where counts ask for it."""
@@ -110,14 +110,14 @@ class Candidates:
         self._skipped += len(candidates)
         chosen = []
         most = self.effort.refinement(self.problem.num_chips)
-        for (_, _, number, order), found in kinds.items():
+        for (_, _, number, order), best in kinds.items():
             few = max(1, most // (1 if self.problem.model.num_experts else number))
             if order is not None:
                 few = max(1, few // 2)
-            chosen += found[:few]
+            chosen += best[:few]
             if self.problem.model.num_experts and number == 1:
-                known = {c.widths for c in found[:few]}
-                unlike = (c for c in found[few:] if c.widths not in known)
+                known = {c.widths for c in best[:few]}
+                unlike = (c for c in best[few:] if c.widths not in known)
                 chosen += itertools.islice(unlike, THRESHOLDS.unlike_candidates)
         self._skipped -= len(chosen)
         return chosen
@@ -187,11 +187,11 @@ class Candidates:
             lists.append(self.coarse.chains(group, share, most, sharing=sharing, elastic=several))
         if not all(lists):
             return
-        found = list(self._shared_out(lists))
-        if not found and len(grouping) == 1:
+        arranged = list(self._shared_out(lists))
+        if not arranged and len(grouping) == 1:
             lists = [self.coarse.chains(grouping[0], total, self._most_chains, even=True)]
-            found = list(self._shared_out(lists))
-        yield from found
+            arranged = list(self._shared_out(lists))
+        yield from arranged
 
     @property
     def _wide(self) -> int:

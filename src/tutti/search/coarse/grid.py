@@ -279,8 +279,8 @@ class Grid:
             moved = moved + 2.0 * self._column(k, "parameters")
         sharers = self.copies * (self.per_copy // self._column(k, "sequences"))
         shared = 1.0 - 1.0 / (sharers * self._column(k, "cp"))
-        found: FloatArray = moved * shared / self._column(k, "inside")
-        return found
+        traffic: FloatArray = moved * shared / self._column(k, "inside")
+        return traffic
 
     def _sharding_traffic(self, pace: FloatArray, each: Sequence[FloatArray]) -> FloatArray:
         """Return the seconds that the traffic of one micro-batch keeps a NIC busy."""
@@ -317,8 +317,8 @@ class Grid:
 
 def whole_rounds(rounds: FloatArray, *, elastic: bool) -> FloatArray:
     """Return how many whole micro-batches take so many: enough of them, or about as many."""
-    found: FloatArray = np.maximum(1.0, np.rint(rounds)) if elastic else np.ceil(rounds)
-    return found
+    whole: FloatArray = np.maximum(1.0, np.rint(rounds)) if elastic else np.ceil(rounds)
+    return whole
 
 
 def _copy_counts(options: list[Options], sequences: int) -> IntArray:

@@ -74,7 +74,7 @@ class Options:
         rows = [(c, t) for c in configs if (t := tables.get(c)) is not None]
         if not rows:
             return None
-        found = tables.pool(pool)
+        of_pool = tables.pool(pool)
 
         def column(figure: Callable[[ConfigTable], float]) -> FloatArray:
             return np.array([figure(t) for _, t in rows], dtype=np.float64)
@@ -88,7 +88,7 @@ class Options:
         prices = tables.prices[pool]
         others = [other.name for other in tables.problem.pools] if chained else []
         lanes = 2 if forwards(tables.problem.cluster, pool, others) else 1
-        nic = found.node.nic_bandwidth / found.node.num_chips * prices.efficiency.fabric
+        nic = of_pool.node.nic_bandwidth / of_pool.node.num_chips * prices.efficiency.fabric
         return cls(
             configs=tuple(c for c, _ in rows),
             width=np.array([c.width for c, _ in rows], dtype=np.int64),
@@ -112,13 +112,13 @@ class Options:
             passing=column(lambda t: float(t.passing.max()) + 4.0 * t.boundary),
             ep=np.array([c.ep for c, _ in rows], dtype=np.int64),
             memory=float("inf") if tables.problem.unlimited_memory
-            else usable_bytes(found.chip.memory_bytes, tables.sources.overheads),
-            chips=found.num_chips,
-            inside=_exchange_rates(found, nic, [t for _, t in rows],
+            else usable_bytes(of_pool.chip.memory_bytes, tables.sources.overheads),
+            chips=of_pool.num_chips,
+            inside=_exchange_rates(of_pool, nic, [t for _, t in rows],
                                    prices.efficiency.island),
-            host=host_bytes(found),
-            copy=copy_bandwidth(found, lanes),
-            away=column(lambda t: mean(t.kept[NONE]) / copy_bandwidth(found, lanes)),
+            host=host_bytes(of_pool),
+            copy=copy_bandwidth(of_pool, lanes),
+            away=column(lambda t: mean(t.kept[NONE]) / copy_bandwidth(of_pool, lanes)),
         )  # fmt: skip
 
 
@@ -129,10 +129,10 @@ def thinned(options: list[Options]) -> list[Options]:
     then the fastest of all.
     """
     most = math.floor(THRESHOLDS.most_combinations ** (1.0 / len(options)))
-    found = []
+    kept = []
     for o in options:
         if len(o.configs) <= most:
-            found.append(o)
+            kept.append(o)
             continue
         work = o.block * o.width / o.sequences
         groups: dict[tuple[int, int], list[int]] = {}
@@ -143,8 +143,8 @@ def thinned(options: list[Options]) -> list[Options]:
             chosen.add(min(rows, key=lambda i: (work[i], i)))
             chosen.add(min(rows, key=lambda i: (-o.ep[i], work[i], i)))
         ranked = sorted(chosen, key=lambda i: (work[i], i))[:most]
-        found.append(o.take(sorted(ranked)))
-    return found
+        kept.append(o.take(sorted(ranked)))
+    return kept
 
 
 def _exchange_rates(
@@ -163,10 +163,10 @@ def _exchange_rates(
         across = nic * max(1, largest // chips) if pool.nodes > 1 else math.inf
         return max(1.0, min(across, link * efficiency))
 
-    found = []
+    rates = []
     for table in tables:
         config, whole = table.config, max(1.0, float((table.dense + table.expert).sum()))
         expert = float(table.expert.sum()) / whole
         spread = rate(max(config.width, config.ep))
-        found.append(1.0 / ((1.0 - expert) / rate(config.width) + expert / spread))
-    return np.array(found)
+        rates.append(1.0 / ((1.0 - expert) / rate(config.width) + expert / spread))
+    return np.array(rates)

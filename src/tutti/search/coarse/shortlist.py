@@ -68,25 +68,25 @@ class Coarse:
         With `elastic` they take about so many, in whole micro-batches; others take the rest.
         """
         options = [self._pool(name, chained=len(pools) > 1) for name in pools]
-        if any(found is None for found in options):
+        if any(shortlisted is None for shortlisted in options):
             return []
-        known = thinned([found for found in options if found is not None])
+        known = thinned([shortlisted for shortlisted in options if shortlisted is not None])
         grid = Grid(self.problem, known, sequences, sharing, elastic=elastic)
         if even:
             grid.keep_even(int(sequences))
         if not grid.size:
             return []
-        found: list[Chain] = []
+        shortlisted: list[Chain] = []
         plain = grid.plain_pace()
         for schedule in schedule_options(self.problem):
             for shard in self.problem.space.shard:
-                found += self._best(grid, plain, shard, schedule, most)
+                shortlisted += self._best(grid, plain, shard, schedule, most)
 
         def order(chain: Chain) -> tuple[object, ...]:
             price = chain.elastic_seconds if elastic else chain.seconds
             return (price(sequences), chain.configs, chain.stages)
 
-        return sorted(found, key=order)
+        return sorted(shortlisted, key=order)
 
     def _best(
         self, grid: Grid, plain: FloatArray, shard: int, schedule: ScheduleOption, most: int
@@ -96,10 +96,10 @@ class Coarse:
         seconds = priced.seconds
         likely = np.argpartition(seconds, min(8 * most, len(seconds) - 1))[: 8 * most]
         likely = likely[np.lexsort((likely, seconds[likely]))]
-        found: dict[object, Chain] = {}
+        best: dict[object, Chain] = {}
         for i in likely.tolist():
-            if not np.isfinite(seconds[i]) or len(found) == most:
+            if not np.isfinite(seconds[i]) or len(best) == most:
                 break
             chain = priced.chain(i)
-            found.setdefault(chain.key, chain)
-        return list(found.values())
+            best.setdefault(chain.key, chain)
+        return list(best.values())

@@ -10,7 +10,7 @@ import numpy as np
 
 from tutti.plan.plan import Offload, Order, Recompute
 from tutti.plan.uniform import even_cuts
-from tutti.search.cutting.cut_chain import Cut, Cutter, best_cut
+from tutti.search.cutting.cut_chain import Cutter, StageCut, best_cut
 from tutti.search.cutting.memory_relief import Slot
 from tutti.search.pricing.memory_budget import copy_bandwidth, forwards, host_bytes, usable_bytes
 from tutti.search.pricing.unit_tables import NONE, Config, ConfigTable, FloatArray, Tables
@@ -22,7 +22,7 @@ _DIGITS = 3  # of the relative times that a plan carries for its schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PipelineCopies:
     """Copies of a chain that take equally many micro-batches."""
 
     chain: Chain
@@ -30,7 +30,7 @@ class Part:
     micro_batches: int
 
 
-def split_batch(chains: Sequence[Chain], total: int) -> tuple[Part, ...] | None:
+def split_batch(chains: Sequence[Chain], total: int) -> tuple[PipelineCopies, ...] | None:
     """Share `total` sequences out over all copies of all chains so that the last ends soonest.
 
     Every copy takes whole micro-batches. At the smallest time in which the copies together can
@@ -51,7 +51,7 @@ def _rounds(figures: Any, total: float) -> Any:  # pragma: no cover - compiled
     Rows: sequences per round, seconds per round, seconds before the first.
     """
     count = len(figures)
-    found = np.zeros(count, dtype=np.int64)
+    counts = np.zeros(count, dtype=np.int64)
     low, high = 0.0, (figures[:, 1].max() + figures[:, 2].max()) * 2.0
     for turn in range(200):
         middle = high if turn == 0 or low == 0.0 else 0.5 * (low + high)
@@ -71,11 +71,13 @@ def _rounds(figures: Any, total: float) -> Any:  # pragma: no cover - compiled
             break
     for j in range(count):
         rounds = np.floor((high - figures[j, 2]) / figures[j, 1] * (1.0 + 1e-12))
-        found[j] = int(max(0.0, rounds))
-    return found
+        counts[j] = int(max(0.0, rounds))
+    return counts
 
 
-def _parts(chains: Sequence[Chain], counts: Sequence[int], total: int) -> tuple[Part, ...] | None:
+def _parts(
+    chains: Sequence[Chain], counts: Sequence[int], total: int
+) -> tuple[PipelineCopies, ...] | None:
     """Take off what the chains' copies can do too much in so many rounds."""
     excess = sum(c.copies * c.sequences * n for c, n in zip(chains, counts, strict=True)) - total
     fewer = [0] * len(chains)  # copies that take one micro-batch less
@@ -90,15 +92,17 @@ def _parts(chains: Sequence[Chain], counts: Sequence[int], total: int) -> tuple[
         excess -= taken * chains[j].sequences
     if excess:
         return None
-    parts: list[Part] = []
+    parts: list[PipelineCopies] = []
     for chain, count, less in zip(chains, counts, fewer, strict=True):
         for copies, micro_batches in ((chain.copies - less, count), (less, count - 1)):
             if copies and micro_batches > 0:
-                parts.append(Part(chain=chain, copies=copies, micro_batches=micro_batches))
+                parts.append(
+                    PipelineCopies(chain=chain, copies=copies, micro_batches=micro_batches)
+                )
     return tuple(parts) if parts else None
 
 
-Cuts = dict[tuple[object, ...], Cut | None]  # that are known, by what they depend on
+Cuts = dict[tuple[object, ...], StageCut | None]  # that are known, by what they depend on
 
 
 # Bytes per chip that stay free, because a first attempt took too much: of a pool, or of a stage
@@ -108,16 +112,16 @@ Spared = Mapping[str | tuple[int, int], float]
 
 def cuts_of(
     tables: Tables,
-    parts: Sequence[Part],
+    parts: Sequence[PipelineCopies],
     spared: Spared | None = None,
     known: Cuts | None = None,
-) -> list[Cut] | None:
+) -> list[StageCut] | None:
     """Return the best cut of every part's chain; None where one does not fit.
 
     `known` remembers cuts from call to call, as long as nothing is spared.
     """
     known = {} if known is None else known
-    found: list[Cut] = []
+    cuts: list[StageCut] = []
     for part in parts:
         place = _place_of(parts, part)
         key = (*part.chain.form, place.micro_batches, place.sharing, place.beside)
@@ -127,16 +131,18 @@ def cuts_of(
         cut = known[key]
         if cut is None:
             return None
-        found.append(cut)
-    return found
+        cuts.append(cut)
+    return cuts
 
 
-def cutter_of(tables: Tables, parts: Sequence[Part], part: Part, spared: Spared) -> Cutter:
+def cutter_of(
+    tables: Tables, parts: Sequence[PipelineCopies], part: PipelineCopies, spared: Spared
+) -> Cutter:
     """Return what cuts the chain of one of the parts."""
     return Cutter(_slots(tables, part.chain, _place_of(parts, part), spared))
 
 
-def distinct_chains(parts: Sequence[Part]) -> list[Chain]:
+def distinct_chains(parts: Sequence[PipelineCopies]) -> list[Chain]:
     """Return the chains of some parts, each once, in their order."""
     return list({id(part.chain): part.chain for part in parts}.values())
 
@@ -157,7 +163,7 @@ class _Beside(NamedTuple):
     groups: float
 
 
-def _place_of(parts: Sequence[Part], part: Part) -> _Place:
+def _place_of(parts: Sequence[PipelineCopies], part: PipelineCopies) -> _Place:
     chain, chains = part.chain, distinct_chains(parts)
     alike = [p for p in parts if p.chain is chain]
     # Levels 2 and 3 shard inside a pipeline only, level 1 among all that hold a unit.
@@ -184,11 +190,11 @@ def _given_cut(tables: Tables, num_ranges: int) -> list[tuple[int, int]] | None:
 
 def draft_of(
     tables: Tables,
-    parts: Sequence[Part],
+    parts: Sequence[PipelineCopies],
     *,
     placement: Placement = "stage",
     spared: Spared | None = None,
-    cuts: Sequence[Cut] | None = None,
+    cuts: Sequence[StageCut] | None = None,
 ) -> Draft | None:
     """Cut the model for every chain, unless it is cut; None where one does not fit."""
     cuts = cuts_of(tables, parts, spared) if cuts is None else cuts
@@ -258,7 +264,7 @@ def _chips(chain: Chain, config: Config, copies: int) -> int:
     return copies * (chain.sequences // config.sequences) * config.width
 
 
-def _pipeline(tables: Tables, part: Part, cut: Cut) -> PipelineDraft:
+def _pipeline(tables: Tables, part: PipelineCopies, cut: StageCut) -> PipelineDraft:
     chain = part.chain
     configs = [c for c, n in zip(chain.configs, chain.stages, strict=True) for _ in range(n)]
     depth = len(configs)
@@ -282,10 +288,10 @@ def _pipeline(tables: Tables, part: Part, cut: Cut) -> PipelineDraft:
     return PipelineDraft(micro_batches=part.micro_batches, stages=tuple(stages))
 
 
-def _all_recompute(found: list[Recompute]) -> Recompute:
+def _all_recompute(parts: list[Recompute]) -> Recompute:
     return Recompute(
-        full=tuple(r for one in found for r in one.full),
-        selective=tuple(r for one in found for r in one.selective),
+        full=tuple(r for one in parts for r in one.full),
+        selective=tuple(r for one in parts for r in one.selective),
     )
 
 
@@ -359,14 +365,14 @@ def groupings(
     names = orders[0]
     if len(names) == 1:
         return [(names,)]
-    found: list[Grouping] = []
+    all_groupings: list[Grouping] = []
     if most is None or most >= len(names):
-        found.append(tuple((name,) for name in names))
+        all_groupings.append(tuple((name,) for name in names))
     if not mixed:
-        return found or [((name,),) for name in names]
-    found += [(order,) for order in orders]
+        return all_groupings or [((name,),) for name in names]
+    all_groupings += [(order,) for order in orders]
     if len(names) == 3 and most != 1:
         for alone in names:
             pairs = dict.fromkeys(tuple(n for n in order if n != alone) for order in orders)
-            found += [(pair, (alone,)) for pair in pairs]
-    return found
+            all_groupings += [(pair, (alone,)) for pair in pairs]
+    return all_groupings

@@ -24,7 +24,7 @@ LEAST_GAIN = 0.01  # of the slowest stage, for which its ranges may become less 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class StageCut:
     """The best cut: half-open ranges per stage, and what memory made of them."""
 
     ranges: Ranges
@@ -38,7 +38,7 @@ class Cut:
         return max(self.seconds)
 
 
-def best_cut(slots: list[Slot], given: list[tuple[int, int]] | None = None) -> Cut | None:
+def best_cut(slots: list[Slot], given: list[tuple[int, int]] | None = None) -> StageCut | None:
     """Return the best cut of all units over the slots, or the given one; None: does not fit.
 
     Where stages have several ranges, all stages' slots come once for the first of them, then once
@@ -68,7 +68,7 @@ class Cutter:
 
     def best(self) -> Ranges | None:
         """Return the best ranges; None where nothing fits."""
-        seconds = np.stack([found.seconds for found in self._remedies])
+        seconds = np.stack([remedies.seconds for remedies in self._remedies])
         bounds = compiled(_solve)(seconds, self._index)
         if bounds[0] < 0:
             return None
@@ -76,36 +76,36 @@ class Cutter:
             compiled(_balance)(seconds, self._index, self.stages, bounds)
         return tuple((int(a), int(b)) for a, b in itertools.pairwise(bounds))
 
-    def cut(self, ranges: Ranges) -> Cut | None:
+    def cut(self, ranges: Ranges) -> StageCut | None:
         """Return what memory makes of some ranges; None where a stage does not fit."""
         return self._together(ranges) if len(ranges) > self.stages else self._apart(ranges)
 
-    def _apart(self, ranges: Ranges) -> Cut | None:
+    def _apart(self, ranges: Ranges) -> StageCut | None:
         """Return the cut of stages with one range each."""
         pairs = list(zip(self._own, ranges, strict=True))
         seconds = tuple(float(remedies.seconds[span]) for remedies, span in pairs)
         if not all(map(math.isfinite, seconds)):
             return None
         parts = [remedies.part(*span) for remedies, span in pairs]
-        return Cut(
+        return StageCut(
             ranges=ranges,
             seconds=seconds,
             recompute=tuple(recompute for recompute, _ in parts),
             offload=tuple(offload for _, offload in parts),
         )
 
-    def _together(self, ranges: Ranges) -> Cut | None:
+    def _together(self, ranges: Ranges) -> StageCut | None:
         """Return the cut of stages whose ranges share memory."""
         seconds = [0.0] * len(ranges)
         recompute, offload = [Recompute()] * len(ranges), [Offload()] * len(ranges)
         for s in range(self.stages):
-            found = self._own[s].together(ranges[s :: self.stages])
-            if found is None:
+            shared = self._own[s].together(ranges[s :: self.stages])
+            if shared is None:
                 return None
-            seconds[s :: self.stages] = found[0]
-            recompute[s :: self.stages] = [part[0] for part in found[1]]
-            offload[s :: self.stages] = [part[1] for part in found[1]]
-        return Cut(
+            seconds[s :: self.stages] = shared[0]
+            recompute[s :: self.stages] = [part[0] for part in shared[1]]
+            offload[s :: self.stages] = [part[1] for part in shared[1]]
+        return StageCut(
             ranges=ranges,
             seconds=tuple(seconds),
             recompute=tuple(recompute),
@@ -152,11 +152,11 @@ def _balance(  # pragma: no cover - compiled
                         break
                     other[r % stages] += seconds[index[r], a, b]
                     other[r % stages] -= seconds[index[r], bounds[r], bounds[r + 1]]
-                found = 0.0
+                gained = 0.0
                 for s in range(stages):
-                    found += (other[s] / scale) ** 16
-                if found < best:
-                    best, low, high, step = found, i, j, d
+                    gained += (other[s] / scale) ** 16
+                if gained < best:
+                    best, low, high, step = gained, i, j, d
         if step == 0:
             break
         for r in range(low, high + 1):

@@ -1,4 +1,4 @@
-"""Small steps from a settled strategy to a better one, each decided by the simulator.
+"""Small steps from a simulated strategy to a better one, each decided by the simulator.
 
 What a stage really keeps is known once it was simulated: memory that is left over is given back
 to it, and fewer units are recomputed or moved to the host. Then boundaries between ranges shift by
@@ -13,16 +13,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tutti.search.cutting.build_draft import (
-    Part,
+    PipelineCopies,
     Spared,
     cuts_of,
     cutter_of,
     distinct_chains,
     draft_of,
 )
-from tutti.search.cutting.cut_chain import Cut, Cutter, Ranges
+from tutti.search.cutting.cut_chain import Cutter, Ranges, StageCut
 from tutti.search.pricing.pipeline_recurrence import chain_seconds
-from tutti.search.pricing.simulate_draft import Quick, Settler, free_by_chain, missing
+from tutti.search.pricing.simulate_draft import (
+    DraftSimulator,
+    SimulatedDraft,
+    free_by_chain,
+    missing,
+)
 from tutti.search.strategy.draft import Draft
 from tutti.search.strategy.space_limits import draft_keeps
 from tutti.search.thresholds import THRESHOLDS
@@ -32,37 +37,41 @@ from tutti.search.thresholds import THRESHOLDS
 class Polish:
     """Improves strategies as long as its work lasts."""
 
-    settler: Settler
+    simulator: DraftSimulator
     budget: int  # instructions, of all strategies together
     _until: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._until = self.settler.instructions + self.budget
+        self._until = self.simulator.instructions + self.budget
 
     @property
     def spent(self) -> bool:
         """Whether no work is left."""
-        return self.settler.instructions >= self._until
+        return self.simulator.instructions >= self._until
 
-    def improved(self, parts: Sequence[Part], found: Quick) -> Quick:
+    def improved(
+        self, parts: Sequence[PipelineCopies], simulated: SimulatedDraft
+    ) -> SimulatedDraft:
         """Return a strategy of the same chains that takes no longer."""
-        if self.spent or free_by_chain(found, parts) is None:
-            return found
-        best, spared = self._given_back(parts, found)
+        if self.spent or free_by_chain(simulated, parts) is None:
+            return simulated
+        best, spared = self._given_back(parts, simulated)
         return self._moved(parts, best, spared)
 
     # --- memory ------------------------------------------------------------------------------
 
-    def _given_back(self, parts: Sequence[Part], found: Quick) -> tuple[Quick, Spared]:
+    def _given_back(
+        self, parts: Sequence[PipelineCopies], simulated: SimulatedDraft
+    ) -> tuple[SimulatedDraft, Spared]:
         """Cut again with the memory that was left over; return also what that came to."""
-        best, kept = found, found.spared
-        spared, was_short = dict(found.spared), set[str | tuple[int, int]]()
+        best, kept = simulated, simulated.spared
+        spared, was_short = dict(simulated.spared), set[str | tuple[int, int]]()
         for _ in range(THRESHOLDS.most_given):
-            if self.spent or not _has_remedies(found.draft):
+            if self.spent or not _has_remedies(simulated.draft):
                 break
-            short = missing(found, parts)
+            short = missing(simulated, parts)
             was_short |= short.keys()
-            for place, left in (free_by_chain(found, parts) or {}).items():
+            for place, left in (free_by_chain(simulated, parts) or {}).items():
                 if place not in was_short:  # what was given back once too often is not given again
                     spared[place] = spared.get(place, 0.0) - THRESHOLDS.given_share * left
             for lacking, more in short.items():
@@ -71,19 +80,21 @@ class Polish:
                     + THRESHOLDS.spared_share * more
                     + THRESHOLDS.least_spared
                 )
-            draft = draft_of(self.settler.tables, parts, spared=spared)
-            if draft is None or draft == found.draft or not self._keeps(draft):
+            draft = draft_of(self.simulator.tables, parts, spared=spared)
+            if draft is None or draft == simulated.draft or not self._keeps(draft):
                 break
-            found = self.settler.quick(draft)
-            if found.fits and found.seconds < best.seconds:
-                best, kept = found, dict(spared)
+            simulated = self.simulator.quick(draft)
+            if simulated.fits and simulated.seconds < best.seconds:
+                best, kept = simulated, dict(spared)
         return best, kept
 
     # --- units -------------------------------------------------------------------------------
 
-    def _moved(self, parts: Sequence[Part], best: Quick, spared: Spared) -> Quick:
+    def _moved(
+        self, parts: Sequence[PipelineCopies], best: SimulatedDraft, spared: Spared
+    ) -> SimulatedDraft:
         """Shift boundaries as long as the simulator says that it pays."""
-        tables = self.settler.tables
+        tables = self.simulator.tables
         cuts = cuts_of(tables, parts, spared)
         if cuts is None or not tables.problem.space.uneven_units:
             return best
@@ -101,9 +112,9 @@ class Polish:
                 draft = draft_of(tables, parts, cuts=other)
                 if draft is None or not self._keeps(draft):
                     continue
-                found = self.settler.quick(draft)
-                if found.fits and found.seconds < best.seconds:
-                    best, better = found, other
+                simulated = self.simulator.quick(draft)
+                if simulated.fits and simulated.seconds < best.seconds:
+                    best, better = simulated, other
                     break
             if better is None:
                 return best
@@ -112,22 +123,22 @@ class Polish:
 
     def _promising(
         self,
-        parts: Sequence[Part],
-        cuts: Sequence[Cut],
+        parts: Sequence[PipelineCopies],
+        cuts: Sequence[StageCut],
         spared: Spared,
         tried: set[tuple[int, Ranges]],
-    ) -> list[tuple[int, Cut]]:
+    ) -> list[tuple[int, StageCut]]:
         """Return the moves that look best: a chain, by number, and its other cut.
 
         Only the chain that ends last can hold the step up.
         """
-        tables = self.settler.tables
+        tables = self.simulator.tables
         ends = [chain_seconds(tables, *pair) for pair in zip(parts, cuts, strict=True)]
         last = max(range(len(parts)), key=lambda i: (ends[i], -i))
         part, now = parts[last], ends[last]
         number = next(n for n, c in enumerate(distinct_chains(parts)) if c is part.chain)
         cutter = cutter_of(tables, parts, part, spared)
-        found = []
+        moves = []
         for ranges in _shifted(cutter, cuts[last]):
             if (number, ranges) in tried:
                 continue
@@ -136,12 +147,12 @@ class Polish:
                 continue
             seconds = chain_seconds(tables, part, cut)
             if seconds < THRESHOLDS.hopeful * now:
-                found.append((seconds, ranges, cut))
-        found.sort(key=lambda entry: entry[:2])
-        return [(number, cut) for _, _, cut in found[: THRESHOLDS.most_moves]]
+                moves.append((seconds, ranges, cut))
+        moves.sort(key=lambda entry: entry[:2])
+        return [(number, cut) for _, _, cut in moves[: THRESHOLDS.most_moves]]
 
     def _keeps(self, draft: Draft) -> bool:
-        return draft_keeps(draft, self.settler.tables.problem)
+        return draft_keeps(draft, self.simulator.tables.problem)
 
 
 def _has_remedies(draft: Draft) -> bool:
@@ -155,7 +166,7 @@ def _has_remedies(draft: Draft) -> bool:
     )  # fmt: skip
 
 
-def _shifted(cutter: Cutter, cut: Cut) -> Iterator[Ranges]:
+def _shifted(cutter: Cutter, cut: StageCut) -> Iterator[Ranges]:
     """Yield cuts in which one range hands a unit to another, those between them moving along.
 
     Near ranges do; the ranges of the slowest stage hand to all.

@@ -206,8 +206,8 @@ class Remedies:
         whole = float(seconds[0, -1])
         if not np.isfinite(whole):
             return None
-        found = self._named(counts[:, 0, -1], units, blocks)
-        parts = [(_recompute_inside(found[0], span), _offload_inside(found[1], span))
+        relieved = self._named(counts[:, 0, -1], units, blocks)
+        parts = [(_recompute_inside(relieved[0], span), _offload_inside(relieved[1], span))
                  for span in ranges]  # fmt: skip
         times = [self._range_seconds(s, part[0]) for s, part in zip(ranges, parts, strict=True)]
         rest = max(0.0, whole - sum(times))  # copies that do not hide
@@ -254,13 +254,13 @@ class Remedies:
 
 def _joined(units: Sequence[int]) -> UnitRanges:
     """Return units as ranges."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for unit in sorted(units):
-        if found and found[-1][1] == unit:
-            found[-1] = (found[-1][0], unit + 1)
+        if ranges and ranges[-1][1] == unit:
+            ranges[-1] = (ranges[-1][0], unit + 1)
         else:
-            found.append((unit, unit + 1))
-    return tuple(found)
+            ranges.append((unit, unit + 1))
+    return tuple(ranges)
 
 
 def _inside(ranges: UnitRanges, span: tuple[int, int]) -> UnitRanges:

@@ -29,22 +29,22 @@ class Runner(NamedTuple):
 
 def balanced(runners: Sequence[Runner]) -> list[int]:
     """Return micro-batches by pipeline; they have as many sequences as before."""
-    found = list(runners)
-    while len(found) > 1:
-        last = max(range(len(found)), key=lambda i: (found[i].end(), -i))
+    shared = list(runners)
+    while len(shared) > 1:
+        last = max(range(len(shared)), key=lambda i: (shared[i].end(), -i))
         moves = [
-            (found[i].end(taken), i, given, taken)
-            for i in range(len(found))
-            if i != last and found[i].micro_batches >= found[i].least
-            for given, taken in [_exchange(found[last], found[i])]
-            if found[last].micro_batches - given >= found[last].least
+            (shared[i].end(taken), i, given, taken)
+            for i in range(len(shared))
+            if i != last and shared[i].micro_batches >= shared[i].least
+            for given, taken in [_exchange(shared[last], shared[i])]
+            if shared[last].micro_batches - given >= shared[last].least
         ]
         end, other, given, taken = min(moves, default=(math.inf, 0, 0, 0))
-        if end >= found[last].end() * (1.0 - 1e-9):
+        if end >= shared[last].end() * (1.0 - 1e-9):
             break
-        found[last] = _with(found[last], -given)
-        found[other] = _with(found[other], taken)
-    return [runner.micro_batches for runner in found]
+        shared[last] = _with(shared[last], -given)
+        shared[other] = _with(shared[other], taken)
+    return [runner.micro_batches for runner in shared]
 
 
 def _with(runner: Runner, more: int) -> Runner:

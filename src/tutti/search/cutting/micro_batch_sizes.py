@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tutti.search.cutting.build_draft import Cuts, Part, cuts_of
+from tutti.search.cutting.build_draft import Cuts, PipelineCopies, cuts_of
 from tutti.search.pricing.pipeline_recurrence import chain_seconds, timed
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.strategy.coarse_chain import Chain
@@ -33,8 +33,8 @@ class _Load(NamedTuple):
 
 
 def resized(
-    tables: Tables, chains: Sequence[Chain], parts: Sequence[Part], known: Cuts
-) -> tuple[Part, ...] | None:
+    tables: Tables, chains: Sequence[Chain], parts: Sequence[PipelineCopies], known: Cuts
+) -> tuple[PipelineCopies, ...] | None:
     """Return the parts with sizes that share the batch out better; None: those that they have."""
     problem = tables.problem
     if not problem.has_other_sizes:
@@ -43,13 +43,13 @@ def resized(
     if not all(options):
         return None
     total = problem.job.global_batch
-    fastest = [max(found, key=lambda chain: chain.rate) for found in options]
+    fastest = [max(sizes, key=lambda chain: chain.rate) for sizes in options]
     fluid = fluid_end([(chain.rate, chain.fill) for chain in fastest], total)
     now = _end(tables, parts, known)
     if fluid > now * (1.0 - THRESHOLDS.worth_resizing):
         return None
     few = math.floor(THRESHOLDS.loads_together ** (1.0 / len(options)))
-    loads = [_loads(found, fluid, few) for found in options]
+    loads = [_loads(sizes, fluid, few) for sizes in options]
     copies = [chain.copies for chain in chains]
     if not all(loads):
         return None
@@ -62,12 +62,14 @@ def _variants(
     tables: Tables,
     chain: Chain,
     chains: Sequence[Chain],
-    parts: Sequence[Part],
+    parts: Sequence[PipelineCopies],
     known: Cuts,
 ) -> Iterator[Chain]:
     """Yield a chain with every size near its own, timed."""
     part = next((part for part in parts if part.chain is chain), None)
-    beside = [Part(chain=c, copies=c.copies, micro_batches=1) for c in chains if c is not chain]
+    beside = [
+        PipelineCopies(chain=c, copies=c.copies, micro_batches=1) for c in chains if c is not chain
+    ]
     taken = part.micro_batches * chain.sequences if part is not None else chain.sequences
     for size in tables.problem.all_sequence_counts():
         scaled = _scaled(chain, size)
@@ -79,7 +81,7 @@ def _variants(
         if any(tables.get(config) is None for config in scaled.configs):
             continue
         count = max(1, round(taken / size))
-        trial = Part(chain=scaled, copies=chain.copies, micro_batches=count)
+        trial = PipelineCopies(chain=scaled, copies=chain.copies, micro_batches=count)
         cuts = cuts_of(tables, [trial, *beside], known=known)
         if cuts is not None:
             yield timed(tables, trial, cuts[0], chain_seconds(tables, trial, cuts[0]))
@@ -96,7 +98,7 @@ def _scaled(chain: Chain, size: int) -> Chain | None:
     return replace(chain, configs=configs, sequences=size)
 
 
-def _end(tables: Tables, parts: Sequence[Part], known: Cuts) -> float:
+def _end(tables: Tables, parts: Sequence[PipelineCopies], known: Cuts) -> float:
     """Return when the last of the parts ends as they are; never where they do not add up."""
     taken = sum(part.copies * part.micro_batches * part.chain.sequences for part in parts)
     if taken != tables.problem.job.global_batch:
@@ -134,12 +136,12 @@ def _loads(variants: Sequence[Chain], fluid: float, most: int) -> list[_Load]:
         for count in range(
             fewest, max(fewest, math.ceil(whole * (1.0 + THRESHOLDS.around_load))) + 1
         ):
-            found = _Load(
+            added = _Load(
                 count * chain.sequences, chain.fill + count * chain.pace, chain, count
             )  # fmt: skip
-            known = best.get(found.sequences)
-            if known is None or found.seconds < known.seconds:
-                best[found.sequences] = found
+            known = best.get(added.sequences)
+            if known is None or added.seconds < known.seconds:
+                best[added.sequences] = added
     nearest = sorted(best.values(), key=lambda load: (abs(load.seconds - fluid), load.sequences))
     return sorted(nearest[:most], key=lambda load: load.sequences)
 
@@ -151,7 +153,7 @@ def _first_even(
     limit: float,
     *,
     idle: bool = False,
-) -> tuple[Part, ...] | None:
+) -> tuple[PipelineCopies, ...] | None:
     """Return the loads that add up and whose last one ends first; None: not before the limit.
 
     With `idle`, copies of one chain may also take nothing.
@@ -166,9 +168,9 @@ def _first_even(
         key=lambda entry: entry[:2],
     )
     for end, _, chosen in ranked:
-        found = _evened(chosen, useful, copies, total, end, idle=idle)
-        if found is not None:
-            return found
+        evened = _evened(chosen, useful, copies, total, end, idle=idle)
+        if evened is not None:
+            return evened
     return None
 
 
@@ -180,7 +182,7 @@ def _evened(
     end: float,
     *,
     idle: bool,
-) -> tuple[Part, ...] | None:
+) -> tuple[PipelineCopies, ...] | None:
     """Return parts that take just so many sequences, some copies of one chain less than others."""
     excess = sum(n * load.sequences for n, load in zip(copies, chosen, strict=True)) - total
     if not excess:
@@ -201,11 +203,11 @@ def _evened(
     return None
 
 
-def _part(load: _Load, copies: int) -> Part:
-    return Part(chain=load.chain, copies=copies, micro_batches=load.micro_batches)
+def _part(load: _Load, copies: int) -> PipelineCopies:
+    return PipelineCopies(chain=load.chain, copies=copies, micro_batches=load.micro_batches)
 
 
-def _split(load: _Load, less: _Load | None, copies: int, few: int) -> tuple[Part, ...]:
+def _split(load: _Load, less: _Load | None, copies: int, few: int) -> tuple[PipelineCopies, ...]:
     """Return the copies that take more and those that take less; of one chain where they can be."""
     if less is not None and load.chain is less.chain:
         return _part(load, copies - few), _part(less, few)

@@ -14,8 +14,14 @@ from dataclasses import replace
 import numpy as np
 
 from tutti.search.coarse.pool_crossing import Crossing
-from tutti.search.cutting.build_draft import Cuts, Part, cuts_of, distinct_chains, split_batch
-from tutti.search.cutting.cut_chain import Cut
+from tutti.search.cutting.build_draft import (
+    Cuts,
+    PipelineCopies,
+    cuts_of,
+    distinct_chains,
+    split_batch,
+)
+from tutti.search.cutting.cut_chain import StageCut
 from tutti.search.cutting.micro_batch_sizes import fluid_end, resized
 from tutti.search.pricing.objective import rates, value
 from tutti.search.pricing.pipeline_recurrence import chain_seconds, slowdown, timed
@@ -87,12 +93,14 @@ class Refiner:
         seconds = self.problem.job.global_batch / rate
         return value(seconds, candidate.chips, self.per_second)
 
-    def _with_other_sizes(self, found: list[Candidate], known: Cuts) -> list[Candidate]:
+    def _with_other_sizes(self, candidates: list[Candidate], known: Cuts) -> list[Candidate]:
         """Return the candidates, and those with other sizes that whole micro-batches cost most."""
-        if not found or not self.problem.has_other_sizes:
-            return found
-        limit = THRESHOLDS.played_within * found[0].value
-        hopeful = [c for c in found if c.hoped < min((1.0 - THRESHOLDS.ragged) * c.value, limit)]
+        if not candidates or not self.problem.has_other_sizes:
+            return candidates
+        limit = THRESHOLDS.played_within * candidates[0].value
+        hopeful = [
+            c for c in candidates if c.hoped < min((1.0 - THRESHOLDS.ragged) * c.value, limit)
+        ]
         hopeful.sort(key=lambda c: (c.hoped, c.tie_break(self.places)))
         seen: Counter[object] = Counter()
         chosen: set[int] = set()
@@ -100,9 +108,9 @@ class Refiner:
             if seen[candidate.kind] < THRESHOLDS.alike and len(chosen) < THRESHOLDS.resized:
                 chosen.add(id(candidate))
             seen[candidate.kind] += 1
-        other = [self._resized(c, known) for c in found if id(c) in chosen]
-        found = [*found, *(c for c in other if c is not None)]
-        return sorted(found, key=lambda c: (c.value, c.tie_break(self.places)))
+        other = [self._resized(c, known) for c in candidates if id(c) in chosen]
+        candidates = [*candidates, *(c for c in other if c is not None)]
+        return sorted(candidates, key=lambda c: (c.value, c.tie_break(self.places)))
 
     def _is_split(self, candidate: Candidate) -> bool:
         """Tell whether few copies of a chain share states, because they take less than others."""
@@ -192,15 +200,15 @@ class Refiner:
         seconds += self.crossing.seconds(candidate.chains)
         return min(candidate.value, value(seconds, candidate.chips, self.per_second))
 
-    def _played(self, parts: Sequence[Part], cuts: Sequence[Cut]) -> list[float]:
+    def _played(self, parts: Sequence[PipelineCopies], cuts: Sequence[StageCut]) -> list[float]:
         """Return the seconds of each part."""
         return [chain_seconds(self.tables, *pair) for pair in zip(parts, cuts, strict=True)]
 
     def _shared_again(
-        self, candidate: Candidate, cuts: Sequence[Cut], played: Sequence[float]
+        self, candidate: Candidate, cuts: Sequence[StageCut], played: Sequence[float]
     ) -> tuple[Candidate, list[float]] | None:
         """Share the batch out by what the cut chains take; None where it does not come out even."""
-        exact: dict[int, tuple[Chain, Cut]] = {}
+        exact: dict[int, tuple[Chain, StageCut]] = {}
         for part, cut, seconds in zip(candidate.parts, cuts, played, strict=True):
             exact.setdefault(id(part.chain), (timed(self.tables, part, cut, seconds), cut))
         if len(exact) < len(candidate.chains):
@@ -210,5 +218,5 @@ class Refiner:
         if parts is None or not possible(parts, self.problem):
             return None
         cut_of = {id(chain): cut for chain, cut in exact.values()}
-        found = self._played(parts, [cut_of[id(part.chain)] for part in parts])
-        return replace(candidate, chains=chains, parts=parts), found
+        again = self._played(parts, [cut_of[id(part.chain)] for part in parts])
+        return replace(candidate, chains=chains, parts=parts), again

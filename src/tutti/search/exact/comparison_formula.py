@@ -78,17 +78,17 @@ def score(
         )
     scorer = _Scorer(profiles, cluster, setting or Setting())
     stages = [scorer.stage(index, stage) for index, stage in enumerate(pipeline.stages)]
-    times = [found.compute_ms for found in stages]
+    times = [scored.compute_ms for scored in stages]
     token_bytes = plan.job.sequence_length * model.hidden * _ACTIVATION_BYTES
     return Score(
         pipeline_ms=(pipeline.micro_batches - 1) * max(times) + sum(times),
-        optimizer_ms=max(found.optimizer_ms for found in stages),
-        synchronisation_ms=max(found.synchronisation_ms for found in stages),
+        optimizer_ms=max(scored.optimizer_ms for scored in stages),
+        synchronisation_ms=max(scored.synchronisation_ms for scored in stages),
         boundary_ms=sum(
             2.0 * widest * token_bytes / scorer.setting.between_bandwidth * 1e3
             for widest in _boundaries(pipeline)
         ),
-        too_much=tuple(said for found in stages for said in found.too_much),
+        too_much=tuple(said for scored in stages for said in scored.too_much),
     )
 
 
@@ -143,26 +143,27 @@ class _Scorer:
 
     def stage(self, index: int, stage: Stage) -> _StageScore:
         start, stop = stage.units[0]
-        found = [(self._chip(replica), self._figures(replica)) for replica in stage.replicas]
+        of_replicas = [(self._chip(replica), self._figures(replica)) for replica in stage.replicas]
         copies, chips = stage.num_replicas, stage.num_chips
         setting = self.setting
         fast = chips <= setting.node_chips
         bandwidth = setting.inside_bandwidth if fast else setting.between_bandwidth
         ring = 2.0 * (copies - 1) / copies
         too_much = []
-        for chip, figures in found:
+        for chip, figures in of_replicas:
             needed = float(figures.memory_bytes[start:stop].sum()) / MEGABYTE
             limit = setting.memory_mb[chip]
             if needed > limit:
                 too_much.append(f"stage {index} on {chip}: {needed:,.0f} MB of {limit:,.0f}")
         return _StageScore(
-            compute_ms=max(1e3 * float(f.seconds[start:stop].sum()) for _, f in found),
+            compute_ms=max(1e3 * float(f.seconds[start:stop].sum()) for _, f in of_replicas),
             optimizer_ms=max(
-                1e3 * f.optimizer_s * (stop - start) / self.profiles.num_units for _, f in found
+                1e3 * f.optimizer_s * (stop - start) / self.profiles.num_units
+                for _, f in of_replicas
             ),
             synchronisation_ms=max(
                 1e3 * ring * float(f.parameter_bytes[start:stop].sum()) / bandwidth
-                for _, f in found
+                for _, f in of_replicas
             ),
             too_much=tuple(too_much),
         )

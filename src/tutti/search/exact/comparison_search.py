@@ -96,11 +96,11 @@ class _Search:
                 self._descend(micro_batch, stages, limit * whole, lower * whole)
         if self.best is None:
             raise InputError("comparison formula: no plan of measured replicas fits into memory")
-        _, plan, found = self.best
+        _, plan, best = self.best
         return FormulaResult(
             plan=plan,
-            score=found,
-            bound_ms=min(self.bound, found.step_ms),
+            score=best,
+            bound_ms=min(self.bound, best.step_ms),
             chips_step=self.step,
             priced=self.priced,
         )
@@ -108,14 +108,14 @@ class _Search:
     def _stages(self, micro_batch: int) -> FloatArray:
         """Return every stage worth a look, by first unit."""
         kinds = self.kinds
-        found = compiled(_all_stages)(
+        rows = compiled(_all_stages)(
             micro_batch, kinds.pool, kinds.tp, kinds.sequences, kinds.ms, kinds.memory_mb,
             kinds.parameter_bytes, kinds.optimizer_ms, kinds.limit_mb, self.chips[0],
             self.chips[1], self.step, self.setting.node_chips, self.setting.inside_bandwidth,
             self.setting.between_bandwidth, self._longest(micro_batch),
         )  # fmt: skip
-        self.priced += len(found)
-        stages: FloatArray = found[np.argsort(found[:, 0], kind="stable")]
+        self.priced += len(rows)
+        stages: FloatArray = rows[np.argsort(rows[:, 0], kind="stable")]
         return stages
 
     def _longest(self, micro_batch: int) -> float:
@@ -160,9 +160,9 @@ class _Search:
         draft = self._draft(micro_batch, path)
         problem = self.problem
         made = to_plan(draft, self.tables.references, problem.job, problem.model, problem.cluster)
-        found = score(made, self.profiles, problem.model, problem.cluster, self.setting)
-        if found.fits and (self.best is None or found.step_ms < self.best[0]):
-            self.best = (found.step_ms, made, found)
+        seconds = score(made, self.profiles, problem.model, problem.cluster, self.setting)
+        if seconds.fits and (self.best is None or seconds.step_ms < self.best[0]):
+            self.best = (seconds.step_ms, made, seconds)
 
     def _draft(self, micro_batch: int, path: FloatArray) -> Draft:
         stages = tuple(
@@ -210,20 +210,20 @@ def _kinds(problem: Problem, profiles: LayerProfiles, setting: Setting) -> _Kind
         chip = profiles.name_of(pool.chip)
         if chip is None or chip not in setting.memory_mb:
             raise InputError(f"comparison formula: {pool.chip.name} is none of its chips")
-        for (name, tp, sequences), found in sorted(profiles.figures.items()):
+        for (name, tp, sequences), kinds in sorted(profiles.figures.items()):
             if name == chip and tp <= pool.node.num_chips:
                 config = Config(pool.name, tp, 1, 1, sequences)
                 rows.append((config, number, setting.memory_mb[chip]))
-                figures.append(found)
+                figures.append(kinds)
     configs = tuple(config for config, _, _ in rows)
     return _Kinds(
         configs=configs,
         pool=np.array([number for _, number, _ in rows], dtype=np.int64),
         tp=np.array([config.tp for config in configs], dtype=np.int64),
         sequences=np.array([config.sequences for config in configs], dtype=np.int64),
-        ms=_sums([1e3 * found.seconds for found in figures]),
-        memory_mb=_sums([found.memory_bytes / MEGABYTE for found in figures]),
-        parameter_bytes=_sums([found.parameter_bytes for found in figures]),
+        ms=_sums([1e3 * kinds.seconds for kinds in figures]),
+        memory_mb=_sums([kinds.memory_bytes / MEGABYTE for kinds in figures]),
+        parameter_bytes=_sums([kinds.parameter_bytes for kinds in figures]),
         optimizer_ms=np.array([1e3 * f.optimizer_s / profiles.num_units for f in figures]),
         limit_mb=np.array([limit for _, _, limit in rows]),
     )
@@ -296,13 +296,13 @@ def _all_stages(  # pragma: no cover - compiled
                             break
                     if not dominated:
                         rows.append((start, stop, a, b, ms, share, closing, split, least))
-    found = np.zeros((len(rows), 9))
+    table = np.zeros((len(rows), 9))
     for r in range(len(rows)):
         row = rows[r]
-        found[r, 0], found[r, 1], found[r, 2], found[r, 3] = row[0], row[1], row[2], row[3]
-        found[r, 4], found[r, 5], found[r, 6], found[r, 7] = row[4], row[5], row[6], row[7]
-        found[r, 8] = row[8]
-    return found
+        table[r, 0], table[r, 1], table[r, 2], table[r, 3] = row[0], row[1], row[2], row[3]
+        table[r, 4], table[r, 5], table[r, 6], table[r, 7] = row[4], row[5], row[6], row[7]
+        table[r, 8] = row[8]
+    return table
 
 
 def _cheapest(  # pragma: no cover - compiled

@@ -60,13 +60,13 @@ def cuts(problem: Problem, num_stages: int, virtual: int) -> Iterator[tuple[Unit
     units, layers = problem.model.num_units, problem.model.num_layers
     chunks = num_stages * virtual
     if not problem.space.uneven_units:
-        found = [even_cuts(layers, chunks)] if chunks <= layers else []
+        all_cuts = [even_cuts(layers, chunks)] if chunks <= layers else []
     else:
-        found = [
+        all_cuts = [
             list(itertools.pairwise((0, *inner, units)))
             for inner in itertools.combinations(range(1, units), chunks - 1)
         ]
-    for ranges in found:
+    for ranges in all_cuts:
         yield tuple(tuple(ranges[s::num_stages]) for s in range(num_stages))
 
 
@@ -79,9 +79,9 @@ def skeletons(problem: Problem, tables: Tables, most: float = math.inf) -> Itera
         size: list(limited(_pipelines(problem, tables, pools, chips, size), most))
         for size in range(1, batch + 1)
     }
-    for size, found in one.items():
+    for size, options in one.items():
         if batch % size == 0:
-            for stages, used in found:
+            for stages, used in options:
                 if space.idle or used == chips:
                     yield from _scheduled(problem, ((stages, batch // size),))
     if space.max_pipelines == 1:
@@ -154,8 +154,8 @@ def _stage_options(
         alone: list[list[Group]] = [
             _groups(problem, tables, index, ep, size) for index in range(len(pools))
         ]
-        for index, found in enumerate(alone):
-            for group in found:
+        for index, options in enumerate(alone):
+            for group in options:
                 if group.copies * group.config.sequences == size:
                     yield from _checked((group,), (index,), ep, chips)
         if not space.mixed_stages:
@@ -183,7 +183,7 @@ def _checked(
 def _groups(problem: Problem, tables: Tables, index: int, ep: int, size: int) -> list[Group]:
     pool = problem.pools[index]
     length = problem.job.sequence_length
-    found: list[Group] = []
+    groups: list[Group] = []
     for tp, cp in itertools.product(problem.tensor_degrees(pool), problem.context_degrees()):
         if tp > 1 and (length // cp) % tp:
             continue
@@ -192,5 +192,5 @@ def _groups(problem: Problem, tables: Tables, index: int, ep: int, size: int) ->
             if tables.get(config) is None:
                 continue
             most = min(pool.num_chips // config.width, size // sequences)
-            found += [Group(config, copies) for copies in range(1, most + 1)]
-    return found
+            groups += [Group(config, copies) for copies in range(1, most + 1)]
+    return groups

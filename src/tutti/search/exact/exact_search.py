@@ -30,7 +30,7 @@ from tutti.search.exact.enumerate_strategies import (
     limited,
     skeletons,
 )
-from tutti.search.pricing.simulate_draft import Settler
+from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import KINDS, NONE, Config, ConfigTable, Tables
 from tutti.search.question.space import Problem
 from tutti.search.strategy.draft import (
@@ -74,14 +74,14 @@ class _Exact:
         self.problem = problem
         self.tables = tables
         self.most = most
-        self.settler = Settler(tables)
+        self.simulator = DraftSimulator(tables)
         self.best: tuple[float, Splitting, Draft] | None = None
         self._tried: set[Draft] = set()
 
     def run(self) -> ExactResult | None:
         queue: list[tuple[float, int, Skeleton]] = []
-        found = skeletons(self.problem, self.tables, self.most)
-        for number, skeleton in enumerate(limited(found, self.most)):
+        every = skeletons(self.problem, self.tables, self.most)
+        for number, skeleton in enumerate(limited(every, self.most)):
             heapq.heappush(queue, (self._bound(skeleton), number, skeleton))
         while queue:
             bound, _, skeleton = heapq.heappop(queue)
@@ -95,7 +95,7 @@ class _Exact:
             draft=draft,
             step_seconds=seconds,
             lower_bound_seconds=seconds,
-            simulated=self.settler.simulated,
+            simulated=self.simulator.simulated,
         )
 
     def _table(self, config: Config) -> ConfigTable:
@@ -136,8 +136,8 @@ class _Exact:
         allowed = [KINDS.index(kind) for kind in self.problem.space.recompute]
         least = table.seconds[allowed].min(axis=0)
         least[[0, -1]] = table.seconds[NONE][[0, -1]]
-        found: np.ndarray[tuple[int], np.dtype[np.float64]] = least
-        return found
+        least_kinds: np.ndarray[tuple[int], np.dtype[np.float64]] = least
+        return least_kinds
 
     def _open(self, skeleton: Skeleton) -> None:
         """Go through the cuts of all pipelines, cheapest bound first."""
@@ -191,7 +191,7 @@ class _Exact:
     def _recompute_choices(self, units: UnitRanges, virtual: int) -> list[Kinds]:
         blocks = _blocks(units, self.problem.model)
         allowed = self.problem.space.recompute
-        found: list[Kinds] = []
+        choices: list[Kinds] = []
         counts = range(blocks + 1) if virtual == 1 else sorted({0, blocks})
         for full in counts:
             for selective in counts:
@@ -200,8 +200,8 @@ class _Exact:
                     continue
                 if (full and "full" not in allowed) or (selective and "selective" not in allowed):
                     continue
-                found.append((full, selective))
-        return found
+                choices.append((full, selective))
+        return choices
 
     def _busy(self, table: ConfigTable, units: UnitRanges, kinds: Kinds) -> float:
         which = np.zeros(table.forward.shape[1], dtype=np.int64)
@@ -259,10 +259,10 @@ class _Exact:
         plan = to_plan(made, self.tables.references, problem.job, problem.model, problem.cluster)
         if check_plan(plan, problem.model, problem.cluster):
             return
-        found = self.settler.price(plan)
-        if not (found.fits or problem.unlimited_memory):
+        estimated = self.simulator.price(plan)
+        if not (estimated.fits or problem.unlimited_memory):
             return
-        worth = (found.step_seconds, splitting(plan))
+        worth = (estimated.step_seconds, splitting(plan))
         if self.best is None or worth < self.best[:2]:
             self.best = (*worth, made)
 
@@ -279,13 +279,13 @@ def _blocks(units: UnitRanges, model: ModelSpec) -> int:
 def recomputed(units: UnitRanges, kinds: Kinds, model: ModelSpec) -> tuple[UnitRanges, UnitRanges]:
     """Return the ranges of the leading blocks that are recomputed fully, then selectively."""
     left = list(kinds)
-    found: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+    ranges: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
     for a, b in units:
         start, stop = max(a, 1), min(b, model.head_unit)
         for kind in (0, 1):
             taken = min(left[kind], max(0, stop - start))
             if taken:
-                found[kind].append((start, start + taken))
+                ranges[kind].append((start, start + taken))
                 start += taken
                 left[kind] -= taken
-    return tuple(found[0]), tuple(found[1])
+    return tuple(ranges[0]), tuple(ranges[1])

@@ -1,4 +1,4 @@
-"""A local search from a settled plan: the first move that the simulator finds faster is taken.
+"""A local search from a simulated plan: the first move that the simulator finds faster is taken.
 
 Kinds of moves take turns: one in which nothing helps waits until another has changed the plan. Of
 a long step the beginning is simulated, as in the search before it, and the whole step once a move
@@ -19,7 +19,7 @@ from tutti.schedule.check import check_schedule
 from tutti.search.improve.plan_moves import PLAN_MOVES, Here
 from tutti.search.improve.stage_loads import Loads
 from tutti.search.improve.stage_moves import STAGE_MOVES
-from tutti.search.pricing.simulate_draft import Settler, pass_ends
+from tutti.search.pricing.simulate_draft import DraftSimulator, pass_ends
 from tutti.search.strategy.space_limits import plan_in_space
 from tutti.search.thresholds import THRESHOLDS
 from tutti.simulate.estimate import Estimate
@@ -48,7 +48,7 @@ class Standing:
 class PlanSearch:
     """Improves plans of one problem as long as its work lasts."""
 
-    settler: Settler
+    simulator: DraftSimulator
     worth: Callable[[Plan, float], float]  # of the objective, given the seconds of a step
     spent: int = 0  # instructions
     _until: int = 0
@@ -60,11 +60,11 @@ class PlanSearch:
         """Whether no work is left."""
         return self.spent >= self._until
 
-    def improved(self, plan: Plan, found: Estimate, budget: int) -> tuple[Plan, Estimate]:
+    def improved(self, plan: Plan, estimate: Estimate, budget: int) -> tuple[Plan, Estimate]:
         """Return a plan from which no move leads on, or the best when work or patience ends."""
         self._until = self.spent + budget
         plan = replace(plan, collectives=())  # those of another plan are not the best ones of this
-        best = Standing(plan, found, self.worth(plan, found.step_seconds))
+        best = Standing(plan, estimate, self.worth(plan, estimate.step_seconds))
         self._tried.add(_key(plan))
         waiting = list(MOVES)
         try:
@@ -83,7 +83,7 @@ class PlanSearch:
         place = 0
         while not self.is_spent:
             here = Here(
-                problem=self.settler.tables.problem, plan=best.plan, loads=Loads.of(best.found)
+                problem=self.simulator.tables.problem, plan=best.plan, loads=Loads.of(best.found)
             )
             moves = list(MOVES[kind](here))[place:]
             counts = _short_counts(best.plan)
@@ -117,32 +117,32 @@ class PlanSearch:
         if key in self._tried:
             return False
         self._tried.add(key)
-        problem = self.settler.tables.problem
+        problem = self.simulator.tables.problem
         return plan_in_space(plan, problem) and not check_plan(plan, problem.model, problem.cluster)
 
     def _whole(self, plan: Plan, best: Standing) -> Standing | None:
         """Return a plan with its price where it is better than the best."""
-        found = self._priced(plan)
-        if found is None:
+        estimate = self._priced(plan)
+        if estimate is None:
             return None
-        worth = self.worth(plan, found.step_seconds)
+        worth = self.worth(plan, estimate.step_seconds)
         if worth >= best.worth * (1.0 - THRESHOLDS.least_gain) or any(
-            check_schedule(found.schedule)
+            check_schedule(estimate.schedule)
         ):
             return None
-        return Standing(plan, found, worth)
+        return Standing(plan, estimate, worth)
 
     def _priced(self, plan: Plan) -> Estimate | None:
         """Return what the simulator says; None where the plan does not fit or cannot run."""
         self.spent += THRESHOLDS.per_plan
         try:
-            found = self.settler.price(plan)
+            estimate = self.simulator.price(plan)
         except TuttiError:  # an order in which stages wait for each other
             return None
-        self.spent += found.result.program.size
-        if not found.fits and not self.settler.tables.problem.unlimited_memory:
+        self.spent += estimate.result.program.size
+        if not estimate.fits and not self.simulator.tables.problem.unlimited_memory:
             return None
-        return found
+        return estimate
 
     def _short_worth(self, plan: Plan, counts: tuple[list[int], list[int]]) -> float | None:
         """Return what a plan is worth by two short steps: they tell the beginning and the pace."""
@@ -153,20 +153,20 @@ class PlanSearch:
 
     def _by_short_steps(self, plan: Plan, counts: tuple[list[int], list[int]]) -> float | None:
         ends: list[list[float]] = []
-        found: Estimate | None = None
+        estimate: Estimate | None = None
         for lengths in counts:
-            found = self._priced(_shortened(plan, lengths))
-            if found is None:
+            estimate = self._priced(_shortened(plan, lengths))
+            if estimate is None:
                 return None
-            ends.append(pass_ends(found))
-        assert found is not None
+            ends.append(pass_ends(estimate))
+        assert estimate is not None
         reached = 0.0
         for p, pipeline in enumerate(plan.pipelines):
             pace = (ends[1][p] - ends[0][p]) / (counts[1][p] - counts[0][p])
             left = pipeline.micro_batches - counts[1][p]
             reached = max(reached, ends[1][p] + left * pace)
-        closing = found.result.step_seconds - max(ends[1])
-        return self.worth(plan, (reached + closing) * found.priced.slowdown)
+        closing = estimate.result.step_seconds - max(ends[1])
+        return self.worth(plan, (reached + closing) * estimate.priced.slowdown)
 
 
 def _key(plan: Plan) -> object:

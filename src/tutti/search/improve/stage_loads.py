@@ -16,10 +16,12 @@ class Loads:
     seconds: dict[tuple[int, int], float]
 
     @classmethod
-    def of(cls, found: Estimate) -> Loads:
+    def of(cls, estimate: Estimate) -> Loads:
         """Read the loads off a simulation."""
         seconds: dict[tuple[int, int], float] = {}
-        for rank_class, result in zip(found.schedule.classes, found.result.classes, strict=True):
+        for rank_class, result in zip(
+            estimate.schedule.classes, estimate.result.classes, strict=True
+        ):
             place = (rank_class.pipeline, rank_class.stage)
             busy = sum(result.compute.values())
             seconds[place] = max(seconds.get(place, 0.0), busy)

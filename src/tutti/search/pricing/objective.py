@@ -18,7 +18,7 @@ def rates(problem: Problem) -> dict[str, float] | None:
     pools = problem.pools  # an unknown name is refused whatever the objective
     if problem.objective is Objective.STEP_TIME:
         return None
-    found: dict[str, float] = {}
+    per_pool: dict[str, float] = {}
     for pool in pools:
         if problem.objective is Objective.COST:
             per_second, key = cost_per_second(pool), "price_per_chip_hour"
@@ -29,8 +29,8 @@ def rates(problem: Problem) -> dict[str, float] | None:
                 f"--objective {problem.objective}: pool '{pool.name}' has no '{key}'; add it to "
                 f"cluster '{problem.cluster.name}'"
             )
-        found[pool.name] = per_second
-    return found
+        per_pool[pool.name] = per_second
+    return per_pool
 
 
 def value(seconds: float, chips: Mapping[str, int], per_second: dict[str, float] | None) -> float:
@@ -48,5 +48,5 @@ def value_bound(tables: Tables, seconds_bound: float) -> float:
     prices = [per_second[pool.name] for pool in tables.problem.pools]
     if not any(prices):
         return 0.0
-    found = cheapest_work(tables, prices)
-    return found if math.isfinite(found) else 0.0
+    cheapest = cheapest_work(tables, prices)
+    return cheapest if math.isfinite(cheapest) else 0.0

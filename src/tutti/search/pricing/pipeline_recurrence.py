@@ -21,8 +21,8 @@ from tutti.hardware.topology import Position
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Recompute
 from tutti.plan.schedules import StagePlace, schedule_record
-from tutti.search.cutting.build_draft import Part
-from tutti.search.cutting.cut_chain import Cut
+from tutti.search.cutting.build_draft import PipelineCopies
+from tutti.search.cutting.cut_chain import StageCut
 from tutti.search.pricing.unit_tables import FULL, NONE, SELECTIVE, Config, Tables
 from tutti.search.strategy.coarse_chain import Chain
 from tutti.search.strategy.draft import Draft, PipelineDraft
@@ -33,7 +33,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 
-def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
+def chain_seconds(tables: Tables, part: PipelineCopies, cut: StageCut) -> float:
     """Return the seconds of all passes of a part's micro-batches, and what closes the step."""
     chain = part.chain
     configs = [c for c, n in zip(chain.configs, chain.stages, strict=True) for _ in range(n)]
@@ -50,15 +50,15 @@ def chain_seconds(tables: Tables, part: Part, cut: Cut) -> float:
     ahead = np.full(depth, record.passes_ahead(places))  # the same everywhere in some kinds
     if record.sets_warm_up and depth > 1:
         ahead = np.minimum(count, depths_for_messages(ahead, passes.sum(axis=0), sends))
-    found = float(
+    seconds = float(
         compiled(_play)(passes, sends, ahead, virtual, count, *_turns(depth, virtual, count))
     )
     # Reductions that follow weight passes which were put off fill the gaps first.
     if record.delays_weights and chain.shard < 2:
         bare = count * float(passes.sum(axis=0).max())
-        found -= THRESHOLDS.filled_gap * (found - bare) * 0.5
+        seconds -= THRESHOLDS.filled_gap * (seconds - bare) * 0.5
     closing = chain.closing + _tied_seconds(tables, chain, configs)
-    return (found + closing) * slowdown(tables, chain)
+    return (seconds + closing) * slowdown(tables, chain)
 
 
 def depths_for_messages(ahead: IntArray, stages: FloatArray, sends: FloatArray) -> IntArray:
@@ -108,7 +108,7 @@ def _deeper_pipeline(tables: Tables, pipeline: PipelineDraft, kind: ScheduleKind
     return replace(pipeline, stages=deeper)
 
 
-def timed(tables: Tables, part: Part, cut: Cut, seconds: float) -> Chain:
+def timed(tables: Tables, part: PipelineCopies, cut: StageCut, seconds: float) -> Chain:
     """Return the chain with the pace of its cut, and what its passes take beside it.
 
     A single stage has its pace from one micro-batch more: that counts traffic that does not hide.
@@ -136,15 +136,15 @@ def _pass_seconds(
 ) -> tuple[float, float, float]:
     """Return the seconds of a range's forward, input and weight passes."""
     sums = tables.sums(config)
-    found = sums[NONE, :, span[1]] - sums[NONE, :, span[0]]
+    passes = sums[NONE, :, span[1]] - sums[NONE, :, span[0]]
     for kind, ranges in ((SELECTIVE, recompute.selective), (FULL, recompute.full)):
         for a, b in ranges:
-            found += sums[kind, :, b] - sums[kind, :, a] - sums[NONE, :, b] + sums[NONE, :, a]
-    forward, backward, weight = found.tolist()
+            passes += sums[kind, :, b] - sums[kind, :, a] - sums[NONE, :, b] + sums[NONE, :, a]
+    forward, backward, weight = passes.tolist()
     return forward, backward, weight
 
 
-def _add_exposed_traffic(chain: Chain, cut: Cut, passes: FloatArray) -> None:
+def _add_exposed_traffic(chain: Chain, cut: StageCut, passes: FloatArray) -> None:
     """Lengthen each range's weight passes by what its traffic shows behind its passes."""
     pools = [t for t, n in zip(chain.traffic, chain.stages, strict=True) for _ in range(n)]
     for i, (start, stop) in enumerate(cut.ranges):
@@ -201,7 +201,7 @@ def _send_seconds(tables: Tables, configs: list[Config]) -> FloatArray:
     problem = tables.problem
     cluster = problem.cluster
     token_bytes = problem.model.hidden * problem.job.precision.stream.num_bytes
-    found = np.zeros(len(configs))
+    sends = np.zeros(len(configs))
     known: dict[tuple[Config, Config], float] = {}
     for s, config in enumerate(configs):
         other = configs[(s + 1) % len(configs)]
@@ -215,8 +215,8 @@ def _send_seconds(tables: Tables, configs: list[Config]) -> FloatArray:
             moved = sequences * problem.job.sequence_length * token_bytes
             rate = link.contended_bandwidth * efficiency
             known[config, other] = link.latency_s + moved / rate
-        found[s] = known[config, other]
-    return found
+        sends[s] = known[config, other]
+    return sends
 
 
 def _far(tables: Tables, config: Config) -> tuple[int, int]:

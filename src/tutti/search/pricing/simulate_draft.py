@@ -20,8 +20,8 @@ from tutti.schedule.check import check_schedule
 from tutti.schedule.instruction import Op
 from tutti.schedule.listing import OPS
 from tutti.schedule.schedule import ScheduleMemo
-from tutti.search.answer.result import Settled
-from tutti.search.cutting.build_draft import Part, Spared, distinct_chains, draft_of
+from tutti.search.answer.result import ProvenPlan
+from tutti.search.cutting.build_draft import PipelineCopies, Spared, distinct_chains, draft_of
 from tutti.search.cutting.micro_batch_shares import Runner, balanced
 from tutti.search.pricing.pipeline_recurrence import deeper_draft
 from tutti.search.pricing.unit_tables import Tables
@@ -34,7 +34,7 @@ _WEIGHTS = OPS.index(Op.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
-class Quick:
+class SimulatedDraft:
     """A draft with its price, and by how many bytes per chip each pool falls short."""
 
     draft: Draft
@@ -46,6 +46,9 @@ class Quick:
     runners: tuple[Runner, ...] = ()  # its pipelines; none where passes have no steady order
     closing_s: float = 0.0  # from the end of the last of them to that of the step
     slowdown: float = 1.0  # of the slowest of all nodes
+    value: float = math.inf  # of the objective, once the search ranks it
+    key: object = None  # what makes two of them one strategy
+    copies: tuple[PipelineCopies, ...] = ()  # that it was made of
 
     @property
     def fits(self) -> bool:
@@ -53,7 +56,7 @@ class Quick:
         return not self.short_of
 
     @property
-    def evened(self) -> Quick:
+    def evened(self) -> SimulatedDraft:
         """The same pipelines with micro-batches shared out by their paces."""
         counts = balanced(self.runners)
         if counts == [runner.micro_batches for runner in self.runners]:
@@ -67,7 +70,7 @@ class Quick:
         )
         reached = max(runner.end() for runner in runners)
         seconds = (reached + self.closing_s) * self.slowdown
-        return Quick(canonical(draft), seconds, self.short_of)
+        return SimulatedDraft(canonical(draft), seconds, self.short_of)
 
 
 def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
@@ -96,22 +99,22 @@ def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
     return shorter, longer
 
 
-def pass_ends(found: Estimate) -> list[float]:
+def pass_ends(estimated: Estimate) -> list[float]:
     """Return when each pipeline's last pass ends."""
-    result = found.result
-    ends = [0.0] * len(found.schedule.plan.pipelines)
-    for index, rank_class in enumerate(found.schedule.classes):
+    result = estimated.result
+    ends = [0.0] * len(estimated.schedule.plan.pipelines)
+    for index, rank_class in enumerate(estimated.schedule.classes):
         span = result.program.span(index)
         last = result.end[span][result.program.op[span] == _WEIGHTS].max(initial=0.0)
         ends[rank_class.pipeline] = max(ends[rank_class.pipeline], float(last))
     return ends
 
 
-def _paces(found: Estimate) -> list[float]:
+def _paces(estimated: Estimate) -> list[float]:
     """Return the seconds that a micro-batch adds to each pipeline, by the second half of a step."""
-    result, pipelines = found.result, found.schedule.plan.pipelines
+    result, pipelines = estimated.result, estimated.schedule.plan.pipelines
     paces = [0.0] * len(pipelines)
-    for index, rank_class in enumerate(found.schedule.classes):
+    for index, rank_class in enumerate(estimated.schedule.classes):
         count = pipelines[rank_class.pipeline].micro_batches
         if rank_class.stage != 0 or count < 2:
             continue
@@ -149,33 +152,37 @@ def _runners(
     )
 
 
-def _free(found: Estimate) -> dict[tuple[int, int], float]:
+def _free(estimated: Estimate) -> dict[tuple[int, int], float]:
     """Return, by pipeline and stage, the bytes that are left on the fullest chip."""
     free: dict[tuple[int, int], float] = {}
-    for rank_class, memory in zip(found.schedule.classes, found.memory, strict=True):
+    for rank_class, memory in zip(estimated.schedule.classes, estimated.memory, strict=True):
         place = (rank_class.pipeline, rank_class.stage)
         free[place] = min(free.get(place, math.inf), memory.limit - memory.total)
     return free
 
 
-def free_by_chain(found: Quick, parts: Sequence[Part]) -> dict[tuple[int, int], float] | None:
+def free_by_chain(
+    simulated: SimulatedDraft, parts: Sequence[PipelineCopies]
+) -> dict[tuple[int, int], float] | None:
     """Return the bytes left in each stage of each chain; None where pipelines were joined."""
-    if len(found.draft.pipelines) != len(parts):
+    if len(simulated.draft.pipelines) != len(parts):
         return None
     chains = distinct_chains(parts)
     number = [next(n for n, c in enumerate(chains) if c is part.chain) for part in parts]
     free: dict[tuple[int, int], float] = {}
-    for (pipeline, stage), left in found.free.items():
+    for (pipeline, stage), left in simulated.free.items():
         place = (number[pipeline], stage)
         free[place] = min(free.get(place, math.inf), left)
     return free
 
 
-def missing(found: Quick, parts: Sequence[Part]) -> dict[str | tuple[int, int], float]:
+def missing(
+    simulated: SimulatedDraft, parts: Sequence[PipelineCopies]
+) -> dict[str | tuple[int, int], float]:
     """Return the bytes that stages lack; by pool where stages are not those of the parts."""
-    free = free_by_chain(found, parts)
+    free = free_by_chain(simulated, parts)
     if free is None:
-        return dict(found.short_of.items())
+        return dict(simulated.short_of.items())
     return {place: -left for place, left in free.items() if left < 0.0}
 
 
@@ -183,7 +190,7 @@ class SearchDisagreementError(TuttiError):
     """The search priced a plan differently from what the simulator says of it."""
 
 
-class Settler:
+class DraftSimulator:
     """Prices drafts by simulation; counts its work."""
 
     def __init__(self, tables: Tables) -> None:
@@ -201,24 +208,26 @@ class Settler:
         """Return what the simulator says of a plan."""
         problem = self.tables.problem
         self.simulated += 1
-        found = estimate(
+        estimated = estimate(
             plan, problem.model, problem.cluster, self.tables.sources, prices=self.tables.prices,
             memo=self.memo,
         )  # fmt: skip
-        self.instructions += found.result.program.size
-        return found
+        self.instructions += estimated.result.program.size
+        return estimated
 
-    def parts(self, parts: Sequence[Part], placement: Placement = "stage") -> Quick | None:
+    def parts(
+        self, parts: Sequence[PipelineCopies], placement: Placement = "stage"
+    ) -> SimulatedDraft | None:
         """Cut, place and price chains; where memory falls short, cut again with less of it."""
         spared: dict[str | tuple[int, int], float] = {}
         draft = draft_of(self.tables, parts, placement=placement)
         for _ in range(THRESHOLDS.attempts):
             if draft is None or not draft_keeps(draft, self.tables.problem):
                 return None
-            found = self.quick(draft)
-            if found.fits:
-                return replace(self._run_ahead(found), spared=spared)
-            short = missing(found, parts)
+            simulated = self.quick(draft)
+            if simulated.fits:
+                return replace(self._run_ahead(simulated), spared=spared)
+            short = missing(simulated, parts)
             for place, more in short.items():
                 spared[place] = (
                     spared.get(place, 0.0)
@@ -234,15 +243,15 @@ class Settler:
                     spared[place] *= 2.0
         return None
 
-    def _run_ahead(self, found: Quick) -> Quick:
+    def _run_ahead(self, simulated: SimulatedDraft) -> SimulatedDraft:
         """Return the strategy with stages further ahead, where messages ask for it and it pays."""
-        deeper = deeper_draft(self.tables, found.draft)
+        deeper = deeper_draft(self.tables, simulated.draft)
         if deeper is None:
-            return found
+            return simulated
         other = self.quick(deeper)
-        return other if other.fits and other.seconds < found.seconds else found
+        return other if other.fits and other.seconds < simulated.seconds else simulated
 
-    def quick(self, draft: Draft) -> Quick:
+    def quick(self, draft: Draft) -> SimulatedDraft:
         """Price a draft by simulating the beginning of its step, the whole of it if it is short.
 
         Once a pipeline runs, every further micro-batch adds the same time, or every round of as
@@ -260,13 +269,19 @@ class Settler:
         brief = whole <= THRESHOLDS.long_step or short >= THRESHOLDS.worth_shortening * whole
         if brief or not enough or not schedule_record(draft.schedule).steady:
             made = self.plan_of(draft)
-            found = self.price(made)
-            ends, paces = pass_ends(found), _paces(found)
-            return Quick(
-                draft, found.step_seconds, self._short_of(found), (made, found), _free(found),
-                runners=_runners(draft, ends, paces, [p.micro_batches for p in draft.pipelines]),
-                closing_s=found.result.step_seconds - max(ends), slowdown=found.priced.slowdown,
-            )  # fmt: skip
+            estimated = self.price(made)
+            ends, paces = pass_ends(estimated), _paces(estimated)
+            counts = [p.micro_batches for p in draft.pipelines]
+            return SimulatedDraft(
+                draft,
+                estimated.step_seconds,
+                self._short_of(estimated),
+                (made, estimated),
+                _free(estimated),
+                runners=_runners(draft, ends, paces, counts),
+                closing_s=estimated.result.step_seconds - max(ends),
+                slowdown=estimated.priced.slowdown,
+            )
         first, second = self._shortened(draft, lengths), self._shortened(draft, longer)
         starts, ends = pass_ends(first), pass_ends(second)
         taken = zip(starts, ends, lengths, longer, strict=True)
@@ -275,7 +290,7 @@ class Settler:
         reached = max(runner.end() for runner in runners)
         closing, slowdown = second.result.step_seconds - max(ends), second.priced.slowdown
         seconds = (reached + closing) * slowdown
-        return Quick(
+        return SimulatedDraft(
             draft, seconds, self._short_of(second), free=_free(second), runners=runners,
             closing_s=closing, slowdown=slowdown,
         )  # fmt: skip
@@ -290,17 +305,17 @@ class Settler:
         plan = to_plan(shorter, self.tables.references, job, problem.model, problem.cluster)
         return self.price(plan)
 
-    def _short_of(self, found: Estimate) -> dict[str, float]:
+    def _short_of(self, estimated: Estimate) -> dict[str, float]:
         if self.tables.problem.unlimited_memory:
             return {}
         short: dict[str, float] = {}
-        for memory in found.memory:
+        for memory in estimated.memory:
             if not memory.fits:
                 more = memory.total - memory.limit
                 short[memory.pool] = max(short.get(memory.pool, 0.0), more)
         return short
 
-    def prove(self, plan: Plan, priced: Estimate, summary: str) -> Settled:
+    def prove(self, plan: Plan, priced: Estimate, summary: str) -> ProvenPlan:
         """Return a plan that may leave: checked, and the same after its way through a file.
 
         It records the collective programs that its price rests on.
@@ -311,21 +326,21 @@ class Settler:
         again = plan_from_document(plan_to_document(plan), "plan")
         if again != plan:
             raise SearchDisagreementError(f"{summary}: the plan changes on its way through a file")
-        return Settled(plan=plan, estimate=priced, summary=summary)
+        return ProvenPlan(plan=plan, estimate=priced, summary=summary)
 
-    def prove_again(self, settled: Settled) -> Settled:
+    def prove_again(self, proven: ProvenPlan) -> ProvenPlan:
         """Price what is returned once more, by nothing that the search shares; it must agree."""
         problem = self.tables.problem
-        again = plan_from_document(plan_to_document(settled.plan), "plan")
+        again = plan_from_document(plan_to_document(proven.plan), "plan")
         fresh = estimate(again, problem.model, problem.cluster, problem.pinned_sources())
         require_agreement(
-            settled.summary, settled.step_seconds, fresh.step_seconds, THRESHOLDS.same_price
+            proven.summary, proven.step_seconds, fresh.step_seconds, THRESHOLDS.same_price
         )
-        for one, other in zip(settled.estimate.memory, fresh.memory, strict=True):
+        for one, other in zip(proven.estimate.memory, fresh.memory, strict=True):
             require_agreement(
-                f"{settled.summary}, bytes", one.total, other.total, THRESHOLDS.same_price
+                f"{proven.summary}, bytes", one.total, other.total, THRESHOLDS.same_price
             )
-        return settled
+        return proven
 
 
 def require_agreement(what: str, searched: float, proven: float, within: float) -> None:

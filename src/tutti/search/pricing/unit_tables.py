@@ -1,6 +1,6 @@
 """Seconds and bytes of every unit under every configuration of a replica, looked up once each.
 
-The figures come from where the simulator has them (`PoolPrices`, `Holdings`, `MemoryModel`), so
+The figures come from where the simulator has them (`PoolPrices`, `RankState`, `MemoryModel`), so
 that what the search adds up is what the simulator will play.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.plan_costs import pool_prices
 from tutti.errors import InputError
 from tutti.hardware.pool import Pool
@@ -136,9 +136,9 @@ class Tables:
             table = self.get(config)
             assert table is not None, f"{config} has no measured profile"
             passes = (table.forward, table.recompute + table.backward_input, table.backward_weight)
-            found = np.zeros((len(KINDS), len(passes), table.forward.shape[1] + 1))
-            np.cumsum(np.stack(passes, axis=1), axis=2, out=found[:, :, 1:])
-            self._sums[config] = found
+            totals = np.zeros((len(KINDS), len(passes), table.forward.shape[1] + 1))
+            np.cumsum(np.stack(passes, axis=1), axis=2, out=totals[:, :, 1:])
+            self._sums[config] = totals
         return self._sums[config]
 
     def pool(self, name: str) -> Pool:
@@ -151,14 +151,14 @@ class Tables:
         for config in configs:
             if config not in self._known and self.prices[config.pool].units_alike:
                 missing.setdefault(config.pool, []).append(config)
-        for pool, found in missing.items():
-            works = [self._workload(config) for config in found]
+        for pool, chosen in missing.items():
+            works = [self._workload(config) for config in chosen]
             prices = self.prices[pool]
             seconds = prices.prepare(works, self._examples, overlap_chunks=CHUNKS)
             best = _best_chunks(seconds)
             passes = seconds[best, :, :, :, range(len(works))].transpose(0, 3, 1, 2)
             passes = self._spread(passes, modelled=True)  # config × pass × recompute × unit
-            for i, config in enumerate(found):
+            for i, config in enumerate(chosen):
                 self._known[config] = ConfigTable(
                     config=config,
                     **dict(zip(_PASSES, passes[i], strict=True)),
@@ -171,9 +171,9 @@ class Tables:
         work, prices = self._workload(config), self.prices[config.pool]
         if prices.units_alike:
             self.prepare((config,))
-            found = self._known[config]
-            assert found is not None
-            return found
+            table = self._known[config]
+            assert table is not None
+            return table
         units = range(self.problem.model.num_units)
         times = np.array([[prices.unit(work, unit, kind) for unit in units] for kind in KINDS])
         return ConfigTable(
@@ -205,18 +205,18 @@ class Tables:
 
     def _state(self, memory: MemoryModel, *, modelled: bool) -> dict[str, Any]:
         """Return what does not depend on the micro-batch: parameters and their states, by unit."""
-        holdings = memory.holdings
+        rank_state = memory.rank_state
         units = self._examples if modelled else range(self.problem.model.num_units)
 
         def by_unit(row: Sequence[float]) -> FloatArray:
-            found: FloatArray = self._spread([row], modelled)[0]
-            return found
+            values: FloatArray = self._spread([row], modelled)[0]
+            return values
 
         def state(what: What) -> FloatArray:
             return by_unit([memory.effect(_single(Op.FETCH, unit, what))[0] for unit in units])
 
         def parameters(kind: ParameterClass) -> FloatArray:
-            return by_unit([holdings.share(unit, kind).held for unit in units])
+            return by_unit([rank_state.share(unit, kind).held for unit in units])
 
         return {
             "dense": parameters(ParameterClass.DENSE),
@@ -228,7 +228,7 @@ class Tables:
 
     def _kept(self, memory: MemoryModel, *, modelled: bool) -> dict[str, Any]:
         """Return what a micro-batch keeps and passes on."""
-        holdings = memory.holdings
+        rank_state = memory.rank_state
         units = self._examples if modelled else range(self.problem.model.num_units)
 
         def passing(unit: int) -> float:
@@ -236,10 +236,10 @@ class Tables:
             return max(memory.effect(_single(op, unit))[0] for op in pair)
 
         def kept(unit: int) -> list[float]:
-            whole = holdings.activations(unit, "none")
+            whole = rank_state.activations(unit, "none")
             taken = memory.effect(_single(Op.FORWARD, unit))[0]
             return [
-                taken * (holdings.activations(unit, kind) / whole if whole else 1.0)
+                taken * (rank_state.activations(unit, kind) / whole if whole else 1.0)
                 for kind in KINDS
             ]
 
@@ -252,12 +252,12 @@ class Tables:
 
     def _spread(self, rows: npt.ArrayLike, modelled: bool) -> FloatArray:
         """Return figures by kind of unit, on the last axis, as figures by unit."""
-        found: FloatArray = np.array(rows, dtype=np.float64)
+        values: FloatArray = np.array(rows, dtype=np.float64)
         if modelled:
-            found = np.ascontiguousarray(np.take(found, self._kind_of, axis=-1))
-        return found
+            values = np.ascontiguousarray(np.take(values, self._kind_of, axis=-1))
+        return values
 
-    def _holdings(self, config: Config) -> Holdings:
+    def _holdings(self, config: Config) -> RankState:
         count = math.lcm(config.ep, config.width) // config.width
         chips = ChipSet.of(f"{config.pool}/0/0-{count * config.width - 1}")
         replica = Replica(
@@ -273,18 +273,18 @@ class Tables:
         units = ((0, self.problem.model.num_units),)
         stage = Stage(units=units, replicas=(replica,), experts=groups)
         place = (0, 0, 0)
-        return Holdings(self._plan((stage,)), self.problem.model, place, self.sources.kernels)
+        return RankState(self._plan((stage,)), self.problem.model, place, self.sources.kernels)
 
 
 def _best_chunks(seconds: FloatArray) -> npt.NDArray[np.intp]:
     """Return, by workload, which number of chunks takes least; the fewest of equal ones."""
     forward, backward, weights = (seconds[:, NONE, :, i] for i in (0, 2, 3))
     totals = (forward + backward + weights).sum(axis=1)
-    found, best = np.zeros(totals.shape[1], dtype=np.intp), totals[0]
+    best_chunk, best = np.zeros(totals.shape[1], dtype=np.intp), totals[0]
     for chunks, total in enumerate(totals[1:], start=1):
         less = total < best * (1.0 - 1e-9)
-        found, best = np.where(less, chunks, found), np.where(less, total, best)
-    return found
+        best_chunk, best = np.where(less, chunks, best_chunk), np.where(less, total, best)
+    return best_chunk
 
 
 def _single(op: Op, unit: int, what: What = What.NOTHING) -> Instruction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tutti.search.cutting.build_draft import Grouping, Part
+from tutti.search.cutting.build_draft import Grouping, PipelineCopies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Effort:
     alone: int = 3  # candidates for each pool by itself
     polished: int = 2
     groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
-    seeds: tuple[tuple[Part, ...], ...] = ()  # likely strategies: those of a warm start
+    seeds: tuple[tuple[PipelineCopies, ...], ...] = ()  # likely strategies: those of a warm start
     refined: int = 16  # candidates of every schedule and shard level whose chains are cut exactly
     refined_large: int = 5  # on a large cluster, where it takes long
     wider: int = 2  # times as many of them, of single chains, on a large cluster
@@ -66,7 +66,7 @@ class Progress:
     doing: str
     best_seconds: float | None = None
     lower_bound_seconds: float | None = None
-    settled: int = 0
+    simulated: int = 0
 
 
 Report = Callable[[Progress], None]

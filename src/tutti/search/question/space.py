@@ -153,8 +153,10 @@ class Problem:
     def pinned_sources(self) -> Sources:
         """Return the sources with one calibration per pool, so that all plans are priced alike."""
         values = job_values(self.job, self.model)
-        found = (self.sources.calibration(pool, **values) for pool in self.cluster.pools)
-        chosen = {calibration.name: calibration for calibration in found if calibration is not None}
+        matches = (self.sources.calibration(pool, **values) for pool in self.cluster.pools)
+        chosen = {
+            calibration.name: calibration for calibration in matches if calibration is not None
+        }
         return replace(self.sources, calibrations=tuple(chosen.values()))
 
 

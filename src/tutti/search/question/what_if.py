@@ -241,8 +241,8 @@ def _drop_chips(draft: _Draft, part: str, count: str, name: str) -> None:
     chip, _ = _chip(draft, name, part)
     holders = [pool for pool in draft.pools.values() if pool.chip.name == chip.name]
     if len(holders) != 1:
-        found = " and ".join(f"'{pool.name}'" for pool in holders) or "no pool"
-        raise _error(part, f"{found} has {chip.name}; write it as '-2 nodes POOL'")
+        named = " and ".join(f"'{pool.name}'" for pool in holders) or "no pool"
+        raise _error(part, f"{named} has {chip.name}; write it as '-2 nodes POOL'")
     _drop_nodes(draft, part, str(_whole_nodes(int(count), holders[0], part)), holders[0].name)
 
 

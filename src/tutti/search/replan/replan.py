@@ -15,11 +15,11 @@ from tutti.errors import InputError
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Pipeline, Plan
 from tutti.search.answer.explanation import step_text
-from tutti.search.answer.result import SearchResult, Settled
+from tutti.search.answer.result import ProvenPlan, SearchResult
 from tutti.search.bound.lower_bound import lower_bound
-from tutti.search.cutting.build_draft import Grouping, Part
+from tutti.search.cutting.build_draft import Grouping, PipelineCopies
 from tutti.search.planner import plan
-from tutti.search.pricing.simulate_draft import Settler
+from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import Config, Tables
 from tutti.search.question.effort import Effort, Report, silent
 from tutti.search.question.space import Problem
@@ -44,7 +44,7 @@ class Replanned:
 
     result: SearchResult
     movement: Movement
-    staying: Settled | None  # the running plan on what is left; None where it cannot go on
+    staying: ProvenPlan | None  # the running plan on what is left; None where it cannot go on
     payback_seconds: float | None  # None: the move never pays
     kept_old: bool  # nothing faster was found
     words: str
@@ -86,37 +86,37 @@ def replan(
     started = time.process_time()
     _require_same_job(old, problem)
     tables = Tables(problem)
-    settler = Settler(tables)
-    staying = _staying(old, problem, moved, settler)
+    simulator = DraftSimulator(tables)
+    staying = _staying(old, problem, moved, simulator)
     warm = effort or _warm(old, problem)
-    found = _searched(old, tables, warm, report, staying)
-    kept = staying is not None and staying.step_seconds <= found.best.step_seconds
+    answer = _searched(old, tables, warm, report, staying)
+    kept = staying is not None and staying.step_seconds <= answer.best.step_seconds
     if staying is not None and kept:
-        proven = settler.prove(staying.plan, staying.estimate, staying.summary)
-        rival = None if found.best is staying else found.best
-        found = replace(found, best=proven, runner_up=rival, why_runner_up_lost="")
-    found = replace(
-        found,
+        proven = simulator.prove(staying.plan, staying.estimate, staying.summary)
+        rival = None if answer.best is staying else answer.best
+        answer = replace(answer, best=proven, runner_up=rival, why_runner_up_lost="")
+    answer = replace(
+        answer,
         # The running plan may lie outside of a space that was narrowed since.
-        lower_bound_seconds=min(found.lower_bound_seconds, found.best.step_seconds),
+        lower_bound_seconds=min(answer.lower_bound_seconds, answer.best.step_seconds),
         search_cpu_seconds=time.process_time() - started,
     )
-    needed = movement(old, found.best.plan, problem.model, problem.cluster, moved)
+    needed = movement(old, answer.best.plan, problem.model, problem.cluster, moved)
     pays = payback(
         staying.step_seconds if staying is not None else None,
-        found.best.step_seconds,
+        answer.best.step_seconds,
         needed.seconds,
         steps_lost=steps_lost if needed.rolls_back else 0.0,
     )
     if staying is not None and not needed.storage_known:
         pays = None  # nobody can tell how long the pause is
     return Replanned(
-        result=found,
+        result=answer,
         movement=needed,
         staying=staying,
         payback_seconds=pays,
         kept_old=kept,
-        words=_words(found, staying, needed, pays, kept=kept),
+        words=_words(answer, staying, needed, pays, kept=kept),
         renumbered=renumbered(moved or {}),
     )
 
@@ -167,24 +167,24 @@ def _arrangements(old: Plan, problem: Problem) -> tuple[Grouping, ...]:
     return (tuple(grouping),) if grouping else ()
 
 
-def _seeds(old: Plan, problem: Problem) -> tuple[tuple[Part, ...], ...]:
+def _seeds(old: Plan, problem: Problem) -> tuple[tuple[PipelineCopies, ...], ...]:
     """Return the running plan's chains with as many copies as the changed pools hold."""
     level = max((rule.shard_level for rule in old.synchronisation), default=0)
-    found: dict[object, Part] = {}
+    by_chain: dict[object, PipelineCopies] = {}
     for pipeline in old.pipelines:
         chain = _chain(pipeline, old.job.schedule, level)
         if chain is None or not _allowed(chain, problem):
             return ()
-        known = found.get(chain.form)
+        known = by_chain.get(chain.form)
         if known is not None:
             chain = replace(chain, copies=chain.copies + known.copies)
-        found[chain.form] = Part(
+        by_chain[chain.form] = PipelineCopies(
             chain=chain, copies=chain.copies, micro_batches=pipeline.micro_batches
         )
-    copies = _fitted(list(found.values()), {pool.name: pool.num_chips for pool in problem.pools})
+    copies = _fitted(list(by_chain.values()), {pool.name: pool.num_chips for pool in problem.pools})
     parts = tuple(
         replace(part, chain=replace(part.chain, copies=count), copies=count)
-        for part, count in zip(found.values(), copies, strict=True)
+        for part, count in zip(by_chain.values(), copies, strict=True)
         if count > 0
     )
     return (parts,) if parts else ()
@@ -246,7 +246,7 @@ def _allowed(chain: Chain, problem: Problem) -> bool:
     )
 
 
-def _fitted(parts: list[Part], chips: dict[str, int]) -> list[int]:
+def _fitted(parts: list[PipelineCopies], chips: dict[str, int]) -> list[int]:
     """Return as many copies of each as fit: fewer of the most numerous, or more where room is."""
     copies = [part.copies for part in parts]
     each = [chips_of([replace(part, copies=1)]) for part in parts]
@@ -276,20 +276,20 @@ def _fitted(parts: list[Part], chips: dict[str, int]) -> list[int]:
 
 
 def _staying(
-    old: Plan, problem: Problem, moved: NodeMoves | None, settler: Settler
-) -> Settled | None:
+    old: Plan, problem: Problem, moved: NodeMoves | None, simulator: DraftSimulator
+) -> ProvenPlan | None:
     """Return the running plan on what is left of the cluster, priced; proven only if it stays."""
     left = surviving_plan(old, problem.model, problem.cluster, moved)
     if left is None:
         return None
-    priced = settler.price(left)
+    priced = simulator.price(left)
     if not priced.fits and not problem.unlimited_memory:
         return None
-    return Settled(plan=left, estimate=priced, summary=summary_of(left))
+    return ProvenPlan(plan=left, estimate=priced, summary=summary_of(left))
 
 
 def _searched(
-    old: Plan, tables: Tables, effort: Effort, report: Report | None, staying: Settled | None
+    old: Plan, tables: Tables, effort: Effort, report: Report | None, staying: ProvenPlan | None
 ) -> SearchResult:
     """Search, with little work among strategies of the running plan's kind only.
 
@@ -339,15 +339,15 @@ def movement_text(needed: Movement) -> str:
 
 
 def _words(
-    found: SearchResult,
-    staying: Settled | None,
+    result: SearchResult,
+    staying: ProvenPlan | None,
     needed: Movement,
     pays: float | None,
     *,
     kept: bool,
 ) -> str:
     """Say in a few sentences what to do and what it costs."""
-    new = step_text(found.best.step_seconds)
+    new = step_text(result.best.step_seconds)
     lost = (
         f" {bytes_text(needed.from_checkpoint_bytes)} of it are held by nobody and come from the "
         "last checkpoint, so training goes on from its step."
@@ -360,7 +360,7 @@ def _words(
         return f"{stays}{new} per step. {moves if needed.total_bytes else 'Nothing moves.'}"
     if staying is None:
         return f"The old plan cannot go on. The new one takes {new} per step. {moves}"
-    faster = 100 * (staying.step_seconds / found.best.step_seconds - 1)
+    faster = 100 * (staying.step_seconds / result.best.step_seconds - 1)
     gain = (
         f"The new plan takes {new} per step, the old one on the chips that are left "
         f"{step_text(staying.step_seconds)} ({faster:.1f} % more). {moves}"

@@ -113,7 +113,7 @@ class StateLayout:
         group = bucket.class_of(parameter)
         by_expert = group is ParameterClass.EXPERT
         counts = np.zeros(self._chips.size, dtype=np.int64)
-        found: list[tuple[IntArray, FloatArray, FloatArray]] = []
+        pieces: list[tuple[IntArray, FloatArray, FloatArray]] = []
         sharded = bucket.level(group) >= kind.shards_from
         for span, block, offset in self._blocks(unit, parameter, group):
             if span.copied and kind is Kind.OPTIMIZER:
@@ -125,25 +125,25 @@ class StateLayout:
                     first = np.clip((low - offset) / block.size, 0.0, 1.0)
                     last = np.clip((high - offset) / block.size, 0.0, 1.0)
                 length = stop - start
-                found.append((ranks, start + length * first, start + length * last))
+                pieces.append((ranks, start + length * first, start + length * last))
                 counts[ranks] += 1
         held = counts > 0
         if without is not None:
             for at, stage in self._stages:
                 if covers(stage.units, without):
                     held[at : at + stage.num_chips] = False
-        return self._put_together(found, held, max(1, int(counts.max(initial=0))), by_expert)
+        return self._put_together(pieces, held, max(1, int(counts.max(initial=0))), by_expert)
 
     def _put_together(
         self,
-        found: list[tuple[IntArray, FloatArray, FloatArray]],
+        pieces: list[tuple[IntArray, FloatArray, FloatArray]],
         held: npt.NDArray[np.bool_],
         width: int,
         by_expert: bool,
     ) -> Holding:
         lower, upper = np.zeros((held.size, width)), np.zeros((held.size, width))
         column = np.zeros(held.size, dtype=np.int64)
-        for ranks, low, high in found:
+        for ranks, low, high in pieces:
             lower[ranks, column[ranks]] = low
             upper[ranks, column[ranks]] = high
             column[ranks] += 1

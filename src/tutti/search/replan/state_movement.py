@@ -154,24 +154,24 @@ class _Chips:
 
     def numbers(self, held: ChipSet, moved: NodeMoves | None = None) -> IntArray:
         """Return each chip's number in this cluster; -1 where it is no longer there."""
-        found = []
+        known = []
         for r in held.ranges:
             slots = np.arange(r.first_slot, r.last_slot + 1)
             for node in range(r.first_node, r.last_node + 1):
                 place = (r.pool, node) if moved is None else moved.get((r.pool, node))
-                found.append(self._numbers(place, slots))
-        return np.concatenate(found).astype(np.int64)
+                known.append(self._numbers(place, slots))
+        return np.concatenate(known).astype(np.int64)
 
     def present(self, held: ChipSet) -> IntArray:
         """Return the chips' numbers; an InputError if the cluster lacks one."""
-        found = self.numbers(held)
-        if (found < 0).any():
-            missing = held.at(int(np.argmax(found < 0)))
+        numbers = self.numbers(held)
+        if (numbers < 0).any():
+            missing = held.at(int(np.argmax(numbers < 0)))
             raise InputError(
                 f"plan: chip {missing} is not in cluster '{self.cluster.name}'; "
                 "give the cluster that the new plan was made for"
             )
-        return found
+        return numbers
 
     def _numbers(self, place: NodePlace | None, slots: IntArray) -> npt.NDArray[np.signedinteger]:
         pool = self._pools.get(place[0]) if place is not None else None

@@ -87,7 +87,7 @@ class _Places:
         return _Left(stage, tuple(self._copies(replica) for replica in stage.replicas))
 
     def _copies(self, replica: Replica) -> Copies:
-        found: Copies = []
+        copies: Copies = []
         chips = [self._place(chip) for chip in replica.chips]
         for start in range(0, len(chips), replica.width):
             group = chips[start : start + replica.width]
@@ -95,8 +95,8 @@ class _Places:
             if len(whole) < replica.width:
                 whole = self._take(replica)
             if whole:
-                found.append(whole)
-        return found
+                copies.append(whole)
+        return copies
 
     def _take(self, replica: Replica) -> list[Position]:
         """Return free chips of one node for a copy; none where there are too few."""
@@ -159,9 +159,9 @@ def _make_up(rest: int, sizes: Sequence[int]) -> Mapping[int, int] | None:
         return None if over else {sizes[0]: count}
     largest, *others = sizes
     for count in range(rest // largest, -1, -1):
-        found = _make_up(rest - count * largest, others)
-        if found is not None:
-            return {largest: count, **found}
+        made_up = _make_up(rest - count * largest, others)
+        if made_up is not None:
+            return {largest: count, **made_up}
     return None
 
 
@@ -179,7 +179,7 @@ def _rebuilt(
     for stages, micro_batch, count in zip(left, micro_batches, counts, strict=True):
         if not micro_batch:
             continue
-        kept = [_stage(found, micro_batch) for found in stages]
+        kept = [_stage(rebuilt, micro_batch) for rebuilt in stages]
         whole = tuple(stage for stage in kept if stage is not None)
         if len(whole) < len(kept):
             return None
@@ -209,21 +209,21 @@ def _rebuilt(
     )
 
 
-def _stage(found: _Left, micro_batch: int) -> Stage | None:
+def _stage(left: _Left, micro_batch: int) -> Stage | None:
     """Return a stage with as many copies as make up the micro-batch."""
     groups = [
         (replica.sequences, len(copies))
-        for replica, copies in zip(found.stage.replicas, found.copies, strict=True)
+        for replica, copies in zip(left.stage.replicas, left.copies, strict=True)
     ]
     kept = _choose(groups, micro_batch)
     if kept is None:
         return None
     replicas = tuple(
         replace(replica, count=count, chips=ChipSet.from_ids(itertools.chain(*copies[:count])))
-        for replica, copies, count in zip(found.stage.replicas, found.copies, kept, strict=True)
+        for replica, copies, count in zip(left.stage.replicas, left.copies, kept, strict=True)
         if count
     )
-    stage = replace(found.stage, replicas=replicas)
+    stage = replace(left.stage, replicas=replicas)
     if not stage.experts:
         return stage
     group = stage.experts[0]
@@ -239,7 +239,7 @@ def _choose(groups: Sequence[tuple[int, int]], micro_batch: int) -> list[int] | 
         return [] if micro_batch == 0 else None
     (sequences, most), *others = groups
     for count in range(min(most, micro_batch // sequences), -1, -1):
-        found = _choose(others, micro_batch - count * sequences)
-        if found is not None:
-            return [count, *found]
+        chosen = _choose(others, micro_batch - count * sequences)
+        if chosen is not None:
+            return [count, *chosen]
     return None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tutti.search.cutting.build_draft import Part
+from tutti.search.cutting.build_draft import PipelineCopies
 from tutti.search.strategy.coarse_chain import Chain
 from tutti.search.strategy.matching import chips_of
 
@@ -16,7 +16,7 @@ class Candidate:
     """Chains with their coarse price, and what simulation made of them."""
 
     chains: tuple[Chain, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[PipelineCopies, ...]
     coarse_seconds: float
     value: float = 0.0  # of the objective, by the coarse price
     hoped: float = math.inf  # the same if micro-batches could be split

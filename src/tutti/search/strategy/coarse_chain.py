@@ -86,11 +86,13 @@ class Chain:
 
 def schedule_options(problem: Problem) -> tuple[ScheduleOption, ...]:
     """Return the schedules to price, those of several unit ranges once per number of them."""
-    found: list[ScheduleOption] = []
+    schedules: list[ScheduleOption] = []
     kinds = problem.space.schedules
     for kind in kinds:
         if schedule_record(kind).several_ranges:
-            found += [ScheduleOption(kind=kind, virtual=v) for v in problem.space.virtual if v > 1]
+            schedules += [
+                ScheduleOption(kind=kind, virtual=v) for v in problem.space.virtual if v > 1
+            ]
         else:
-            found.append(ScheduleOption(kind=kind))
-    return tuple(found)
+            schedules.append(ScheduleOption(kind=kind))
+    return tuple(schedules)

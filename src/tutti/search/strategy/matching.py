@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tutti.plan.schedules import PLAIN
-from tutti.search.cutting.build_draft import Part
+from tutti.search.cutting.build_draft import PipelineCopies
 from tutti.search.question.space import Problem
 from tutti.search.strategy.coarse_chain import Chain, ScheduleOption
 from tutti.search.strategy.space_limits import uses_enough
 from tutti.search.thresholds import THRESHOLDS
 
 
-def chips_of(parts: Sequence[Part]) -> dict[str, int]:
+def chips_of(parts: Sequence[PipelineCopies]) -> dict[str, int]:
     """Return how many chips of each pool take part."""
     used: dict[str, int] = {}
     for part in parts:
@@ -26,7 +26,7 @@ def chips_of(parts: Sequence[Part]) -> dict[str, int]:
     return used
 
 
-def spreadable(parts: Sequence[Part]) -> bool:
+def spreadable(parts: Sequence[PipelineCopies]) -> bool:
     """Tell whether expert groups come out even: in all stages of all pipelines, or nowhere."""
     spread = {config.ep > 1 for part in parts for config in part.chain.configs}
     return len(spread) == 1 and all(
@@ -36,7 +36,7 @@ def spreadable(parts: Sequence[Part]) -> bool:
     )
 
 
-def possible(parts: Sequence[Part], problem: Problem) -> bool:
+def possible(parts: Sequence[PipelineCopies], problem: Problem) -> bool:
     """Tell whether expert groups come out even, and all chips are used that must be.
 
     Copies of a chain that take unequally many micro-batches are pipelines of their own.

@@ -100,9 +100,10 @@ class Passes:
         recompute = self._replica.recompute
         if live.x is not None and covers(recompute.full, unit):
             names: list[str] = []
+            later = live.later  # not `live`, which holds this function: they would not be let go
 
             def whole(x: Tensor) -> tuple[Tensor, ...]:
-                outputs = self._run(module, x, batch, live.later)
+                outputs = self._run(module, x, batch, later)
                 names[:] = outputs
                 return tuple(outputs.values())
 

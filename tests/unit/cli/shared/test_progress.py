@@ -10,7 +10,7 @@ def test_the_line_says_best_and_gap():
     assert progress_text(Progress(doing="bounding")) == "bounding"
     early = Progress(doing="predicting", lower_bound_seconds=2.0)
     assert progress_text(early) == "predicting · no plan below 2 s"
-    late = Progress(doing="simulating", best_seconds=2.1, lower_bound_seconds=2.0, settled=7)
+    late = Progress(doing="simulating", best_seconds=2.1, lower_bound_seconds=2.0, simulated=7)
     said = "simulating · best 2.1 s · at most 5.0 % from the best possible · 7 simulated"
     assert progress_text(late) == said
 

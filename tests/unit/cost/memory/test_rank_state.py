@@ -10,7 +10,7 @@ from tests.support.plans import EXPERTS, Allocator, small_model
 from tutti.cost.constants import Constants
 from tutti.cost.kernels import Kernels
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings, workload_of
+from tutti.cost.memory.rank_state import RankState, workload_of
 from tutti.cost.plan.pool_prices import nominal_constants
 from tutti.document import Place
 from tutti.hardware.library import shipped
@@ -50,7 +50,7 @@ def two_stages(owner: int | None, *, split: int = 3) -> Plan:
 
 
 def memory_of(plan: Plan, stage: int) -> MemoryModel:
-    return MemoryModel(Holdings(plan, plan.model.spec, (0, stage, 0), Kernels()))
+    return MemoryModel(RankState(plan, plan.model.spec, (0, stage, 0), Kernels()))
 
 
 TABLE = 256 * 64
@@ -63,8 +63,8 @@ def test_only_the_owner_of_a_tied_table_updates_it(owner, embedding, head):
     assert first.optimizer_parameters(0) == embedding
     assert last.optimizer_parameters(HEAD) == head
     # Both hold the table and its gradients.
-    assert first.holdings.share(0, ParameterClass.DENSE).held == TABLE
-    assert last.holdings.share(HEAD, ParameterClass.DENSE).held == TABLE + 64
+    assert first.rank_state.share(0, ParameterClass.DENSE).held == TABLE
+    assert last.rank_state.share(HEAD, ParameterClass.DENSE).held == TABLE + 64
     states = [memory.static().optimizer for memory in (first, last)]
     other = [memory_of(two_stages(HEAD - owner), s).static().optimizer for s in (0, 1)]
     moved = TABLE * 12

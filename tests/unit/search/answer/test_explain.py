@@ -145,7 +145,7 @@ def test_what_is_missing_says_why(pipelines):
 
 
 def test_a_cluster_of_one_pool_has_nothing_to_mix(small):
-    alone = small.result.alone["a800"].settled
+    alone = small.result.alone["a800"].proven
     cluster = replace(
         small.cluster, pools=small.cluster.pools[:1], fabric=type(small.cluster.fabric)()
     )

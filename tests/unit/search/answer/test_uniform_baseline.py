@@ -16,7 +16,7 @@ from tutti.plan.check import check_plan
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.search.answer import uniform_baseline
-from tutti.search.pricing.simulate_draft import Settler
+from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.space import Problem, Space
 
@@ -33,12 +33,12 @@ def test_no_uniform_plan_is_faster_by_more_than_prices_err(space, batch):
     asked = problem(space=space)
     asked = replace(asked, job=replace(asked.job, global_batch=batch))
     tables = Tables(asked)
-    settler = Settler(tables)
-    found = uniform_baseline.best_uniform(tables, settler)
+    simulator = DraftSimulator(tables)
+    found = uniform_baseline.best_uniform(tables, simulator)
     assert not isinstance(found, str)
     layouts = uniform_baseline.full_layouts(tables)
     plans = [uniform_baseline._plan(tables, layout) for layout in layouts]
-    every = [settler.price(plan) for plan in plans if plan is not None]
+    every = [simulator.price(plan) for plan in plans if plan is not None]
     fitting = [estimate.step_seconds for estimate in every if estimate.fits]
     assert len(fitting) > 3
     assert found[1].step_seconds <= 1.002 * min(fitting)
@@ -79,10 +79,10 @@ def test_the_best_uniform_plan_is_no_worse_than_any_obvious_one(pools, tmp_path)
     job = Job(sequence_length=1024, global_batch=32)
     asked = Problem(model=model, cluster=Cluster.load(tmp_path / "odd.yaml"), job=job)
     tables = Tables(asked)
-    settler = Settler(tables)
-    found = uniform_baseline.best_uniform(tables, settler)
+    simulator = DraftSimulator(tables)
+    found = uniform_baseline.best_uniform(tables, simulator)
     assert not isinstance(found, str), found
-    every = [settler.price(plan) for plan in obvious(asked)]
+    every = [simulator.price(plan) for plan in obvious(asked)]
     fitting = [estimate.step_seconds for estimate in every if estimate.fits]
     assert len(fitting) > 3
     assert found[1].step_seconds <= 1.005 * min(fitting)

@@ -8,9 +8,9 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind
 from tutti.plan.job import ScheduleKind
 from tutti.search.ask_from_values import make_problem
-from tutti.search.cutting.build_draft import Part, cuts_of
+from tutti.search.cutting.build_draft import PipelineCopies, cuts_of
 from tutti.search.pricing.memory_budget import copy_bandwidth, forwards
-from tutti.search.pricing.simulate_draft import Settler
+from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import NONE, Config, Tables
 from tutti.search.strategy.coarse_chain import Chain, ScheduleOption
 
@@ -20,16 +20,18 @@ def tables() -> Tables:
     return Tables(make_problem("deepseek-v3", "B1024", sequence_length=4096, global_batch=4096))
 
 
-def part(config: Config, stages: int, copies: int, micro_batches: int, shard: int = 1) -> Part:
+def part(
+    config: Config, stages: int, copies: int, micro_batches: int, shard: int = 1
+) -> PipelineCopies:
     chain = Chain(
         configs=(config,), stages=(stages,), copies=copies, sequences=config.sequences,
         schedule=ScheduleOption(kind=ScheduleKind.ONE_F_ONE_B), shard=shard,
         pace=1.0, fill=0.0, closing=0.0,
     )  # fmt: skip
-    return Part(chain=chain, copies=copies, micro_batches=micro_batches)
+    return PipelineCopies(chain=chain, copies=copies, micro_batches=micro_batches)
 
 
-def relieved(tables: Tables, parts: list[Part]) -> int:
+def relieved(tables: Tables, parts: list[PipelineCopies]) -> int:
     """Blocks of the first part for which memory does not suffice."""
     cuts = cuts_of(tables, parts)
     assert cuts is not None
@@ -50,7 +52,7 @@ def test_pipelines_that_hold_the_same_units_share_their_states(tables):
 def test_what_the_shared_states_leave_room_for_fits(tables):
     sizes = (("a800", 4, 601), ("p800", 2, 585), ("ascend", 2, 261))
     parts = [part(Config(pool, 2, 2, 8, 1), 32, copies, n) for pool, copies, n in sizes]
-    found = Settler(tables).parts(parts)
+    found = DraftSimulator(tables).parts(parts)
     assert found is not None
     assert found.fits
 

@@ -1,4 +1,4 @@
-"""Small steps from a settled strategy: never worse, never more work than allowed."""
+"""Small steps from a simulated strategy: never worse, never more work than allowed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from tests.support.instances import with_memory
 from tests.unit.search.test_planner import problem
 from tutti.plan.job import Job, ScheduleKind
-from tutti.search.cutting.build_draft import Part, cuts_of, draft_of
+from tutti.search.cutting.build_draft import PipelineCopies, cuts_of, draft_of
 from tutti.search.cutting.local_search import Polish
-from tutti.search.pricing.simulate_draft import Settler, free_by_chain
+from tutti.search.pricing.simulate_draft import DraftSimulator, free_by_chain
 from tutti.search.pricing.unit_tables import Config, Tables
 from tutti.search.strategy.coarse_chain import Chain, ScheduleOption
 
@@ -38,22 +38,22 @@ def chain(virtual: int) -> Chain:
     )  # fmt: skip
 
 
-def parts_of(virtual: int) -> tuple[Part, ...]:
-    return (Part(chain=chain(virtual), copies=4, micro_batches=16),)
+def parts_of(virtual: int) -> tuple[PipelineCopies, ...]:
+    return (PipelineCopies(chain=chain(virtual), copies=4, micro_batches=16),)
 
 
 @pytest.mark.parametrize("virtual", [1, 2])
 def test_memory_that_is_left_over_is_used(tables, virtual):
-    parts, settler = parts_of(virtual), Settler(tables)
+    parts, simulator = parts_of(virtual), DraftSimulator(tables)
     spared = {(0, s): 1e9 for s in range(4)}
     wasteful = draft_of(tables, parts, spared=spared)
     assert wasteful is not None
-    start = replace(settler.quick(wasteful), spared=spared)
+    start = replace(simulator.quick(wasteful), spared=spared)
     assert start.fits
     left = free_by_chain(start, parts)
     assert left is not None
     assert min(left.values()) > 1e9
-    found = Polish(settler, ENOUGH).improved(parts, start)
+    found = Polish(simulator, ENOUGH).improved(parts, start)
     assert found.fits
     assert found.seconds < start.seconds
     after = free_by_chain(found, parts)
@@ -63,26 +63,26 @@ def test_memory_that_is_left_over_is_used(tables, virtual):
 
 @pytest.mark.parametrize("virtual", [1, 2])
 def test_a_bad_cut_gets_better_step_by_step(tables, virtual):
-    parts, settler = parts_of(virtual), Settler(tables)
+    parts, simulator = parts_of(virtual), DraftSimulator(tables)
     (cut,) = cuts_of(tables, parts) or ()
-    settled = settler.parts(parts)
-    assert settled is not None
-    found = Polish(settler, ENOUGH).improved(parts, settled)
+    simulated = simulator.parts(parts)
+    assert simulated is not None
+    found = Polish(simulator, ENOUGH).improved(parts, simulated)
     assert found.fits
-    assert found.seconds <= settled.seconds
-    again = Polish(Settler(tables), ENOUGH).improved(parts, settled)
+    assert found.seconds <= simulated.seconds
+    again = Polish(DraftSimulator(tables), ENOUGH).improved(parts, simulated)
     assert (again.draft, again.seconds) == (found.draft, found.seconds)  # nothing is left to chance
     assert cut.ranges[-1][1] == tables.problem.model.num_units
 
 
 def test_work_is_counted(tables):
-    parts, settler = parts_of(2), Settler(tables)
-    settled = settler.parts(parts)
-    assert settled is not None
-    before = settler.simulated
-    assert Polish(settler, 0).improved(parts, settled) is settled
-    assert settler.simulated == before
-    polish = Polish(settler, 1)
-    polish.improved(parts, settled)
-    assert settler.simulated <= before + 1
-    assert polish.spent == (settler.simulated > before)
+    parts, simulator = parts_of(2), DraftSimulator(tables)
+    simulated = simulator.parts(parts)
+    assert simulated is not None
+    before = simulator.simulated
+    assert Polish(simulator, 0).improved(parts, simulated) is simulated
+    assert simulator.simulated == before
+    polish = Polish(simulator, 1)
+    polish.improved(parts, simulated)
+    assert simulator.simulated <= before + 1
+    assert polish.spent == (simulator.simulated > before)

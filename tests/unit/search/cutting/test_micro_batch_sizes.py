@@ -18,7 +18,7 @@ from tutti.plan.job import Job
 from tutti.search.ask_from_values import make_problem
 from tutti.search.bound.lower_bound import lower_bound
 from tutti.search.coarse.pool_crossing import Crossing
-from tutti.search.cutting.build_draft import Part, cuts_of, split_batch
+from tutti.search.cutting.build_draft import PipelineCopies, cuts_of, split_batch
 from tutti.search.cutting.micro_batch_sizes import _first_even, _Load, fluid_end, resized
 from tutti.search.cutting.refine import Refiner
 from tutti.search.planner import plan
@@ -35,11 +35,11 @@ JOB = Job(sequence_length=1024, global_batch=768)
 CUT = Effort(last_mile=0)  # a local search could mend what other sizes have to
 
 
-def taken(parts: tuple[Part, ...]) -> int:
+def taken(parts: tuple[PipelineCopies, ...]) -> int:
     return sum(part.copies * part.micro_batches * part.chain.sequences for part in parts)
 
 
-def end(parts: tuple[Part, ...]) -> float:
+def end(parts: tuple[PipelineCopies, ...]) -> float:
     return max(part.chain.fill + part.micro_batches * part.chain.pace for part in parts)
 
 
@@ -185,7 +185,7 @@ def test_other_sizes_are_faster_or_not_chosen(copies, size):
         assert most < 1.15 * 768 / copies
 
 
-def played(tables: Tables, parts: tuple[Part, ...]) -> float:
+def played(tables: Tables, parts: tuple[PipelineCopies, ...]) -> float:
     cuts = cuts_of(tables, parts)
     assert cuts is not None
     return max(chain_seconds(tables, *pair) for pair in zip(parts, cuts, strict=True))
@@ -193,7 +193,7 @@ def played(tables: Tables, parts: tuple[Part, ...]) -> float:
 
 def test_strategies_that_do_not_add_up_are_mended():
     chains = (one_stage(15, 16, pool="a100"), one_stage(8, 16, pool="h100"))
-    seed = tuple(Part(chain=c, copies=c.copies, micro_batches=2) for c in chains)
+    seed = tuple(PipelineCopies(chain=c, copies=c.copies, micro_batches=2) for c in chains)
     assert taken(seed) != 768
     found = resized(tables_of(), chains, seed, {})
     assert found is not None
@@ -244,7 +244,7 @@ def test_many_micro_batches_make_no_endless_list():
     """Each of two chains may take thousands of loads: those near the fluid end are enough."""
     job = Job(sequence_length=1024, global_batch=60_001)
     chains = (one_stage(7, 4, pool="a100"), one_stage(5, 4, pool="h100"))
-    seed = tuple(Part(chain=c, copies=c.copies, micro_batches=1250) for c in chains)
+    seed = tuple(PipelineCopies(chain=c, copies=c.copies, micro_batches=1250) for c in chains)
     found = resized(tables_of(job=job), chains, seed, {})
     assert found is not None
     assert taken(found) == 60_001

@@ -13,12 +13,12 @@ from tutti.plan.check import check_plan
 from tutti.plan.job import ScheduleKind
 from tutti.schedule.schedule import ScheduleMemo, build_schedule
 from tutti.search.ask_from_values import Limits, make_problem
-from tutti.search.candidate_loop import Search, settled_best
+from tutti.search.candidate_loop import Search, proven_best
 from tutti.search.improve.plan_moves import Here
 from tutti.search.improve.plan_search import MOVES, PlanSearch
 from tutti.search.improve.stage_loads import Loads
 from tutti.search.pricing.pipeline_recurrence import depths_for_messages
-from tutti.search.pricing.simulate_draft import Settler
+from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.effort import Effort
 from tutti.search.strategy.space_limits import plan_in_space
@@ -41,12 +41,12 @@ def problem_of(limits=None, batch=16):
 
 def searched(problem):
     search = Search(Tables(problem), Effort())
-    best, _ = settled_best(search, search.run())
+    best, _ = proven_best(search, search.run())
     return search, best
 
 
 def local(search):
-    return PlanSearch(search.settler, search.seconds_worth)
+    return PlanSearch(search.simulator, search.seconds_worth)
 
 
 def test_no_move_leads_on_from_where_it_ends():
@@ -81,7 +81,7 @@ def pipelined(problem):
 
 def test_a_slow_link_asks_for_deeper_warm_up():
     search, best = pipelined(problem_of(batch=32))
-    settler = Settler(search.tables)
+    simulator = DraftSimulator(search.tables)
     shallow = replace(
         best.plan,
         pipelines=tuple(
@@ -95,7 +95,7 @@ def test_a_slow_link_asks_for_deeper_warm_up():
             for pipeline in best.plan.pipelines
         ),
     )
-    start = settler.price(shallow)
+    start = simulator.price(shallow)
     plan, found = local(search).improved(shallow, start, 3_000_000)
     assert found.step_seconds < 0.95 * start.step_seconds
     depths = [stage.order.warm_up for _, _, stage in plan.stages()]

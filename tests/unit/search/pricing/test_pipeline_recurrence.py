@@ -13,10 +13,10 @@ from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.schedules import schedule_record
 from tutti.search.ask_from_values import make_problem
 from tutti.search.coarse.pool_crossing import Crossing
-from tutti.search.cutting.build_draft import Part, cuts_of, draft_of
+from tutti.search.cutting.build_draft import PipelineCopies, cuts_of, draft_of
 from tutti.search.planner import Search
 from tutti.search.pricing.pipeline_recurrence import chain_seconds
-from tutti.search.pricing.simulate_draft import Settler
+from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import Config, Tables
 from tutti.search.question.effort import Effort
 from tutti.search.question.space import Problem
@@ -53,13 +53,13 @@ def both(asked: Problem, chain: Chain) -> tuple[float, float]:
     """Return the step by recurrence and by the simulator."""
     tables = Tables(asked)
     rounds = asked.job.global_batch // chain.copies
-    parts = (Part(chain=chain, copies=chain.copies, micro_batches=rounds),)
+    parts = (PipelineCopies(chain=chain, copies=chain.copies, micro_batches=rounds),)
     cuts = cuts_of(tables, parts)
     draft = draft_of(tables, parts)
     assert cuts is not None
     assert draft is not None
-    settler = Settler(tables)
-    simulated = settler.price(settler.plan_of(draft)).step_seconds
+    simulator = DraftSimulator(tables)
+    simulated = simulator.price(simulator.plan_of(draft)).step_seconds
     return chain_seconds(tables, parts[0], cuts[0]), simulated
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from tests.unit.search.test_planner import problem
 from tutti.plan.job import Job, ScheduleKind
-from tutti.search.cutting.build_draft import Part, draft_of
+from tutti.search.cutting.build_draft import PipelineCopies, draft_of
 from tutti.search.planner import plan
 from tutti.search.pricing import simulate_draft
 from tutti.search.pricing.simulate_draft import (
+    DraftSimulator,
     SearchDisagreementError,
-    Settler,
     require_agreement,
     short_lengths,
 )
@@ -37,14 +37,14 @@ def test_prices_agree_or_it_is_an_error():
 
 
 def test_a_price_that_the_search_made_up_is_an_error():
-    true = Settler.price
+    true = DraftSimulator.price
 
     def flattering(self, made):
         found = true(self, made)
         return replace(found, step_seconds=0.999 * found.step_seconds)
 
     with (
-        mock.patch.object(Settler, "price", flattering),
+        mock.patch.object(DraftSimulator, "price", flattering),
         pytest.raises(SearchDisagreementError, match="the search says"),
     ):
         plan(problem(space=NARROW), effort=FEW, compare=False)
@@ -58,7 +58,7 @@ def test_a_schedule_that_fails_its_check_does_not_leave():
         plan(problem(space=NARROW), effort=FEW, compare=False)
 
 
-def long_step() -> tuple[Settler, Draft]:
+def long_step() -> tuple[DraftSimulator, Draft]:
     asked = problem(job=Job(sequence_length=2048, global_batch=8192))
     tables = Tables(asked)
     chain = Chain(
@@ -66,27 +66,27 @@ def long_step() -> tuple[Settler, Draft]:
         schedule=ScheduleOption(kind=ScheduleKind.ONE_F_ONE_B), shard=1, pace=1.0, fill=0.0,
         closing=0.0,
     )  # fmt: skip
-    draft = draft_of(tables, (Part(chain=chain, copies=4, micro_batches=2048),))
+    draft = draft_of(tables, (PipelineCopies(chain=chain, copies=4, micro_batches=2048),))
     assert draft is not None
-    return Settler(tables), draft
+    return DraftSimulator(tables), draft
 
 
 def test_the_beginning_of_a_long_step_tells_its_length():
-    settler, draft = long_step()
-    short = settler.quick(draft)
+    simulator, draft = long_step()
+    short = simulator.quick(draft)
     assert short.whole is None
-    made = settler.plan_of(draft)
-    whole = settler.price(made)
+    made = simulator.plan_of(draft)
+    whole = simulator.price(made)
     require_agreement(summary_of(made), short.seconds, whole.step_seconds, 0.002)
 
 
 def test_a_short_step_is_simulated_whole_and_once():
-    settler, draft = long_step()
+    simulator, draft = long_step()
     brief = replace(draft, pipelines=(replace(draft.pipelines[0], micro_batches=64),))
-    job = replace(settler.tables.problem.job, global_batch=brief.sequences)
-    settler.tables = settler.tables.for_problem(replace(settler.tables.problem, job=job))
-    found = settler.quick(brief)
-    assert settler.simulated == 1
+    job = replace(simulator.tables.problem.job, global_batch=brief.sequences)
+    simulator.tables = simulator.tables.for_problem(replace(simulator.tables.problem, job=job))
+    found = simulator.quick(brief)
+    assert simulator.simulated == 1
     assert found.whole is not None
     assert found.whole[1].step_seconds == found.seconds
 
@@ -133,20 +133,21 @@ def test_pipelines_of_unlike_pace_end_together_once_evened(batch):
     ]  # fmt: skip
     counts = (batch // 8 + 1, batch // 8 - 1)  # alike they would be one pipeline
     parts = tuple(
-        Part(chain=c, copies=4, micro_batches=n) for c, n in zip(chains, counts, strict=True)
+        PipelineCopies(chain=c, copies=4, micro_batches=n)
+        for c, n in zip(chains, counts, strict=True)
     )
     draft = draft_of(tables, parts)
     assert draft is not None
-    settler = Settler(tables)
-    found = settler.quick(draft)
+    simulator = DraftSimulator(tables)
+    found = simulator.quick(draft)
     assert (found.whole is None) == (batch == 8192)
     evened = found.evened
     assert evened.draft.sequences == batch
     fast, slow = (pipeline.micro_batches for pipeline in evened.draft.pipelines)
     assert fast > 1.5 * slow
-    made = settler.plan_of(evened.draft)
-    whole = settler.price(made)
+    made = simulator.plan_of(evened.draft)
+    whole = simulator.price(made)
     require_agreement(summary_of(made), evened.seconds, whole.step_seconds, 0.03)
     assert whole.step_seconds < 0.8 * found.seconds
-    ends = [runner.end() for runner in settler.quick(evened.draft).runners]
+    ends = [runner.end() for runner in simulator.quick(evened.draft).runners]
     assert max(ends) - min(ends) < 2.0 * max(runner.pace_s for runner in found.runners)

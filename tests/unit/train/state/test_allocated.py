@@ -13,7 +13,7 @@ from tests.support.plans import Allocator, small_model
 from tutti.accelerator import open_accelerator
 from tutti.cost.kernels import Kernels
 from tutti.cost.memory.instruction_memory import MemoryModel
-from tutti.cost.memory.rank_state import Holdings
+from tutti.cost.memory.rank_state import RankState
 from tutti.models.parameters import ParameterClass
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import PRECISIONS, Job
@@ -94,9 +94,9 @@ def check(plan: Plan) -> None:
     for rank_class in build_schedule(plan).classes:
         where = (rank_class.pipeline, rank_class.stage, rank_class.replica)
         members = [r for r in range(plan.num_ranks) if ranks.place(r)[:3] == where]
-        holdings = Holdings(plan, spec, where, Kernels(), elements=elements)
-        static = MemoryModel(holdings).static()
-        fullest = members[holdings.rank]
+        rank_state = RankState(plan, spec, where, Kernels(), elements=elements)
+        static = MemoryModel(rank_state).static()
+        fullest = members[rank_state.rank]
         priced = static.parameters + static.optimizer
         untrained = buffers[fullest] * 4  # kept in float32, whatever the rest is in
         assert priced == pytest.approx(found[fullest]["bytes"] - untrained, rel=1e-9, abs=16)

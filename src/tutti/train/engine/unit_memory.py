@@ -1,0 +1,304 @@
+"""Measures what the passes of a rank's units take on an accelerator, unit by unit, without others.
+
+Each kind of unit is built alone, with groups whose other ranks are stand-ins, and goes through its
+passes once with the allocator watched. Experts are chosen in turn, as a balanced router would. The
+cost model puts the figures together under the plan's schedule (`cost.memory.measured_passes`).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.accelerator import Accelerator
+from tutti.accelerator.reference.experts import Routing
+from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.cost.memory.measured_passes import (
+    NOTHING,
+    MeasuredRanks,
+    PassBytes,
+    RankBytes,
+    UnitBytes,
+    in_order,
+)
+from tutti.hardware.chip import Dtype
+from tutti.models.parameters import ParameterClass
+from tutti.models.spec import ModelSpec
+from tutti.nn.batch import Batch
+from tutti.nn.initialize import initialize
+from tutti.nn.model import Model
+from tutti.nn.parallel.groups import shares
+from tutti.nn.parallel.stand_in import StandInGroup
+from tutti.nn.storage import Logical
+from tutti.plan.plan import Plan, covers
+from tutti.ranks.links import Use
+from tutti.ranks.rank_places import Seat, Seats, class_of
+from tutti.ranks.single_rank import NoLinks
+from tutti.schedule.buckets import make_buckets
+from tutti.schedule.schedule import build_schedule
+from tutti.train.engine.model_groups import EngineContext
+from tutti.train.engine.passes import Passes
+from tutti.train.engine.recompute import SelectiveOperators
+from tutti.train.graphs.captured_blocks import NoGraphs
+from tutti.train.state.state import TORCH_DTYPES, compute_dtype
+
+EVERYTHING = 1 << 60  # a limit that nothing reaches: devices without a count of their own count
+SAMPLE_ELEMENTS = 1 << 16  # that the optimizer updates, to see what it takes
+
+
+class _StandInLinks(NoLinks):
+    """Links of one rank among stand-ins."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def group(self, ranks: Sequence[int], *, use: Use = "block") -> Any:
+        """Return a group of the right size."""
+        del use
+        return StandInGroup(len(ranks), list(ranks).index(self._rank))
+
+
+class BalancedOperators(SelectiveOperators):
+    """Operators whose router gives every expert as many tokens."""
+
+    def route(self, logits: Tensor, *others: Any) -> Routing:
+        """Return the routing with the experts in turn."""
+        routing = self._operators.route(logits, *others)
+        count, top = routing.experts.shape
+        turns = torch.arange(count * top, device=logits.device) % logits.shape[1]
+        return routing._replace(experts=turns.view(count, top).to(routing.experts.dtype))
+
+
+def measure_ranks(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> MeasuredRanks:
+    """Return what passes take on one rank of every class of a plan."""
+    seats, schedule = Seats(plan, spec), build_schedule(plan)
+    first: dict[tuple[int, int, int], Seat] = {}
+    for rank in range(plan.num_ranks):
+        found = schedule.classes[class_of(schedule, seats[rank])]
+        first.setdefault((found.pipeline, found.stage, found.replica), seats[rank])
+    counted = accelerator.counts_memory
+    if not counted:
+        accelerator.limit_memory(EVERYTHING)
+    try:
+        return {place: RankMeter(seats, seat, accelerator).rank() for place, seat in first.items()}
+    finally:
+        if not counted:
+            accelerator.limit_memory(None)
+
+
+class RankMeter:
+    """Measures the units of one rank."""
+
+    def __init__(self, seats: Seats, seat: Seat, accelerator: Accelerator) -> None:
+        plan, self._spec, self._seats, self._seat = seats.plan, seats.spec, seats, seat
+        self._plan = plan
+        self._buckets = {
+            unit: bucket
+            for bucket in make_buckets(plan)
+            for unit in range(bucket.start, bucket.stop)
+        }
+        self._accelerator = accelerator
+        self._dtype = compute_dtype(plan.job.precision)
+        operators = accelerator.operators
+        narrow = plan.job.precision.compute is Dtype.FP8
+        self._operators = BalancedOperators(operators.narrowed() if narrow else operators)
+        self._before = 0  # bytes when the pass that is watched began
+        self._at_table = False
+        self._until_sums: PassBytes | None = None  # of a table's pass, before it asked for a sum
+        self._context = EngineContext(seat, _StandInLinks(seat.rank))
+
+    def rank(self) -> RankBytes:
+        """Return the figures of the rank."""
+        batch, size = self._batch()
+        flat = self._update([torch.Size((SAMPLE_ELEMENTS,))], copied=False)
+        known: dict[object, UnitBytes] = {}
+        units = {}
+        replica = self._seat.replica
+        for unit in self._seat.units:
+            again = replica.recompute
+            kind = (
+                self._spec.unit_kinds[unit],
+                covers(again.full, unit),
+                covers(again.selective, unit),
+                covers(replica.offload.activations, unit),
+            )
+            if kind not in known:
+                known[kind] = self._unit(unit, batch)
+            units[unit] = known[kind]
+        return RankBytes(units=units, batch=size, update=flat / SAMPLE_ELEMENTS)
+
+    def _watched(self, work: Callable[[], object]) -> PassBytes:
+        """Run something; return what it took."""
+        self._accelerator.reset_peak()
+        self._before = self._accelerator.memory().allocated
+        work()
+        after = self._accelerator.memory()
+        return PassBytes(after.peak - self._before, after.allocated - self._before)
+
+    def _asked(self, sums: Mapping[int, Tensor], weight: Tensor) -> Tensor | None:
+        """Return a weight's sum; of a table note what its pass took until it asked for it."""
+        if self._at_table and self._until_sums is None:
+            now = self._accelerator.memory()
+            self._until_sums = PassBytes(now.peak - self._before, now.allocated - self._before)
+            self._accelerator.reset_peak()
+        return sums.get(id(weight))
+
+    def _batch(self) -> tuple[Batch, float]:
+        sequences, length = self._seat.replica.sequences, self._plan.job.sequence_length
+        found: list[Batch] = []
+
+        def make() -> None:
+            tokens = torch.zeros(sequences * length, dtype=torch.long)
+            there = self._accelerator.to_device(tokens)
+            whole = Batch.of(
+                self._spec,
+                there,
+                [length] * sequences,
+                targets_t=self._accelerator.to_device(tokens + 1),
+                row_length=length,
+            )
+            found.append(whole.share(self._spec, self._seat.replica.cp, self._seat.place.cp))
+
+        size = self._watched(make).left
+        return found[0], size
+
+    def _unit(self, unit: int, batch: Batch) -> UnitBytes:
+        """Return the figures of a unit: one micro-batch with sums of gradients, one without."""
+        model = Model(
+            self._spec,
+            self._operators,  # type: ignore[arg-type]  # the same methods
+            units=(unit,),
+            parallel=self._context,
+            dtype=self._dtype,
+            device=self._accelerator.device,
+            tied=False,
+            context_kind=self._seat.replica.context_kind,
+        )
+        initialize(model, on_device=True)
+        owners = [p for p in model.parameters() if p.requires_grad]
+        wide = TORCH_DTYPES[self._plan.job.precision.gradients]
+        sums = {id(p): torch.zeros_like(p, dtype=wide, requires_grad=False) for p in owners}
+
+        def collect() -> None:
+            for parameter in owners:
+                if parameter.grad is not None:
+                    sums[id(parameter)].add_(parameter.grad)
+            for parameter in owners:
+                parameter.grad = None
+
+        one_by_one = {id(logical.owner) for logical in self._scattered(model, unit)}
+        straight = {key: total for key, total in sums.items() if key not in one_by_one}
+
+        found: dict[str, Any] = {}
+        for several in (True, False):
+            given = straight if several else {}
+            passes = Passes(
+                model.by_number(),
+                self._seat.replica,
+                self._accelerator,
+                self._operators,
+                NoGraphs(),
+                lambda weight, given=given: self._asked(given, weight),  # type: ignore[misc]
+            )
+            passes.begin_step(1.0)
+            found |= self._passes(passes, unit, batch, collect if several else None)
+            for parameter in owners:
+                parameter.grad = None
+        decaying = [p.view.shape for p in model.logical_tensors() if p.view.dim() > 1]
+        return UnitBytes(**found, update=self._update(decaying, copied=True))
+
+    def _passes(
+        self, passes: Passes, unit: int, batch: Batch, collect: Callable[[], None] | None
+    ) -> dict[str, Any]:
+        """Run a micro-batch; without `collect` only its weight pass is told."""
+        rows, spec = self._rows(batch), self._spec
+        stream = torch.randn(rows, spec.hidden, dtype=self._dtype, device=self._accelerator.device)
+        if unit:
+            passes.streams[unit, 0] = stream
+        found: dict[str, Any] = {}
+        found["forward"] = self._watched(lambda: passes.forward(unit, unit + 1, 0, batch))
+        passes.streams.pop((unit + 1, 0), None)
+        gc.collect()
+        where = range(unit, unit + 1)
+        if covers(self._seat.replica.offload.activations, unit):
+            found["offload"] = self._watched(lambda: passes.offload_activations(where, 0))
+            found["fetch"] = self._watched(lambda: passes.fetch_activations(where, 0))
+        again = bool(passes.live[unit, 0].again)
+        if again:
+            found["recompute"] = self._watched(lambda: passes.recompute(unit, unit + 1, 0))
+        if unit != spec.head_unit:
+            passes.gradients[unit + 1, 0] = torch.randn_like(stream)
+        self._until_sums, self._at_table = None, unit == 0
+        found["backward_input"] = self._watched(lambda: passes.backward_input(unit, unit + 1, 0))
+        self._at_table = False
+        first: PassBytes | None = self._until_sums
+        if first is not None:
+            after = found["backward_input"]
+            found["until_sums"] = first
+            found["backward_input"] = PassBytes(after.peak - first.left, after.left - first.left)
+        gradient = passes.gradients.pop((unit, 0), None)
+        made = [p.grad for p in passes.units[unit].parameters() if p.grad is not None]
+        found["own_gradients"] = float(sum(g.numel() * g.element_size() for g in made))
+        del made
+
+        weighed = self._watched(lambda: passes.backward_weight(unit, unit + 1, 0))
+        del gradient
+        if collect is None:
+            until: PassBytes = found.get("until_sums", NOTHING)
+            only = in_order([until, found["backward_input"]])
+            return {"only_input": only, "only_weight": weighed}
+        return found | {"backward_weight": weighed, "collect": self._watched(collect)}
+
+    def _scattered(self, model: Model, unit: int) -> Iterator[Logical]:
+        """Yield the tensors of parameters whose sum does not lie in one place: see `Sums`."""
+        spans: dict[str, set[int]] = {}
+        bucket, ownership = self._buckets[unit], self._seats.ownership
+        for kind in ParameterClass:
+            if bucket.rule(kind) is not None:
+                held = ownership.kept_spans(bucket, kind, self._seat.place.pipeline)
+                for span in (span for span in held if span.is_held_by(self._seat.rank)):
+                    for block in (block for block in span.blocks if block.unit == unit):
+                        spans.setdefault(f"{unit}.{block.name}", set()).add(id(span))
+        by_owner: dict[int, list[Logical]] = {}
+        for logical in model.logical_tensors():
+            by_owner.setdefault(id(logical.owner), []).append(logical)
+        for tensors in by_owner.values():
+            places = set().union(*(spans.get(logical.name, set()) for logical in tensors))
+            stacked = len(tensors) == 1 or all(logical.piece.dim == 0 for logical in tensors)
+            if len(places) != 1 or not stacked:
+                yield from tensors
+
+    def _rows(self, batch: Batch) -> int:
+        """Return how many tokens of the stream are this rank's."""
+        if not self._seat.sequence_parallel:
+            return batch.num_tokens
+        return shares(batch.num_tokens, self._seat.tensor.size)[self._seat.tensor.rank]
+
+    def _update(self, shapes: Sequence[torch.Size], *, copied: bool) -> float:
+        """Return the bytes that an update of tensors takes besides their state.
+
+        With `copied` parameters in the dtype that is computed with follow their masters.
+        """
+        precision, device = self._plan.job.precision, self._accelerator.device
+
+        def zeros(dtype: Dtype) -> list[Tensor]:
+            kind = TORCH_DTYPES[dtype]
+            return [torch.zeros(shape, dtype=kind, device=device) for shape in shapes]
+
+        weights = zeros(precision.master or precision.parameters)
+        gradients, means, squares = (
+            zeros(dtype) for dtype in (precision.gradients, precision.moments, precision.moments)
+        )
+        copies = zeros(precision.parameters) if copied and precision.master is not None else None
+        factor = torch.ones((), device=device)
+        took = self._watched(
+            lambda: self._accelerator.operators.adamw(
+                weights, gradients, means, squares, step=1, copies=copies,
+                settings=AdamSettings(learning_rate=1e-3), gradient_factor=factor,
+            )
+        )  # fmt: skip
+        return took.peak
