@@ -58,11 +58,11 @@ class Sources:
     def known(self, pool: Pool, calibration: Calibration | None) -> Known:
         """Return what the runs of a pool's calibration have in common with it.
 
-        The caller's own are of his cluster; those that ship are of others.
+        The caller's own are of his cluster; those that ship are of others, whoever names them.
         """
         if calibration is None:
             return Known.NOTHING
-        if calibration in self.calibrations:
+        if calibration not in shipped_calibrations():
             return Known.CLUSTER
         return Known.STACK if of_stack(calibration, pool.stack) else Known.CHIP
 
