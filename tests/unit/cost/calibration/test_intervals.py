@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tutti.cost.calibration.intervals import (
     shipped_widths,
 )
 from tutti.cost.calibration.residuals import least_half_width
-from tutti.cost.calibration.shipped import Range, shipped_calibrations
+from tutti.cost.calibration.shipped import Calibration, Range, shipped_calibrations
 
 WIDTHS = Widths(
     cluster=0.1, stack=0.2, chip=0.3, narrow=0.15, experts=0.25,
@@ -29,12 +30,12 @@ WIDTHS = Widths(
 INSIDE = {"hidden": 4096.0, "sequence_length": 2048.0, "tp": 4.0, EXPERTS: 0.0, NARROW: 0.0}
 
 
-def off(judge: str, stack: str, residual: float, **more: object) -> Off:
+def off(judge: str, stack: str, residual: float, **more: Any) -> Off:
     plain = Off(judge, stack, "", (stack,), residual, 0.0, False, False, {})
     return plain._replace(**more)
 
 
-def calibration(half_width: float | None = 0.08):
+def calibration(half_width: float | None = 0.08) -> Calibration:
     found = next(c for c in shipped_calibrations() if c.name == "megatron-a100")
     ranges = {
         "hidden": Range(low=2048, high=8192),
