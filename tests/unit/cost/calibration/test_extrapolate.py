@@ -129,4 +129,4 @@ def test_the_published_runs_where_nothing_was_seen() -> None:
         assert found.by_judge[name].mean_pct < bar, name
     assert 75.0 <= found.together.inside_pct <= 85.0
     for name in (STACK, CHIP, "hidden"):
-        assert 72.0 <= found.by_judge[name].inside_pct <= 88.0, name
+        assert 72.0 <= found.by_judge[name].inside_pct <= 90.0, name
