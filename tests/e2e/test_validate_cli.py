@@ -29,7 +29,7 @@ def runs(tmp_path: Path) -> Path:
 
 KEYS = [
     *("rows", "scored", "mape_pct", "median_pct", "worst_pct", "constant_mape_pct"),
-    *("memory_mape_pct", "spearman", "regret_pct"),
+    *("memory_mape_pct", "spearman", "regret_pct", "inside_pct"),
 ]
 
 

@@ -124,6 +124,7 @@ def estimate_document(found: Estimate) -> dict[str, object]:
     result = found.result
     return {
         "step_time_s": found.step_seconds,
+        "step_time_interval_s": list(found.interval),
         "tokens_per_s": found.tokens_per_second,
         "mfu": found.mfu,
         "hfu": found.hfu,
@@ -163,7 +164,8 @@ def _tables(found: Estimate) -> list[Table | str]:
     tightest = found.tightest
     parts: list[Table | str] = [
         f"[bold]{plan.model.name} on {plan.cluster.name}[/]  {seconds_text(found.step_seconds)} "
-        f"per step, {count_text(found.tokens_per_second)} tokens/s, MFU {found.mfu:.1%}"
+        f"per step ({_interval(found)}), {count_text(found.tokens_per_second)} tokens/s, "
+        f"MFU {found.mfu:.1%}"
         + (f", HFU {found.hfu:.1%}" if found.hfu > found.mfu * 1.0001 else ""),
         _parts_table(found),
         _memory_table(found),
@@ -186,6 +188,13 @@ def _tables(found: Estimate) -> list[Table | str]:
         outside = "; ".join(found.priced.extrapolations)
         parts.append(f"[yellow]extrapolated beyond what was measured:[/] {outside}")
     return parts
+
+
+def _interval(found: Estimate) -> str:
+    from tutti.units import seconds_text
+
+    low, high = found.interval
+    return f"8 of 10 times {seconds_text(low)} to {seconds_text(high)}"
 
 
 def _parts_table(found: Estimate) -> Table:

@@ -108,6 +108,7 @@ def _show(
         facts = [
             Tile("MFU", f"{100 * found.mfu / slower:.1f} %", "of all chips' dense peak"),
             Tile("Throughput", count_text(speed), "tokens per second"),
+            Tile("10–90 % interval", _interval_text(found, slower), "8 of 10 measured steps"),
         ]
         write_simulation_page(
             html, result, labels, memory=memory, facts=facts, spread=spread, slowdown=slowdown
@@ -119,12 +120,22 @@ def _show(
 
         document = result_document(result, labels)
         document["step_seconds_slowest_node"] = result.step_seconds * slowdown
+        document["step_seconds_interval"] = [slower * end for end in found.interval]
         print_json(document | ({"jitter": spread.to_document()} if spread is not None else {}))
         return
     print_rich(result_table(result, labels, spread=spread, slowdown=slowdown))
-    typer.echo(f"{count_text(speed)} tokens/s")
+    typer.echo(
+        f"{count_text(speed)} tokens/s; 8 of 10 measured steps: {_interval_text(found, slower)}"
+    )
     for path in filter(None, (html, trace)):
         typer.echo(f"written to {path}")
+
+
+def _interval_text(found: Estimate, slower: float) -> str:
+    from tutti.units import seconds_text
+
+    low, high = found.interval
+    return f"{seconds_text(slower * low)} to {seconds_text(slower * high)}"
 
 
 def _compare(

@@ -35,7 +35,12 @@ Step = Annotated[
 Pool = Annotated[str | None, typer.Option(help="With --run and -o: whose chip the profile is of.")]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="With --run: write the chip's profile, scaled by it."),
+    typer.Option(
+        "--output",
+        "-o",
+        help="With --run: write the chip's profile, scaled by it; "
+        "with --extrapolate: the widths of intervals.",
+    ),
 ]
 Calibrate = Annotated[
     int | None,
@@ -84,14 +89,16 @@ def validate(
         return
     if runs is None:
         raise InputError("name a CSV file of measured runs, or --run FOLDER")
-    if step is not None or pool is not None or output is not None or chip_profile:
-        raise InputError("--step, --pool, --chip-profile and -o go with --run")
+    if step is not None or pool is not None or chip_profile:
+        raise InputError("--step, --pool and --chip-profile go with --run")
+    if output is not None and not extrapolate:
+        raise InputError("-o: goes with --run or --extrapolate")
     if extrapolate:
         if calibrate is not None or group is not None or calibrate_on:
             raise InputError(
                 "--extrapolate: chooses its own rows; drop --calibrate, --calibrate-on, --group"
             )
-        _extrapolate(runs, closed_form=closed_form, json=json)
+        _extrapolate(runs, output, closed_form=closed_form, json=json)
         return
     from tutti.cost.calibration.validate import Condition, validate
     from tutti.simulate.published_runs import PlanPredictor
@@ -114,7 +121,7 @@ def validate(
         print_rich(*_tables(found, shipped=calibrate is None and not conditions))
 
 
-def _extrapolate(runs: Path, *, closed_form: bool, json: bool) -> None:
+def _extrapolate(runs: Path, output: Path | None, *, closed_form: bool, json: bool) -> None:
     from tutti.cost.calibration.extrapolate import extrapolate
     from tutti.simulate.published_runs import PlanPredictor
 
@@ -129,10 +136,14 @@ def _extrapolate(runs: Path, *, closed_form: bool, json: bool) -> None:
     if not found.judged:
         why = found.skipped[0].why if found.skipped else "it has no rows"
         raise InputError(f"{runs}: no run can be judged ({why})")
+    if output is not None:
+        found.widths.save(output)
     if json:
         print_json(_judged_document(found))
-    else:
-        print_rich(*_judged_tables(found))
+        return
+    print_rich(*_judged_tables(found))
+    if output is not None:
+        typer.echo(f"written to {output}")
 
 
 def _judged_document(found: Extrapolation) -> dict[str, Any]:
@@ -147,9 +158,17 @@ def _judged_document(found: Extrapolation) -> dict[str, Any]:
         "stacks": {name: plain(score) for name, score in found.by_stack.items()},
         "together": None if found.together is None else plain(found.together),
         "rows": [
-            {"judge": o.judge, "stack": o.stack, "id": o.id, "error_pct": round(o.error_pct, 2)}
+            {
+                "judge": o.judge,
+                "stack": o.stack,
+                "id": o.id,
+                "error_pct": round(o.error_pct, 2),
+                "half_width": round(o.half_width, 4),
+                "inside": o.is_inside,
+            }
             for o in found.judged
         ],
+        "widths": asdict(found.widths),
         "skipped": [{"id": skipped.id, "why": skipped.why} for skipped in found.skipped],
     }
 
@@ -165,7 +184,7 @@ def _judged_tables(found: Extrapolation) -> list[Any]:
     for title, scores in (("kept aside", found.by_judge), ("stack", found.by_stack)):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column(title, style="bold")
-        for heading in ("rows", "mean", "median", "worst", "bias", "regret"):
+        for heading in ("rows", "mean", "median", "worst", "bias", "regret", "inside"):
             table.add_column(heading, justify="right")
         table.add_column("worst row", no_wrap=True)
         together = {"together": found.together} if found.together is not None else {}
@@ -176,11 +195,14 @@ def _judged_tables(found: Extrapolation) -> list[Any]:
                 *(_percent(v) for v in (score.mean_pct, score.median_pct, score.worst_pct)),
                 f"{score.bias_pct:+.2f}",
                 _percent(score.regret_pct),
+                f"{score.inside_pct:.0f}",
                 score.worst_row,
             )
         lines.append(table)
     foot = "Errors of the step time in %, of constants that saw nothing of what is kept aside. "
-    foot += "The lower table leaves whole chips out. regret: of choosing a strategy by prediction."
+    foot += "The lower table leaves whole clusters and chips out. regret: of choosing a strategy "
+    foot += "by prediction. inside: % of rows in their 10–90 % intervals, whose widths rest on the "
+    foot += "other stacks."
     return [*lines, Text(foot, style="dim"), *_left_out(found.skipped)]
 
 
@@ -215,7 +237,7 @@ def _tables(found: Validation, *, shipped: bool) -> list[Any]:
     for heading in ("rows", "scored", "MAPE", "median", "worst"):
         table.add_column(heading, justify="right")
     table.add_column("worst row", no_wrap=True)
-    for heading in ("formulas", "constant", "memory", "rank corr.", "regret"):
+    for heading in ("formulas", "constant", "memory", "rank corr.", "regret", "inside"):
         table.add_column(heading, justify="right")
     for name, score in found.groups.items():
         pct = [score.mape_pct, score.median_pct, score.worst_pct]
@@ -230,10 +252,12 @@ def _tables(found: Validation, *, shipped: bool) -> list[Any]:
             *(_percent(value) for value in more),
             "–" if score.spearman is None else f"{score.spearman:.3f}",
             _percent(score.regret_pct),
+            "–" if score.inside_pct is None else f"{score.inside_pct:.0f}",
         )
     foot = "Errors of the step time in %, out of sample. formulas: the mean error without "
     foot += "simulating. constant: the best single utilisation, fitted on the very rows. "
-    foot += "regret: of choosing a strategy by prediction.\n"
+    foot += "regret: of choosing a strategy by prediction. "
+    foot += "inside: % of rows in their 10–90 % intervals.\n"
     foot += "By the calibrations that ship." if shipped else "Mean over all splits."
     if found.extrapolated:
         counts = ", ".join(f"{name} {count}" for name, count in found.extrapolated.items())

@@ -89,7 +89,8 @@ def _tiles(found: Explanation) -> list[Tile]:
         Tile(
             "Step",
             step_text(found.step_seconds),
-            f"with the slowest node, {slower:.1f} % above a typical one" if slower > 0.05 else "",
+            f"8 of 10 times {found.step_interval}"
+            + (f"; slowest node {slower:.1f} % above a typical one" if slower > 0.05 else ""),
         ),
         Tile("Throughput", count_text(found.tokens_per_second), "tokens per second"),
         Tile("MFU", f"{100 * found.mfu:.1f} %", "of all chips' dense peak"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tutti.cost.calibration.intervals import Interval, interval
 from tutti.cost.memory.rank_state import workload_of
 from tutti.cost.network.file_traffic import StorageSeconds, storage_seconds
 from tutti.cost.plan.plan_costs import PricedStep, price_schedule
@@ -18,7 +20,7 @@ from tutti.plan.check import embedded_cluster, embedded_model, require_valid
 from tutti.plan.plan import Plan, UnitRanges
 from tutti.schedule.schedule import Schedule, ScheduleMemo, build_schedule
 from tutti.simulate.labels import ClassLabel, labels_of
-from tutti.simulate.result import SimulationResult
+from tutti.simulate.result import IdleReason, SimulationResult
 from tutti.simulate.run import simulate
 
 
@@ -60,6 +62,12 @@ class Estimate:
     memory: tuple[ClassMemory, ...]
     storage: StorageSeconds
     tokens: int
+    half_width: float  # ln: of the step's 10–90 % interval
+
+    @property
+    def interval(self) -> Interval:
+        """Seconds that 8 of 10 measured steps lie within."""
+        return interval(self.step_seconds, self.half_width)
 
     @property
     def tokens_per_second(self) -> float:
@@ -105,17 +113,19 @@ def estimate(
     useful = flops_per_token(model, plan.job.sequence_length) * plan.job.tokens
     peak = cluster.peak_flops(plan.job.precision.compute, fallback=True)
     again = _recomputed_flops(plan, model)
+    parts = _parts(result, priced.slowdown)
     return Estimate(
         result=result,
         schedule=schedule,
         priced=priced,
         step_seconds=step,
-        parts=_parts(result, priced.slowdown),
+        parts=parts,
         mfu=useful / step / peak,
         hfu=(useful + again) / step / peak,
         memory=class_memory(schedule, priced, result, cluster),
         storage=storage_seconds(plan, model, cluster),
         tokens=plan.job.tokens,
+        half_width=_half_width(priced, parts.get(IdleReason.COMMUNICATION.value, 0.0) / step),
     )
 
 
@@ -127,6 +137,12 @@ def _parts(result: SimulationResult, slowdown: float) -> dict[str, float]:
     if slowdown > 1.0:
         parts["slowest node"] = (slowdown - 1.0) * result.step_seconds
     return parts
+
+
+def _half_width(priced: PricedStep, waiting: float) -> float:
+    """Return how far the step may be off; the network is never known better than by calibration."""
+    more = max(priced.links_half_width**2 - priced.half_width**2, 0.0)
+    return math.sqrt(priced.half_width**2 + waiting**2 * more)
 
 
 def labels_with_peaks(schedule: Schedule, memory: Sequence[ClassMemory]) -> tuple[ClassLabel, ...]:

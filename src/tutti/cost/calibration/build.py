@@ -14,6 +14,7 @@ import numpy as np
 from tutti.cost.arrays import FloatArray
 from tutti.cost.calibration.baseline import errors_pct
 from tutti.cost.calibration.fit import FittedStack, Predictor, fit
+from tutti.cost.calibration.residuals import least_half_width, unseen_residuals
 from tutti.cost.calibration.shipped import Calibration, FitReport, Fitted, Range
 from tutti.cost.calibration.splits import LEAST_STRIDE, MOST_ROWS, calibration_rows
 from tutti.cost.calibration.stacks import Stack, stacks
@@ -21,7 +22,7 @@ from tutti.cost.calibration.table import RunTable
 from tutti.cost.constants import registry
 
 # What a calibration's range is told of: fields of shape and strategy.
-RANGED = ("hidden", "sequence_length", "tokens", "tp", "pp", "dp", "cp", "ep")
+RANGED = ("hidden", "sequence_length", "tokens", "tp", "pp", "dp", "cp", "ep", "experts", "fp8")
 _DIGITS = 5
 
 
@@ -57,6 +58,7 @@ def calibrate_stack(
         fitted = fit(stack, chosen, factors)
     errors = errors_pct(fitted.predict(chosen) * factors, chosen.measured)
     compute, clusters = _written(stack, fitted)
+    width = least_half_width(unseen_residuals(stack, chosen, factors))
     return Calibration(
         name=name,
         stack=stack.stack,
@@ -74,8 +76,9 @@ def calibrate_stack(
             rows=len(chosen),
             mape_pct=round(float(errors.mean()), 2),
             worst_pct=round(float(errors.max()), 2),
+            half_width=None if width is None else round(width, 4),
         ),
-        ranges=_ranges(chosen),
+        ranges=ranges_of(chosen),
         rows=tuple(run.id for run in chosen.runs),
     )
 
@@ -108,7 +111,8 @@ def _fitted(name: str, value: float, *, free: bool = True) -> Fitted:
     return Fitted(value=float(f"{value:.{_DIGITS}g}"), unit=registry()[name].unit, free=free)
 
 
-def _ranges(table: RunTable) -> dict[str, Range]:
+def ranges_of(table: RunTable) -> dict[str, Range]:
+    """Return the least and greatest value of every figure that runs have."""
     found = {}
     for name in RANGED:
         values = np.atleast_1d(table.column(name))

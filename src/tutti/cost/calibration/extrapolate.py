@@ -18,7 +18,18 @@ import numpy.typing as npt
 
 from tutti.cost.arrays import FloatArray
 from tutti.cost.calibration.baseline import errors_pct
+from tutti.cost.calibration.build import RANGED, ranges_of
 from tutti.cost.calibration.fit import FittedStack, Predictor, fit, unfitted
+from tutti.cost.calibration.interval_fit import (
+    CHIP,
+    CLUSTER,
+    STACK,
+    Off,
+    fit_widths,
+    held_out_half_widths,
+)
+from tutti.cost.calibration.intervals import EXPERTS, NARROW, Widths, interval
+from tutti.cost.calibration.residuals import least_half_width, unseen_residuals
 from tutti.cost.calibration.rows import Skipped
 from tutti.cost.calibration.score import regrets
 from tutti.cost.calibration.splits import MOST_ROWS, by_id, calibration_rows, held_out
@@ -80,9 +91,9 @@ REGIMES = (
         ),
     ),
 )
-STACK, CHIP = "stack", "chip"
 MEANINGS = {
     **{regime.name: regime.meaning for regime in REGIMES},
+    CLUSTER: "a cluster, from the others of its stack",
     STACK: "a software stack, from the others, one of them on that chip",
     CHIP: "a chip, from its data sheet and the stacks of other chips",
 }
@@ -97,6 +108,13 @@ class Judged(NamedTuple):
     row: int
     predicted: float
     measured: float
+    half_width: float  # of its interval, by what the other stacks' rows say
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measured time lies in the interval of the predicted one."""
+        low, high = interval(self.predicted, self.half_width)
+        return low <= self.measured <= high
 
     @property
     def error_pct(self) -> float:
@@ -115,16 +133,18 @@ class JudgeScore:
     bias_pct: float  # of the geometric mean of predicted over measured
     worst_row: str
     regret_pct: float | None = None  # of choosing a strategy by prediction
+    inside_pct: float  # rows inside of their 10–90 % intervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extrapolation:
-    """Scores by judge, by stack (whole chips aside), and of everything (whole chips aside)."""
+    """Scores by judge, by stack and of everything (whole clusters and chips aside in both)."""
 
     by_judge: dict[str, JudgeScore]
     by_stack: dict[str, JudgeScore]
     together: JudgeScore | None
     judged: tuple[Judged, ...]
+    widths: Widths  # of intervals, by all that was judged
     skipped: list[Skipped]
 
 
@@ -137,21 +157,23 @@ def extrapolate(
     known = np.flatnonzero(np.isfinite(ratio))
     table, ratio = table.take(known), ratio[known]
     work = list(_tasks(table, ratio))
-    judged: list[Judged] = []
+    rows: list[tuple[_Task, int, float]] = []
+    off: list[Off] = []
     for done, task in enumerate(work, 1):
         predicted = task.fitted().predict(table.take(task.score)) * ratio[task.score]
-        for row, seconds in zip(task.score.tolist(), predicted.tolist(), strict=True):
-            run, measured = table.runs[row], float(table.measured[row])
-            judged.append(Judged(task.judge, task.name, run.id, row, seconds, measured))
+        rows += [(task, int(i), float(s)) for i, s in zip(task.score, predicted, strict=True)]
+        off += _off(task, table, ratio, predicted)
         (progress or silent)(done, len(work))
-    apart = [one for one in judged if one.judge != CHIP]
+    judged = _judged(table, rows, held_out_half_widths(off))
+    apart = [one for one in judged if one.judge not in (CHIP, CLUSTER)]
     names = dict.fromkeys(one.judge for one in judged)
     stacks_ = dict.fromkeys(one.stack for one in apart)
     return Extrapolation(
         by_judge={n: _score([o for o in judged if o.judge == n], table) for n in names},
         by_stack={n: _score([o for o in apart if o.stack == n], table) for n in stacks_},
         together=_score(apart, table) if apart else None,
-        judged=tuple(judged),
+        judged=judged,
+        widths=fit_widths(off, f"tutti validate {path.name} --extrapolate"),
         skipped=skipped,
     )
 
@@ -161,8 +183,10 @@ class _Task(NamedTuple):
 
     judge: str
     name: str  # of the stack that the rows are of
+    stack: Stack
     fitted: Callable[[], FittedStack]
     score: Rows
+    seen: Rows  # fitted to these; none where others' constants are taken
 
 
 def _tasks(table: RunTable, ratio: FloatArray) -> Iterator[_Task]:
@@ -175,7 +199,8 @@ def _tasks(table: RunTable, ratio: FloatArray) -> Iterator[_Task]:
                 score, outside = rows[np.flatnonzero(inside)], rows[np.flatnonzero(~inside)]
                 seen = _few(table, outside, score)
                 fitted = functools.partial(_fitted, stack, table.take(seen), ratio[seen])
-                yield _Task(regime.name, name, fitted, score)
+                yield _Task(regime.name, name, stack, fitted, score, seen)
+        yield from _clusters(name, stack, table, ratio, rows)
     found = functools.cache(lambda: _all_fitted(table, ratio))
     for name, (stack, rows) in members.items():
         chips = {table.runs[i].chip for i in rows}
@@ -185,7 +210,69 @@ def _tasks(table: RunTable, ratio: FloatArray) -> Iterator[_Task]:
             if judge == STACK and len(teachers) == len(foreign):
                 continue  # nobody else has the chip
             fitted = functools.partial(_believed, stack, teachers, found)
-            yield _Task(judge, name, fitted, rows)
+            yield _Task(judge, name, stack, fitted, rows, np.zeros(0, dtype=np.intp))
+
+
+def _clusters(
+    name: str, stack: Stack, table: RunTable, ratio: FloatArray, rows: Rows
+) -> Iterator[_Task]:
+    """Yield each cluster of a stack that has several, by a fit of the others."""
+    for group in stack.groups if len(stack.groups) > 1 else ():
+        own = np.array([table.runs[i].group == group for i in rows])
+        score, others = rows[np.flatnonzero(own)], rows[np.flatnonzero(~own)]
+        seen = _few(table, others, score)
+        left = stack.with_groups(tuple(other for other in stack.groups if other != group))
+        fitted = functools.partial(_elsewhere, stack, left, table.take(seen), ratio[seen])
+        if len(seen) >= LEAST_ROWS:
+            yield _Task(CLUSTER, name, left, fitted, score, seen)
+
+
+def _elsewhere(stack: Stack, others: Stack, table: RunTable, factors: FloatArray) -> FittedStack:
+    """Return a stack whose clusters all are the middle of the others'."""
+    moves = _fitted(others, table, factors).moves()
+    z = [moves[name] for name in stack.compute]
+    z += [moves[name] for name in stack.cluster for _ in stack.groups]
+    return FittedStack(stack, np.array(z))
+
+
+def _off(task: _Task, table: RunTable, ratio: FloatArray, predicted: FloatArray) -> Iterator[Off]:
+    """Yield how far a task's rows are off, and what was not known of them."""
+    ranges, own = {}, 0.0
+    if len(task.seen):
+        seen = table.take(task.seen)
+        ranges = ranges_of(seen)
+        residuals = unseen_residuals(task.stack, seen, ratio[task.seen])
+        own = least_half_width(residuals) or 0.0
+    for row, seconds in zip(task.score.tolist(), predicted.tolist(), strict=True):
+        values = {name: float(table.column(name)[row]) for name in RANGED}
+        yield Off(
+            judge=task.judge,
+            stack=task.name,
+            cluster=table.runs[row].group if task.judge == CLUSTER else "",
+            choice=table.runs[row].choice,
+            residual=float(np.log(seconds / table.measured[row])),
+            own=own,
+            narrow=values[NARROW] > 0,
+            experts=values[EXPERTS] > 0,
+            octaves={name: found.octaves(values[name]) for name, found in ranges.items()},
+        )
+
+
+def _judged(
+    table: RunTable, rows: Sequence[tuple[_Task, int, float]], half_widths: FloatArray
+) -> tuple[Judged, ...]:
+    return tuple(
+        Judged(
+            task.judge,
+            task.name,
+            table.runs[row].id,
+            row,
+            seconds,
+            float(table.measured[row]),
+            float(width),
+        )
+        for (task, row, seconds), width in zip(rows, half_widths, strict=True)
+    )
 
 
 def _named(table: RunTable) -> Iterator[tuple[str, Stack, Rows]]:
@@ -256,4 +343,5 @@ def _score(judged: Sequence[Judged], table: RunTable) -> JudgeScore:
         bias_pct=float(100.0 * np.expm1(np.log(predicted / measured).mean())),
         worst_row=f"{worst.id} {worst.error_pct:+.0f} %",
         regret_pct=float(np.mean(lost)) if lost else None,
+        inside_pct=100.0 * sum(one.is_inside for one in judged) / len(judged),
     )

@@ -33,6 +33,7 @@ class GroupScore:
     spearman: float | None = None
     regret_pct: float | None = None
     worst_row: str | None = None
+    inside_pct: float | None = None  # rows in their 10–90 % intervals
 
 
 class Scoreboard:
@@ -44,6 +45,7 @@ class Scoreboard:
         self._logs = np.zeros(len(table))
         self._counts = np.zeros(len(table))
         self._regrets: dict[str, list[float]] = defaultdict(list)
+        self._inside: dict[int, bool] = {}
 
     def add(self, rows: Rows, predicted: FloatArray) -> None:
         """Add the predictions of some rows."""
@@ -55,6 +57,11 @@ class Scoreboard:
         for group, found in regrets(runs, predicted, measured).items():
             self._regrets[group] += found
 
+    def add_half_widths(self, rows: Rows, predicted: FloatArray, widths: Sequence[float]) -> None:
+        """Add how far predictions of some rows are expected to be off."""
+        off = np.abs(np.log(predicted / self._table.measured[rows]))
+        self._inside |= dict(zip(rows.tolist(), (off <= np.array(widths)).tolist(), strict=True))
+
     def score(self, group: str, num_rows: int) -> GroupScore:
         """Return the score of a group that has `num_rows` in the file, usable or not."""
         here = [i for i, run in enumerate(self._table.runs) if run.group == group]
@@ -65,6 +72,7 @@ class Scoreboard:
         errors = self._errors[rows] / self._counts[rows]
         predicted = table.measured * np.exp(self._logs[rows] / self._counts[rows])
         worst = int(np.argmax(errors))
+        inside = [self._inside[i] for i in rows.tolist() if i in self._inside]
         sign = "+" if predicted[worst] > table.measured[worst] else "−"
         return GroupScore(
             rows=num_rows,
@@ -77,6 +85,7 @@ class Scoreboard:
             spearman=_spearman(predicted, table.measured),
             regret_pct=self._regret(group, table.runs),
             worst_row=f"{table.runs[worst].id} {sign}",
+            inside_pct=100.0 * float(np.mean(inside)) if inside else None,
         )
 
     def _regret(self, group: str, runs: Sequence[Run]) -> float | None:

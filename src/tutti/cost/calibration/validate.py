@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tutti.cost.arrays import FloatArray
+from tutti.cost.calibration.build import RANGED
 from tutti.cost.calibration.fit import Predictor, fit
+from tutti.cost.calibration.intervals import Known, shipped_widths
 from tutti.cost.calibration.rows import KNOWN, Cells, Skipped
 from tutti.cost.calibration.runs import Run
 from tutti.cost.calibration.score import GroupScore, Scoreboard
@@ -134,6 +136,8 @@ def _by_shipped(
         found = predictor(here, shipped_constants(run)) if predictor is not None else closed
         known = np.isfinite(found)
         boards.predicted.add(rows[known], found[known])
+        widths = [_half_width(calibration, table, run.group, int(i)) for i in rows[known]]
+        boards.predicted.add_half_widths(rows[known], found[known], widths)
         if calibration is not None:
             outside[run.group] += sum(bool(_outside(calibration, table, int(i))) for i in rows)
     return left_out, {name: count for name, count in outside.items() if count}
@@ -176,6 +180,15 @@ def _outside(calibration: Calibration, table: RunTable, row: int) -> tuple[str, 
     return calibration.extrapolations(
         **{name: float(table.column(name)[row]) for name in calibration.ranges}
     )
+
+
+def _half_width(calibration: Calibration | None, table: RunTable, group: str, row: int) -> float:
+    """Return how far a prediction by a shipped calibration may be off."""
+    known = Known.CHIP
+    if calibration is not None and group in calibration.groups:
+        known = Known.CLUSTER
+    values = {name: float(table.column(name)[row]) for name in RANGED}
+    return shipped_widths().half_width(calibration, known, values)
 
 
 def _closed_form(table: RunTable, constants: Constants) -> FloatArray:

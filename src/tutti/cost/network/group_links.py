@@ -33,7 +33,7 @@ class GroupLinks:
 
     group: Group
     wires: tuple[tuple[Edge, Wire], ...]
-    pools: tuple[str, ...] = ()  # whose chips take part, in the cluster's order
+    pools: tuple[str, ...] = ()  # whose chips take part, in the order of `_place`
     nodes: int = 1
     rates: tuple[float, ...] = ()  # bytes per second of each seat's share of its NIC, where known
 
@@ -53,7 +53,8 @@ def group_links(cluster: Cluster, chips: Iterable[Position]) -> GroupLinks:
         island = _island_number(cluster, chip)
         islands.setdefault((chip.pool, chip.node, island), []).append((rank, chip))
     # Equal islands side by side, so that a ring crosses between pools as rarely as it can.
-    order = sorted(islands, key=lambda key: (_pool_number(cluster, key[0]), key[1], key[2]))
+    places = {name: _place(cluster, name) for name in {key[0] for key in islands}}
+    order = sorted(islands, key=lambda key: (places[key[0]], key[1], key[2]))
     group = Group(
         tuple(
             Island(
@@ -78,8 +79,11 @@ def num_islands(cluster: Cluster, chips: Iterable[Position]) -> int:
     return len({(chip.pool, chip.node, _island_number(cluster, chip)) for chip in chips})
 
 
-def _pool_number(cluster: Cluster, name: str) -> int:
-    return next(i for i, pool in enumerate(cluster.pools) if pool.name == name)
+def _place(cluster: Cluster, name: str) -> tuple[object, ...]:
+    """Return what orders pools: what they are, so that a price depends on no file's order."""
+    number, pool = next((i, pool) for i, pool in enumerate(cluster.pools) if pool.name == name)
+    node = pool.node
+    return (pool.chip.name, node.num_chips, node.nic_bandwidth, -pool.nodes, number)
 
 
 def _island_number(cluster: Cluster, chip: Position) -> int:

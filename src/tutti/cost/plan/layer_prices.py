@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tutti.cost.calibration.intervals import Known, measured_half_width
 from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.layer_profile_prices import ProfiledPool
@@ -40,8 +41,9 @@ class LayerPrices(PoolPrices):
         calibration: Calibration | None,
         measured: MeasuredChip | None,
         layers: ProfiledPool,
+        known: Known,
     ) -> None:
-        super().__init__(plan, model, cluster, pool, calibration, measured)
+        super().__init__(plan, model, cluster, pool, calibration, measured, known=known)
         self._layers = layers
         self.basis = f"{self._layers.basis}; its links {self._links}"
 
@@ -49,6 +51,10 @@ class LayerPrices(PoolPrices):
         """Return what of a workload lies outside the profile."""
         del degrees
         return self._layers.flags(work)
+
+    def half_width(self, work: Workload, **degrees: float) -> float:
+        """Return how far predictions of a workload may be off."""
+        return measured_half_width(self.extrapolations(work, **degrees))
 
     def unit(self, work: Workload, unit: int, recompute: Recompute, **inside: Any) -> UnitTimes:
         """Return the seconds of a unit as measured."""

@@ -9,7 +9,7 @@ replace the model's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tutti.cost.kernels import Kernels
@@ -25,6 +25,7 @@ from tutti.cost.plan.simulator_inputs import ClassCosts, StepCosts
 from tutti.cost.plan.sources import Sources
 from tutti.cost.plan.step_context import StepContext
 from tutti.hardware.cluster import Cluster
+from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job
 from tutti.plan.plan import CollectiveChoice, Plan
@@ -39,6 +40,8 @@ class PricedStep:
     statics: tuple[StaticBytes, ...]  # per class of ranks
     basis: Mapping[str, str]  # pool → calibration, or "nominal, not measured"
     extrapolations: tuple[str, ...]  # what lies outside the calibrations' measured ranges
+    half_width: float  # ln: 8 of 10 measured steps are less far off; of the pool known least
+    links_half_width: float  # the same of what the network does
     slowdown: float  # of the slowest node among all, relative to a typical one
     overheads: Overheads
     asked: tuple[Asked, ...]  # its collectives, each with its program
@@ -72,11 +75,14 @@ def price_schedule(
     priced = [_class_costs(c, shared, kernels, overheads) for c in schedule.classes]
     nodes = {(chip.pool, chip.node) for _, _, stage in plan.stages() for chip in stage.chips}
     jitter = max(price.node_jitter for price in prices.values())
+    works = list(_works(schedule, prices))
     return PricedStep(
         costs=StepCosts(classes=tuple(costs for costs, _ in priced)),
         statics=tuple(static for _, static in priced),
         basis={name: price.basis for name, price in prices.items()},
-        extrapolations=_extrapolations(schedule, prices),
+        extrapolations=_extrapolations(works),
+        half_width=max(price.half_width(work, **more) for _, price, work, more in works),
+        links_half_width=max(p.links_half_width(work, **more) for _, p, work, more in works),
         slowdown=1.0 + jitter * math.sqrt(2.0 * math.log(len(nodes))) if len(nodes) > 1 else 1.0,
         overheads=overheads,
         asked=shared.asked(),
@@ -97,15 +103,17 @@ def pool_prices(
         if pool.name in used:
             calibration, chip = sources.calibration(pool, **values), measured.get(pool.name)
             given = (plan, model, cluster, pool, calibration, chip)
+            known = sources.known(pool, calibration)
             profile = layers.get(pool.name)
             if profile:
-                prices[pool.name] = LayerPrices(*given, profile)
+                prices[pool.name] = LayerPrices(*given, profile, known)
             else:
                 prices[pool.name] = PoolPrices(
                     *given,
                     kernels=sources.kernels,
                     constants=sources.constants,
                     measured_ranks=sources.measured_ranks,
+                    known=known,
                 )
     return prices
 
@@ -121,20 +129,25 @@ def job_values(job: Job, model: ModelSpec) -> dict[str, float]:
     }
 
 
-def _extrapolations(schedule: Schedule, prices: Mapping[str, PoolPrices]) -> tuple[str, ...]:
+_Work = tuple[str, PoolPrices, Workload, dict[str, float]]  # a pool's, with the pipeline's degrees
+
+
+def _works(schedule: Schedule, prices: Mapping[str, PoolPrices]) -> Iterator[_Work]:
+    """Yield what each class of ranks computes, and by whose prices."""
     plan = schedule.plan
-    lines: dict[str, None] = {}
     for rank_class in schedule.classes:
         pipeline = plan.pipelines[rank_class.pipeline]
         stage = pipeline.stages[rank_class.stage]
         replica = stage.replicas[rank_class.replica]
         pool = replica.chips.pools[0]
-        outside = prices[pool].extrapolations(
-            workload_of(plan, stage, replica),
-            pp=float(len(pipeline.stages)),
-            dp=float(stage.num_replicas),
-        )
-        lines |= {f"{pool}: {line}": None for line in outside}
+        degrees = {"pp": float(len(pipeline.stages)), "dp": float(stage.num_replicas)}
+        yield pool, prices[pool], workload_of(plan, stage, replica), degrees
+
+
+def _extrapolations(works: Sequence[_Work]) -> tuple[str, ...]:
+    lines: dict[str, None] = {}
+    for pool, price, work, degrees in works:
+        lines |= {f"{pool}: {line}": None for line in price.extrapolations(work, **degrees)}
     return tuple(lines)
 
 

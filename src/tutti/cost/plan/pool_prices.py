@@ -10,6 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
+from tutti.cost.calibration.intervals import (
+    EXPERTS,
+    NARROW,
+    Known,
+    measured_half_width,
+    shipped_widths,
+)
 from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants
 from tutti.cost.families import families
@@ -104,6 +111,7 @@ class PoolPrices:
         kernels: Kernels | None = None,
         constants: Constants | None = None,
         measured_ranks: MeasuredRanks | None = None,
+        known: Known = Known.CHIP,
     ) -> None:
         self._model = model
         self._measured_ranks = measured_ranks or {}
@@ -116,6 +124,7 @@ class PoolPrices:
             constants = calibration.constants() if calibration else nominal_constants(pool.chip)
         self.constants = constants
         self.calibration = calibration
+        self._known = known
         self._links = calibration.label if calibration is not None else "nominal, not measured"
         self.basis = self._links
         if measured is not None:
@@ -129,6 +138,7 @@ class PoolPrices:
             hop_s=_number(self.constants.nic_latency_s),
         )
         self._units: dict[object, UnitTimes] = {}
+        self._half_widths: dict[object, float] = {}
         self._prepared: dict[Workload, tuple[_Sheet, int]] = {}
         self._outside: dict[Workload, tuple[str, ...]] = {}  # what a profile does not know of each
 
@@ -154,16 +164,35 @@ class PoolPrices:
             return self._outside[work]
         if self.calibration is None:
             return ()
-        values = {
+        return self.calibration.extrapolations(**self._values(work), **degrees)
+
+    def half_width(self, work: Workload, **degrees: float) -> float:
+        """Return how far predictions of a workload may be off: ln, of a 10–90 % interval."""
+        if self._measured is not None:
+            return measured_half_width(self.extrapolations(work))
+        return self.links_half_width(work, **degrees)
+
+    def links_half_width(self, work: Workload, **degrees: float) -> float:
+        """Return the same of what the calibration prices, were nothing measured here."""
+        key = (work, *degrees.items())
+        if key not in self._half_widths:
+            values = self._values(work) | degrees
+            found = shipped_widths().half_width(self.calibration, self._known, values)
+            self._half_widths[key] = found
+        return self._half_widths[key]
+
+    def _values(self, work: Workload) -> dict[str, float]:
+        """Return what a workload is like, in the words of the calibrations' ranges."""
+        return {
             "hidden": float(self._model.hidden),
             "tokens": float(work.tokens),
             "sequence_length": float(work.sequence_length),
             "tp": float(work.tp),
             "cp": float(work.cp),
             "ep": float(work.ep),
-            **degrees,
+            EXPERTS: float(self._model.num_experts),
+            NARROW: _NARROW.get(self._compute, 0.0),
         }
-        return self.calibration.extrapolations(**values)
 
     def _unmeasured(self, measured: MeasuredChip, work: Workload) -> tuple[str, ...]:
         """Return which sizes of which operators lie outside a chip's profile."""

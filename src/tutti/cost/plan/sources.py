@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tutti.cost.calibration.shipped import Calibration, best_match, shipped_calibrations
+from tutti.cost.calibration.intervals import Known
+from tutti.cost.calibration.shipped import (
+    Calibration,
+    best_match,
+    of_stack,
+    shipped_calibrations,
+)
 from tutti.cost.constants import Constants
 from tutti.cost.kernels import Kernels
 from tutti.cost.measured.layer_profiles import LayerProfiles
@@ -51,6 +57,17 @@ class Sources:
             if best is not None:
                 return best
         return None
+
+    def known(self, pool: Pool, calibration: Calibration | None) -> Known:
+        """Return what the runs of a pool's calibration have in common with it.
+
+        The caller's own are of his cluster; those that ship are of others, whoever names them.
+        """
+        if calibration is None:
+            return Known.NOTHING
+        if calibration not in shipped_calibrations():
+            return Known.CLUSTER
+        return Known.STACK if of_stack(calibration, pool.stack) else Known.CHIP
 
 
 def _promise(calibration: Calibration, values: dict[str, float]) -> float:

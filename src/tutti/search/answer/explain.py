@@ -12,6 +12,7 @@ from tutti.models.lengths import length_warning
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Plan, Stage
 from tutti.schedule.instruction import LANES, Lane, Op
+from tutti.search.answer.doubt import interval_text, ties
 from tutti.search.answer.explain_drawing import render
 from tutti.search.answer.explain_rows import pass_seconds, pool_rows, stage_rows
 from tutti.search.answer.explanation import (
@@ -53,6 +54,7 @@ def explain(result: SearchResult, model: ModelSpec, cluster: Cluster) -> Explana
         headline=_headline(result, cluster),
         details=tuple(_details(plan, stages, pools)),
         step_seconds=estimate.step_seconds,
+        step_interval=interval_text(result.best),
         tokens_per_second=estimate.tokens_per_second,
         mfu=estimate.mfu,
         slowdown=estimate.priced.slowdown,
@@ -69,7 +71,7 @@ def explain(result: SearchResult, model: ModelSpec, cluster: Cluster) -> Explana
         spending=result.spending,
         alone=tuple(_alone(result)),
         missing=tuple(_missing(result, cluster)),
-        runner_up=_runner_up(result),
+        runner_up=" ".join((_runner_up(result), *ties(result))),
         bound=_bound(result),
         pruned=tuple(map(_pruned, result.pruned)),
         work=", ".join(f"{count:,} {name}" for name, count in result.work.items()),
@@ -94,7 +96,8 @@ def _headline(result: SearchResult, cluster: Cluster) -> str:
     return (
         f"{plan.model.name} trains on {chips or many(plan.num_ranks, 'chip')} "
         f"{'' if chips else f'of {len(kinds)} kinds ({_listed(kinds)}) '}"
-        f"in {step_text(result.best.step_seconds)} per step: "
+        f"in {step_text(result.best.step_seconds)} per step "
+        f"(8 of 10 times within {interval_text(result.best)}): "
         f"{count_text(result.best.tokens_per_second)} tokens/s, "
         f"{100 * result.best.estimate.mfu:.1f} % MFU.{goal}{spent}"
     )

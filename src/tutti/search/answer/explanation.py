@@ -114,6 +114,7 @@ class Explanation:
     headline: str
     details: tuple[str, ...]  # what the plan does, a sentence each
     step_seconds: float
+    step_interval: str  # what 8 of 10 measured steps lie within
     tokens_per_second: float
     mfu: float
     slowdown: float  # the slowest of all nodes against a typical one

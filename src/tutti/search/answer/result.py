@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tutti.cost.calibration.intervals import shipped_widths
 from tutti.plan.files import plan_to_document
 from tutti.plan.plan import Plan
 from tutti.search.pricing.money_and_energy import Spending
@@ -41,6 +42,11 @@ class ProvenPlan:
     def tokens_per_second(self) -> float:
         """Throughput of the whole job."""
         return self.estimate.tokens_per_second
+
+    def is_told_apart(self, other: ProvenPlan) -> bool:
+        """Tell whether predictions say which of two plans for one job is faster."""
+        width = max(self.estimate.half_width, other.estimate.half_width)
+        return shipped_widths().apart(self.step_seconds, other.step_seconds, width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +134,18 @@ class SearchResult:
             "value_unit": self.value_unit,
             "spending": self.spending.to_document() if self.spending is not None else None,
             "step_time_s": estimate.step_seconds,
+            "step_time_interval_s": list(estimate.interval),
             "lower_bound_s": self.lower_bound_seconds,
             "gap_pct": self.gap_pct if math.isfinite(self.gap_pct) else None,
             "mfu": estimate.mfu,
             "tokens_per_s": estimate.tokens_per_second,
             "mixed_efficiency_pct": self.mixed_efficiency_pct,
             "basis": dict(estimate.priced.basis),
-            "uniform": _figures(self.uniform) if self.uniform else {"why": self.uniform_missing},
+            "uniform": (
+                {**_figures(self.uniform), "told_apart": self.best.is_told_apart(self.uniform)}
+                if self.uniform
+                else {"why": self.uniform_missing}
+            ),
             "alone": {
                 name: {
                     **_figures(one.proven),
@@ -145,7 +156,11 @@ class SearchResult:
             }
             | {name: {"why": why} for name, why in self.alone_missing.items()},
             "runner_up": (
-                {**_figures(self.runner_up), "why": self.why_runner_up_lost}
+                {
+                    **_figures(self.runner_up),
+                    "why": self.why_runner_up_lost,
+                    "told_apart": self.best.is_told_apart(self.runner_up),
+                }
                 if self.runner_up
                 else None
             ),
@@ -162,6 +177,7 @@ class SearchResult:
 def _figures(proven: ProvenPlan) -> dict[str, object]:
     return {
         "step_time_s": proven.step_seconds,
+        "step_time_interval_s": list(proven.estimate.interval),
         "tokens_per_s": proven.tokens_per_second,
         "mfu": proven.estimate.mfu,
         "summary": proven.summary,

@@ -44,13 +44,18 @@ def draft_keeps(draft: Draft, problem: Problem) -> bool:
 
 
 def meets(stage: StageDraft, model: ModelSpec) -> bool:
-    """Tell whether all chips of every expert group of a stage recompute the same of its units."""
+    """Tell whether a stage's chips make whole expert groups that recompute the same of its units.
+
+    Replicas of several pools may together have more chips than a whole number of groups.
+    """
     ep = stage.replicas[0].config.ep
     if ep == 1 or len(stage.replicas) == 1 or not has_experts(stage.units, model):
         return True
     holders = [(replica.num_chips, replica.recompute.full) for replica in stage.replicas]
     total = sum(chips for chips, _ in holders)
-    groups = (ExpertGroup(chips=ep, count=max(1, total // ep)),)
+    if total % ep:
+        return False
+    groups = (ExpertGroup(chips=ep, count=total // ep),)
     return missed_meeting(holders, groups, stage.units, model) is None
 
 

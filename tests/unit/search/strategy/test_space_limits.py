@@ -130,6 +130,19 @@ def test_members_of_an_expert_group_that_recompute_unlike_units_keep_to_no_space
     assert draft_keeps(stage(again, Recompute()), sparse)  # each group of 8 lies in one pool
 
 
+@pytest.mark.parametrize(("copies", "whole"), [((4, 4), True), ((8, 8), True), ((2, 8), False)])
+def test_a_stage_of_several_pools_has_whole_expert_groups(copies, whole):
+    """Ten chips are no group of eight: such a draft once ended the search with an error."""
+    sparse = replace(problem(), model=load_model("mixtral-8x7b"))
+    replicas = tuple(
+        ReplicaDraft(config=Config(pool, ep=8), copies=count)
+        for pool, count in zip(("h100", "a100"), copies, strict=True)
+    )
+    stage = StageDraft(units=((0, sparse.model.num_units),), replicas=replicas)
+    one = Draft(pipelines=(PipelineDraft(micro_batches=4, stages=(stage,)),))
+    assert draft_keeps(one, sparse) is whole
+
+
 def test_pipelines_that_would_be_joined_into_unlike_members_are_not_kept():
     sparse = replace(problem(), model=load_model("mixtral-8x7b"))
     units = ((0, sparse.model.num_units),)
