@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tutti.cost.calibration.intervals import shipped_widths
 from tutti.search.answer.explanation import step_text
-from tutti.search.answer.result import Objective, SearchResult, ProvenPlan
+from tutti.search.answer.result import Objective, ProvenPlan, SearchResult
 
 
 def interval_text(proven: ProvenPlan) -> str:
