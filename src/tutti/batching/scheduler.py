@@ -168,12 +168,9 @@ class Scheduler:
         columns = self.slots
         own = columns.span(slots)
         starts = columns.computed[own].copy()
-        step = {
-            "tokens": self._tokens(slots, queries, starts, draft.guesses),
-            "tables": columns.table[own, : int(columns.num_pages[own].max())].copy(),
-            "sequences": columns.sequence[own].copy(),
-            "bases": columns.base[own].copy(),
-        }
+        tokens = self._tokens(slots, queries, starts, draft.guesses)
+        tables = columns.table[own, : int(columns.num_pages[own].max())].copy()
+        sequences, bases = columns.sequence[own].copy(), columns.base[own].copy()
         columns.computed[own] += queries
         columns.in_flight[own] += 1
         length = columns.length[own]
@@ -199,7 +196,10 @@ class Scheduler:
             sample_slots=sample_slots,
             copies=np.array(draft.copies, np.int32).reshape(-1, 2),
             begins=tuple(draft.begins),
-            **step,
+            tokens=tokens,
+            tables=tables,
+            sequences=sequences,
+            bases=bases,
         )
 
     # --- what is there ---------------------------------------------------------------------

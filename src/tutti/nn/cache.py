@@ -6,8 +6,8 @@ tokens will see, and returns the attention's result. What it stores and where is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ class Scores:
     slopes: Tensor | None = None  # ALiBi's, of this rank's heads
     slopes_rounded: bool = False
     slopes_factor: float = 1.0
+
+
+SCORES = tuple(field.name for field in fields(Scores))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -116,10 +119,12 @@ class PagedCache:
     ) -> Tensor:
         """Store a unit's new keys and values; return (T, H, E)."""
         assert self._places_t is not None
-        if len(self.units[unit]) == QUANTISED:
-            self.operators.store_quantised_pages(k_tgd, v_tge, *self.units[unit], self._places_t)
+        keys, values, *scales = self.units[unit]
+        new = (k_tgd, v_tge, keys, values)
+        if scales:
+            self.operators.store_quantised_pages(*new, scales[0], scales[1], self._places_t)
         else:
-            self.operators.store_pages(k_tgd, v_tge, *self.units[unit], self._places_t)
+            self.operators.store_pages(*new, self._places_t)
         return self._attended(unit, q_thd, scores)
 
     def attend_heads(
@@ -149,26 +154,13 @@ class PagedCache:
 
     def _attended(self, unit: int, q_thd: Tensor, scores: Scores) -> Tensor:
         assert self._steps is not None
-        parts = self.units[unit]
-        operators = self.operators
-        attend = (
-            operators.quantised_paged_attention
-            if len(parts) == QUANTISED
-            else operators.paged_attention
-        )
-        return attend(
-            q_thd,
-            *parts,
-            self._steps,
-            scale=scores.scale,
-            window=scores.window,
-            window_kind=scores.window_kind,
-            soft_cap=scores.soft_cap,
-            sinks=scores.sinks,
-            slopes=scores.slopes,
-            slopes_rounded=scores.slopes_rounded,
-            slopes_factor=scores.slopes_factor,
-        )
+        keys, values, *scales = self.units[unit]
+        options: dict[str, Any] = {name: getattr(scores, name) for name in SCORES}
+        if scales:
+            return self.operators.quantised_paged_attention(
+                q_thd, keys, values, scales[0], scales[1], self._steps, **options
+            )
+        return self.operators.paged_attention(q_thd, keys, values, self._steps, **options)
 
     def attend_latents(
         self, unit: int, q_thr: Tensor, latents_tr: Tensor, *, rank: int, scale: float
