@@ -236,6 +236,9 @@ class Filling:
         """Return a sequence's new slot; None if pages do not reach for its prompt."""
         settings, pool, size = self._settings, self._pool, self._settings.page_size
         request, count = sequence.request, len(sequence.tokens)
+        long = self._switches and min(count, sequence.goal) > (settings.stretch or 0)
+        if long and sequence.base <= (settings.stretch or 0):  # it outgrew its keys and lost them
+            sequence.base = count
         key = (request.adapter, request.salt, settings.stretch_class(sequence.base))
         root = self._tree.root(key)
         nodes = []
