@@ -47,7 +47,8 @@ def engine_of(
 ) -> Engine:
     accelerator = CpuAccelerator()
     dtype = next(model.parameters()).dtype
-    settings = settings_for(model.spec, Sizes(**options), accelerator, dtype, model)
-    worker = Worker(model, accelerator, settings, dtype=dtype, end=end)
+    sizes = Sizes(**options)
+    settings = settings_for(model.spec, sizes, accelerator, dtype, model)
+    worker = Worker(model, accelerator, settings, dtype=dtype, codes=sizes.codes, end=end)
     drafter = NgramDrafter(shortest=1) if guesses else None
     return Engine(worker, tokenizer=tokenizer, drafter=drafter, guesses=guesses)

@@ -8,6 +8,7 @@ is a function of the tokens before and of the sample, so that what must come out
 from __future__ import annotations
 
 from collections import Counter
+from zlib import crc32
 
 import numpy as np
 
@@ -20,7 +21,7 @@ STOP = 0
 
 
 def prints(tokens: list[int], salt: str) -> list[int]:
-    found, own = [], hash(salt)
+    found, own = [], crc32(salt.encode())  # the hash of a text is another in every process
     for token in tokens:
         own = hash((own, token))
         found.append(own)
@@ -28,7 +29,7 @@ def prints(tokens: list[int], salt: str) -> list[int]:
 
 
 def next_token(tokens: list[int], sample: int) -> int:
-    return hash((tuple(tokens), sample, "next")) % VOCABULARY
+    return hash((tuple(tokens), sample)) % VOCABULARY
 
 
 def expected(request: Request, sample: int) -> list[int]:
@@ -62,6 +63,7 @@ class FakeChip:
         self.slots: dict[int, tuple[Sequence, list[int]]] = {}  # who has it, its tokens
         self.waiting: list[Tokens] = []
         self.done: dict[int, list[int]] = {}
+        self.stopped: set[int] = set()
 
     def run(self, step: Step) -> None:
         settings, size = self.settings, self.settings.page_size
@@ -149,6 +151,10 @@ class FakeChip:
         return [hash((p, max(length, stretch))) for p, length in zip(made, lengths, strict=True)]
 
     def received(self, found: Received) -> None:
+        for name, token in zip(found.sequences.tolist(), found.tokens.tolist(), strict=True):
+            assert name not in self.stopped, "a token after the end"
+            if token == STOP:
+                self.stopped.add(name)
         for sequence in found.finished:
             assert sequence.id not in self.done, "ended twice"
             self.done[sequence.id] = sequence.new_tokens

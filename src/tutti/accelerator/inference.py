@@ -8,7 +8,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from tutti.accelerator import invariant, paged, prepared  # noqa: F401  (they register)
-from tutti.accelerator.host import adapted, quantised  # noqa: F401
+from tutti.accelerator.host import adapted, quantised, quantised_pages  # noqa: F401
 from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.quantised import QuantisedWeight
@@ -98,6 +98,44 @@ class Inference(Narrowing):
     ) -> None:
         """Write keys (T, G, D) and values (T, G, E) to places of pages (P, size, G, D or E)."""
         self._run("store_pages", k, v, key_pages, value_pages, places)
+
+    def store_quantised_pages(
+        self,
+        k: Tensor,
+        v: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        key_scales: Tensor,
+        value_scales: Tensor,
+        places: Tensor,
+    ) -> None:
+        """Write keys and values to places of 8-bit pages, scales (P, size, G) beside them."""
+        self._run(
+            "store_quantised_pages", k, v, key_pages, value_pages, key_scales, value_scales, places
+        )
+
+    def quantised_paged_attention(
+        self,
+        q: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        key_scales: Tensor,
+        value_scales: Tensor,
+        steps: PagedSegments,
+        **options: Any,
+    ) -> Tensor:
+        """Return what `paged_attention` does, with its options, of keys and values of 8 bits."""
+        y: Tensor = self._run(
+            "quantised_paged_attention",
+            q,
+            key_pages,
+            value_pages,
+            key_scales,
+            value_scales,
+            steps,
+            **options,
+        )
+        return y
 
     def store_latents(self, latents: Tensor, pages: Tensor, places: Tensor) -> None:
         """Write latents (T, R) to places of pages (P, size, R)."""

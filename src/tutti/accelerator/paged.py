@@ -130,8 +130,9 @@ def one_token_each(
         for tensor in (options.sinks, options.slopes)
     )
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
-    numba.set_num_threads(threads)
-    one_each(
+    if threads > 1:
+        numba.set_num_threads(threads)
+    one_each[threads > 1](
         found.numpy(), q.detach().contiguous().numpy(), key_pages.numpy(), value_pages.numpy(),
         steps.tables.numpy(), np.array(rows, np.int64), steps.query_starts.numpy(),
         steps.key_lengths.numpy(), firsts, options.scale, options.soft_cap or 0.0,

@@ -8,6 +8,86 @@ import numba
 import numpy as np
 
 
+def _exponentials(line: Any, powers: Any) -> Any:
+    """Put e to the power of numbers that are at most 0 in their place; return the sum.
+
+    In single precision by a polynomial and a power of two, which the compiler can make vectors of:
+    e^x = 2^n · e^f with |f| ≤ ½ ln 2, where six terms leave 1e-7.
+    """
+    total = line[0] * 0.0
+    if line.itemsize != 4:
+        for i in range(len(line)):
+            line[i] = np.exp(line[i])
+            total += line[i]
+        return total
+    exponents = powers.view(np.int32)
+    for i in range(len(line)):
+        twos = max(line[i], np.float32(-87.0)) * np.float32(1.4426950408889634)
+        whole = np.floor(twos + np.float32(0.5))
+        f = (twos - whole) * np.float32(0.6931471805599453)
+        p = f * np.float32(1 / 720) + np.float32(1 / 120)
+        p = p * f + np.float32(1 / 24)
+        p = p * f + np.float32(1 / 6)
+        p = p * f + np.float32(0.5)
+        p = p * f + np.float32(1.0)
+        line[i] = p * f + np.float32(1.0)
+        exponents[i] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+    for i in range(len(line)):
+        line[i] *= powers[i]
+        total += line[i]
+    return total
+
+
+def _dots(scores: Any, own: Any, block: Any, group: int, low: int, high: int) -> None:
+    """Fill in a query's products with the keys at places `low` to `high` of a page."""
+    at = low
+    while at + 3 < high:
+        a, b, c, d = (
+            block[at, group],
+            block[at + 1, group],
+            block[at + 2, group],
+            block[at + 3, group],
+        )
+        to_a = to_b = to_c = to_d = own[0] * 0
+        for i in range(len(own)):
+            to_a += own[i] * a[i]
+            to_b += own[i] * b[i]
+            to_c += own[i] * c[i]
+            to_d += own[i] * d[i]
+        scores[at - low], scores[at - low + 1] = to_a, to_b
+        scores[at - low + 2], scores[at - low + 3] = to_c, to_d
+        at += 4
+    while at < high:
+        line = block[at, group]
+        total = own[0] * 0
+        for i in range(len(own)):
+            total += own[i] * line[i]
+        scores[at - low] = total
+        at += 1
+
+
+def _weigh(total: Any, weights: Any, block: Any, group: int, low: int, high: int) -> None:
+    """Add the values at places `low` to `high` of a page, each times its weight."""
+    at = low
+    while at + 3 < high:
+        a, b, c, d = (
+            block[at, group],
+            block[at + 1, group],
+            block[at + 2, group],
+            block[at + 3, group],
+        )
+        of_a, of_b = weights[at - low], weights[at - low + 1]
+        of_c, of_d = weights[at - low + 2], weights[at - low + 3]
+        for i in range(len(total)):
+            total[i] += (of_a * a[i] + of_b * b[i]) + (of_c * c[i] + of_d * d[i])
+        at += 4
+    while at < high:
+        line, weight = block[at, group], weights[at - low]
+        for i in range(len(total)):
+            total[i] += weight * line[i]
+        at += 1
+
+
 def _one_each(
     found: Any,  # (T, H, E)
     q: Any,  # (T, H, D)
@@ -24,54 +104,57 @@ def _one_each(
     slopes: Any,  # (H,) or empty
 ) -> None:
     """Fill in the attention of rows of one token."""
-    heads, groups = q.shape[1], key_pages.shape[2]
-    size, width, value_width = key_pages.shape[1], q.shape[2], value_pages.shape[3]
+    heads, groups, size = q.shape[1], key_pages.shape[2], key_pages.shape[1]
     share = heads // groups
     for item in numba.prange(len(rows) * groups):
         row, group = rows[item // groups], item % groups
         at, first, last = starts[row], firsts[row], keys[row]
         scores = np.empty((share, last - first), q.dtype)
-        for key in range(first, last):
-            line = key_pages[tables[row, key // size], key % size, group]
+        powers = np.empty(last - first, q.dtype)
+        pages = range(first // size, (last + size - 1) // size)
+        for page in pages:
+            low, high = max(first, page * size), min(last, page * size + size)
+            block, to = key_pages[tables[row, page]], page * size
             for n in range(share):
-                own = q[at, group * share + n]
-                total = own[0] * line[0]
-                for d in range(1, width):
-                    total += own[d] * line[d]
-                total *= scale
-                if soft_cap != 0.0:
-                    total = soft_cap * np.tanh(total / soft_cap)
-                if len(slopes):
-                    total += slopes[group * share + n] * key
-                scores[n, key - first] = total
+                line, own = scores[n, low - first : high - first], q[at, group * share + n]
+                dots(line, own, block, group, low - to, high - to)
         for n in range(share):
-            head = group * share + n
-            largest = scores[n].max()
-            whole = 0.0
+            head, line = group * share + n, scores[n]
+            for key in range(last - first):
+                line[key] *= scale
+            if soft_cap != 0.0:
+                for key in range(last - first):
+                    line[key] = soft_cap * np.tanh(line[key] / soft_cap)
+            if len(slopes):
+                for key in range(last - first):
+                    line[key] += slopes[head] * (key + first)
+            largest = line.max()
             if len(sinks):
                 largest = max(largest, sinks[head])
-                whole = np.exp(sinks[head] - largest)
             for key in range(last - first):
-                scores[n, key] = np.exp(scores[n, key] - largest)
-                whole += scores[n, key]
+                line[key] -= largest
+            whole = exponentials(line, powers)
+            if len(sinks):
+                whole += np.exp(sinks[head] - largest)
             for key in range(last - first):
-                scores[n, key] /= whole
-            for e in range(value_width):
-                found[at, head, e] = 0.0
-        for key in range(first, last):
-            line = value_pages[tables[row, key // size], key % size, group]
+                line[key] /= whole
+            found[at, head] = 0.0
+        for page in pages:
+            low, high = max(first, page * size), min(last, page * size + size)
+            block, to = value_pages[tables[row, page]], page * size
             for n in range(share):
-                weight = scores[n, key - first]
-                for e in range(value_width):
-                    found[at, group * share + n, e] += weight * line[e]
+                line, own = scores[n, low - first : high - first], found[at, group * share + n]
+                weigh(own, line, block, group, low - to, high - to)
 
 
-def _compiled() -> Any:
-    """Return the kernel, kept on disk where there is a place for it."""
+def _compiled(function: Any, *, parallel: bool = False) -> Any:
+    """Return a compiled function, kept on disk where there is a place for it."""
     try:
-        return numba.njit(cache=True, fastmath=True, parallel=True)(_one_each)
+        return numba.njit(cache=True, fastmath=True, parallel=parallel)(function)
     except RuntimeError:  # no folder to keep it in
-        return numba.njit(fastmath=True, parallel=True)(_one_each)
+        return numba.njit(fastmath=True, parallel=parallel)(function)
 
 
-one_each = _compiled()
+exponentials, dots, weigh = _compiled(_exponentials), _compiled(_dots), _compiled(_weigh)
+# for one thread and for several: a team of which one thread works waits for the others all the same
+one_each = _compiled(_one_each), _compiled(_one_each, parallel=True)

@@ -1,8 +1,8 @@
 """Products with weights that never change again, laid out as the host multiplies them fastest.
 
-A trained weight is (out, in). Of few rows the host's product with it is held up by the layout, not
-by memory: narrow outputs go faster with the transpose, wide ones with oneDNN's own blocks. The
-original stays, for whoever reads it.
+A trained weight is (out, in). What holds up the host's product of a few rows with it is the layout,
+not memory: oneDNN's own blocks read it once, in order. One or two rows, and hundreds, go as fast
+with the original, which stays.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.products import widens
 from tutti.accelerator.registry import Implementation, register
 
-WIDE = 2048  # outputs
 BLOCK_ROWS = 32  # rows that blocks are laid out for; others go through them as well
-_TRANSPOSED, _BLOCKED = "_tutti_transposed", "_tutti_blocked"
+FEW, MANY = 2, 257  # rows of float32 up to which, and from which on, the original is as fast
+_BLOCKED = "_tutti_blocked"
 
 
 def prepare(weight: Tensor) -> None:
     """Lay a weight out; nothing happens where the host has no faster form of it."""
     if weight.device.type != "cpu" or weight.dim() != 2 or widens(weight):
         return
-    if weight.shape[0] < WIDE:
-        setattr(weight, _TRANSPOSED, weight.detach().t().contiguous())
-    elif torch.backends.mkldnn.is_available() and weight.dtype != torch.float64:
+    if torch.backends.mkldnn.is_available() and weight.dtype != torch.float64:
         blocked = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BLOCK_ROWS)
         setattr(weight, _BLOCKED, blocked)
 
@@ -39,7 +38,7 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_options: 
         return "no gradients"
     if x.dim() != 2 or x.dtype != weight.dtype:
         return "rows of the weight's own dtype only"
-    if not (hasattr(weight, _TRANSPOSED) or hasattr(weight, _BLOCKED)):
+    if not hasattr(weight, _BLOCKED):
         return "the weight is not prepared"
     return None
 
@@ -49,9 +48,8 @@ def linear(
 ) -> Tensor:
     """Return x·Wᵀ + b."""
     del later
-    transposed: Tensor | None = getattr(weight, _TRANSPOSED, None)
-    if transposed is not None:
-        return x @ transposed if bias is None else torch.addmm(bias, x, transposed)
+    if x.dtype is torch.float32 and not FEW < x.shape[0] < MANY:
+        return functional.linear(x, weight, bias)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(
         x, getattr(weight, _BLOCKED), bias, "none", [], ""
     )

@@ -24,6 +24,7 @@ from tutti.accelerator.reference import (
     paged,
     pointwise,
     quantised,
+    quantised_pages,
     sampling,
 )
 from tutti.errors import InputError, hint
@@ -86,6 +87,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "store_heads": paged.store_heads,
     "paged_attention": paged.paged_attention,
     "latent_attention": paged.latent_attention,
+    "store_quantised_pages": quantised_pages.store_quantised_pages,
+    "quantised_paged_attention": quantised_pages.quantised_paged_attention,
     "sample": sampling.sample,
     "narrow_rms_norm": narrow_rows.narrow_rms_norm,
     "narrow_gated_activation": narrow_rows.narrow_gated_activation,
@@ -100,7 +103,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 # references that do: each expert's rows are a product of their own, each sequence's keys too
 ASK_HOST = (
     "grouped_linear", "narrow_grouped_linear", "quantised_grouped_linear", "paged_attention",
-    "latent_attention",
+    "latent_attention", "quantised_paged_attention",
 )  # fmt: skip
 
 _registered: dict[str, list[Implementation]] = {

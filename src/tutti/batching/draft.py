@@ -28,6 +28,8 @@ class Draft:
 
     def rows(self) -> tuple[I32, I32]:
         """Return slots and numbers of tokens, rows of one token first."""
+        if not self.chunks:
+            return self.singles, np.ones(len(self.singles), np.int32)
         chunks = sorted(self.chunks, key=lambda row: row[1] > 1)
         slots = np.array([slot for slot, _ in chunks], np.int32)
         counts = np.array([count for _, count in chunks], np.int32)

@@ -31,6 +31,7 @@ class Filling:
         self._settings, self._prices = settings, prices
         self._pool, self._tree, self._slots = pool, tree, slots
         self._free_leaving = free_leaving
+        self._switches = settings.stretch is not None and settings.stretch_kind == "switch"
 
     def draft(self, waiting: list[Sequence], guesses: Mapping[int, tuple[int, ...]]) -> Draft:
         """Return the rows of the next step; their pages are theirs already."""
@@ -40,15 +41,14 @@ class Filling:
         columns = self._slots
         to_do = np.minimum(columns.length, columns.goal) - columns.computed
         ready = (
-            (to_do > 0)
-            & (columns.leaving == STAYS)
-            & (columns.in_flight < columns.most_flights)
-            & ~self._stretched()
+            (to_do > 0) & (columns.leaving == STAYS) & (columns.in_flight < columns.most_flights)
         )
-        self._decode(draft, np.flatnonzero(ready & (to_do == 1)))
+        if self._switches:
+            ready &= ~self._stretched()
+        self._decode(draft, (ready & (to_do == 1)).nonzero()[0])
         # a decode may have taken the pages of one that goes last
         stays = (columns.leaving == STAYS) & (columns.sequence >= 0)
-        more = np.flatnonzero(ready & (to_do > 1) & stays)
+        more = (ready & (to_do > 1) & stays).nonzero()[0]
         for slot in columns.by_order(more).tolist():
             if not self._chunk(draft, slot):
                 break
@@ -61,8 +61,7 @@ class Filling:
     def _stretched(self) -> np.ndarray:
         """Tell whose keys are no longer those of a sequence of its length."""
         columns, settings = self._slots, self._settings
-        if settings.stretch is None or settings.stretch_kind != "switch":
-            return np.zeros(settings.slots, np.bool_)
+        assert settings.stretch is not None
         found: np.ndarray = (columns.base <= settings.stretch) & (
             np.minimum(columns.length, columns.goal) > settings.stretch
         )
@@ -70,6 +69,8 @@ class Filling:
 
     def _start_anew(self) -> None:
         """Let sequences that outgrew their keys be computed from their beginning."""
+        if not self._switches:
+            return
         columns = self._slots
         ripe = self._stretched() & (columns.in_flight == 0) & (columns.leaving == STAYS)
         for slot in np.flatnonzero(ripe & (columns.sequence >= 0)).tolist():
@@ -235,6 +236,9 @@ class Filling:
         """Return a sequence's new slot; None if pages do not reach for its prompt."""
         settings, pool, size = self._settings, self._pool, self._settings.page_size
         request, count = sequence.request, len(sequence.tokens)
+        long = self._switches and min(count, sequence.goal) > (settings.stretch or 0)
+        if long and sequence.base <= (settings.stretch or 0):  # it outgrew its keys and lost them
+            sequence.base = count
         key = (request.adapter, request.salt, settings.stretch_class(sequence.base))
         root = self._tree.root(key)
         nodes = []

@@ -25,6 +25,8 @@ def with_guesses(
     rows: I32, sample_slots: I32, slots: I32, guesses: Mapping[int, tuple[int, ...]]
 ) -> tuple[I32, I32, I32]:
     """Return samples with those after each guess, and how far before its row's end each is."""
+    if not guesses:
+        return rows, sample_slots, np.zeros(len(rows), np.int32)
     more_rows, more_slots, offsets = [], [], [0] * len(rows)
     places = {slot: row for row, slot in enumerate(slots.tolist())} if guesses else {}
     for slot, tokens in guesses.items():

@@ -115,12 +115,13 @@ class Scheduler:
         if event.step != flight.number or len(event.tokens) != len(flight.sample_slots):
             raise ValueError(f"tokens of step {event.step}; step {flight.number} is due")
         slots = self.slots
-        slots.in_flight[flight.slots] -= 1
-        slots.stored[flight.slots] = np.maximum(slots.stored[flight.slots], flight.ends)
+        flown = slots.span(flight.slots)
+        slots.in_flight[flown] -= 1
+        slots.stored[flown] = np.maximum(slots.stored[flown], flight.ends)
         counts = slots.leaving[flight.sample_slots] != ENDED
         if flight.guesses:
             self._foreseen(flight, event, counts)
-        kept = np.flatnonzero(counts)
+        kept = counts.nonzero()[0]
         own, tokens = flight.sample_slots[kept], event.tokens[kept]
         if flight.guesses:
             for slot, token in zip(own.tolist(), tokens.tolist(), strict=True):
@@ -165,18 +166,19 @@ class Scheduler:
                 return None
         slots, queries = draft.rows()
         columns = self.slots
-        starts = columns.computed[slots]
-        step = {
-            "tokens": self._tokens(slots, queries, starts, draft.guesses),
-            "tables": columns.table[slots, : int(columns.num_pages[slots].max())],
-        }
-        columns.computed[slots] += queries
-        columns.in_flight[slots] += 1
-        done = columns.computed[slots] == columns.length[slots]
-        rows = np.flatnonzero(done & (columns.length[slots] < columns.limit[slots]))
+        own = columns.span(slots)
+        starts = columns.computed[own].copy()
+        tokens = self._tokens(slots, queries, starts, draft.guesses)
+        tables = columns.table[own, : int(columns.num_pages[own].max())].copy()
+        sequences, bases = columns.sequence[own].copy(), columns.base[own].copy()
+        columns.computed[own] += queries
+        columns.in_flight[own] += 1
+        length = columns.length[own]
+        rows = ((columns.computed[own] == length) & (length < columns.limit[own])).nonzero()[0]
         columns.length[slots[rows]] += 1
         sample_rows, sample_slots = self._forked(rows.astype(np.int32), slots, draft.begins)
-        touched = np.concatenate((slots, sample_slots[len(rows) :]))  # forks come last
+        forks = sample_slots[len(rows) :]  # they come last
+        touched = np.concatenate((slots, forks)) if len(forks) else slots
         sample_rows, sample_slots, offsets = with_guesses(
             sample_rows, sample_slots, slots, draft.guesses
         )
@@ -187,16 +189,17 @@ class Scheduler:
         return Step(
             number=self._steps - 1,
             slots=slots,
-            sequences=columns.sequence[slots],
             queries=queries,
             starts=starts,
-            bases=columns.base[slots],
             sample_rows=sample_rows,
             sample_offsets=offsets,
             sample_slots=sample_slots,
             copies=np.array(draft.copies, np.int32).reshape(-1, 2),
             begins=tuple(draft.begins),
-            **step,
+            tokens=tokens,
+            tables=tables,
+            sequences=sequences,
+            bases=bases,
         )
 
     # --- what is there ---------------------------------------------------------------------
@@ -265,6 +268,8 @@ class Scheduler:
     def _free_leaving(self) -> None:
         """Free the slots that are left and that no step has."""
         columns = self.slots
+        if not columns.leaving.any():
+            return
         for slot in np.flatnonzero((columns.leaving != STAYS) & (columns.in_flight == 0)).tolist():
             self.pool.release(columns.pages(slot))
             sequence = columns.clear(slot)
@@ -295,7 +300,8 @@ class Scheduler:
         """Tell the tree of full pages, and let go of those behind the window."""
         columns, size = self.slots, self.settings.page_size
         if self.settings.prefix:
-            full = np.minimum(columns.stored[slots], columns.known[slots]) // size
+            own = columns.span(slots)
+            full = np.minimum(columns.stored[own], columns.known[own]) // size
             self._insert(slots, full)
         if self.settings.window is None:
             return
@@ -310,21 +316,25 @@ class Scheduler:
     def _insert(self, slots: I32, full: np.ndarray) -> None:
         """Put the pages of slots that became full into the tree, each slot's in order."""
         columns, size = self.slots, self.settings.page_size
-        while len(slots):
-            more = full > columns.inserted[slots]
-            slots, full = slots[more], full[more]
+        missing = full - columns.inserted[slots]
+        more = (missing > 0).nonzero()[0]
+        while len(more):
+            slots, missing = slots[more], missing[more]
             index = columns.inserted[slots]
-            places = index[:, None] * size + np.arange(size)
+            places = (index * size)[:, None] + np.arange(size)
             keys = columns.history[slots[:, None], places].tobytes()
             pages = columns.table[slots, index].tolist()
-            for number, (slot, page) in enumerate(zip(slots.tolist(), pages, strict=True)):
-                node = columns.nodes[slot]
+            first, width, nodes, insert = 0, 4 * size, columns.nodes, self.tree.insert
+            for slot, page in zip(slots.tolist(), pages, strict=True):
+                node = nodes[slot]
                 if node is not None and node.known:
-                    key = keys[4 * size * number : 4 * size * (number + 1)]
-                    columns.nodes[slot] = self.tree.insert(node, key, page)
+                    nodes[slot] = insert(node, keys[first : first + width], page)
                 else:  # what is below would not be found
-                    columns.nodes[slot] = None
-            columns.inserted[slots] += 1
+                    nodes[slot] = None
+                first += width
+            columns.inserted[slots] = index + 1
+            missing -= 1
+            more = (missing > 0).nonzero()[0]
 
     # --- rows ------------------------------------------------------------------------------
 
@@ -365,6 +375,8 @@ class Scheduler:
                 more_slots.append(own)
             columns.forks[slot] = False
             self._release_siblings(sequence)
+        if not more_rows:
+            return rows, slots[rows]
         return (
             np.concatenate((rows, np.array(more_rows, np.int32))),
             np.concatenate((slots[rows], np.array(more_slots, np.int32))),

@@ -39,6 +39,7 @@ class Slots:
         self.history = np.zeros((count, settings.max_length), np.int32)
         self.held: list[Sequence | None] = [None] * count
         self.nodes: list[Node | None] = [None] * count  # where the next page goes in the tree
+        self._numbers = np.arange(count)
         self._free = list(range(count - 1, -1, -1))
         self._columns = (
             self.order, self.base, self.most_flights, self.prompt, self.limit, self.goal,
@@ -60,6 +61,15 @@ class Slots:
         """Return the slots that have a sequence and keep it, in the order in which they go."""
         used = np.flatnonzero((self.sequence >= 0) & (self.leaving == STAYS))
         return [int(slot) for slot in self.by_order(used)]
+
+    def span(self, slots: np.ndarray) -> np.ndarray | slice:
+        """Return what columns are indexed by for some slots: a slice if they are the first ones.
+
+        A slice of a column is a view; indexing by numbers copies, at ten times the price.
+        """
+        count = len(slots)
+        same = count and slots[-1] == count - 1 and np.array_equal(slots, self._numbers[:count])
+        return slice(0, count) if same else slots
 
     def by_order(self, slots: np.ndarray) -> np.ndarray:
         """Return slots in the order in which they go."""

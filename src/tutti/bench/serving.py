@@ -44,6 +44,7 @@ class Served:
     output_tokens: int
     prompt_tokens: int
     load_s: float
+    cpu_s: float  # of the processor, all threads together: others' work does not change it much
     first_token_s: tuple[float, ...] = ()  # of each request
     note: str = ""
 
@@ -86,9 +87,9 @@ def run_tutti(folder: Path, asked: Sequence[Asked], **options: Any) -> Served:
     load_s = time.perf_counter() - started
     engine.generate([[1, 2, 3]] * 2, SamplingParameters(max_tokens=4, ignore_end=True))
     wishes = [SamplingParameters(max_tokens=one.new, ignore_end=True) for one in asked]
-    started = time.perf_counter()
+    started, spent = time.perf_counter(), time.process_time()
     done = engine.generate([one.prompt for one in asked], wishes)
-    seconds = time.perf_counter() - started
+    seconds, cpu_s = time.perf_counter() - started, time.process_time() - spent
     return Served(
         engine="tutti",
         dtype=str(next(engine.worker.model.parameters()).dtype).removeprefix("torch."),
@@ -96,6 +97,7 @@ def run_tutti(folder: Path, asked: Sequence[Asked], **options: Any) -> Served:
         output_tokens=sum(len(one.tokens) for one in done),
         prompt_tokens=sum(len(one.prompt) for one in asked),
         load_s=load_s,
+        cpu_s=cpu_s,
         first_token_s=tuple(one.times.first_token_s or 0.0 for one in done),
     )
 
@@ -117,7 +119,7 @@ def run_transformers(
     generation = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
     with torch.no_grad():
         _transformers_once(model, generation, settings, [Asked(prompt=(1, 2, 3), new=4)] * 2)
-        seconds, count = _transformers_once(model, generation, settings, asked)
+        seconds, cpu_s, count = _transformers_once(model, generation, settings, asked)
     return Served(
         engine="transformers",
         dtype=dtype,
@@ -125,6 +127,7 @@ def run_transformers(
         output_tokens=count,
         prompt_tokens=sum(len(one.prompt) for one in asked),
         load_s=load_s,
+        cpu_s=cpu_s,
         note=f"continuous batching of transformers {transformers.__version__}, sdpa",
     )
 
@@ -147,12 +150,12 @@ def _device() -> torch.device:
 
 def _transformers_once(
     model: Any, generation: Any, settings: Any, asked: Sequence[Asked]
-) -> tuple[float, int]:
+) -> tuple[float, float, int]:
     manager = model.init_continuous_batching(
         generation_config=generation, continuous_batching_config=settings
     )
     manager.start()
-    started = time.perf_counter()
+    started, spent = time.perf_counter(), time.process_time()
     for one in asked:
         manager.add_request(list(one.prompt), max_new_tokens=one.new)
     finished = count = 0
@@ -167,9 +170,9 @@ def _transformers_once(
         if result.is_finished():
             finished += 1
             count += len(result.generated_tokens)
-    seconds = time.perf_counter() - started
+    seconds, cpu_s = time.perf_counter() - started, time.process_time() - spent
     manager.stop(block=True)
-    return seconds, count
+    return seconds, cpu_s, count
 
 
 # --- the scheduler alone ---------------------------------------------------------------------

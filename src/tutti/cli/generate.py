@@ -45,6 +45,9 @@ Guesses = Annotated[
 Draft = Annotated[
     Path | None, typer.Option(help="A small model's folder that guesses; else the text does.")
 ]
+PageDtype = Annotated[
+    str | None, typer.Option(help="int8 or fp8: of keys and values; the model's dtype.")
+]
 Tokenizer = Annotated[str | None, typer.Option(help="Another folder's tokenizer, or 'bytes'.")]
 Memory = Annotated[str | None, typer.Option(help="For weights and pages: '4 GiB'; what is free.")]
 Weights = Annotated[
@@ -94,6 +97,7 @@ def generate(
     memory: Memory = None,
     slots: Annotated[int, typer.Option(help="Answers that are computed at a time.")] = 64,
     page_size: Annotated[int, typer.Option(help="Tokens of a page.")] = 16,
+    page_dtype: PageDtype = None,
     max_length: Annotated[int | None, typer.Option(help="Of a context; the model's.")] = None,
     json: Json = False,
 ) -> None:
@@ -106,7 +110,9 @@ def generate(
         "device": device, "dtype": dtype, "tokenizer": tokenizer, "weights": weights,
         "activations": activations,
     }  # fmt: skip
-    sizes: dict[str, Any] = {"slots": slots, "page_size": page_size, "max_length": max_length}
+    sizes: dict[str, Any] = {
+        "slots": slots, "page_size": page_size, "max_length": max_length, "page_dtype": page_dtype
+    }  # fmt: skip
     if memory is not None:
         sizes["memory_bytes"] = _bytes(memory)
     parameters = SamplingParameters(

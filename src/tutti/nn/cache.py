@@ -6,8 +6,8 @@ tokens will see, and returns the attention's result. What it stores and where is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.models import AttentionSpec, ModelSpec
 from tutti.nn.parallel.groups import ALONE, ParallelContext
+
+QUANTISED = 4  # tensors of a unit whose keys and values are codes: these, and their scales
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -31,6 +33,9 @@ class Scores:
     slopes: Tensor | None = None  # ALiBi's, of this rank's heads
     slopes_rounded: bool = False
     slopes_factor: float = 1.0
+
+
+SCORES = tuple(field.name for field in fields(Scores))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -71,7 +76,8 @@ class PagedCache:
     """Pages of every unit's keys and values (or latents), at addresses that never change.
 
     Page p of one unit belongs to the same tokens as page p of every other. `begin` says which rows
-    the next batch has.
+    the next batch has. With `codes` (int8 or an 8-bit float) keys and values are stored so, each
+    head of a token with a scale of its own; latents stay what they are.
     """
 
     def __init__(
@@ -84,19 +90,23 @@ class PagedCache:
         units: range | None = None,
         parallel: ParallelContext = ALONE,
         dtype: torch.dtype = torch.float32,
+        codes: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self.operators, self.pages, self.page_size = operators, pages, page_size
+        self.dtype = dtype
         self.units: dict[int, tuple[Tensor, ...]] = {}
         for unit in range(1, spec.num_layers + 1):
             if units is not None and unit not in units:
                 continue
             self.units[unit] = tuple(
-                torch.empty(pages, page_size, *shape, dtype=dtype, device=device)
-                for shape in page_shapes(spec.block(unit).attention, parallel.tensor.size)
+                torch.empty(pages, page_size, *shape, dtype=kind, device=device)
+                for shape, kind in page_parts(
+                    spec.block(unit).attention, parallel.tensor.size, dtype, codes
+                )
             )
             for tensor in self.units[unit]:  # stands in for pages behind a window: unseen, but read
-                tensor[0] = 0.0
+                tensor[0] = 0
         self._steps: PagedSegments | None = None
         self._places_t: Tensor | None = None
 
@@ -109,15 +119,19 @@ class PagedCache:
     ) -> Tensor:
         """Store a unit's new keys and values; return (T, H, E)."""
         assert self._places_t is not None
-        keys, values = self.units[unit]
-        self.operators.store_pages(k_tgd, v_tge, keys, values, self._places_t)
+        keys, values, *scales = self.units[unit]
+        new = (k_tgd, v_tge, keys, values)
+        if scales:
+            self.operators.store_quantised_pages(*new, scales[0], scales[1], self._places_t)
+        else:
+            self.operators.store_pages(*new, self._places_t)
         return self._attended(unit, q_thd, scores)
 
     def attend_heads(
         self, unit: int, x_tnd: Tensor, placing: HeadPlacing, scores: Scores
     ) -> Tensor | None:
         """Norm, turn and store heads as they come; None where the device does not in one pass."""
-        if not self.operators.stores_heads():
+        if not self.operators.stores_heads() or len(self.units[unit]) == QUANTISED:
             return None
         assert self._places_t is not None
         keys, values = self.units[unit]
@@ -140,21 +154,13 @@ class PagedCache:
 
     def _attended(self, unit: int, q_thd: Tensor, scores: Scores) -> Tensor:
         assert self._steps is not None
-        keys, values = self.units[unit]
-        return self.operators.paged_attention(
-            q_thd,
-            keys,
-            values,
-            self._steps,
-            scale=scores.scale,
-            window=scores.window,
-            window_kind=scores.window_kind,
-            soft_cap=scores.soft_cap,
-            sinks=scores.sinks,
-            slopes=scores.slopes,
-            slopes_rounded=scores.slopes_rounded,
-            slopes_factor=scores.slopes_factor,
-        )
+        keys, values, *scales = self.units[unit]
+        options: dict[str, Any] = {name: getattr(scores, name) for name in SCORES}
+        if scales:
+            return self.operators.quantised_paged_attention(
+                q_thd, keys, values, scales[0], scales[1], self._steps, **options
+            )
+        return self.operators.paged_attention(q_thd, keys, values, self._steps, **options)
 
     def attend_latents(
         self, unit: int, q_thr: Tensor, latents_tr: Tensor, *, rank: int, scale: float
@@ -171,12 +177,13 @@ class PagedCache:
         pages = self.units[unit]
         steps = PagedSegments.of((1,), (1,), ((0,),), self.page_size, pages[0].device)
         heads = pages[0].shape[2] if spec.latent is None else 1
-        q = pages[0].new_empty(1, heads, pages[0].shape[-1])
+        q = torch.empty(1, heads, pages[0].shape[-1], dtype=self.dtype, device=pages[0].device)
         if spec.latent is not None:
             rank = spec.latent.kv_rank
             call = self.operators.chosen("latent_attention", q, *pages, steps, rank=rank, scale=1.0)
         else:
-            call = self.operators.chosen("paged_attention", q, *pages, steps, scale=1.0)
+            name = "quantised_paged_attention" if len(pages) == QUANTISED else "paged_attention"
+            call = self.operators.chosen(name, q, *pages, steps, scale=1.0)
         return call.asks_host
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
@@ -194,14 +201,27 @@ def page_shapes(spec: AttentionSpec, tensor_ranks: int) -> tuple[tuple[int, ...]
     return ((heads, spec.head_dim), (heads, spec.value_dim))
 
 
+def page_parts(
+    spec: AttentionSpec, tensor_ranks: int, dtype: torch.dtype, codes: torch.dtype | None
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of one token in each tensor of a unit; scales come behind codes."""
+    shapes = page_shapes(spec, tensor_ranks)
+    if codes is None or spec.latent is not None:
+        return [(shape, dtype) for shape in shapes]
+    return [(shape, codes) for shape in shapes] + [(shape[:1], torch.float32) for shape in shapes]
+
+
 def token_bytes(
-    spec: ModelSpec, dtype: torch.dtype, units: range | None = None, tensor_ranks: int = 1
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    units: range | None = None,
+    tensor_ranks: int = 1,
+    codes: torch.dtype | None = None,
 ) -> int:
     """Return how many bytes of pages one token takes on a rank."""
-    numbers = sum(
-        torch.Size(shape).numel()
+    return sum(
+        torch.Size(shape).numel() * kind.itemsize
         for unit in range(1, spec.num_layers + 1)
         if units is None or unit in units
-        for shape in page_shapes(spec.block(unit).attention, tensor_ranks)
+        for shape, kind in page_parts(spec.block(unit).attention, tensor_ranks, dtype, codes)
     )
-    return numbers * dtype.itemsize

@@ -31,6 +31,7 @@ from tutti.serve.worker import Worker
 from tutti.units import bytes_text
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 SHARE = 0.9  # of the memory that is left, for pages
 
 
@@ -41,6 +42,7 @@ class Sizes:
     slots: int = 64
     page_size: int = 16
     pages: int | None = None
+    page_dtype: str | None = None  # int8 or fp8: of keys and values in pages; the model's dtype
     memory_bytes: int | None = None  # for weights and pages together
     max_length: int | None = None  # of a sequence: the model's own
     most_tokens: int = 2048  # of a step
@@ -48,6 +50,13 @@ class Sizes:
     ahead: int | None = None  # steps under way at a time: two where the chip has graphs
     adapter_slots: int = SLOTS  # LoRA adapters at a time
     adapter_rank: int = RANK  # the largest, of those that are added later
+
+    @property
+    def codes(self) -> torch.dtype | None:
+        """The dtype of pages that are not the model's."""
+        if self.page_dtype is not None and self.page_dtype not in CODES:
+            raise InputError(f"page_dtype is '{self.page_dtype}'; {hint(self.page_dtype, CODES)}")
+        return None if self.page_dtype is None else CODES[self.page_dtype]
 
 
 def open_worker(
@@ -74,6 +83,8 @@ def open_worker(
     `tokenizer`: another folder, or "bytes". Other options are those of `Sizes`.
     """
     sizes = sizes or _sizes(options)
+    if invariant and sizes.codes is not None:
+        raise InputError("batch-invariant mode has no form for pages of 8 bits; leave one out")
     checkpoint = open_checkpoint(folder, quantised=True)
     spec = checkpoint.spec
     accelerator = open_accelerator(device)
@@ -92,7 +103,10 @@ def open_worker(
         end = (opened.end,)
     held = open_adapters(adapters or {}, model, accelerator, sizes)
     settings = settings_for(spec, sizes, accelerator, number, model, held.num_bytes)
-    return Worker(model, accelerator, settings, dtype=number, end=end, adapters=held), opened
+    worker = Worker(
+        model, accelerator, settings, dtype=number, codes=sizes.codes, end=end, adapters=held
+    )
+    return worker, opened
 
 
 def open_adapters(
@@ -259,11 +273,11 @@ def settings_for(
     stretched = stretch(spec)
     pages = sizes.pages
     if pages is None:
-        weights, token = beside, token_bytes(spec, dtype)
+        weights, token = beside, token_bytes(spec, dtype, codes=sizes.codes)
         if model is not None:
             weights, own = beside + weight_bytes(model), model.by_number()
             units = range(min(own), max(own) + 1)
-            token = token_bytes(spec, dtype, units, model.parallel.tensor.size)
+            token = token_bytes(spec, dtype, units, model.parallel.tensor.size, sizes.codes)
         pages = _pages_that_fit(sizes, accelerator, token, longest, weights)
     return Settings(
         slots=sizes.slots,

@@ -158,7 +158,8 @@ def stage_worker(
     fewest = links.group(place.everybody).all_reduce(fewest, maximum=True)
     agreed = replace(settings, pages=-int(fewest), ahead=1)
     return StageWorker(
-        model, accelerator, agreed, dtype=dtype, end=end, place=place, links=links
+        model, accelerator, agreed, dtype=dtype, codes=sizes.codes, end=end, place=place,
+        links=links,
     )  # fmt: skip
 
 
@@ -174,9 +175,10 @@ class StageWorker(Worker):
         dtype: torch.dtype,
         place: StagePlace,
         links: Links,
+        codes: torch.dtype | None = None,
         end: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(model, accelerator, settings, dtype=dtype, end=end)
+        super().__init__(model, accelerator, settings, dtype=dtype, codes=codes, end=end)
         self._capturable = False  # streams travel between the stages
         self._place, self._links, self._dtype = place, links, dtype
 

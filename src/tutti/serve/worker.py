@@ -75,6 +75,7 @@ class Worker:
         settings: Settings,
         *,
         dtype: torch.dtype,
+        codes: torch.dtype | None = None,
         end: tuple[int, ...] = (),
         adapters: Adapters | None = None,
     ) -> None:
@@ -88,6 +89,7 @@ class Worker:
             units=range(min(model.by_number()), max(model.by_number()) + 1),
             parallel=model.parallel,
             dtype=dtype,
+            codes=codes,
             device=accelerator.device,
         )
         if accelerator.operators.preferred("paged_attention")[0] == "reference":

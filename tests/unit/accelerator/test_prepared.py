@@ -7,13 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tutti.accelerator.operators import Operators  # noqa: E402
-from tutti.accelerator.prepared import WIDE, prepare, supports  # noqa: E402
+from tutti.accelerator.prepared import FEW, MANY, prepare, supports  # noqa: E402
 
 NARROW = (96, 64)
 
 
-@pytest.mark.parametrize("shape", [NARROW, (WIDE + 5, 33)])
-@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("shape", [NARROW, (2053, 33)])
+@pytest.mark.parametrize("rows", [FEW, 7, MANY])
 @pytest.mark.parametrize("bias", [True, False])
 def test_products_are_the_same(shape: tuple[int, int], rows: int, bias: bool) -> None:
     torch.manual_seed(0)

@@ -180,3 +180,20 @@ def test_a_request_larger_than_all_pages_is_refused() -> None:
         replace(SETTINGS, slots=0)
     with pytest.raises(InputError, match="1 pages leave none"):
         replace(SETTINGS, pages=1)
+
+
+def test_who_is_displaced_on_outgrowing_its_keys_is_computed_with_the_long_ones() -> None:
+    scheduler = Scheduler(replace(SETTINGS, slots=1, stretch=5, stretch_kind="switch"))
+    scheduler.arrive(request(0, length=4, new=6))
+    for _ in range(2):
+        step = scheduler.next_step()
+        assert step is not None
+        run(scheduler, step)
+    scheduler.arrive(request(1, length=3, new=1, priority=1))  # while the first has 6 tokens
+    seen = []
+    while (step := scheduler.next_step()) is not None:
+        seen += zip(
+            step.sequences.tolist(), step.queries.tolist(), step.bases.tolist(), strict=True
+        )
+        run(scheduler, step)
+    assert seen[:2] == [(1, 3, 3), (0, 6, 6)]

@@ -45,6 +45,7 @@ class Integers:
     low: int = 0
     high: int = 0
     real: bool = False
+    narrow: bool = False  # int8
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ def _integers(leaf: Integers, generator: torch.Generator) -> Tensor:
     if leaf.given is not None:
         kind = torch.float32 if leaf.real else torch.int64
         return torch.tensor(leaf.given, dtype=kind).reshape(leaf.shape or (-1,))
-    return torch.randint(leaf.low, leaf.high, leaf.shape, generator=generator)
+    numbers = torch.randint(leaf.low, leaf.high, leaf.shape, generator=generator)
+    return numbers.to(torch.int8) if leaf.narrow else numbers
 
 
 def _floats(leaf: Values, generator: torch.Generator) -> Tensor:

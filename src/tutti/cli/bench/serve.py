@@ -103,6 +103,7 @@ def _plain(row: Any) -> dict[str, Any]:
         "dtype": row.dtype,
         "output tok/s": round(row.output_rate, 1),
         "seconds": round(row.seconds, 2),
+        "cpu s": round(row.cpu_s, 2),
         "output tokens": row.output_tokens,
         "prompt tokens": row.prompt_tokens,
         "first token p50 s": None if first[0] is None else round(first[0], 3),

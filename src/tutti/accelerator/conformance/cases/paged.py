@@ -142,6 +142,55 @@ def _store_heads(
     )
 
 
+def _codes(*shape: int) -> Integers:
+    return Integers(shape=shape, low=-127, high=128, narrow=True)
+
+
+def _quantised(
+    name: str,
+    rows: Rows = MIXED,
+    heads: tuple[int, int] = (4, 2),
+    dims: tuple[int, int] = (64, 64),
+    *,
+    size: int = 16,
+    **options: Any,
+) -> Case:
+    steps = _steps(rows, size)
+    scales = Values((PAGES, size, heads[1]), 1 / 64, trained=False, wide=True, positive=True)
+    return Case(
+        "quantised_paged_attention",
+        name,
+        (
+            Values((steps.num_queries, heads[0], dims[0]), trained=False),
+            _codes(PAGES, size, heads[1], dims[0]),
+            _codes(PAGES, size, heads[1], dims[1]),
+            scales,
+            scales,
+            steps,
+        ),
+        {"scale": dims[0] ** -0.5, **options},
+        terms=max(*dims, *rows[1]),
+    )
+
+
+def _store_quantised(name: str, places: tuple[int, ...], dims: tuple[int, int]) -> Case:
+    scales = Values((8, 4, 2), trained=False, wide=True, positive=True)
+    return Case(
+        "store_quantised_pages",
+        name,
+        (
+            Values((len(places), 2, dims[0]), layout="heads", trained=False, zero_rows=True),
+            Values((len(places), 2, dims[1]), trained=False),
+            _codes(8, 4, 2, dims[0]),
+            _codes(8, 4, 2, dims[1]),
+            scales,
+            scales,
+            Integers(places),
+        ),
+        in_place=True,
+    )
+
+
 CASES = (
     _store_heads("turned"),
     _store_heads("no tokens", places=(), norms=True),
@@ -206,4 +255,15 @@ CASES = (
     _latent("512 and 64", DECODE, (576, 512), heads=3),
     _latent("odd width", CHUNK, (23, 17)),
     _latent("no tokens", ((0,), (0,))),
+    _store_quantised("some places", (5, 31, 4, 16, 0), (64, 64)),
+    _store_quantised("unlike keys and values", (9, 8, 7), (24, 16)),
+    _store_quantised("no tokens", (), (64, 64)),
+    _quantised("one new token each", DECODE),
+    _quantised("a chunk of a prompt", CHUNK),
+    _quantised("prefill and decode together"),
+    _quantised("no tokens", ((0, 0), (0, 0))),
+    _quantised("pages of 4", ((1, 5, 9), (17, 9, 30)), size=4),
+    _quantised("unlike keys and values", dims=(24, 16)),
+    _quantised("window", window=8),
+    _quantised("soft cap", soft_cap=2.0, heads=(6, 2)),
 )
