@@ -135,7 +135,7 @@ def main() -> None:
                         continue
                     wrong = f" WRONG {off:.1f}" if off > 0.02 * right.abs().max().item() else ""
                     times[label + wrong] = timed(run)
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     times[label + " " + repr(error)[:60]] = 1e6
             if mine:
                 continue

@@ -14,8 +14,20 @@ from tutti.accelerator.cuda import paged
 from tutti.accelerator.paged_segments import PagedSegments
 
 HEADS, GROUPS, WIDTH, SIZE = 32, 8, 128, 16
-SINGLE = [(16, n, w, s) for n, w, s in (
-    (64, 4, 5), (64, 4, 3), (128, 4, 3), (32, 4, 6), (64, 2, 4), (128, 8, 3), (32, 2, 5), (32, 1, 5), (16, 1, 6))]  # fmt: skip
+SINGLE = [
+    (16, n, w, s)
+    for n, w, s in (
+        (64, 4, 5),
+        (64, 4, 3),
+        (128, 4, 3),
+        (32, 4, 6),
+        (64, 2, 4),
+        (128, 8, 3),
+        (32, 2, 5),
+        (32, 1, 5),
+        (16, 1, 6),
+    )
+]
 LONG = [
     (128, 64, 8, 3),
     (128, 64, 4, 3),
@@ -44,9 +56,19 @@ def main() -> None:
     given = parser.parse_args()
     mine = [int(part) for part in given.warm.split("/")] if given.warm else None
     number = 0
-    shapes = [("decode", [1] * rows, [keys] * rows, most) for rows, keys, most in (
-        (1, 330, 1024), (16, 330, 1024), (64, 330, 1024), (128, 380, 1024), (256, 380, 1024), (256, 380, 4096),
-        (128, 2000, 4096), (8, 30000, 32768))]  # fmt: skip
+    shapes = [
+        ("decode", [1] * rows, [keys] * rows, most)
+        for rows, keys, most in (
+            (1, 330, 1024),
+            (16, 330, 1024),
+            (64, 330, 1024),
+            (128, 380, 1024),
+            (256, 380, 1024),
+            (256, 380, 4096),
+            (128, 2000, 4096),
+            (8, 30000, 32768),
+        )
+    ]
     shapes += [
         ("prefill", [q] * rows, [q] * rows, q) for rows, q in ((16, 512), (4, 2048), (1, 8192))
     ]
@@ -67,8 +89,11 @@ def main() -> None:
                 paged.paged_attention(q, k, v, made, scale=0.1)
                 if not mine:
                     times[str(tile[1:] if kind == "decode" else tile)] = timed(
-                        lambda _i, q=q, k=k, v=v, made=made: paged.paged_attention(q, k, v, made, scale=0.1))  # fmt: skip
-            except Exception as error:  # noqa: BLE001
+                        lambda _i, q=q, k=k, v=v, made=made: paged.paged_attention(
+                            q, k, v, made, scale=0.1
+                        )
+                    )
+            except Exception as error:
                 times[str(tile) + repr(error)[:50]] = 1e6
         if not mine:
             floor = (
@@ -77,8 +102,11 @@ def main() -> None:
                 else 2 * sum(x * x for x in keys) * HEADS * WIDTH / 9.9e8
             )
             best = sorted(times.items(), key=lambda pair: pair[1])
-            print(f"{kind} {len(queries)} x {keys[0]} of {most}, floor {floor:.1f}: "
-                  + ", ".join(f"{label} {us:.1f}" for label, us in best), flush=True)  # fmt: skip
+            print(
+                f"{kind} {len(queries)} x {keys[0]} of {most}, floor {floor:.1f}: "
+                + ", ".join(f"{label} {us:.1f}" for label, us in best),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

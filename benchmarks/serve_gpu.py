@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from tutti.accelerator import open_accelerator
+from tutti.accelerator.quantised import quantise
 from tutti.bench.serving import trace
 from tutti.models.load import load_model
 from tutti.nn import Model
-from tutti.accelerator.quantised import quantise
 from tutti.nn.initialize import initialize
 from tutti.nn.linear import Linear
 from tutti.nn.quantised import narrow_inputs
