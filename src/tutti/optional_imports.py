@@ -17,6 +17,7 @@ _EXTRAS = {
     "zmq": "serve",
     "msgspec": "serve",
     "prometheus_client": "serve",
+    "llguidance": "serve",
 }
 
 

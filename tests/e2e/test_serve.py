@@ -157,6 +157,46 @@ def test_many_clients_at_once(server: Served, engine: Engine) -> None:
     assert asyncio.run(ask()) == [wanted] * 24
 
 
+def test_answers_follow_a_schema(client: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99},
+                       "kind": {"enum": ["a", "b"]}},
+        "required": ["n", "kind"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    done = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "go"}], n=3, temperature=1.0, seed=3,
+        max_completion_tokens=200,
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    )  # fmt: skip
+    for choice in done.choices:
+        assert choice.finish_reason == "stop"
+        found = json.loads(choice.message.content)
+        assert set(found) == {"n", "kind"}
+        assert 0 <= found["n"] <= 99
+
+
+def test_tools_that_must_be_called(client: Any) -> None:
+    shape = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
+             "additionalProperties": False}  # fmt: skip
+    tool = {"type": "function", "function": {"name": "lamp", "parameters": shape}}
+    asked: dict[str, Any] = {
+        "model": "tiny", "messages": [{"role": "user", "content": "light"}], "tools": [tool],
+        "tool_choice": "required", "parallel_tool_calls": False, "temperature": 1.0, "seed": 1,
+        "max_completion_tokens": 300,
+    }  # fmt: skip
+    done = client.chat.completions.create(**asked).choices[0]
+    assert done.finish_reason == "tool_calls"
+    (call,) = done.message.tool_calls
+    assert call.function.name == "lamp"
+    assert isinstance(json.loads(call.function.arguments)["on"], bool)
+    pieces = [p.choices[0] for p in client.chat.completions.create(**asked, stream=True)]
+    calls = [c for p in pieces for c in p.delta.tool_calls or ()]
+    assert [c.function.arguments for c in calls] == [call.function.arguments]
+    assert pieces[-1].finish_reason == "tool_calls"
+
+
 BAD: list[tuple[str, dict[str, Any] | str, int, str]] = [
     ("completions", "{", 400, "JSON"),
     ("completions", {"prompt": PROMPT, "temprature": 1}, 400, "did you mean 'temperature'?"),
@@ -170,6 +210,8 @@ BAD: list[tuple[str, dict[str, Any] | str, int, str]] = [
     ("completions", {"prompt": PROMPT, "n": 1000}, 400, "n: "),
     ("completions", {"prompt": PROMPT, "stop": [""]}, 400, "empty text in 'stop'"),
     ("completions", {"prompt": PROMPT, "logit_bias": {"x": 1}}, 400, "token ids"),
+    ("completions", {"prompt": PROMPT, "regex": "a("}, 400, "the grammar cannot be read"),
+    ("completions", {"prompt": PROMPT, "regex": "a", "grammar": 'start: "a"'}, 400, "one of them"),
     ("chat/completions", {"messages": []}, 400, "messages"),
     ("chat/completions", {"messages": [{"content": "a"}]}, 400, "'role'"),
     (

@@ -36,6 +36,11 @@ def write_model(folder: Path, **changes: Any) -> Path:
         "eos_token_id": 1, "bos_token_id": None, **changes,
     }  # fmt: skip
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).save_pretrained(folder)
+    return write_tokenizer(folder)
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer of 400 tokens with a chat template; token 1 ends a turn."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

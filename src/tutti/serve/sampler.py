@@ -67,7 +67,7 @@ class Sampler:
         self._accelerator, self._operators = accelerator, accelerator.operators
         self._depth = ahead + 1
         slots += 1  # the last one is nobody's: what fills a step up is sampled there
-        self._device, self._vocab, self._end = accelerator.device, vocab, tuple(end)
+        self._device, self._vocab, self.end = accelerator.device, vocab, tuple(end)
         self._wishes: list[_Wishes | None] = [None] * slots
         self._reals = np.zeros((len(_REALS), slots), np.float32)
         self._integers = np.zeros((len(_INTEGERS), slots), np.int64)
@@ -128,7 +128,7 @@ class Sampler:
         self._changed = True
 
     def _set_stops(self, slot: int, own: SamplingParameters) -> None:
-        stops = sorted({*own.stop_tokens, *(() if own.ignore_end else self._end)})
+        stops = sorted({*own.stop_tokens, *(() if own.ignore_end else self.end)})
         if len(stops) > self._stops.shape[1]:
             wider = np.full((len(self._stops), len(stops)), NO_TOKEN, np.int64)
             wider[:, : self._stops.shape[1]] = self._stops

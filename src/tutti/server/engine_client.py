@@ -51,6 +51,7 @@ class _Asked:
             max_tokens=wishes.max_tokens - count,
             min_tokens=max(0, wishes.min_tokens - count),
             prompt_logprobs=None if count else wishes.prompt_logprobs,
+            answered=wishes.answered + count,
         )
         return msgspec.structs.replace(
             self.submit, tokens=[*self.submit.tokens, *self.tokens], wishes=left

@@ -23,6 +23,7 @@ import zmq
 
 from tutti.errors import TuttiError
 from tutti.server import messages
+from tutti.server.grammar import Grammars
 from tutti.server.messages import (
     Cancel,
     Done,
@@ -61,8 +62,8 @@ class _Asker:
 class EngineLoop:
     """Feeds an engine from a socket, and answers."""
 
-    def __init__(self, engine: Engine, socket: zmq.Socket[bytes]) -> None:
-        self._engine, self._socket = engine, socket
+    def __init__(self, engine: Engine, socket: zmq.Socket[bytes], grammars: Grammars) -> None:
+        self._engine, self._socket, self._grammars = engine, socket, grammars
         self._askers: dict[int, _Asker] = {}
         self._numbers: dict[tuple[bytes, int], int] = {}
         self._clients: set[bytes] = set()
@@ -113,7 +114,7 @@ class EngineLoop:
 
     def _submit(self, client: bytes, message: Submit) -> None:
         try:
-            wishes = parameters_of(message.wishes)
+            wishes = parameters_of(message.wishes, message.tokens, self._grammars)
             number = self._engine.add(message.tokens, wishes, pooling=message.pooling)
         except TuttiError as error:
             self._send(client, [Refused(message.id, str(error))])
@@ -177,11 +178,15 @@ class EngineLoop:
         self._socket.send_multipart([client, messages.encode(said)])
 
 
-def parameters_of(wishes: Wishes) -> SamplingParameters:
+def parameters_of(wishes: Wishes, tokens: list[int], grammars: Grammars) -> SamplingParameters:
     """Return wishes as the engine takes them."""
     from tutti.serve import SamplingParameters
 
-    return SamplingParameters(**{name: getattr(wishes, name) for name in wishes.__struct_fields__})
+    given = {name: getattr(wishes, name) for name in wishes.__struct_fields__}
+    grammar, answered = given.pop("grammar"), given.pop("answered")
+    if grammar:
+        given["masks"] = grammars.masks(grammar, tokens[len(tokens) - answered :])
+    return SamplingParameters(**given)
 
 
 def update_of(number: int, piece: Piece, done: Completion | None) -> Update:
@@ -242,7 +247,9 @@ def main(folder: Path, generation: int) -> int:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.bind(own.engine_socket(generation))
-    loop = EngineLoop(engine, socket)
+    vocab = engine.worker.model.spec.vocab
+    named = config.engine.get("tokenizer") or config.folder
+    loop = EngineLoop(engine, socket, Grammars(Path(named), vocab, engine.worker.sampler.end))
 
     def stop(*_args: object) -> None:
         loop.stopping = True
@@ -255,7 +262,7 @@ def main(folder: Path, generation: int) -> int:
         address=own.engine_socket(generation),
         ready=True,
         context=settings.max_length,
-        vocab=engine.worker.model.spec.vocab,
+        vocab=vocab,
         slots=settings.slots,
     )
     own.write(own.ready(generation).name, ready)

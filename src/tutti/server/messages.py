@@ -32,6 +32,8 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     salt: str = ""
     adapter: str = ""
+    grammar: str = ""  # as llguidance reads it; "": none
+    answered: int = 0  # the prompt's last tokens that are the answer's first: it goes on elsewhere
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

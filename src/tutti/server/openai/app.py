@@ -39,6 +39,7 @@ from tutti.server.openai.sampling import (
     COMPLETION_TOKENS,
     conversation,
     encoded,
+    grammar_of,
     needed,
     prompts_of,
     sampled_wishes,
@@ -109,9 +110,10 @@ class Api:
             needed(self.tokenizer)
         if self.config.log_prompts:
             log.info("prompt: %s", asked.model_dump_json(exclude_none=True))
+        grammar = await asyncio.to_thread(grammar_of, asked, kind)
         wishes, repeated = [], []
         for prompt in prompts:
-            own = sampled_wishes(asked, len(prompt), most, adapter, state)
+            own = sampled_wishes(asked, len(prompt), most, adapter, state, grammar)
             wishes += own
             repeated += [prompt] * len(own)
         return Job(

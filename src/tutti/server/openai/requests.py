@@ -189,6 +189,11 @@ class ChatRequest(Sampled):
             wanted = self.tool_choice.function.name
             if wanted not in names:
                 raise ValueError(f"'tool_choice': {hint(wanted, names)}")
+        if self.reasoning_effort is not None:
+            raise ValueError(
+                "'reasoning_effort' is not served; the template's own switch goes into "
+                "'chat_template_kwargs'"
+            )
         return self
 
 

@@ -9,18 +9,19 @@ from typing import Any
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Tokenizer
 from tutti.serve.parameters import SamplingParameters, mixed_seed
+from tutti.server.grammar import ANY_OBJECT, of_lark, of_regex, of_schema
 from tutti.server.messages import State, Wishes
+from tutti.server.openai import tools
 from tutti.server.openai.errors import ApiError, refused
-from tutti.server.openai.requests import ChatRequest, CompletionRequest, Sampled
+from tutti.server.openai.requests import ChatRequest, CompletionRequest, NamedTool, Sampled
 
 COMPLETION_TOKENS = 16  # where a completion does not say how many: OpenAI's default
 
 
 def sampled_wishes(
-    asked: Sampled, prompt: int, most: int | None, adapter: str, state: State
+    asked: Sampled, prompt: int, most: int | None, adapter: str, state: State, grammar: str = ""
 ) -> list[Wishes]:
     """Return the wishes of each sample of a request with so many tokens in its prompt."""
-    _check_served(asked)
     left = state.context - prompt
     if prompt < 1:
         raise refused("the prompt is empty", "prompt")
@@ -56,26 +57,33 @@ def sampled_wishes(
         parameters.check("request", state.vocab)
     except InputError as error:
         raise refused(str(error).removeprefix("request: ")) from None
-    return [Wishes(**shared, seed=mixed_seed(seed, sample)) for sample in range(asked.n or 1)]
+    return [
+        Wishes(**shared, grammar=grammar, seed=mixed_seed(seed, sample))
+        for sample in range(asked.n or 1)
+    ]
 
 
-def _check_served(asked: Sampled) -> None:
-    """Refuse what would change an answer and is not there."""
-    if asked.regex or asked.grammar:
-        raise refused("grammars are not served yet; leave 'regex' and 'grammar' out", "grammar")
+def grammar_of(asked: Sampled, kind: tools.Format | None) -> str:
+    """Return the grammar that an answer is to follow; "": none. One way of asking at a time."""
+    ways: dict[str, str] = {}
     if asked.response_format is not None and asked.response_format.type != "text":
-        raise refused(
-            f"response_format '{asked.response_format.type}' is not served yet; 'text' is",
-            "response_format",
-        )
-    if isinstance(asked, ChatRequest) and asked.tool_choice not in (None, "auto", "none"):
-        raise refused("tool_choice may be 'auto' or 'none'; others are not served yet", "tools")
-    if isinstance(asked, ChatRequest) and asked.reasoning_effort is not None:
-        raise refused(
-            "reasoning_effort is not served; give the template's own switch in "
-            "'chat_template_kwargs'",
-            "reasoning_effort",
-        )
+        wanted = asked.response_format.json_schema
+        ways["response_format"] = of_schema(ANY_OBJECT if wanted is None else wanted.schema_)
+    if asked.regex is not None:
+        ways["regex"] = of_regex(asked.regex)
+    if asked.grammar is not None:
+        ways["grammar"] = of_lark(asked.grammar)
+    if isinstance(asked, ChatRequest) and asked.tools and kind is not None:
+        chosen = asked.tool_choice
+        names = [chosen.function.name] if isinstance(chosen, NamedTool) else None
+        if names is not None or chosen == "required":
+            several = asked.parallel_tool_calls is not False and names is None
+            ways["tool_choice"] = of_lark(
+                tools.grammar([tool.function for tool in asked.tools], names, kind, several)
+            )
+    if len(ways) > 1:
+        raise refused(f"{' and '.join(ways)} cannot both be followed; give one of them")
+    return next(iter(ways.values()), "")
 
 
 def _logprobs(asked: Sampled) -> tuple[int | None, int | None]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tutti.huggingface.tokenizer import Tokenizer
+from tutti.server.openai.requests import ToolFunction
 
 Format = Literal["hermes", "llama3", "mistral"]
 _OPENS = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
@@ -98,6 +100,37 @@ def _call(value: Any) -> Call | None:
     if isinstance(arguments, str):
         return Call(value["name"], arguments)
     return Call(value["name"], json.dumps(arguments))
+
+
+def grammar(
+    functions: Sequence[ToolFunction], names: Sequence[str] | None, kind: Format, several: bool
+) -> str:
+    """Return the grammar (Lark's form) of answers that call tools and say nothing else."""
+    inside = "parameters" if kind == "llama3" else "arguments"
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function.name},
+                inside: function.parameters or {"type": "object"},
+            },
+            "required": ["name", inside],
+            "additionalProperties": False,
+        }
+        for function in functions
+        if names is None or function.name in names
+    ]
+    schema: dict[str, Any] = {"anyOf": calls, "x-guidance": {"whitespace_flexible": False}}
+    if kind == "mistral":
+        most = {} if several else {"maxItems": 1}
+        schema = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most,
+                  "x-guidance": schema["x-guidance"]}  # fmt: skip
+        return f'start: "{_OPENS[kind]}" body\nbody: %json {json.dumps(schema)}\n'
+    body = f"body: %json {json.dumps(schema)}\n"
+    if kind == "llama3":
+        return f"start: body\n{body}"
+    call = 'call: "<tool_call>\\n" body "\\n</tool_call>"\n'
+    return "start: call" + (' ("\\n" call)*' if several else "") + "\n" + call + body
 
 
 def may_begin(text: str, kind: Format) -> bool:
