@@ -15,7 +15,7 @@ import torch
 
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.quantised import quantise
-from tutti.bench.serving import trace
+from tutti.bench.traces import trace
 from tutti.models.load import load_model
 from tutti.nn import Model
 from tutti.nn.initialize import initialize

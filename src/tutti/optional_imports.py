@@ -18,6 +18,7 @@ _EXTRAS = {
     "msgspec": "serve",
     "prometheus_client": "serve",
     "llguidance": "serve",
+    "httpx": "serve",
 }
 
 

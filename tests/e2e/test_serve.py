@@ -197,6 +197,19 @@ def test_tools_that_must_be_called(client: Any) -> None:
     assert pieces[-1].finish_reason == "tool_calls"
 
 
+def test_a_load_is_measured(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    from tutti.cli.main import run
+
+    options = ["--requests", "6", "--rate", "20", "--json"]
+    assert run(["bench", "serve", f"{server.url}/v1", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["requests"], found["failed"], found["model"]) == (6, 0, "tiny")
+    assert found["output_tokens"] > 6 * 16
+    assert 0 < found["first_s"]["p50"] <= found["whole_s"]["p50"]
+    assert run(["bench", "serve", "http://127.0.0.1:9"]) != 0
+    assert "does not answer" in capsys.readouterr().err
+
+
 BAD: list[tuple[str, dict[str, Any] | str, int, str]] = [
     ("completions", "{", 400, "JSON"),
     ("completions", {"prompt": PROMPT, "temprature": 1}, 400, "did you mean 'temperature'?"),

@@ -8,30 +8,19 @@ requests, so that nothing is made for the first time while the clock runs.
 
 from __future__ import annotations
 
-import math
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from tutti.batching import Request, Scheduler, Settings, Tokens
+from tutti.bench.traces import Asked
 from tutti.errors import InputError
 from tutti.serve import Engine, SamplingParameters
-
-TraceKind = Literal["short", "chat"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One request of a trace."""
-
-    prompt: tuple[int, ...]
-    new: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +47,6 @@ class Served:
         if not self.first_token_s:
             return None
         return float(np.percentile(np.array(self.first_token_s), share))
-
-
-def trace(kind: TraceKind, requests: int, vocab: int, seed: int = 0) -> list[Asked]:
-    """Return requests: short ones of even lengths, or lengths as people chat."""
-    r = random.Random(seed)
-
-    def lognormal(mean: float, deviation: float, top: int) -> int:
-        drawn = r.lognormvariate(math.log(mean) - deviation * deviation / 2, deviation)
-        return max(4, min(top, int(drawn)))
-
-    found = []
-    for _ in range(requests):
-        if kind == "short":
-            length, new = r.randint(16, 256), r.randint(16, 128)
-        else:
-            length, new = lognormal(161, 1.0, 1024), -1
-        prompt = tuple(r.randrange(3, vocab) for _ in range(length))
-        new = lognormal(338, 0.8, 512) if new < 0 else new
-        found.append(Asked(prompt=prompt, new=new))
-    return found
 
 
 def run_tutti(folder: Path, asked: Sequence[Asked], **options: Any) -> Served:

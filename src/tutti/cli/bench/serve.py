@@ -19,9 +19,18 @@ class Lengths(StrEnum):
     CHAT = "chat"
 
 
+class Arrivals(StrEnum):
+    """How requests arrive."""
+
+    AT_ONCE = "at-once"
+    POISSON = "poisson"
+    BURSTS = "bursts"
+
+
 def serve(
-    folder: Annotated[
-        Path | None, typer.Argument(help="A Hugging Face folder; not for --scheduling.")
+    served: Annotated[
+        str | None,
+        typer.Argument(metavar="[FOLDER|URL]", help="A model folder, or a server's address."),
     ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="All requests at once, in this process.")
@@ -43,29 +52,55 @@ def serve(
     peers: Annotated[
         bool, typer.Option("--peers/--no-peers", help="Also transformers' continuous batching.")
     ] = True,
+    arrival: Annotated[
+        Arrivals, typer.Option(help="How requests reach a server.")
+    ] = Arrivals.POISSON,
+    rate: Annotated[float | None, typer.Option(help="A second; left out: all at once.")] = None,
+    api_key: Annotated[str, typer.Option(help="A server's.", envvar="TUTTI_API_KEY")] = "",
     json: Json = False,
 ) -> None:
-    """Time a trace of requests through the engine, beside transformers' continuous batching."""
+    """Time a trace of requests: through the engine beside transformers', or at a server."""
     from tutti.errors import InputError
 
     if scheduling:
         _scheduling(slots if slots != 64 else 256, json=json)
         return
-    if not offline or folder is None:
+    if served is not None and served.startswith(("http://", "https://")):
+        _load(served, lengths, requests, arrival.value, rate, api_key, json=json)
+        return
+    if not offline or served is None:
         lacking = (
-            " --offline needs a model folder" if offline else ": give --offline, or --scheduling"
+            " --offline needs a model folder"
+            if offline
+            else ": give a server's address, --offline, or --scheduling"
         )
         raise InputError(f"bench serve{lacking}")
+    _offline(Path(served), lengths, requests, threads, device, dtype, slots, peers=peers, json=json)
+
+
+def _offline(
+    folder: Path,
+    lengths: Lengths,
+    requests: int,
+    threads: int | None,
+    device: str | None,
+    dtype: list[str] | None,
+    slots: int,
+    *,
+    peers: bool,
+    json: bool,
+) -> None:
     require_torch("bench serve")
     import torch
 
     from tutti.bench import serving
+    from tutti.bench.traces import trace
     from tutti.huggingface.dtypes import weight_dtype
     from tutti.models.load import load_model
 
     if threads is not None:
         torch.set_num_threads(threads)
-    asked = serving.trace(lengths.value, requests, load_model(str(folder)).vocab)
+    asked = trace(lengths.value, requests, load_model(str(folder)).vocab)
     longest = max(len(one.prompt) + one.new for one in asked)
     rows: list[serving.Served] = []
     sizes = {"slots": slots, "max_length": longest}
@@ -79,6 +114,56 @@ def serve(
         print_json({"folder": str(folder), "requests": requests, "rows": found})
         return
     _print(found, f"{requests} requests at once, {torch.get_num_threads()} thread(s)")
+
+
+def _load(
+    url: str,
+    lengths: Lengths,
+    requests: int,
+    arrival: str,
+    rate: float | None,
+    key: str,
+    *,
+    json: bool,
+) -> None:
+    """Send requests to a server, and print what they waited for."""
+    import asyncio
+
+    from tutti.bench.serving_load import arrivals, load, served_model
+    from tutti.bench.traces import Asked, trace
+    from tutti.cli.shared.progress import ProgressLine
+    from tutti.errors import InputError
+
+    url = url.rstrip("/").removesuffix("/v1")
+    model, context = asyncio.run(served_model(url, key))
+    asked = trace(lengths.value, requests, 256)  # tokens that every vocabulary has
+    if context is not None:
+        asked = [
+            Asked(prompt=a.prompt[: context // 2], new=min(a.new, context // 2)) for a in asked
+        ]
+    times = arrivals(arrival, requests, rate)  # type: ignore[arg-type]
+    with ProgressLine("answered", wanted=not json) as line:
+        made = load(
+            url, model, asked, times, key=key, progress=lambda n: line.say(f"{n} of {requests}")
+        )
+        found = asyncio.run(made)
+    if json:
+        print_json({"url": url, "model": model, "rate": rate, **found.plain()})
+        return
+    if found.failed:
+        print_rich(f"{found.failed} of {found.requests} failed; the first: {found.first_error}")
+    if found.failed == found.requests:
+        raise InputError("bench serve: no request was answered")
+    print_rich(
+        f"{found.requests} requests of '{model}' in {found.seconds:.1f} s: "
+        f"{found.output_rate:,.1f} new tokens/s, {found.request_rate:.2f} requests/s"
+    )
+    for name, shares in (
+        ("first token", found.first_s), ("per token after it", found.per_token_s),
+        ("between pieces", found.gap_s), ("whole", found.whole_s),
+    ):  # fmt: skip
+        text = ", ".join(f"{share} {1e3 * value:,.1f} ms" for share, value in shares.items())
+        print_rich(f"  {name}: {text}")
 
 
 def _scheduling(slots: int, *, json: bool) -> None:

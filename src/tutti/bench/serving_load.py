@@ -1,0 +1,175 @@
+"""Load on a server that speaks OpenAI's interface: requests arrive, and wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from tutti.bench.traces import Asked
+from tutti.errors import InputError
+from tutti.optional_imports import library
+
+Arrival = Literal["at-once", "poisson", "bursts"]
+BURST = 8  # requests at a time
+
+
+@dataclass(slots=True)
+class Timed:
+    """One request, seconds from its arrival."""
+
+    first_s: float | None = None
+    whole_s: float = 0.0
+    pieces: list[float] = field(default_factory=list)  # when each came
+    tokens: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a load showed."""
+
+    requests: int
+    failed: int
+    first_error: str
+    seconds: float
+    output_tokens: int
+    output_rate: float
+    request_rate: float
+    first_s: dict[str, float]
+    per_token_s: dict[str, float]
+    gap_s: dict[str, float]
+    whole_s: dict[str, float]
+
+    def plain(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def arrivals(kind: Arrival, count: int, rate: float | None, seed: int = 0) -> list[float]:
+    """Return when requests arrive, in seconds."""
+    if kind == "at-once" or rate is None:
+        return [0.0] * count
+    r, now, times = random.Random(seed), 0.0, []
+    each = BURST if kind == "bursts" else 1
+    while len(times) < count:
+        now += r.expovariate(rate / each)
+        times += [now] * min(each, count - len(times))
+    return times
+
+
+async def load(
+    url: str,
+    model: str,
+    asked: Sequence[Asked],
+    times: Sequence[float],
+    *,
+    key: str = "",
+    most: int = 512,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Loaded:
+    """Send requests to a server as they arrive, `most` of them at a time; return what was seen."""
+    httpx = library("httpx", "bench serve URL")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    limits = httpx.Limits(max_connections=most, max_keepalive_connections=most)
+    done = 0
+    began = time.perf_counter()
+    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=None) as client:
+
+        async def one(request: Asked, at: float) -> Timed:
+            nonlocal done
+            await asyncio.sleep(max(0.0, at - (time.perf_counter() - began)))
+            found = await _one(client, url, model, request)
+            done += 1
+            progress(done)
+            return found
+
+        found = await asyncio.gather(*(one(r, at) for r, at in zip(asked, times, strict=True)))
+    return _summary(found, time.perf_counter() - began)
+
+
+async def _one(client: Any, url: str, model: str, asked: Asked) -> Timed:
+    """Stream one answer; tokens are counted by the server's own usage."""
+    httpx = library("httpx", "bench serve URL")
+    body = {
+        "model": model, "prompt": list(asked.prompt), "max_tokens": asked.new, "temperature": 0,
+        "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
+    }  # fmt: skip
+    found, began = Timed(), time.perf_counter()
+    try:
+        async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                text = (await response.aread()).decode(errors="replace")
+                found.error = f"{response.status_code}: {text[:200]}"
+                return found
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                _take(found, json.loads(line[6:]), time.perf_counter() - began)
+    except httpx.HTTPError as error:
+        found.error = f"{type(error).__name__}: {error}"
+    found.whole_s = time.perf_counter() - began
+    return found
+
+
+def _take(found: Timed, said: dict[str, Any], now: float) -> None:
+    if "error" in said:
+        found.error = str(said["error"].get("message", said["error"]))
+    if said.get("usage"):
+        found.tokens = int(said["usage"].get("completion_tokens", 0))
+    if said.get("choices"):
+        found.pieces.append(now)
+        if found.first_s is None:
+            found.first_s = now
+
+
+def _summary(found: Sequence[Timed], seconds: float) -> Loaded:
+    right = [one for one in found if not one.error and one.first_s is not None]
+    tokens = sum(one.tokens for one in right)
+    errors = [one.error for one in found if one.error]
+    return Loaded(
+        requests=len(found),
+        failed=len(found) - len(right),
+        first_error=errors[0] if errors else "",
+        seconds=seconds,
+        output_tokens=tokens,
+        output_rate=tokens / seconds,
+        request_rate=len(right) / seconds,
+        first_s=_shares([one.first_s or 0.0 for one in right]),
+        per_token_s=_shares(
+            [(one.whole_s - (one.first_s or 0.0)) / (one.tokens - 1)
+             for one in right if one.tokens > 1]
+        ),
+        gap_s=_shares([gap for one in right for gap in np.diff(one.pieces).tolist()]),
+        whole_s=_shares([one.whole_s for one in right]),
+    )  # fmt: skip
+
+
+def _shares(values: Sequence[float]) -> dict[str, float]:
+    """Return mean, median and the slowest of a hundred."""
+    if not values:
+        return {"mean": 0.0, "p50": 0.0, "p99": 0.0}
+    p50, p99 = np.percentile(values, (50, 99)).tolist()
+    return {"mean": float(np.mean(values)), "p50": p50, "p99": p99}
+
+
+async def served_model(url: str, key: str = "") -> tuple[str, int | None]:
+    """Return the name of a server's model, and its context where the server says it."""
+    httpx = library("httpx", "bench serve URL")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        async with httpx.AsyncClient(headers=headers, timeout=10.0) as client:
+            response = await client.get(f"{url}/v1/models")
+            found = response.json()["data"][0]
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise InputError(
+            f"bench serve: {url}/v1/models does not answer as OpenAI's interface does ({error})"
+        ) from None
+    length = found.get("max_model_len")
+    return str(found["id"]), int(length) if length else None
