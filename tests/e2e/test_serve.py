@@ -20,6 +20,7 @@ httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
 from tests.support.served import Served, write_model  # noqa: E402
+from tests.support.train_job import tutti  # noqa: E402
 from tutti.serve import Engine, SamplingParameters  # noqa: E402
 
 PROMPT = "once upon a time"
@@ -198,16 +199,16 @@ def test_tools_that_must_be_called(client: Any) -> None:
 
 
 def test_a_load_is_measured(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    from tutti.cli.main import run
-
     options = ["--requests", "6", "--rate", "20", "--json"]
-    assert run(["bench", "serve", f"{server.url}/v1", *options]) == 0
-    found = json.loads(capsys.readouterr().out)
+    code, out, _ = tutti(capsys, "bench", "serve", f"{server.url}/v1", *options)
+    assert code == 0
+    found = json.loads(out)
     assert (found["requests"], found["failed"], found["model"]) == (6, 0, "tiny")
     assert found["output_tokens"] > 6 * 16
     assert 0 < found["first_s"]["p50"] <= found["whole_s"]["p50"]
-    assert run(["bench", "serve", "http://127.0.0.1:9"]) != 0
-    assert "does not answer" in capsys.readouterr().err
+    code, _, err = tutti(capsys, "bench", "serve", "http://127.0.0.1:9")
+    assert code != 0
+    assert "does not answer" in err
 
 
 BAD: list[tuple[str, dict[str, Any] | str, int, str]] = [

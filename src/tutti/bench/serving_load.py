@@ -56,7 +56,8 @@ def arrivals(kind: Arrival, count: int, rate: float | None, seed: int = 0) -> li
     """Return when requests arrive, in seconds."""
     if kind == "at-once" or rate is None:
         return [0.0] * count
-    r, now, times = random.Random(seed), 0.0, []
+    r, now = random.Random(seed), 0.0
+    times: list[float] = []
     each = BURST if kind == "bursts" else 1
     while len(times) < count:
         now += r.expovariate(rate / each)
