@@ -7,6 +7,9 @@ from typing import Any
 import numba
 import numpy as np
 
+# sums in any order, fused products; what is no number stays none
+FAST = {"reassoc", "contract", "arcp", "nsz"}
+
 
 def _exponentials(line: Any, powers: Any) -> Any:
     """Put e to the power of numbers that are at most 0 in their place; return the sum.
@@ -131,9 +134,13 @@ def _one_each(
             largest = line.max()
             if len(sinks):
                 largest = max(largest, sinks[head])
+            check = largest * 0
             for key in range(last - first):
                 line[key] -= largest
+                check += line[key]
             whole = exponentials(line, powers)
+            if check != check:  # a score that is no number: neither is what comes of it
+                whole = check
             if len(sinks):
                 whole += np.exp(sinks[head] - largest)
             for key in range(last - first):
@@ -149,10 +156,11 @@ def _one_each(
 
 def _compiled(function: Any, *, parallel: bool = False) -> Any:
     """Return a compiled function, kept on disk where there is a place for it."""
+    options: dict[str, Any] = {"fastmath": FAST, "parallel": parallel, "error_model": "numpy"}
     try:
-        return numba.njit(cache=True, fastmath=True, parallel=parallel)(function)
+        return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no folder to keep it in
-        return numba.njit(fastmath=True, parallel=parallel)(function)
+        return numba.njit(**options)(function)
 
 
 exponentials, dots, weigh = _compiled(_exponentials), _compiled(_dots), _compiled(_weigh)

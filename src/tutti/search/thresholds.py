@@ -39,9 +39,6 @@ class Thresholds:
     usual_sequences: tuple[int, ...] = _threshold(
         (1, 2, 4, 8, 16), "sequences", "micro-batches of a replica that the coarse model looks at"
     )
-    short_sequences: int = _threshold(
-        32, "sequences", "of 1,024 tokens or fewer: they fill a chip as 16 of 2,048 do"
-    )
     other_tokens: int = _threshold(
         2**15, "tokens", "up to here a micro-batch may have any number of sequences"
     )

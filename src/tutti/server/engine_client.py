@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -94,7 +94,7 @@ class EngineClient:
 
     async def stream(
         self, tokens: list[int], wishes: Wishes, pooling: str | None = None
-    ) -> AsyncIterator[Update]:
+    ) -> AsyncGenerator[Update]:
         """Yield what comes of a request until its end; who leaves early cancels it."""
         number = self._number()
         asked = _Asked(Submit(number, tokens, wishes, pooling))

@@ -80,6 +80,7 @@ MISSING = {
     "predict": ["nowhere.json"],
     "profile": ["gpt3", "-o", "nowhere/out.json"],
     "report": ["nowhere"],
+    "serve": ["nowhere"],
     "show": ["nowhere.json"],
     "simulate": ["nowhere.json"],
     "train": ["nowhere.yaml"],

@@ -39,7 +39,8 @@ class MemoryTracker(TorchDispatchMode):
         """Run the operator and count what it made."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+            # oneDNN's own layouts have no storage: they are weights' second form, and not counted
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and not leaf.is_mkldnn:
                 self._count(leaf.untyped_storage(), func)
         return result
 

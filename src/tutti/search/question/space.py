@@ -118,11 +118,9 @@ class Problem:
 
     def sequence_counts(self) -> tuple[int, ...]:
         """Return how many sequences a replica may take of a micro-batch."""
-        wanted = self.space.sequences
-        if wanted is None:
-            wanted = THRESHOLDS.usual_sequences
-            if self._short_sequences > wanted[-1]:
-                wanted = (*wanted, THRESHOLDS.short_sequences)
+        wanted = (
+            THRESHOLDS.usual_sequences if self.space.sequences is None else self.space.sequences
+        )
         return tuple(b for b in wanted if b <= self.job.global_batch) or wanted[:1]
 
     def all_sequence_counts(self) -> tuple[int, ...]:
@@ -132,18 +130,12 @@ class Problem:
         """
         if self.space.sequences is not None or self.model.num_experts:
             return self.sequence_counts()
-        most = min(self._short_sequences, self.job.global_batch)
+        most = min(
+            THRESHOLDS.usual_sequences[-1],
+            self.job.global_batch,
+            THRESHOLDS.other_tokens // self.job.sequence_length,
+        )
         return tuple(sorted({*self.sequence_counts(), *range(1, 1 + most)}))
-
-    @property
-    def _short_sequences(self) -> int:
-        """How many sequences make a micro-batch of a usual number of tokens, where they are short.
-
-        There are more than the usual ones for half as many tokens each.
-        """
-        most = THRESHOLDS.other_tokens // self.job.sequence_length
-        short = most >= THRESHOLDS.short_sequences
-        return THRESHOLDS.short_sequences if short else min(THRESHOLDS.usual_sequences[-1], most)
 
     @property
     def has_other_sizes(self) -> bool:

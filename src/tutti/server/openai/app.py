@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +24,7 @@ from tutti.server.metrics import Metrics
 from tutti.server.openai import tools
 from tutti.server.openai.completions import Job
 from tutti.server.openai.errors import ApiError, busy, not_found, refused, unavailable
+from tutti.server.openai.guard import guarded
 from tutti.server.openai.requests import (
     AdapterRequest,
     Asked,
@@ -47,7 +47,6 @@ from tutti.server.openai.sampling import (
 from tutti.version import code_version
 
 log = logging.getLogger("tutti.server")
-OPEN = ("/health", "/ready", "/version")  # without a key
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in {
@@ -171,14 +170,6 @@ class Api:
         else:
             self.adapters.pop(asked.lora_name, None)
 
-    def allows(self, request: Request) -> bool:
-        """Tell whether a request has a key, if keys are asked for."""
-        if not self.config.keys or request.url.path in OPEN:
-            return True
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        fitting = [hmac.compare_digest(given, key.encode()) for key in self.config.keys]
-        return any(fitting)  # all are compared, whichever fits
-
 
 def _packed(vector: list[float]) -> str:
     return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
@@ -197,31 +188,15 @@ def make_app(api: Api) -> FastAPI:
     app = FastAPI(
         title="tutti", version=code_version(), lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    _add_guards(app, api)
+    guarded(app, api.config, api.metrics)
+    _add_errors(app)
     _add_routes(app, api)
     _add_operation(app, api)
     return app
 
 
-def _add_guards(app: FastAPI, api: Api) -> None:
-    """Add what every request goes through: key, length, errors in one form, a count."""
-
-    @app.middleware("http")
-    async def guard(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        response: Response
-        length = request.headers.get("content-length", "0")
-        if not api.allows(request):
-            response = _response(ApiError(401, "the key is missing or wrong", code="invalid_key"))
-        elif length.isdigit() and int(length) > api.config.most_body:
-            most = api.config.most_body
-            response = _response(ApiError(413, f"a body of {length} bytes; {most} may be sent"))
-        else:
-            response = await call_next(request)
-        route = getattr(request.scope.get("route"), "path", "other")
-        api.metrics.requests.labels(route, str(response.status_code)).inc()
-        return response
+def _add_errors(app: FastAPI) -> None:
+    """Give errors one form."""
 
     @app.exception_handler(ApiError)
     async def failed(_request: Request, error: ApiError) -> Response:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,21 +46,22 @@ class Sample:
         stops: Sequence[str],
         *,
         shown: frozenset[int] = frozenset(),
-    ) -> AsyncIterator[Said]:
+    ) -> AsyncGenerator[Said]:
         """Yield what comes; a stop text ends it. `shown`: special tokens that are text here."""
         stream = None if tokenizer is None else TextStream(tokenizer, stops)
         special = frozenset() if tokenizer is None else tokenizer.special - shown
-        async for update in client.stream(tokens, wishes):
-            said = self._take(update, stream, special)
-            if stream is not None and stream.stopped:
-                said.finish = "stop"
-            self.text += said.text
-            self.tokens += said.tokens
-            self.logprobs += said.logprobs
-            self.finish = said.finish
-            yield said
-            if said.finish is not None:
-                return
+        async with contextlib.aclosing(client.stream(tokens, wishes)) as updates:
+            async for update in updates:
+                said = self._take(update, stream, special)
+                if stream is not None and stream.stopped:
+                    said.finish = "stop"
+                self.text += said.text
+                self.tokens += said.tokens
+                self.logprobs += said.logprobs
+                self.finish = said.finish
+                yield said
+                if said.finish is not None:
+                    return
 
     def _take(self, update: Update, stream: TextStream | None, special: frozenset[int]) -> Said:
         self.cached = max(self.cached, update.cached)
