@@ -28,9 +28,9 @@ class Arrivals(StrEnum):
 
 
 def serve(
-    served: Annotated[
+    folder_or_url: Annotated[
         str | None,
-        typer.Argument(metavar="[FOLDER|URL]", help="A model folder, or a server's address."),
+        typer.Argument(help="A model folder, or a server's address."),
     ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="All requests at once, in this process.")
@@ -65,17 +65,27 @@ def serve(
     if scheduling:
         _scheduling(slots if slots != 64 else 256, json=json)
         return
-    if served is not None and served.startswith(("http://", "https://")):
-        _load(served, lengths, requests, arrival.value, rate, api_key, json=json)
+    if folder_or_url is not None and folder_or_url.startswith(("http://", "https://")):
+        _load(folder_or_url, lengths, requests, arrival.value, rate, api_key, json=json)
         return
-    if not offline or served is None:
+    if not offline or folder_or_url is None:
         lacking = (
             " --offline needs a model folder"
             if offline
             else ": give a server's address, --offline, or --scheduling"
         )
         raise InputError(f"bench serve{lacking}")
-    _offline(Path(served), lengths, requests, threads, device, dtype, slots, peers=peers, json=json)
+    _offline(
+        Path(folder_or_url),
+        lengths,
+        requests,
+        threads,
+        device,
+        dtype,
+        slots,
+        peers=peers,
+        json=json,
+    )
 
 
 def _offline(
