@@ -79,7 +79,7 @@ def main() -> None:
         v = torch.randn_like(k)
         q = torch.randn(sum(queries), HEADS, WIDTH, device="cuda", dtype=torch.bfloat16)
         times = {}
-        tiles = paged._SINGLE if kind == "decode" else paged._LONG
+        tiles = {"decode": paged._MANY, "prefill": paged._LONG}[kind]
         for tile in SINGLE if kind == "decode" else LONG:
             number += 1
             if mine and number % mine[1] != mine[0]:

@@ -15,6 +15,7 @@ import torch
 
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.quantised import quantise
+from tutti.batching import Scheduler
 from tutti.bench.traces import trace
 from tutti.models.load import load_model
 from tutti.nn import Model
@@ -174,6 +175,7 @@ def prefix(engine: Engine) -> None:
 
 def poisson(engine: Engine, rate: float, requests: int) -> None:
     """Print latencies of the chat trace arriving at random, so many a second."""
+    aim(engine, 0.012)
     asked = trace("chat", requests, 151936)
     r = np.random.default_rng(3)
     arrivals = np.cumsum(r.exponential(1 / rate, requests))
@@ -217,13 +219,17 @@ def poisson(engine: Engine, rate: float, requests: int) -> None:
     )
 
 
+def aim(engine: Engine, target_s: float) -> None:
+    """Let prompts be cut such that steps keep a time."""
+    prices = engine.worker.warm_steps.prices(engine.worker.settings, engine.worker.accelerator)
+    print(prices, flush=True)
+    settings = replace(engine.worker.settings, target_s=target_s)
+    engine.scheduler = Scheduler(settings, prices=prices)
+
+
 def interrupted(engine: Engine) -> None:
     """Print the gaps of 32 that decode, alone and while a prompt of 32,000 tokens comes in."""
-    from tutti.batching import LinearPrices, Scheduler
-
-    settings = replace(engine.worker.settings, target_s=0.0105)
-    prices = LinearPrices(step_s=0.0045, token_s=2.2e-5, key_s=2.5e-9)
-    engine.scheduler = Scheduler(settings, prices=prices)
+    aim(engine, 0.011)
     r = np.random.default_rng(7)
     for _ in range(32):
         engine.add(r.integers(3, 1000, 300).tolist(), wishes(1500))

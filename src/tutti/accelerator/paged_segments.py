@@ -31,6 +31,9 @@ class PagedSegments:
     num_queries: int  # tokens of the batch, padding included
     most_queries: int  # of a row, at most
     most_keys: int  # of a row, at most
+    # where rows of one query come first: int32, how many they are, and how many longer ones follow
+    first_long: Tensor | None = None
+    most_long: int | None = None
 
     @classmethod
     def of(
@@ -62,7 +65,14 @@ class PagedSegments:
             query_starts=self.query_starts.to(device),
             key_lengths=self.key_lengths.to(device),
             tables=self.tables.to(device),
+            first_long=None if self.first_long is None else self.first_long.to(device),
         )
+
+    @property
+    def num_long(self) -> int:
+        """Rows of several queries, at most."""
+        rows = self.key_lengths.shape[0]
+        return rows if self.most_long is None else min(rows, self.most_long)
 
     def rows_and_positions(self) -> tuple[Tensor, Tensor]:
         """Return the row of each token, and its position in its sequence; padding has 0 and −1."""

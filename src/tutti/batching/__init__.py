@@ -8,9 +8,10 @@ runs it on a chip, the simulator against prices.
 from tutti.batching.events import Arrived, Cancelled, Guessed, Received, Room, Tokens
 from tutti.batching.pages import PagePool
 from tutti.batching.prefix import PrefixTree
+from tutti.batching.prices import LinearPrices, Prices, StepSize, TabledPrices
 from tutti.batching.request import Finish, Request, Sequence
 from tutti.batching.scheduler import Scheduler
-from tutti.batching.settings import LinearPrices, Prices, Settings
+from tutti.batching.settings import Settings
 from tutti.batching.step import Step
 
 __all__ = [
@@ -29,5 +30,7 @@ __all__ = [
     "Sequence",
     "Settings",
     "Step",
+    "StepSize",
+    "TabledPrices",
     "Tokens",
 ]

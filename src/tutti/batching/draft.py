@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tutti.batching.prices import StepSize
 from tutti.batching.step import I32, Beginning
+
+EMPTY = StepSize(0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -19,12 +22,18 @@ class Draft:
     copies: list[tuple[int, int]] = field(default_factory=list)
     begins: list[Beginning] = field(default_factory=list)
     guesses: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by slot, behind its token
-    keys: int = 0  # that all rows look at
+    size: StepSize = EMPTY
 
     @property
     def tokens(self) -> int:
         """Tokens of all rows."""
         return len(self.singles) + sum(count for _, count in self.chunks)
+
+    def add_chunk(self, slot: int, start: int, count: int) -> None:
+        """Take a row of so many tokens behind so many that are stored."""
+        self.chunks.append((slot, count))
+        self.budget -= count
+        self.size = self.size.with_chunk(start, count)
 
     def rows(self) -> tuple[I32, I32]:
         """Return slots and numbers of tokens, rows of one token first."""

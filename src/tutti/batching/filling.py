@@ -10,8 +10,9 @@ import numpy as np
 from tutti.batching.draft import Draft
 from tutti.batching.pages import PagePool
 from tutti.batching.prefix import PrefixTree
+from tutti.batching.prices import Prices, StepSize
 from tutti.batching.request import Sequence
-from tutti.batching.settings import Prices, Settings
+from tutti.batching.settings import Settings
 from tutti.batching.slots import PREEMPTED, STAYS, Slots
 from tutti.batching.step import Beginning
 
@@ -107,7 +108,8 @@ class Filling:
             self._own_page(draft, slot, index)
         draft.singles = slots.astype(np.int32)
         draft.budget -= len(slots)
-        draft.keys += int(columns.computed[slots].sum()) + len(slots)
+        keys = int(columns.computed[slots].sum()) + len(slots)
+        draft.size = StepSize(len(slots), 0, keys)
 
     def _needs_page(self, slots: np.ndarray) -> np.ndarray:
         """Tell whose next token has no page, or one that others use too."""
@@ -174,10 +176,12 @@ class Filling:
                 columns.table[slot, held : held + new] = self._pool.take(new)
                 columns.num_pages[slot] += new
             draft.singles = draft.singles[draft.singles != slot]
-            draft.chunks.append((slot, 1 + count))
+            draft.budget += 1  # of the single token, which is part of the longer row
+            draft.size = draft.size._replace(
+                decodes=draft.size.decodes - 1, keys=draft.size.keys - start - 1
+            )
+            draft.add_chunk(slot, start, 1 + count)
             draft.guesses[slot] = tokens[:count]
-            draft.budget -= count
-            draft.keys += count * (start + 1) + count * (count + 1) // 2
 
     # --- prompts ---------------------------------------------------------------------------
 
@@ -195,9 +199,7 @@ class Filling:
         if new > 0:
             columns.table[slot, held : held + new] = pool.take(new)
             columns.num_pages[slot] += new
-        draft.chunks.append((slot, count))
-        draft.budget -= count
-        draft.keys += count * start + count * (count + 1) // 2
+        draft.add_chunk(slot, start, count)
         return True
 
     def _affordable(self, draft: Draft, start: int) -> int:
@@ -208,8 +210,7 @@ class Filling:
         low, high = min(self._settings.page_size, draft.budget), draft.budget
         while low < high:
             count = (low + high + 1) // 2
-            keys = draft.keys + count * start + count * (count + 1) // 2
-            if prices.seconds(draft.tokens + count, keys) <= target:
+            if prices.seconds(draft.size.with_chunk(start, count)) <= target:
                 low = count
             else:
                 high = count - 1

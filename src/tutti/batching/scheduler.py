@@ -29,9 +29,10 @@ from tutti.batching.filling import Filling
 from tutti.batching.flights import Flight, with_guesses
 from tutti.batching.pages import PagePool
 from tutti.batching.prefix import PrefixTree
+from tutti.batching.prices import Prices
 from tutti.batching.request import Finish, Request, Sequence
 from tutti.batching.request_limits import check_request
-from tutti.batching.settings import Prices, Settings
+from tutti.batching.settings import Settings
 from tutti.batching.slots import ENDED, STAYS, Slots
 from tutti.batching.step import I32, LAST, Beginning, Step
 from tutti.errors import InputError

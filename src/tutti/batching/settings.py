@@ -1,31 +1,11 @@
-"""What a scheduler is given to work with, and what a step may cost."""
+"""What a scheduler is given to work with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from tutti.errors import InputError
-
-
-class Prices(Protocol):
-    """Predicted seconds of a step."""
-
-    def seconds(self, tokens: int, keys: int) -> float:
-        """Return the time of a step of so many tokens that look at so many keys in all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearPrices:
-    """A step's time as a sum: a fixed part, each token's, each key's."""
-
-    step_s: float
-    token_s: float
-    key_s: float = 0.0
-
-    def seconds(self, tokens: int, keys: int) -> float:
-        """Return the time of a step."""
-        return self.step_s + self.token_s * tokens + self.key_s * keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ class Engine:
     ) -> None:
         self.worker, self.tokenizer, self.seed = worker, tokenizer, seed
         self._drafter, self._pace = drafter, Pace(guesses)
-        self.scheduler = Scheduler(worker.settings)
+        self.scheduler = Scheduler(worker.settings, worker.prices())
         self.counters = Counters()
         self._wanted: dict[int, _Wanted] = {}
         self._by_sequence: dict[int, tuple[int, int]] = {}
@@ -163,8 +163,8 @@ class Engine:
         self.worker.adapters.drop(name)
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Capture the usual steps before anybody waits for one."""
-        self.worker.warm_up(progress)
+        """Capture steps of all sizes before anybody waits for one."""
+        self.worker.warm_steps.all(progress)
 
     # --- the loop --------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ class Shape(NamedTuple):
     samples: int
     most_queries: int  # of a row
     most_keys: int  # of a row
+    long_rows: int = 0  # rows of several tokens
 
     @classmethod
     def of(cls, step: Step) -> Shape:
@@ -38,6 +39,7 @@ class Shape(NamedTuple):
             len(step.sample_rows),
             int(step.queries.max()),
             int((step.starts + step.queries).max()),
+            int((step.queries > 1).sum()),
         )
 
 
@@ -58,6 +60,7 @@ class StepInputs:
 
     def __init__(self, accelerator: Accelerator, settings: Settings) -> None:
         self._page_size, self._nobody = settings.page_size, settings.slots
+        self._pages = settings.pages
         rows, tokens = settings.slots, settings.most_tokens
         sizes = {
             "query_starts": rows + 1,
@@ -68,6 +71,7 @@ class StepInputs:
             "sample_offsets": rows + tokens,
             "sample_slots": rows + tokens,
             "tokens": tokens,
+            "first_long": 1,
             "tables": rows * settings.table_width,
         }
         ends = np.cumsum(list(sizes.values())).tolist()
@@ -88,6 +92,7 @@ class StepInputs:
             "sample_offsets": (step.sample_offsets, shape.samples, 0),
             "sample_slots": (step.sample_slots, shape.samples, self._nobody),
             "tokens": (step.tokens, shape.tokens, 0),
+            "first_long": ((step.queries == 1).sum(keepdims=True), 1, 0),
         }
         for name, (column, size, rest) in filled.items():
             first = self._first[name]
@@ -111,6 +116,26 @@ class StepInputs:
         self._upload.device[first : first + shape.samples] = self._nobody
         return self.seen(shape)
 
+    def rehearsed(self, shape: Shape, wide: Shape, keys: int) -> Given:
+        """Return a step of a size, filled up, whose rows end with the last of so many keys.
+
+        Rows lie in pages one after the other, from the first on when there are no more: it is only
+        for steps before there are requests. Without keys the step has no tokens either.
+        """
+        given = self.blank(wide)
+        if not keys:
+            return given
+        rows, width = shape.rows, self._width(wide)
+        each = shape.tokens // rows
+        used = min(width, -(-keys // self._page_size))
+        starts = (torch.arange(1, wide.rows + 1) * each).clamp_max(rows * each)
+        given.segments.query_starts[1:].copy_(starts)
+        given.segments.key_lengths[:rows] = keys
+        self._part("first_long", 1).fill_(rows if each == 1 else 0)
+        pages = 1 + torch.arange(rows * used).remainder_(max(1, self._pages - 1))
+        given.segments.tables[:rows, :used].copy_(pages.view(rows, used))
+        return given
+
     def seen(self, shape: Shape) -> Given:
         """Return where a step of a size lies on the device."""
         rows, width = shape.rows, self._width(shape)
@@ -122,6 +147,8 @@ class StepInputs:
             num_queries=shape.tokens,
             most_queries=shape.most_queries,
             most_keys=shape.most_keys,
+            first_long=self._part("first_long", 1),
+            most_long=shape.long_rows,
         )
         return Given(
             segments,

@@ -48,6 +48,7 @@ class Sizes:
     most_tokens: int = 2048  # of a step
     prefix: bool = True
     ahead: int | None = None  # steps under way at a time: two where the chip has graphs
+    target_s: float | None = None  # prompts are cut such that a step beside decodes keeps it
     adapter_slots: int = SLOTS  # LoRA adapters at a time
     adapter_rank: int = RANK  # the largest, of those that are added later
 
@@ -291,6 +292,7 @@ def settings_for(
         stretch_kind="switch" if stretched is None else stretched[1],  # type: ignore[arg-type]
         prefix=sizes.prefix,
         ahead=sizes.ahead or (1 if accelerator.graph_pool() is None else 2),
+        target_s=sizes.target_s,
     )
 
 

@@ -66,6 +66,8 @@ class Sampler:
     ) -> None:
         self._accelerator, self._operators = accelerator, accelerator.operators
         self._depth = ahead + 1
+        # a kernel that draws and takes the largest in one pass costs no more for drawing
+        self.always_draws = self._operators.preferred("sample")[0] != "reference"
         slots += 1  # the last one is nobody's: what fills a step up is sampled there
         self._device, self._vocab, self.end = accelerator.device, vocab, tuple(end)
         self._wishes: list[_Wishes | None] = [None] * slots

@@ -6,8 +6,8 @@ It holds the model, the pages, the sampler's columns and each slot's last token,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tutti.accelerator import Accelerator
 from tutti.batching.events import FAILS
+from tutti.batching.prices import TabledPrices
 from tutti.batching.request import Sequence
 from tutti.batching.settings import Settings
 from tutti.batching.step import LAST, Step
@@ -27,6 +28,7 @@ from tutti.serve.inputs import Given, Shape, StepInputs
 from tutti.serve.parameters import SamplingParameters
 from tutti.serve.sampler import Chosen, Sampler, TopTokens, top_tokens
 from tutti.serve.staging import Download
+from tutti.serve.warm_steps import WarmSteps
 
 log = logging.getLogger(__name__)
 
@@ -112,21 +114,17 @@ class Worker:
         """Take what a sequence wants, before the first step that has it."""
         self._work[sequence.id], self._sequences[sequence.id] = work, sequence
 
-    @torch.no_grad()
-    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> int:
-        """Capture the usual steps, and compile the largest; return how many graphs there are."""
-        graphs, most = self._graphs, self.settings.most_tokens
-        shapes = graphs.decode_shapes()[::-1] + graphs.mixed_shapes() if self._capturable else []
-        self.sampler.send()
-        for done, shape in enumerate(shapes):
-            key = GraphKey(shape, False, self.sampler.columns_key)
-            graphs.get(key, lambda given: self._plain(given, draws=False))
-            if progress is not None:
-                progress(done + 1, len(shapes))
-        rows = min(self.settings.slots, most)
-        keys = min(most, self.settings.table_width * self.settings.page_size)
-        self._plain(self._inputs.blank(Shape(most, rows, rows, most, keys)), draws=False)
-        return graphs.count
+    @cached_property
+    def warm_steps(self) -> WarmSteps:
+        """Steps that are made before somebody waits for one."""
+        graphs = self._graphs if self._capturable else None
+        return WarmSteps(graphs, self._inputs, self.sampler, self._plain)
+
+    def prices(self) -> TabledPrices | None:
+        """Return what steps take here, where a target wants it; there are no requests yet."""
+        if self.settings.target_s is None:
+            return None
+        return self.warm_steps.prices(self.settings, self.accelerator)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence that ended."""
@@ -191,7 +189,7 @@ class Worker:
         return self.adapters.select(step, [self._work[n].adapter for n in step.sequences.tolist()])
 
     def _replayed(self, step: Step) -> tuple[Tensor, Tensor] | None:
-        """Return a step's tokens and ends from a graph; None where it cannot be one."""
+        """Return a step's tokens and ends, filled up to a size; None where that cannot be."""
         slots = step.sample_slots
         if not self._capturable or not self.sampler.is_plain(slots) or self._is_looked_at(step):
             return None
@@ -200,8 +198,11 @@ class Worker:
         shape = self._graphs.shape_for(Shape.of(step))
         if shape is None:
             return None
-        key = GraphKey(shape, self.sampler.draws(slots), self.sampler.columns_key)
-        replay = self._graphs.get(key, lambda given: self._plain(given, draws=key.draws))
+        draws = self.sampler.always_draws or self.sampler.draws(slots)
+        if not self._graphs.captures(shape):
+            return self._plain(self._inputs.take(step, shape), draws=draws)
+        key = GraphKey(shape, draws, self.sampler.columns_key)
+        replay = self._graphs.get(key, lambda given: self._plain(given, draws=draws))
         if replay is None:
             return None
         self._inputs.take(step, shape)

@@ -62,8 +62,16 @@ class _Asker:
 class EngineLoop:
     """Feeds an engine from a socket, and answers."""
 
-    def __init__(self, engine: Engine, socket: zmq.Socket[bytes], grammars: Grammars) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        socket: zmq.Socket[bytes],
+        grammars: Grammars,
+        *,
+        warms: bool = False,
+    ) -> None:
         self._engine, self._socket, self._grammars = engine, socket, grammars
+        self._warms = warms
         self._askers: dict[int, _Asker] = {}
         self._numbers: dict[tuple[bytes, int], int] = {}
         self._clients: set[bytes] = set()
@@ -75,7 +83,9 @@ class EngineLoop:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         while not self.stopping:
-            if poller.poll(IDLE_MS if self._engine.is_idle else 0):
+            idle = self._engine.is_idle
+            more = idle and self._warms and self._engine.worker.warm_steps.next()
+            if poller.poll(IDLE_MS if idle and not more else 0):
                 self._take()
             if not self._engine.is_idle:
                 self._step()
@@ -226,7 +236,7 @@ def open_engine(config: ServerConfig) -> Engine:
     engine = Engine.from_pretrained(config.folder, **config.engine)
     engine.tokenizer = None  # texts are the API's
     if config.warm_up:
-        engine.warm_up()
+        engine.worker.warm_steps.usual()  # the others while nobody waits
     return engine
 
 
@@ -249,7 +259,8 @@ def main(folder: Path, generation: int) -> int:
     socket.bind(own.engine_socket(generation))
     vocab = engine.worker.model.spec.vocab
     named = config.engine.get("tokenizer") or config.folder
-    loop = EngineLoop(engine, socket, Grammars(Path(named), vocab, engine.worker.sampler.end))
+    grammars = Grammars(Path(named), vocab, engine.worker.sampler.end)
+    loop = EngineLoop(engine, socket, grammars, warms=config.warm_up)
 
     def stop(*_args: object) -> None:
         loop.stopping = True

@@ -109,18 +109,19 @@ def test_a_step_fits_the_size_it_is_filled_up_to() -> None:
         tokens = rows if single else r.randint(rows + 1, 3000)
         samples = r.randint(0, tokens)
         most = 1 if single else r.randint(2, tokens - rows + 1)
-        shape = Shape(tokens, rows, samples, most, r.randint(most, 9000))
+        long_rows = 0 if single else r.randint(1, min(rows, tokens - rows))
+        shape = Shape(tokens, rows, samples, most, r.randint(most, 9000), long_rows)
         wide = graphs.shape_for(shape)
-        if tokens > 2048:
-            assert wide is None
-        elif wide is not None:
+        if wide is not None:
+            assert graphs.captures(wide) == (wide.tokens <= 2048)
             assert all(a >= b for a, b in zip(wide, shape, strict=True)), (wide, shape)
             assert wide.rows <= settings.slots
             assert wide.tokens >= wide.rows
             assert wide.tokens <= settings.most_tokens
             assert wide.most_keys <= settings.table_width * settings.page_size
-            sizes.add(wide)
-    assert len(sizes) < 200, "too many graphs"
+            if graphs.captures(wide):
+                sizes.add(wide)
+    assert len(sizes) < 240, "too many graphs"
 
 
 def test_steps_are_captured_before_anybody_waits(model: Model) -> None:
@@ -128,8 +129,9 @@ def test_steps_are_captured_before_anybody_waits(model: Model) -> None:
     seen: list[tuple[int, int]] = []
     warm.warm_up(lambda done, of: seen.append((done, of)))
     sizes = warm.worker._graphs.count
-    assert sizes == 4 + 8  # of 1, 2, 4 and 6 rows; of prompts up to 2,048 tokens
-    assert seen == [(number, sizes) for number in range(1, sizes + 1)]
+    # of 1, 2, 4 and 6 rows; of prompts up to 2,048 tokens, few or many
+    assert sizes == 4 + 2 * 7
+    assert seen[-1][0] == seen[-1][1] >= sizes
     prompts = [[5, 6, 7], [8, 9], [1]]
     wanted = SamplingParameters(max_tokens=9, ignore_end=True)
     assert [d.tokens for d in warm.generate(prompts, wanted)] == [

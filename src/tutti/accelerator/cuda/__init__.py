@@ -34,10 +34,12 @@ def register_all() -> None:
             paged_heads,
             paged_latents,
             pointwise,
+            sampling,
         )
 
         for module in (
             cross_entropy, experts, few_rows, flash, layer_norm, narrow, narrow_experts,
             narrow_rows, norm, optimizer, paged, paged_heads, paged_latents, pointwise,
+            sampling,
         ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)

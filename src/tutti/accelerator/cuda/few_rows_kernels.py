@@ -122,7 +122,7 @@ def _joined(sum_mn, parts, counters, rows, out, m, n, SPLITS: tl.constexpr):
     return sum_mn, last
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def multiply_few(
     x, w, x_scales, scales, zeros, bias, y, parts, counters, x_row, rows, out, width, scale_row,
     scale_height, group,

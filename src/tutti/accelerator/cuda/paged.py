@@ -17,9 +17,11 @@ WIDEST_HEAD = 256
 WINDOWS = {"sliding": 1, "chunked": 2}
 PROGRAMS = 528  # keep a chip of 132 units busy: rows are split until there are so many
 MOST_SPLITS = 64
+MOST_LONG_SPLITS = 16  # of queries of longer rows: one program joins what all splits have
 LEAST_SPLIT, LONG_SPLIT = 64, 256  # keys of a split at least: where chips wait, where none does
 FEW_QUERIES = 1024  # of a step: more keep the chip busy without splits
-LONGEST_SPLIT = 1024  # where rows may be far from equal
+UNEQUAL_SPLITS = 8  # of rows that may be far longer than the others
+LONGEST_SPLIT = 1024  # keys of a split at most, up to `MOST_SPLITS`, where no chip waits
 
 
 class _Tile(NamedTuple):
@@ -31,9 +33,13 @@ class _Tile(NamedTuple):
     stages: int
 
 
-# by the padded width of a head: rows of one token, longer rows
-_SINGLE = {64: _Tile(16, 64, 4, 5), 128: _Tile(16, 64, 2, 4), 256: _Tile(16, 32, 4, 3)}
-_LONG = {64: _Tile(128, 64, 4, 3), 128: _Tile(128, 64, 4, 3), 256: _Tile(64, 32, 4, 3)}
+# by the padded width of a head: rows of one token, by how many programs there are; longer rows
+_FEW = {64: _Tile(16, 64, 4, 5), 128: _Tile(16, 64, 2, 4), 256: _Tile(16, 32, 4, 3)}
+_SOME = {64: _Tile(16, 64, 4, 5), 128: _Tile(16, 64, 4, 2), 256: _Tile(16, 32, 4, 3)}
+_MANY = _FEW
+# few queries keep the chip busy when tiles are small; many gain by large ones
+_CHUNK = {64: _Tile(64, 64, 4, 3), 128: _Tile(64, 64, 4, 3), 256: _Tile(32, 32, 4, 3)}
+_LONG = {64: _Tile(128, 64, 4, 3), 128: _Tile(256, 64, 8, 3), 256: _Tile(64, 32, 4, 3)}
 
 
 def paged_attention(
@@ -88,8 +94,11 @@ def _single(
 ) -> None:
     """Fill in rows of one query."""
     rows, heads = steps.key_lengths.shape[0], key_pages.shape[2]
-    tile = _tile(_SINGLE, q, value_pages)
-    splits = Splits.of(out, rows, heads, steps.most_keys, tile.keys)
+    programs = rows * heads
+    some = PROGRAMS // 8 < programs <= 2 * PROGRAMS
+    tiles = _SOME if some else _FEW if programs <= PROGRAMS else _MANY
+    tile = _tile(tiles, q, value_pages)
+    splits = Splits.of(out, rows, rows, heads, steps.most_keys, tile.keys)
     wide_share = power_of_two(q.shape[1] // heads)
     queries = max(1, tile.rows // wide_share)
     _launch(
@@ -103,8 +112,8 @@ class Splits(NamedTuple):
 
     most: int  # of a row
     least: int  # keys of one, at least
-    parts: Tensor  # (T, H, count, E)
-    sums: Tensor  # (T, H, count, 2): highest score and sum of weights
+    parts: Tensor  # (lines, H, count, E): lines are rows where each has one query, else tokens
+    sums: Tensor  # (lines, H, count, 2): highest score and sum of weights
     counters: Tensor  # by row and group of heads: how many are done; 0 between calls
 
     @classmethod
@@ -113,19 +122,34 @@ class Splits(NamedTuple):
         return cls(1, 1, out, out, out)
 
     @classmethod
-    def of(cls, out: Tensor, rows: int, groups: int, most_keys: int, tile: int) -> Splits:
-        """Return splits for rows of so many keys at most, which keep the chip busy."""
+    def of(
+        cls,
+        out: Tensor,
+        lines: int,
+        rows: int,
+        groups: int,
+        most_keys: int,
+        tile: int,
+        tiles: int | None = None,
+        most: int = MOST_SPLITS,
+    ) -> Splits:
+        """Return splits for rows of so many keys at most, which keep the chip busy.
+
+        `tiles`: how many programs a group has, where some find nothing to do.
+        """
         programs = rows * groups
         wanted = -(-PROGRAMS // programs)
-        least = max(tile, LEAST_SPLIT if wanted > 1 else LONG_SPLIT)
-        wanted = max(wanted, -(-most_keys // LONGEST_SPLIT))
-        count = max(1, min(MOST_SPLITS, wanted, -(-most_keys // least)))
+        least = max(tile, LEAST_SPLIT if wanted > 2 else LONG_SPLIT)
+        longest = LONGEST_SPLIT if programs > 2 * PROGRAMS else least
+        wanted = max(wanted, min(UNEQUAL_SPLITS, -(-most_keys // longest)))
+        # a power of two: a kernel is compiled for each
+        count = power_of_two(max(1, min(most, wanted, -(-most_keys // least))))
         if count == 1:
             return cls.none(out)
-        tokens, heads, width = out.shape
-        parts = out.new_empty((tokens, heads, count, width), dtype=torch.float32)
-        sums = out.new_empty((tokens, heads, count, 2), dtype=torch.float32)
-        return cls(count, least, parts, sums, zero_counters(out.device, programs))
+        _, heads, width = out.shape
+        parts = out.new_empty((lines, heads, count, width), dtype=torch.float32)
+        sums = out.new_empty((lines, heads, count, 2), dtype=torch.float32)
+        return cls(count, least, parts, sums, zero_counters(out.device, (tiles or rows) * groups))
 
 
 def _long(
@@ -140,13 +164,18 @@ def _long(
     switches: dict[str, Any],
 ) -> None:
     """Fill in rows of several queries."""
-    rows, heads = steps.key_lengths.shape[0], key_pages.shape[2]
-    tile = _tile(_LONG, q, value_pages)
+    heads = key_pages.shape[2]
+    few = steps.num_queries <= FEW_QUERIES
+    tile = _tile(_CHUNK if few else _LONG, q, value_pages)
     queries = max(1, tile.rows // power_of_two(q.shape[1] // heads))
-    tiles = steps.num_queries // queries + rows
+    busy = -(-steps.num_queries // queries)
+    tiles = steps.num_queries // queries + steps.num_long
     splits = Splits.none(out)
-    if steps.num_queries <= FEW_QUERIES:
-        splits = Splits.of(out, tiles, heads, steps.most_keys, 4 * tile.keys)
+    if few:
+        least = 4 * tile.keys
+        splits = Splits.of(
+            out, q.shape[0], busy, heads, steps.most_keys, least, tiles, MOST_LONG_SPLITS
+        )
     _launch(
         (tiles, heads, splits.most), tile, queries, out, splits, q, key_pages, value_pages, steps,
         sinks, slopes, numbers, {**switches, "SINGLE": False, "ZERO": False},
@@ -171,14 +200,16 @@ def _launch(
     heads, share = q.shape[1], q.shape[1] // key_pages.shape[2]
     kernels.attend[grid](
         q, key_pages, value_pages, out, splits.parts, splits.sums, splits.counters,
-        steps.query_starts, steps.key_lengths, steps.tables, sinks, slopes, q.stride(0),
-        q.stride(1), *key_pages.stride()[:3], *value_pages.stride()[:3], steps.tables.stride(0),
-        steps.key_lengths.shape[0], q.shape[0], *numbers, LEAST=splits.least, SPLITS=splits.most,
-        HEADS=heads, SHARE=share, WIDE_SHARE=power_of_two(share), QUERIES=queries,
-        D=q.shape[2], E=value_pages.shape[3], WIDE_D=max(16, power_of_two(q.shape[2])),
+        steps.query_starts, steps.key_lengths, steps.first_long, steps.tables, sinks, slopes,
+        q.stride(0), q.stride(1), *key_pages.stride()[:3], *value_pages.stride()[:3],
+        steps.tables.stride(0), steps.key_lengths.shape[0], q.shape[0], *numbers,
+        LEAST=splits.least, SPLITS=splits.most, HEADS=heads, SHARE=share,
+        WIDE_SHARE=power_of_two(share), QUERIES=queries, D=q.shape[2], E=value_pages.shape[3],
+        WIDE_D=max(16, power_of_two(q.shape[2])),
         WIDE_E=max(16, power_of_two(value_pages.shape[3])), N=tile.keys, SIZE=steps.page_size,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **switches,
-        num_warps=tile.warps, num_stages=tile.stages, **early(q),
+        SORTED=steps.first_long is not None, num_warps=tile.warps, num_stages=tile.stages,
+        **early(q),
     )  # fmt: skip
 
 

@@ -24,26 +24,32 @@ def _tanh(x):
 
 
 @triton.jit
-def _row_of(tile, starts, num_rows, QUERIES: tl.constexpr):
-    """Return the row that a tile belongs to: each row has one more tile than it may need."""
-    low, high = 0, num_rows - 1
+def _row_of(tile, starts, num_rows, first, QUERIES: tl.constexpr):
+    """Return the row of a tile, and the row's first tile: each has one more than it may need."""
+    low, high, base = first, num_rows - 1, tl.load(starts + first)
     while low < high:
         middle = (low + high + 1) // 2
-        if tl.load(starts + middle) // QUERIES + middle <= tile:
+        if (tl.load(starts + middle) - base) // QUERIES + middle - first <= tile:
             low = middle
         else:
             high = middle - 1
-    return low
+    return low, (tl.load(starts + low) - base) // QUERIES + low - first
 
 
 @triton.jit
-def _place(tile, starts, num_rows, QUERIES: tl.constexpr, SINGLE: tl.constexpr):
+def _place(
+    tile, starts, num_rows, first_long,
+    QUERIES: tl.constexpr, SINGLE: tl.constexpr, SORTED: tl.constexpr,
+):  # fmt: skip
     """Return a tile's row, its first query in it, where the row begins, and its queries."""
     if SINGLE:
         row, at = tile, 0
     else:
-        row = _row_of(tile, starts, num_rows, QUERIES)
-        at = (tile - (tl.load(starts + row) // QUERIES + row)) * QUERIES
+        first = 0
+        if SORTED:
+            first = min(tl.load(first_long), num_rows - 1)
+        row, own = _row_of(tile, starts, num_rows, first, QUERIES)
+        at = (tile - own) * QUERIES
     begin = tl.load(starts + row)
     return row, at, begin, tl.load(starts + row + 1) - begin
 
@@ -158,15 +164,18 @@ def _sunk(collected, most, total, sinks, head_m, inside, HAS_SINK: tl.constexpr)
 
 @triton.jit
 def _write(
-    out, parts, sums, counters, sinks, collected, most, total, line, head_m, split, used, inside,
-    E: tl.constexpr, WIDE_E: tl.constexpr, SPLITS: tl.constexpr, HAS_SINK: tl.constexpr,
+    out, parts, sums, counters, sinks, collected, most, total, line, kept, head_m, split, used,
+    inside, E: tl.constexpr, WIDE_E: tl.constexpr, SPLITS: tl.constexpr, HAS_SINK: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile's outputs; of several splits, the last to come joins them all."""
+    """Write a tile's outputs; of several splits, the last to come joins them all.
+
+    Splits leave what they have at the lines `kept`.
+    """
     e = tl.arange(0, WIDE_E)
     written = inside[:, None] & (e < E)[None, :]
     if SPLITS > 1:  # noqa: SIM102  (known when the kernel is compiled; the next is not)
         if used > 1:
-            lines = line * SPLITS
+            lines = kept * SPLITS
             tl.store(parts + (lines + split)[:, None] * E + e[None, :], collected, mask=written)
             tl.store(sums + 2 * (lines + split), most, mask=inside)
             tl.store(sums + 2 * (lines + split) + 1, total, mask=inside)
@@ -196,8 +205,54 @@ def _write(
 
 
 @triton.jit
+def _meet(
+    q_md, keys, values, table, start, first, high, own, slope_m, most, total, collected, k_page,
+    k_place, v_page, v_place, scale, cap, window, factor,
+    D: tl.constexpr, E: tl.constexpr, WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr,
+    SIZE: tl.constexpr, ALL: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return maxima, sums and what is collected after a tile of keys; ALL queries may see them."""
+    d, e, other = tl.arange(0, WIDE_D), tl.arange(0, WIDE_E), start + tl.arange(0, N)
+    known = (other >= first) & (other < high)
+    place = other % SIZE
+    if ALL:
+        page = tl.load(table + other // SIZE).to(tl.int64)
+    else:
+        page = tl.load(table + other // SIZE, mask=known, other=0).to(tl.int64)
+    k_at = keys + (page * k_page + place * k_place)[None, :] + d[:, None]
+    v_at = values + (page * v_page + place * v_place)[:, None] + e[None, :]
+    if ALL and D == WIDE_D:
+        k_dn = tl.load(k_at).to(q_md.dtype)
+    else:
+        k_dn = tl.load(k_at, mask=known[None, :] & (d < D)[:, None], other=0.0).to(q_md.dtype)
+    s = tl.dot(q_md, k_dn, input_precision=PRECISION)
+    if ALL and not HAS_CAP and not HAS_SLOPE:
+        s *= scale * LOG2E
+    elif ALL:
+        s *= scale
+        if HAS_CAP:
+            s = cap * _tanh(s / cap)
+        if HAS_SLOPE:
+            s += _bias(slope_m, other, factor, ROUNDED)
+        s *= LOG2E
+    else:
+        s = _changed(s * scale, own, other, known, slope_m, cap, window, factor, HAS_CAP,
+                     HAS_SLOPE, ROUNDED, WINDOW)  # fmt: skip
+    p, shrink, most, total = _weighed(s, most, total)
+    if ALL and E == WIDE_E:
+        v_ne = tl.load(v_at).to(q_md.dtype)
+    else:
+        v_ne = tl.load(v_at, mask=known[:, None] & (e < E)[None, :], other=0.0).to(q_md.dtype)
+    collected = collected * shrink[:, None]
+    collected = tl.dot(p.to(v_ne.dtype), v_ne, collected, input_precision=PRECISION)
+    return most, total, collected
+
+
+@triton.jit(do_not_specialize=["table_row", "num_rows", "num_tokens"])
 def attend(
-    q, keys, values, out, parts, sums, counters, starts, lengths, tables, sinks, slopes,
+    q, keys, values, out, parts, sums, counters, starts, lengths, first_long, tables, sinks,
+    slopes,
     q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, num_rows,
     num_tokens, scale, cap, window, factor,
     HEADS: tl.constexpr, SHARE: tl.constexpr, WIDE_SHARE: tl.constexpr, QUERIES: tl.constexpr,
@@ -205,15 +260,18 @@ def attend(
     SIZE: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
     ZERO: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINK: tl.constexpr,
     HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    SORTED: tl.constexpr,
 ):  # fmt: skip
     """Write the outputs of a tile (T, H, E)."""
-    wait(EARLY)
     tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     M: tl.constexpr = QUERIES * WIDE_SHARE
-    m, d, e, column = tl.arange(0, M), tl.arange(0, WIDE_D), tl.arange(0, WIDE_E), tl.arange(0, N)
+    m, d = tl.arange(0, M), tl.arange(0, WIDE_D)
     share = m % WIDE_SHARE
     head_m = group * SHARE + share
-    row, at, begin, queries = _place(tile, starts, num_rows, QUERIES, SINGLE)
+    row, at, begin, queries = _place(tile, starts, num_rows, first_long, QUERIES, SINGLE,
+                                      SORTED)  # fmt: skip
+    length = tl.load(lengths + row)  # written before the step: no kernel of it is waited for
+    wait(EARLY)
     if ZERO:
         _blank(out, starts, row, queries, split, head_m, share < SHARE, num_rows, num_tokens,
                HEADS, WIDE_SHARE, M, E, WIDE_E)  # fmt: skip
@@ -221,7 +279,6 @@ def attend(
         return
     query_m = at + m // WIDE_SHARE
     inside = (query_m < queries) & (share < SHARE)
-    length = tl.load(lengths + row)
     own = length - queries + query_m
     first, high = _keys_seen(length, queries, at, window, QUERIES, WINDOW)
     low, used = first // N * N, 1
@@ -243,39 +300,39 @@ def attend(
     table = tables + row.to(tl.int64) * table_row
     keys += group * k_head
     values += group * v_head
+    if not SINGLE and WINDOW == 0 and SPLITS == 1:
+        # keys before the first query are seen by all
+        seen = (length - queries + at) // N * N
+        for start in range(low, seen, N):
+            most, total, collected = _meet(
+                q_md, keys, values, table, start, first, high, own, slope_m, most, total,
+                collected, k_page, k_place, v_page, v_place, scale, cap, window, factor, D, E,
+                WIDE_D, WIDE_E, N, SIZE, True, WINDOW, HAS_CAP, HAS_SLOPE, ROUNDED, PRECISION,
+            )  # fmt: skip
+        low = seen
     for start in range(low, high, N):
-        other = start + column
-        known = (other >= first) & (other < high)
-        page = tl.load(table + other // SIZE, mask=known, other=0).to(tl.int64)
-        place = other % SIZE
-        k_dn = tl.load(
-            keys + (page * k_page + place * k_place)[None, :] + d[:, None],
-            mask=known[None, :] & (d < D)[:, None], other=0.0,
-        ).to(q_md.dtype)  # fmt: skip
-        s = tl.dot(q_md, k_dn, input_precision=PRECISION) * scale
-        s = _changed(s, own, other, known, slope_m, cap, window, factor, HAS_CAP, HAS_SLOPE,
-                     ROUNDED, WINDOW)  # fmt: skip
-        p, shrink, most, total = _weighed(s, most, total)
-        v_ne = tl.load(
-            values + (page * v_page + place * v_place)[:, None] + e[None, :],
-            mask=known[:, None] & (e < E)[None, :], other=0.0,
-        ).to(q_md.dtype)  # fmt: skip
-        collected = collected * shrink[:, None] + tl.dot(
-            p.to(v_ne.dtype), v_ne, input_precision=PRECISION
-        )
+        most, total, collected = _meet(
+            q_md, keys, values, table, start, first, high, own, slope_m, most, total, collected,
+            k_page, k_place, v_page, v_place, scale, cap, window, factor, D, E, WIDE_D, WIDE_E, N,
+            SIZE, False, WINDOW, HAS_CAP, HAS_SLOPE, ROUNDED, PRECISION,
+        )  # fmt: skip
     counters += tile * tl.num_programs(1) + group
+    kept = token_m
+    if SINGLE:
+        kept = row + query_m
     _write(out, parts, sums, counters, sinks, collected, most, total, token_m * HEADS + head_m,
-           head_m, split, used, inside, E, WIDE_E, SPLITS, HAS_SINK)  # fmt: skip
+           kept * HEADS + head_m, head_m, split, used, inside, E, WIDE_E, SPLITS,
+           HAS_SINK)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "num_rows", "num_tokens"])
 def attend_latents(
-    q, pages, out, parts, sums, counters, starts, lengths, tables, q_row, q_head, page_step,
-    place_step, table_row, num_rows, num_tokens, scale,
+    q, pages, out, parts, sums, counters, starts, lengths, first_long, tables, q_row, q_head,
+    page_step, place_step, table_row, num_rows, num_tokens, scale,
     HEADS: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr,
     WIDE_RANK: tl.constexpr, ROPE: tl.constexpr, WIDE_ROPE: tl.constexpr, N: tl.constexpr,
     SIZE: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
-    ZERO: tl.constexpr, PRECISION: tl.constexpr,
+    ZERO: tl.constexpr, PRECISION: tl.constexpr, SORTED: tl.constexpr,
 ):  # fmt: skip
     """Write what a block of heads makes of latents (T, H, RANK), which are keys and values."""
     tile, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -283,7 +340,8 @@ def attend_latents(
     m, column = tl.arange(0, M), tl.arange(0, N)
     r, p = tl.arange(0, WIDE_RANK), tl.arange(0, WIDE_ROPE)
     head_m = block * BLOCK + m % BLOCK
-    row, at, begin, queries = _place(tile, starts, num_rows, QUERIES, SINGLE)
+    row, at, begin, queries = _place(tile, starts, num_rows, first_long, QUERIES, SINGLE,
+                                      SORTED)  # fmt: skip
     if ZERO:
         _blank(out, starts, row, queries, split, head_m, head_m < HEADS, num_rows, num_tokens,
                HEADS, BLOCK, M, RANK, WIDE_RANK)  # fmt: skip
@@ -324,5 +382,9 @@ def attend_latents(
         collected = collected * shrink[:, None]
         collected = tl.dot(w.to(c_nr.dtype), c_nr, collected, input_precision=PRECISION)
     counters += tile * tl.num_programs(1) + block
+    kept = token_m
+    if SINGLE:
+        kept = row + query_m
     _write(out, parts, sums, counters, None, collected, most, total, token_m * HEADS + head_m,
-           head_m, split, used, inside, RANK, WIDE_RANK, SPLITS, False)  # fmt: skip
+           kept * HEADS + head_m, head_m, split, used, inside, RANK, WIDE_RANK, SPLITS,
+           False)  # fmt: skip

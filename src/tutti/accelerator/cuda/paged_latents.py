@@ -28,12 +28,12 @@ def latent_attention(
         return out
     block = min(64, max(16, power_of_two(heads)))
     blocks = -(-heads // block)
-    splits = Splits.of(out, rows, blocks, steps.most_keys, _KEYS)
+    splits = Splits.of(out, rows, rows, blocks, steps.most_keys, _KEYS)
     given = (q, pages, steps, rank, scale)
     _launch((rows, blocks, splits.most), block, 1, out, splits, *given, single=True, zero=alone)
     if not only_single:
         block = 16
-        tiles = steps.num_queries // _QUERIES + rows
+        tiles = steps.num_queries // _QUERIES + steps.num_long
         grid = (tiles, -(-heads // block), 1)
         _launch(grid, block, _QUERIES, out, Splits.none(out), *given, single=False, zero=False)
     return out
@@ -58,12 +58,14 @@ def _launch(
     wide = q.dtype == torch.float32
     kernels.attend_latents[grid](
         q, pages, out, splits.parts, splits.sums, splits.counters, steps.query_starts,
-        steps.key_lengths, steps.tables, q.stride(0), q.stride(1), pages.stride(0),
-        pages.stride(1), steps.tables.stride(0), steps.key_lengths.shape[0], q.shape[0], scale,
+        steps.key_lengths, steps.first_long, steps.tables, q.stride(0), q.stride(1),
+        pages.stride(0), pages.stride(1), steps.tables.stride(0), steps.key_lengths.shape[0],
+        q.shape[0], scale,
         HEADS=q.shape[1], BLOCK=block, QUERIES=queries, RANK=rank,
         WIDE_RANK=max(16, power_of_two(rank)), ROPE=rope, WIDE_ROPE=max(16, power_of_two(rope)),
         N=16 if wide else _KEYS, SIZE=steps.page_size, LEAST=splits.least, SPLITS=splits.most,
-        SINGLE=single, ZERO=zero, PRECISION="ieee" if wide else "tf32",
+        SINGLE=single, ZERO=zero, SORTED=steps.first_long is not None,
+        PRECISION="ieee" if wide else "tf32",
         num_warps=8 if block * queries >= 64 else 4, num_stages=1 if wide else 3,
     )  # fmt: skip
 

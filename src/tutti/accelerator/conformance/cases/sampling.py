@@ -27,7 +27,7 @@ def _case(
     return Case(
         "sample",
         name,
-        (Values((rows, vocabulary), distinct=True, trained=False),),
+        (Values((rows, vocabulary), distinct=vocabulary <= 256, trained=False),),
         {
             "temperature": column(temperature),
             "top_k": Integers((top_k,) * rows),
@@ -57,5 +57,9 @@ CASES = (
     _case("large vocabulary", 3, 256, top_p=0.95),
     _case("one seed for all", seeds=(11,) * 6),
     _case("large seeds", seeds=(2**62, 2**63 - 1, -1, -(2**63), 0, 1)),
+    _case("a vocabulary of several blocks", 3, 9001, cuts=False),
+    _case("many rows, nothing cut", 300, 64, cuts=False),
+    _case("large seeds, nothing cut", seeds=(2**62, 2**63 - 1, -1, -(2**63), 0, 1), cuts=False),
+    _case("greedy, a large vocabulary", 2, 9001, temperature=COLD, draws=False, cuts=False),
     _case("no tokens", 0),
 )

@@ -1,0 +1,76 @@
+"""What a step takes, as a scheduler asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class StepSize(NamedTuple):
+    """What a step's time hangs on."""
+
+    decodes: int  # rows of one token
+    prefill: int  # tokens of longer rows
+    keys: int  # in pages, that rows read: each row's once
+    pairs: int = 0  # of a query and a key that it looks at, in longer rows
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows."""
+        return self.decodes + self.prefill
+
+    def with_chunk(self, start: int, count: int) -> StepSize:
+        """Return the size with another row, of so many tokens behind so many that are stored."""
+        pairs = count * start + count * (count + 1) // 2
+        return StepSize(
+            self.decodes, self.prefill + count, self.keys + start + count, self.pairs + pairs
+        )
+
+
+class Prices(Protocol):
+    """Predicted seconds of a step."""
+
+    def seconds(self, size: StepSize) -> float:
+        """Return the time of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearPrices:
+    """A step's time as a sum: a fixed part, each token's, each key's, each pair's."""
+
+    step_s: float
+    token_s: float
+    key_s: float = 0.0
+    pair_s: float = 0.0
+
+    def seconds(self, size: StepSize) -> float:
+        """Return the time of a step."""
+        read = self.key_s * size.keys + self.pair_s * size.pairs
+        return self.step_s + self.token_s * size.tokens + read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TabledPrices:
+    """A step's time from measured ones, each without keys: by tokens, between them on a line."""
+
+    decode: Sequence[tuple[int, float]]  # rows of one token alone, and seconds
+    mixed: Sequence[tuple[int, float]]  # tokens of steps with longer rows, and seconds
+    key_s: float
+    pair_s: float
+
+    def seconds(self, size: StepSize) -> float:
+        """Return the time of a step."""
+        table = self.mixed if size.prefill else self.decode
+        read = self.key_s * size.keys + self.pair_s * size.pairs
+        return _on_line(table, size.tokens) + read
+
+
+def _on_line(table: Sequence[tuple[int, float]], tokens: int) -> float:
+    """Return seconds between two that were measured; beyond the last, in proportion."""
+    sizes, seconds = zip(*table, strict=True)
+    if tokens > sizes[-1]:
+        return float(seconds[-1] * tokens / sizes[-1])
+    return float(np.interp(tokens, sizes, seconds))

@@ -1,0 +1,71 @@
+"""What steps take on this chip: measured before the first request comes.
+
+Steps of each usual size are timed without keys; then the same with rows that look at long
+contexts, of which the difference is what a key costs, read by one token or met by many. The pages
+that are written meanwhile are nobody's yet.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from tutti.batching.prices import TabledPrices
+from tutti.serve.inputs import Shape
+
+ROUNDS = 2  # the quicker one counts
+ROWS = 32  # of steps with prompts
+LONG = 4096  # keys of a row by which keys are priced, where a sequence may have as many
+
+
+def thinned(sizes: Sequence[int]) -> list[int]:
+    """Return sizes each of which is at least twice the one before, and the last."""
+    kept = [sizes[0]]
+    for size in sizes[1:]:
+        if size >= 2 * kept[-1]:
+            kept.append(size)
+    return kept if kept[-1] == sizes[-1] else [*kept, sizes[-1]]
+
+
+def measured_prices(
+    *,
+    slots: int,
+    most_tokens: int,
+    longest: int,
+    run: Callable[[Shape, int], None],
+    synchronize: Callable[[], None],
+) -> TabledPrices:
+    """Return prices of steps; `run` computes one of a size in which each row looks at some keys."""
+
+    def timed(shape: Shape, keys: int = 0) -> float:
+        run(shape, keys)  # nothing is made for the first time
+        best = math.inf
+        for _ in range(ROUNDS):
+            synchronize()
+            started = time.perf_counter()
+            run(shape, keys)
+            synchronize()
+            best = min(best, time.perf_counter() - started)
+        return best
+
+    keys = min(LONG, longest)
+    rows = thinned([1 << n for n in range(slots.bit_length()) if 1 << n <= slots] + [slots])
+    decode = [(n, timed(Shape(n, n, n, 1, keys))) for n in rows]
+    sizes = [size for size in (16, 64, 256, 512, 1024, 2048, 4096, 8192) if size < most_tokens]
+    mixed = []
+    for size in (*sizes, most_tokens):
+        own = min(slots, size, ROWS)
+        mixed.append((size, timed(Shape(size, own, own, size, keys, 1))))
+    few = min(rows[-1], 32)
+    alone = dict(decode).get(few) or timed(Shape(few, few, few, 1, keys))
+    read = timed(Shape(few, few, few, 1, keys), keys) - alone
+    chunk = min(512, most_tokens, keys)
+    plain = timed(Shape(chunk, 1, 1, chunk, keys, 1))
+    met = timed(Shape(chunk, 1, 1, chunk, keys, 1), keys) - plain
+    return TabledPrices(
+        decode=tuple(decode),
+        mixed=tuple(mixed),
+        key_s=max(0.0, read / (few * keys)),
+        pair_s=max(0.0, met / (chunk * keys - chunk * (chunk - 1) // 2)),
+    )

@@ -1,0 +1,79 @@
+"""Steps that are made, compiled and timed before somebody waits for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator import Accelerator
+from tutti.batching.prices import TabledPrices
+from tutti.batching.settings import Settings
+from tutti.serve.captured import CapturedSteps, GraphKey
+from tutti.serve.inputs import Given, Shape, StepInputs
+from tutti.serve.sampler import Sampler
+from tutti.serve.step_prices import measured_prices
+
+
+class Plain(Protocol):
+    """Computes a step of which nothing but tokens is wanted."""
+
+    def __call__(self, given: Given, *, draws: bool) -> tuple[Tensor, Tensor]:
+        """Return tokens, and how each row goes on."""
+
+
+class WarmSteps:
+    """A worker's steps before there are requests, or between them."""
+
+    def __init__(
+        self, graphs: CapturedSteps | None, inputs: StepInputs, sampler: Sampler, plain: Plain
+    ) -> None:
+        self._graphs, self._inputs, self._sampler, self._plain = graphs, inputs, sampler, plain
+        self._cold = [] if graphs is None else graphs.shapes()
+
+    def all(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture steps of all sizes, and compile the largest."""
+        count = len(self._cold)
+        while self.next():
+            if progress is not None:
+                progress(count - len(self._cold), count)
+
+    def usual(self) -> None:
+        """Capture those that are likely to come first."""
+        while self._cold and self._graphs is not None and self._graphs.is_usual(self._cold[0]):
+            self.next()
+
+    def next(self) -> bool:
+        """Capture one more; False if all are there."""
+        if not self._cold:
+            return False
+        self._sampler.send()
+        self.run(self._cold.pop(0), 0)
+        return True
+
+    @torch.no_grad()
+    def run(self, shape: Shape, keys: int) -> None:
+        """Compute a step of a size, of which each row's last token is the last of so many."""
+        draws = self._sampler.always_draws
+        wide = self._graphs.shape_for(shape) if self._graphs is not None else None
+        if self._graphs is None or wide is None or not self._graphs.captures(wide):
+            self._plain(self._inputs.rehearsed(shape, wide or shape, keys), draws=draws)
+            return
+        key = GraphKey(wide, draws, self._sampler.columns_key)
+        replay = self._graphs.get(key, lambda blank: self._plain(blank, draws=draws))
+        self._inputs.rehearsed(shape, wide, keys)  # making a graph leaves nothing
+        if replay is not None:
+            replay()
+
+    def prices(self, settings: Settings, accelerator: Accelerator) -> TabledPrices:
+        """Return what steps take here; there are no requests yet."""
+        self._sampler.send()
+        return measured_prices(
+            slots=settings.slots,
+            most_tokens=settings.most_tokens,
+            longest=settings.max_length,
+            run=self.run,
+            synchronize=accelerator.synchronize,
+        )
