@@ -54,18 +54,25 @@ class LinearPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TabledPrices:
-    """A step's time from measured ones, each without keys: by tokens, between them on a line."""
+    """A step's time from measured ones, each without keys: by tokens, between them on a line.
+
+    Where steps are filled up to certain sizes they cost what those cost.
+    """
 
     decode: Sequence[tuple[int, float]]  # rows of one token alone, and seconds
     mixed: Sequence[tuple[int, float]]  # tokens of steps with longer rows, and seconds
     key_s: float
     pair_s: float
+    decode_sizes: Sequence[int] = ()  # that rows are filled up to
+    mixed_sizes: Sequence[int] = ()  # that tokens are filled up to
 
     def seconds(self, size: StepSize) -> float:
         """Return the time of a step."""
         table = self.mixed if size.prefill else self.decode
+        sizes = self.mixed_sizes if size.prefill else self.decode_sizes
+        tokens = next((filled for filled in sizes if filled >= size.tokens), size.tokens)
         read = self.key_s * size.keys + self.pair_s * size.pairs
-        return _on_line(table, size.tokens) + read
+        return _on_line(table, tokens) + read
 
 
 def _on_line(table: Sequence[tuple[int, float]], tokens: int) -> float:

@@ -34,6 +34,10 @@ def serve(
     slots: Annotated[int, typer.Option(help="Sequences at a time.", min=1)] = 64,
     max_length: Annotated[int | None, typer.Option(help="Of a context; the model's.")] = None,
     guesses: Annotated[int, typer.Option(help="Tokens tried ahead.", min=0)] = 0,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(help="Prompts are cut for steps beside answers to keep this.", min=0.1),
+    ] = None,
     log_prompts: Annotated[bool, typer.Option(help="Write requests to the log.")] = False,
 ) -> None:
     """Serve a model by OpenAI's interface until Ctrl-C."""
@@ -49,6 +53,7 @@ def serve(
         "device": device, "dtype": dtype, "weights": weights, "activations": activations,
         "tokenizer": tokenizer, "slots": slots, "max_length": max_length, "guesses": guesses,
         "adapters": adapter_folders(adapter or []),
+        "target_s": None if step_ms is None else step_ms / 1e3,
     }  # fmt: skip
     config = ServerConfig(
         folder=str(folder),

@@ -35,8 +35,13 @@ def measured_prices(
     longest: int,
     run: Callable[[Shape, int], None],
     synchronize: Callable[[], None],
+    decode_sizes: Sequence[int] = (),
+    mixed_sizes: Sequence[int] = (),
 ) -> TabledPrices:
-    """Return prices of steps; `run` computes one of a size in which each row looks at some keys."""
+    """Return prices of steps; `run` computes one of a size in which each row looks at some keys.
+
+    `decode_sizes`, `mixed_sizes`: rows and tokens that steps are filled up to, where they are.
+    """
 
     def timed(shape: Shape, keys: int = 0) -> float:
         run(shape, keys)  # nothing is made for the first time
@@ -52,7 +57,8 @@ def measured_prices(
     keys = min(LONG, longest)
     rows = thinned([1 << n for n in range(slots.bit_length()) if 1 << n <= slots] + [slots])
     decode = [(n, timed(Shape(n, n, n, 1, keys))) for n in rows]
-    sizes = [size for size in (16, 64, 256, 512, 1024, 2048, 4096, 8192) if size < most_tokens]
+    usual = sorted({16, 64, 256, 512, 1024, 2048, 4096, 8192, *mixed_sizes})
+    sizes = [size for size in usual if size < most_tokens]
     mixed = []
     for size in (*sizes, most_tokens):
         own = min(slots, size, ROWS)
@@ -68,4 +74,6 @@ def measured_prices(
         mixed=tuple(mixed),
         key_s=max(0.0, read / (few * keys)),
         pair_s=max(0.0, met / (chunk * keys - chunk * (chunk - 1) // 2)),
+        decode_sizes=decode_sizes,
+        mixed_sizes=mixed_sizes,
     )

@@ -70,10 +70,14 @@ class WarmSteps:
     def prices(self, settings: Settings, accelerator: Accelerator) -> TabledPrices:
         """Return what steps take here; there are no requests yet."""
         self._sampler.send()
+        shapes = [] if self._graphs is None else self._graphs.shapes()
+        captured = [s for s in shapes if self._graphs is not None and self._graphs.captures(s)]
         return measured_prices(
             slots=settings.slots,
             most_tokens=settings.most_tokens,
             longest=settings.max_length,
             run=self.run,
             synchronize=accelerator.synchronize,
+            decode_sizes=sorted({shape.rows for shape in captured if not shape.long_rows}),
+            mixed_sizes=sorted({shape.tokens for shape in captured if shape.long_rows}),
         )

@@ -1,0 +1,73 @@
+"""Prices of steps, measured before the first request."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.engines import engine_of, engine_with_graphs  # noqa: E402
+from tests.support.models import make, spec_of  # noqa: E402
+from tutti.batching import StepSize  # noqa: E402
+from tutti.nn import Model, greedy  # noqa: E402
+from tutti.serve import SamplingParameters, step_prices  # noqa: E402
+from tutti.serve.inputs import Shape  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return make(spec_of("dense"))
+
+
+class Clock:
+    """Steps take what a formula says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def run(self, shape: Shape, keys: int) -> None:
+        self.now += 1.0 + 0.01 * shape.tokens
+        each = shape.tokens // shape.rows
+        if each == 1:
+            self.now += 2e-4 * shape.rows * keys
+        elif keys:
+            self.now += 3e-6 * (each * keys - each * (each - 1) // 2)
+
+
+def test_prices_are_what_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(step_prices.time, "perf_counter", lambda: clock.now)
+    prices = step_prices.measured_prices(
+        slots=48, most_tokens=2048, longest=8192, run=clock.run, synchronize=lambda: None
+    )
+    assert [rows for rows, _ in prices.decode] == [1, 2, 4, 8, 16, 32, 48]
+    assert prices.key_s == pytest.approx(2e-4)
+    assert prices.pair_s == pytest.approx(3e-6)
+    decodes = StepSize(decodes=20, prefill=0, keys=20 * 300)
+    assert prices.seconds(decodes) == pytest.approx(1.0 + 0.2 + 2e-4 * 6000)
+    mixed = StepSize(decodes=4, prefill=0, keys=0).with_chunk(start=0, count=700)
+    expected = 1.0 + 0.01 * 704 + 2e-4 * 700 + 3e-6 * (700 * 701 // 2)
+    assert prices.seconds(mixed) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_an_engine_with_a_target_says_the_same(model: Model, *, graphs: bool) -> None:
+    """The target is so tight that prompts come a page at a time beside decodes."""
+    options = {"slots": 3, "page_size": 4, "max_length": 96, "target_s": 1e-9}
+    engine = (engine_with_graphs if graphs else engine_of)(model, **options)
+    long = [(7 * n) % 50 + 1 for n in range(40)]
+    first = engine.add([3, 4, 5], SamplingParameters(max_tokens=30, ignore_end=True))
+    while not any(piece.request == first for piece in engine.step()):
+        pass
+    second = engine.add(long, SamplingParameters(max_tokens=3, ignore_end=True))
+    before = engine.counters.steps
+    while engine.take(second) is None:
+        engine.step()
+    assert engine.counters.steps - before >= len(long) // 4, "the prompt came in pages"
+    while (done := engine.take(first)) is None:
+        engine.step()
+    assert list(done.answers[0].tokens) == greedy(model, [[3, 4, 5]], 30)[0]
+
+
+def test_thinned_sizes_double() -> None:
+    assert step_prices.thinned([1, 2, 3, 4, 6, 8, 9]) == [1, 2, 4, 8, 9]
