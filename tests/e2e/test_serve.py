@@ -19,6 +19,7 @@ pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
+from tests.support.peft_folders import write_adapter  # noqa: E402
 from tests.support.served import Served, write_model  # noqa: E402
 from tests.support.train_job import tutti  # noqa: E402
 from tutti.serve import Engine, SamplingParameters  # noqa: E402
@@ -268,7 +269,7 @@ def test_who_leaves_frees_what_it_had(server: Served) -> None:
         time.sleep(0.2)
 
 
-def lines(server: Served, count: int) -> Iterator[str]:
+def lines(server: Served, count: int, **wishes: Any) -> Iterator[str]:
     """Yield the texts of a stream."""
     body = {
         "prompt": PROMPT,
@@ -276,6 +277,7 @@ def lines(server: Served, count: int) -> Iterator[str]:
         "temperature": 0,
         "stream": True,
         "ignore_eos": True,
+        **wishes,
     }
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as said:
         for line in said.iter_lines():
@@ -283,17 +285,28 @@ def lines(server: Served, count: int) -> Iterator[str]:
                 yield json.loads(line[6:])["choices"][0]["text"]
 
 
-def test_a_stream_outlives_its_engine(server: Served, engine: Engine) -> None:
-    wanted = offline(engine, 300, ignore_end=True)
+def test_a_stream_outlives_its_engine(server: Served, folder: Path, engine: Engine) -> None:
+    """Also one of an adapter that came while the server ran, which counts what it said before."""
+    adapter = folder.parent / "adapter"
+    write_adapter(folder, adapter)
+    engine.add_adapter("late", adapter)
+    body = {"lora_name": "late", "lora_path": str(adapter)}
+    assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=body).status_code == 200
+    penalties = {"frequency_penalty": 0.9, "presence_penalty": 0.3, "repetition_penalty": 1.2}
+    wanted = offline(engine, 200, ignore_end=True, adapter="late", **penalties)
+    assert wanted != offline(engine, 200, ignore_end=True, **penalties)
     said, killed = "", False
-    for text in lines(server, 300):
+    for text in lines(server, 200, model="late", **penalties):
         said += text
-        if not killed and len(said) > 20:
+        if not killed and len(said) > 40:
             os.kill(server.pid("engine_process"), signal.SIGKILL)
             killed = True
     assert killed
     assert said == wanted, "no gap, and nothing twice"
     assert server.metric("tutti_engine_restarts_total") >= 1
+    names = [row["id"] for row in httpx.get(f"{server.url}/v1/models").json()["data"]]
+    assert names == ["tiny", "late"]
+    assert "".join(lines(server, 30)) == offline(engine, 30, ignore_end=True)
 
 
 def test_an_api_process_that_dies_is_replaced(server: Served, client: Any) -> None:

@@ -57,6 +57,7 @@ class SamplingParameters:
     masks: TokenMasks | None = None
     priority: int = 0
     salt: str = ""  # cached prefixes are shared among requests of one salt
+    answered: int = 0  # the prompt's last tokens that are the answer's first: it began elsewhere
     adapter: str = ""  # the name of a LoRA adapter that the engine has; "": the model itself
 
     def check(self, name: str, vocab: int) -> None:

@@ -112,7 +112,7 @@ class Sampler:
             own.temperature, own.top_p, own.min_p, own.repetition_penalty, own.presence_penalty,
             own.frequency_penalty,
         )  # fmt: skip
-        self._integers[:, slot] = (own.top_k, seed, prompt + own.min_tokens)
+        self._integers[:, slot] = (own.top_k, seed, prompt + own.answered + own.min_tokens)
         self._set_stops(slot, own)
         special = bool(own.logit_bias or own.bad_words or own.masks)
         self._flags[:, slot] = (own.draws, own.cuts, own.penalises, own.min_tokens > 0, special)

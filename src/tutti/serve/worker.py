@@ -179,7 +179,7 @@ class Worker:
         for begin in step.begins:
             work, sequence = self._work[begin.sequence.id], begin.sequence
             if begin.fork_of is None:
-                prompt = len(sequence.request.prompt)
+                prompt = len(sequence.request.prompt) - work.parameters.answered
                 self.sampler.begin(begin.slot, work.parameters, prompt, sequence.tokens, work.seed)
             else:
                 self.sampler.fork(begin.slot, begin.fork_of, work.parameters, work.seed)

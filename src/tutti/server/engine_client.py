@@ -70,6 +70,7 @@ class EngineClient:
         self._numbers = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.state = State()
+        self.adapters: dict[str, str] = {}  # folders by name
         self.load: Load | None = None
         self.on_restart: Callable[[], None] = lambda: None
 
@@ -124,6 +125,7 @@ class EngineClient:
             answer = await asked.updates.get()
             if isinstance(answer, Refused):
                 raise InputError(answer.message)
+            self.adapters = self._folder.adapters() or {}
         finally:
             self._asked.pop(number, None)
             self._changes.pop(number, None)
@@ -152,6 +154,7 @@ class EngineClient:
                     if self._socket is not None:
                         listening = asyncio.create_task(self._listen(self._socket))
                 self.state = state
+                self.adapters = self._folder.adapters() or {}
                 await asyncio.sleep(LOOK_S)
         finally:
             if listening is not None:

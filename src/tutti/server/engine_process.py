@@ -67,10 +67,12 @@ class EngineLoop:
         engine: Engine,
         socket: zmq.Socket[bytes],
         grammars: Grammars,
+        adapters: ServedAdapters,
         *,
         warms: bool = False,
     ) -> None:
         self._engine, self._socket, self._grammars = engine, socket, grammars
+        self._adapters = adapters
         self._warms = warms
         self._askers: dict[int, _Asker] = {}
         self._numbers: dict[tuple[bytes, int], int] = {}
@@ -118,13 +120,13 @@ class EngineLoop:
                         self._cancel(number)
                 self._clients.discard(gone)
             case LoadAdapter(id=number, name=name, folder=folder):
-                self._change(client, number, lambda: self._engine.add_adapter(name, folder))
+                self._change(client, number, lambda: self._adapters.add(name, folder))
             case DropAdapter(id=number, name=name):
-                self._change(client, number, lambda: self._engine.drop_adapter(name))
+                self._change(client, number, lambda: self._adapters.drop(name))
 
     def _submit(self, client: bytes, message: Submit) -> None:
         try:
-            wishes = parameters_of(message.wishes, message.tokens, self._grammars)
+            wishes = parameters_of(message.wishes, self._grammars)
             number = self._engine.add(message.tokens, wishes, pooling=message.pooling)
         except TuttiError as error:
             self._send(client, [Refused(message.id, str(error))])
@@ -188,14 +190,14 @@ class EngineLoop:
         self._socket.send_multipart([client, messages.encode(said)])
 
 
-def parameters_of(wishes: Wishes, tokens: list[int], grammars: Grammars) -> SamplingParameters:
+def parameters_of(wishes: Wishes, grammars: Grammars) -> SamplingParameters:
     """Return wishes as the engine takes them."""
     from tutti.serve import SamplingParameters
 
     given = {name: getattr(wishes, name) for name in wishes.__struct_fields__}
-    grammar, answered = given.pop("grammar"), given.pop("answered")
+    grammar = given.pop("grammar")
     if grammar:
-        given["masks"] = grammars.masks(grammar, tokens[len(tokens) - answered :])
+        given["masks"] = grammars.masks(grammar)
     return SamplingParameters(**given)
 
 
@@ -229,6 +231,45 @@ def _beat(path: Path, parent: int) -> None:
     os._exit(1)
 
 
+class ServedAdapters:
+    """The adapters that requests may name: as a file, for API processes and the next engine."""
+
+    def __init__(self, engine: Engine, folder: ServerFolder, config: ServerConfig) -> None:
+        self._engine, self._folder = engine, folder
+        self._named = dict(config.engine.get("adapters") or {})
+        kept = folder.adapters()
+        if kept is None:
+            self._tell()
+            return
+        for name in [name for name in self._named if name not in kept]:
+            self.drop(name)
+        for name, path in kept.items():
+            if self._named.get(name) == path:
+                continue
+            try:
+                if name in self._named:
+                    self.drop(name)
+                self.add(name, path)
+            except TuttiError as error:  # what was there is gone: requests that name it are told
+                log.warning("adapter '%s' does not come back: %s", name, error)
+        self._tell()
+
+    def add(self, name: str, path: str) -> None:
+        """Let an adapter come."""
+        self._engine.add_adapter(name, path)
+        self._named[name] = path
+        self._tell()
+
+    def drop(self, name: str) -> None:
+        """Let an adapter go."""
+        self._engine.drop_adapter(name)
+        del self._named[name]
+        self._tell()
+
+    def _tell(self) -> None:
+        self._folder.write("adapters.json", self._named)
+
+
 def open_engine(config: ServerConfig) -> Engine:
     """Return the engine that a server is asked to have."""
     from tutti.serve import Engine
@@ -260,7 +301,8 @@ def main(folder: Path, generation: int) -> int:
     vocab = engine.worker.model.spec.vocab
     named = config.engine.get("tokenizer") or config.folder
     grammars = Grammars(Path(named), vocab, engine.worker.sampler.end)
-    loop = EngineLoop(engine, socket, grammars, warms=config.warm_up)
+    adapters = ServedAdapters(engine, own, config)
+    loop = EngineLoop(engine, socket, grammars, adapters, warms=config.warm_up)
 
     def stop(*_args: object) -> None:
         loop.stopping = True

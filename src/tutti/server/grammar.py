@@ -79,9 +79,9 @@ class Grammars:
         guidance = library("llguidance", "grammars")
         return guidance.LLTokenizer(path.read_text(), n_vocab=self._vocab, eos_token=self._end[0])
 
-    def masks(self, grammar: str, answered: Sequence[int] = ()) -> GrammarMasks:
-        """Return the masks of a request, of whose answer some tokens are there."""
-        return GrammarMasks(self._tokenizer, grammar, answered, self._vocab, self._end)
+    def masks(self, grammar: str) -> GrammarMasks:
+        """Return the masks of a request."""
+        return GrammarMasks(self._tokenizer, grammar, self._vocab, self._end)
 
 
 class GrammarMasks:
@@ -91,7 +91,6 @@ class GrammarMasks:
         self,
         tokenizer: Any,
         grammar: str,
-        answered: Sequence[int],
         vocab: int,
         end: tuple[int, ...],
     ) -> None:
@@ -100,8 +99,6 @@ class GrammarMasks:
         self._vocab, self._end = vocab, end
         if self._first.is_error():
             raise InputError(f"the grammar cannot be used: {_line(self._first.get_error())}")
-        for token in answered:
-            self._first.consume_token(int(token))
 
     def new(self) -> GrammarMask:
         """Return the mask of a sample that has no tokens yet."""

@@ -192,6 +192,14 @@ class ServerFolder:
             return State()
         return msgspec.json.decode(data, type=State)
 
+    def adapters(self) -> dict[str, str] | None:
+        """Return the folders of its adapters by name; None before an engine said them."""
+        try:
+            data = (self.path / "adapters.json").read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(data, type=dict[str, str])
+
     def engine_socket(self, generation: int) -> str:
         """Return where an engine listens."""
         name = str(self.path / f"engine{generation}.sock")

@@ -140,11 +140,13 @@ def test_calls_that_are_required(
 
 
 def test_an_answer_goes_on_where_another_engine_left_it(folder: Path, tokenizer: Tokenizer) -> None:
-    grammar = of_regex("abcabc")
-    first = [int(t) for t in tokenizer.encode(["abc"])[0]]
-    grammars = Grammars(folder, VOCAB, (END,))
-    fresh, later = grammars.masks(grammar).new(), grammars.masks(grammar, first).new()
-    assert (fresh.allowed(first) == later.allowed([])).all()
+    masks = Grammars(folder, VOCAB, (END,)).masks(of_regex("abcabc"))
+    tokens = [int(t) for t in tokenizer.encode(["abcab"])[0]]
+    followed, later = masks.new(), masks.new()
+    for count in range(len(tokens) + 1):
+        step_by_step = followed.allowed(tokens[:count])
+    assert (later.allowed(tokens) == step_by_step).all()
+    assert not (masks.new().allowed([]) == step_by_step).all()
 
 
 @pytest.mark.parametrize(

@@ -252,8 +252,7 @@ def _meet(
 @triton.jit(do_not_specialize=["table_row", "num_rows", "num_tokens"])
 def attend(
     q, keys, values, out, parts, sums, counters, starts, lengths, first_long, tables, sinks,
-    slopes,
-    q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, num_rows,
+    slopes, q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, num_rows,
     num_tokens, scale, cap, window, factor,
     HEADS: tl.constexpr, SHARE: tl.constexpr, WIDE_SHARE: tl.constexpr, QUERIES: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr,
@@ -287,10 +286,8 @@ def attend(
         if split >= used:
             return
     token_m = (begin + query_m).to(tl.int64)
-    q_md = tl.load(
-        q + token_m[:, None] * q_row + head_m[:, None] * q_head + d[None, :],
-        mask=inside[:, None] & (d < D)[None, :], other=0.0,
-    )  # fmt: skip
+    q_at = q + token_m[:, None] * q_row + head_m[:, None] * q_head + d[None, :]
+    q_md = tl.load(q_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
     most = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     slope_m = most
@@ -317,9 +314,7 @@ def attend(
             SIZE, False, WINDOW, HAS_CAP, HAS_SLOPE, ROUNDED, PRECISION,
         )  # fmt: skip
     counters += tile * tl.num_programs(1) + group
-    kept = token_m
-    if SINGLE:
-        kept = row + query_m
+    kept = row + query_m if SINGLE else token_m
     _write(out, parts, sums, counters, sinks, collected, most, total, token_m * HEADS + head_m,
            kept * HEADS + head_m, head_m, split, used, inside, E, WIDE_E, SPLITS,
            HAS_SINK)  # fmt: skip
@@ -382,9 +377,7 @@ def attend_latents(
         collected = collected * shrink[:, None]
         collected = tl.dot(w.to(c_nr.dtype), c_nr, collected, input_precision=PRECISION)
     counters += tile * tl.num_programs(1) + block
-    kept = token_m
-    if SINGLE:
-        kept = row + query_m
+    kept = row + query_m if SINGLE else token_m
     _write(out, parts, sums, counters, None, collected, most, total, token_m * HEADS + head_m,
            kept * HEADS + head_m, head_m, split, used, inside, RANK, WIDE_RANK, SPLITS,
            False)  # fmt: skip

@@ -64,7 +64,6 @@ class Api:
     ) -> None:
         self.config, self.client, self.tokenizer = config, client, tokenizer
         self.metrics = Metrics()
-        self.adapters: dict[str, str] = dict(config.engine.get("adapters") or {})
         self.started = int(time.time())
         self.draining = False
         client.on_restart = self.metrics.restarts.inc
@@ -73,9 +72,9 @@ class Api:
         """Return the adapter that a request's model is ("": the model itself); refuse others."""
         if asked.model in ("", self.config.name):
             return ""
-        if asked.model in self.adapters:
+        if asked.model in self.client.adapters:
             return asked.model
-        known = ", ".join(f"'{name}'" for name in (self.config.name, *self.adapters))
+        known = ", ".join(f"'{name}'" for name in (self.config.name, *self.client.adapters))
         raise not_found(f"no model '{asked.model}' is served; there is {known}")
 
     def admit(self) -> None:
@@ -165,10 +164,6 @@ class Api:
         if load and not asked.lora_path:
             raise refused("'lora_path' names the adapter's folder", "lora_path")
         await self.client.change_adapter(asked.lora_name, asked.lora_path if load else None)
-        if load and asked.lora_path:
-            self.adapters[asked.lora_name] = asked.lora_path
-        else:
-            self.adapters.pop(asked.lora_name, None)
 
 
 def _packed(vector: list[float]) -> str:
@@ -280,7 +275,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
 
 
 def _names(api: Api) -> list[str]:
-    return [api.config.name, *api.adapters]
+    return [api.config.name, *api.client.adapters]
 
 
 def _card(api: Api, name: str) -> dict[str, Any]:
