@@ -124,7 +124,8 @@ class Supervisor:
         if not self._state.ready:
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
                 data = self.folder.ready(generation).read_bytes()
-                self._say(msgspec.json.decode(data, type=State))
+                said = msgspec.json.decode(data, type=State)
+                self._say(msgspec.structs.replace(said, draining=self._state.draining))
                 took = time.monotonic() - self._begun
                 self._tell(f"the engine is ready after {took:.1f} s")
         path = self.folder.heartbeat(generation)
@@ -148,7 +149,10 @@ class Supervisor:
 
     def _start_engine(self) -> None:
         generation = self._state.generation + 1
-        self._say(State(generation=generation, draining=self._state.draining))
+        # what the last one could take stays known: requests are queued until the next is ready
+        self._say(
+            msgspec.structs.replace(self._state, generation=generation, address="", ready=False)
+        )
         self._begun = time.monotonic()
         self._engine = self._start("engine_process", str(generation))
 

@@ -39,6 +39,7 @@ def test_the_scheduler_keeps_its_promises() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_the_scheduler_keeps_its_promises_for_a_hundred_thousand_steps() -> None:
     made = 0
 
