@@ -158,7 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.scheduler is None:
             return
-        for _ in range(MOST_STEPS):
+        for _ in range(MOST_STEPS + 100 * len(self.requests)):
             if not self._advance():
                 break
             check_pages(self.scheduler)

@@ -14,7 +14,7 @@ class StepSize(NamedTuple):
 
     decodes: int  # rows of one token
     prefill: int  # tokens of longer rows
-    keys: int  # in pages, that rows read: each row's once
+    keys: int  # that rows of one token look at
     pairs: int = 0  # of a query and a key that it looks at, in longer rows
 
     @property
@@ -25,9 +25,7 @@ class StepSize(NamedTuple):
     def with_chunk(self, start: int, count: int) -> StepSize:
         """Return the size with another row, of so many tokens behind so many that are stored."""
         pairs = count * start + count * (count + 1) // 2
-        return StepSize(
-            self.decodes, self.prefill + count, self.keys + start + count, self.pairs + pairs
-        )
+        return self._replace(prefill=self.prefill + count, pairs=self.pairs + pairs)
 
 
 class Prices(Protocol):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from tests.support.batching_machine import SchedulerMachine
+from tutti.batching.events import Cancelled
 from tutti.batching.filling import Filling
 from tutti.batching.pages import PagePool
 from tutti.batching.prefix import PrefixTree
@@ -49,8 +52,28 @@ def test_the_scheduler_keeps_its_promises_for_a_hundred_thousand_steps() -> None
             super().teardown()
             made += len(self.steps)
 
+        @rule(seed=st.integers(0, 2**32))
+        def an_afternoon(self, seed: int) -> None:
+            """Let requests come and go at random while many steps are made."""
+            r = random.Random(seed)
+            for _ in range(60):
+                if r.random() < 0.3:
+                    prompt = [r.randint(1, 2) for _ in range(r.randint(1, 20))]
+                    self.arrive(
+                        prompt, r.randint(0, 12), r.choice((1, 1, 2, 3)), r.randint(-1, 1),
+                        r.choice(("", "a")), r.random() < 0.5,
+                    )  # fmt: skip
+                if r.random() < 0.03 and self.requests:
+                    number = r.choice(sorted(self.requests))
+                    self.cancelled.add(number)
+                    self._handle(Cancelled(number, r.choice((None, 0, 1))))
+                if r.random() < 0.1:
+                    self.somebody_guesses(r.randint(0, 4), r.randint(1, 4))
+                self._advance()
+                self.pages_are_conserved()
+
     own = settings(
-        max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=CHECKS,
+        max_examples=100, stateful_step_count=20, deadline=None, suppress_health_check=CHECKS,
         database=None,
     )  # fmt: skip
     while made < 100_000:

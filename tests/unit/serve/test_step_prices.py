@@ -46,7 +46,7 @@ def test_prices_are_what_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
     decodes = StepSize(decodes=20, prefill=0, keys=20 * 300)
     assert prices.seconds(decodes) == pytest.approx(1.0 + 0.2 + 2e-4 * 6000)
     mixed = StepSize(decodes=4, prefill=0, keys=0).with_chunk(start=0, count=700)
-    expected = 1.0 + 0.01 * 704 + 2e-4 * 700 + 3e-6 * (700 * 701 // 2)
+    expected = 1.0 + 0.01 * 704 + 3e-6 * (700 * 701 // 2)
     assert prices.seconds(mixed) == pytest.approx(expected)
 
 

@@ -37,7 +37,13 @@ def wrong(name: str, plan: Plan) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if number % 4 else [])
+        for number, name in enumerate(PLANS)
+    ],
+)
 def test_the_peak_of_every_class(name):
     assert not wrong(name, PLANS[name])
 
