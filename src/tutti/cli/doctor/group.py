@@ -1,0 +1,37 @@
+"""`tutti doctor …`: one verb, one answer. Exit codes: 0 healthy, 1 found, 2 undetermined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tutti.cli.doctor.answer import print_finding
+from tutti.cli.shared.output import Json
+
+app = typer.Typer(help="What is wrong, where, and what to do.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """What is wrong, where, and what to do. Exit codes: 0 healthy, 1 found, 2 undetermined."""
+
+
+@app.command()
+def logs(
+    paths: Annotated[list[Path], typer.Argument(help="Logs, or folders of them; packed ones too.")],
+    signatures: Annotated[
+        Path | None, typer.Option(help="A YAML file of your own signatures, which go first.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say from the logs of any framework why a job failed."""
+    from tutti.diagnose.logs.collect import collect
+    from tutti.diagnose.logs.reason import diagnose
+    from tutti.diagnose.logs.signatures import own_catalog, with_own_signatures
+
+    catalog = own_catalog()
+    if signatures is not None:
+        catalog = with_own_signatures(catalog, signatures)
+    print_finding(diagnose(collect(paths, catalog)), json=json)
