@@ -3,8 +3,9 @@
 A `console` block holds commands (`$ tutti …`, `$ python FILE …`, `$ cat FILE`) and what they print;
 a shown line must be a line of the real output, `…` stands for anything. Blocks with a `title` are
 files that are written first. `<!-- fails -->` above a block: its command must exit with 2 and the
-one line that the block shows; `<!-- finds -->`: with 1. `<!-- figures vary -->`: what is shown must be printed, but numbers,
-bars and line breaks may differ. `<!-- varies -->`: the output is not compared.
+one line that the block shows; `<!-- finds -->`: with 1. `<!-- figures vary -->`: what is shown must
+be printed, but numbers, bars and line breaks may differ. `<!-- varies -->`: the output is not
+compared.
 """
 
 from __future__ import annotations
