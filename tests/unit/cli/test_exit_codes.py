@@ -91,6 +91,7 @@ MISSING = {
     "cluster show": ["nowhere"],
     "comm bench": ["--op", "adition"],
     "data show": ["nowhere.jsonl"],
+    "doctor dumps": ["nowhere"],
     "doctor logs": ["nowhere.log"],
     "model show": ["llama-2-7"],
 }

@@ -35,3 +35,16 @@ def logs(
     if signatures is not None:
         catalog = with_own_signatures(catalog, signatures)
     print_finding(diagnose(collect(paths, catalog)), json=json)
+
+
+@app.command()
+def dumps(
+    folder: Annotated[Path, typer.Argument(help="The folder with the dumps of all ranks.")],
+    json: Json = False,
+) -> None:
+    """Say from flight recorders' dumps (NCCL, gloo) which ranks the others wait for."""
+    from tutti.diagnose.dumps.records import read_dumps
+    from tutti.diagnose.dumps.verdict import diagnose_dumps
+
+    found, notes = read_dumps(folder)
+    print_finding(diagnose_dumps(found, notes), json=json)
