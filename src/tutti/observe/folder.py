@@ -9,6 +9,7 @@ CHECKPOINTS = "checkpoints"
 EXPORT = "huggingface"  # the trained model, as transformers loads it
 RUN_FILE = "run.json"  # the job as it was asked for
 PLAN_FILE = "plan.json"
+RINGS = "rings"  # of every rank its last events
 
 
 def trace_name(step: int | str) -> str:

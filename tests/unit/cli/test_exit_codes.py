@@ -93,6 +93,7 @@ MISSING = {
     "data show": ["nowhere.jsonl"],
     "doctor dumps": ["nowhere"],
     "doctor logs": ["nowhere.log"],
+    "doctor run": ["nowhere"],
     "model show": ["llama-2-7"],
 }
 

@@ -48,3 +48,27 @@ def dumps(
 
     found, notes = read_dumps(folder)
     print_finding(diagnose_dumps(found, notes), json=json)
+
+
+@app.command()
+def run(
+    folder: Annotated[Path, typer.Argument(help="The output folder of a run, live or over.")],
+    trace: Annotated[
+        Path | None, typer.Option(help="Also write its rings as a Chrome trace.")
+    ] = None,
+    flight_records: Annotated[
+        Path | None,
+        typer.Option(help="Also write its rings as PyTorch's flight records, one file per rank."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say of a run of ours who hangs, what is slow, and which steps were irregular."""
+    from tutti.cli.doctor.rings import write_flight_records, write_trace
+    from tutti.diagnose.runs.folder import diagnose_run
+
+    found = diagnose_run(folder)
+    if trace is not None:
+        write_trace(folder, trace)
+    if flight_records is not None:
+        write_flight_records(folder, flight_records)
+    print_finding(found, json=json)

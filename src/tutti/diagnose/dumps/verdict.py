@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tutti.diagnose.dumps.records import Dump, Record
 from tutti.diagnose.finding import Component, Evidence, Finding, Where, spans
+from tutti.diagnose.waits import culprits
 
 # of these every rank gives as much as every other
 _EVEN = (
@@ -72,10 +73,10 @@ def diagnose_dumps(dumps: Sequence[Dump], notes: Sequence[str] = ()) -> Finding:
     if finding := _different(scene, blocked, notes):
         return finding
     waits = {rank: _waited_for(scene, rank, record) for rank, record in blocked.items()}
-    culprits = _ends(waits, blocked)
-    if not culprits:
+    ends = culprits(waits)
+    if not ends:
         return _together(scene, blocked, notes)
-    return _waiting(scene, culprits, blocked, notes)
+    return _waiting(scene, ends, blocked, notes)
 
 
 def _scene(dumps: Sequence[Dump]) -> _Scene:
@@ -140,55 +141,43 @@ def _waited_for(scene: _Scene, rank: int, record: Record) -> set[int]:
     return found
 
 
-def _ends(waits: Mapping[int, set[int]], blocked: Mapping[int, Record]) -> tuple[int, ...]:
-    """Follow who waits for whom to its end; of a circle, the rank that most wait for."""
-    waited = {other for others in waits.values() for other in others}
-    ends = {rank for rank in waited if rank not in blocked or not waits[rank]}
-    if ends:
-        return tuple(sorted(ends))
-    counts = Counter(other for others in waits.values() for other in others)
-    most = max(counts.values(), default=0)
-    worst = [rank for rank, count in counts.items() if count == most]
-    return tuple(sorted(worst)) if most else ()
-
-
 def _waiting(
     scene: _Scene,
-    culprits: tuple[int, ...],
+    ranks: tuple[int, ...],
     blocked: Mapping[int, Record],
     notes: Sequence[str],
 ) -> Finding:
-    silent = [rank for rank in culprits if rank not in scene.dumps]
+    silent = [rank for rank in ranks if rank not in scene.dumps]
     if silent:
         why = "left no dump: it died or hangs outside of Python"
-    elif all(rank in blocked for rank in culprits):
+    elif all(rank in blocked for rank in ranks):
         why = "is in another collective than the others, which wait for it: their order differs"
-        return _found(scene, culprits, blocked, why, notes, component=Component.SOFTWARE)
+        return _found(scene, ranks, blocked, why, notes, component=Component.SOFTWARE)
     else:
         why = "never came to a collective that the others wait in"
-    return _found(scene, culprits, blocked, why, notes)
+    return _found(scene, ranks, blocked, why, notes)
 
 
 def _found(
     scene: _Scene,
-    culprits: tuple[int, ...],
+    ranks: tuple[int, ...],
     blocked: Mapping[int, Record],
     why: str,
     notes: Sequence[str],
     component: Component = Component.UNDETERMINED,
 ) -> Finding:
-    who = ("rank " if len(culprits) == 1 else "ranks ") + spans(culprits)
+    who = ("rank " if len(ranks) == 1 else "ranks ") + spans(ranks)
     shown = [(rank, blocked[rank]) for rank in sorted(blocked)]
     last = [
         (r, scene.dumps[r].records[-1])
-        for r in culprits
+        for r in ranks
         if r in scene.dumps and scene.dumps[r].records
     ]
     return Finding(
         component=component,
         cause=f"{who} {why}",
         confidence=0.75 if component is Component.SOFTWARE else 0.0,
-        where=Where(ranks=culprits),
+        where=Where(ranks=ranks),
         evidence=_evidence(scene, [*last, *shown]),
         remedy="" if component is Component.UNDETERMINED else
         "call collectives of several groups in one order on every rank",
