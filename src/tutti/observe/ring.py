@@ -32,6 +32,7 @@ _ALIVE = struct.Struct("<Q")
 _HOST_BYTES = 64
 _AT_ALIVE = _HEAD.size - _ALIVE.size
 _EVENT = struct.Struct("<QQIiQQ")  # number, monotonic ns, step, instruction, kind, number
+_pack, _clock = _EVENT.pack_into, time.monotonic_ns
 _MOST_NAMES = 64 << 20
 EVENTS = 1 << 14  # kept; a power of two
 
@@ -93,16 +94,15 @@ class Ring:
             self._map = mmap.mmap(file.fileno(), 0)
         self._map[: len(head)] = head
         self._mask, self._count = events - 1, 0
-        self._pack, self._clock = _EVENT.pack_into, time.monotonic_ns
         self._closed, self._lock = threading.Event(), threading.Lock()
         self.step = 0
 
     def note(self, kind: int, instruction: int = -1) -> None:
         """Write down an event."""
         number = self._count = self._count + 1
-        self._pack(
+        _pack(
             self._map, self._first + (number & self._mask) * 40,
-            number, self._clock(), self.step, instruction, kind, number,
+            number, _clock(), self.step, instruction, kind, number,
         )  # fmt: skip
 
     def begin_step(self, number: int) -> None:
@@ -117,7 +117,7 @@ class Ring:
             while not self._closed.wait(every_s):
                 with self._lock:
                     if not self._closed.is_set():
-                        _ALIVE.pack_into(self._map, _AT_ALIVE, self._clock())
+                        _ALIVE.pack_into(self._map, _AT_ALIVE, _clock())
 
         threading.Thread(target=beat, name="ring", daemon=True).start()
 

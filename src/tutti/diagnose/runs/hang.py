@@ -52,11 +52,13 @@ def standing(ring: RingReading) -> _Standing:
     started = frozenset(
         e.instruction for e in ring.events if e.step == step and e.kind is Kind.START
     )
+    # an operation that the host does by itself is a wait from its start on
+    waits = [s for s in open_ if s.waits or ring.instructions[s.instruction].lane == "network"]
     return _Standing(
         ring,
         step + (1 if ended else 0),
-        max((s for s in open_ if s.waits), key=lambda s: s.begin_ns, default=None),
-        max((s for s in open_ if not s.waits), key=lambda s: s.begin_ns, default=None),
+        max(waits, key=lambda s: s.begin_ns, default=None),
+        max((s for s in open_ if s not in waits), key=lambda s: s.begin_ns, default=None),
         frozenset() if ended else started,
     )
 
@@ -150,7 +152,7 @@ def _finding(
     who = ("rank " if len(ends) == 1 else "ranks ") + spans(ends)
     does = "left no ring" if first is None else first.words()
     if gone:
-        does = f"died, when it {does.removeprefix('is ')}" if first and first.inside else "died"
+        does = "died or is stopped" + (f" (it {first.words()})" if first else "")
     step = max(s.step for s in stand.values())
     held = sum(1 for others in waits.values() if others)
     cause = (
@@ -163,7 +165,7 @@ def _finding(
         confidence=0.6 if gone else 0.0,
         where=Where(ranks=ends, hosts=hosts),
         evidence=_evidence(stand, (*ends, *stand)),
-        remedy="read its log and dmesg of its host for why it died" if gone else "",
+        remedy="read its log and dmesg of its host" if gone else "",
         next_steps=(f"py-spy dump --pid {first.ring.process} on {first.ring.host}",)
         if first and not gone else (),
         notes=tuple(notes),
