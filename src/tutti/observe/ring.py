@@ -192,7 +192,11 @@ def read_rings(folder: Path) -> tuple[list[RingReading], list[str]]:
             notes.append(str(error))
             continue
         found[ring.rank] = ring
-    return [found[rank] for rank in sorted(found)], notes
+    newest = max(found.values(), key=lambda r: r.alive_ns + r.clock_ns, default=None)
+    rings = [found[r] for r in sorted(found) if newest and found[r].world == newest.world]
+    if len(rings) < len(found):
+        notes.append(f"{len(found) - len(rings)} rings of an earlier run are left out")
+    return rings, notes
 
 
 def ring_path(folder: Path, rank: int) -> Path:
