@@ -25,6 +25,8 @@ from tutti.errors import DamagedError, InputError
 LEVELS = (1, 10, 60)  # seconds of a value
 CHUNK = 60  # values of a row
 _KEPT_BITS = 0xFFFFF000  # 11 bits of mantissa
+_SUMMARY_EVERY_S = 300  # least, mean and most are written so often, and at the end
+_BLOCK = 16  # figures that are packed together
 _VERSION = 1
 Floats = npt.NDArray[np.float32]
 _MAKE = """
@@ -65,6 +67,7 @@ class SeriesStore:
             raise _said(path, error) from None
         self._layouts: dict[tuple[str, ...], int] = {}
         self._open: dict[str, _Minute] = {}
+        self._summaries: dict[tuple[str, int], _Summary] = {}
 
     def _check_version(self, *, read_only: bool) -> None:
         row = self._base.execute("select value from facts where name = 'version'").fetchone()
@@ -95,7 +98,7 @@ class SeriesStore:
     def flush(self) -> None:
         """Write what is not yet in the file."""
         for host, minute in self._open.items():
-            self._write(host, minute)
+            self._write(host, minute, whole=True)
 
     def close(self) -> None:
         """Write what is left, and let go of the file."""
@@ -116,37 +119,53 @@ class SeriesStore:
             i: tuple(_names(text)) for i, text in self._rows("select id, names from layouts", ())
         }
 
-    def _write(self, host: str, minute: _Minute) -> None:
-        put = "insert or replace into chunks values (?, ?, ?, ?, ?)"
+    def _write(self, host: str, minute: _Minute, *, whole: bool = False) -> None:
+        """Write a minute; what sums it up only now and then, or where `whole` asks for it."""
         try:
             layout = self._layout(minute.names)
-            self._base.execute(put, (1, minute.start, host, layout, _packed(minute.values)))
+            self._put(1, minute.start, host, layout, minute.values)
             for level in LEVELS[1:]:
-                self._summarise(host, minute, level, layout, put)
+                summary = self._summed(host, minute, level, layout)
+                done = minute.start + CHUNK - summary.start
+                if whole or done % _SUMMARY_EVERY_S == 0 or done == level * CHUNK:
+                    self._put(level, summary.start, host, layout, summary.table)
             self._base.commit()
         except sqlite3.Error as error:
             raise _said(self._path, error) from None
 
-    def _summarise(self, host: str, minute: _Minute, level: int, layout: int, put: str) -> None:
+    def _put(self, level: int, start: int, host: str, layout: int, values: Floats) -> None:
+        self._base.execute(
+            "insert or replace into chunks values (?, ?, ?, ?, ?)",
+            (level, start, host, layout, _packed(values)),
+        )
+
+    def _summed(self, host: str, minute: _Minute, level: int, layout: int) -> _Summary:
+        """Take a minute into its row of a higher level."""
         start = minute.start - minute.start % (level * CHUNK)
+        summary = self._summaries.get((host, level))
+        if summary is None or (summary.start, summary.layout) != (start, layout):
+            if summary is not None:
+                self._put(level, summary.start, host, summary.layout, summary.table)
+            summary = _Summary(start, layout, self._summary_table(host, minute, level, layout))
+            self._summaries[host, level] = summary
+        count, first = CHUNK // level, (minute.start - start) // level
+        parts = minute.values.reshape(len(minute.names), count, level)
+        filled = np.isfinite(parts)
+        some, counts = filled.any(axis=2), np.maximum(filled.sum(axis=2), 1)
+        least = np.where(filled, parts, np.inf).min(axis=2)
+        most = np.where(filled, parts, -np.inf).max(axis=2)
+        mean = np.where(filled, parts, 0).sum(axis=2) / counts
+        for index, values in enumerate((least, mean, most)):
+            summary.table[:, index, first : first + count] = np.where(some, values, np.nan)
+        return summary
+
+    def _summary_table(self, host: str, minute: _Minute, level: int, layout: int) -> Floats:
         row = self._base.execute(
             "select data from chunks where level = ? and start = ? and host = ? and layout = ?",
-            (level, start, host, layout),
+            (level, minute.start - minute.start % (level * CHUNK), host, layout),
         ).fetchone()
         shape = (len(minute.names), 3, CHUNK)
-        table = _unpacked(row[0], shape).copy() if row else np.full(shape, np.nan, np.float32)
-        count = CHUNK // level
-        first = (minute.start - start) // level
-        parts = minute.values.reshape(len(minute.names), count, level)
-        with np.errstate(all="ignore"):
-            filled = np.isfinite(parts)
-            some = filled.any(axis=2)
-            least = np.where(filled, parts, np.inf).min(axis=2)
-            most = np.where(filled, parts, -np.inf).max(axis=2)
-            mean = np.where(filled, parts, 0).sum(axis=2) / filled.sum(axis=2)
-        for index, values in enumerate((least, mean, most)):
-            table[:, index, first : first + count] = np.where(some, values, np.nan)
-        self._base.execute(put, (level, start, host, layout, _packed(table)))
+        return _unpacked(row[0], shape) if row else np.full(shape, np.nan, np.float32)
 
     def _layout(self, names: tuple[str, ...]) -> int:
         if names not in self._layouts:
@@ -184,9 +203,9 @@ class SeriesStore:
             if not wanted:
                 continue
             shape = (len(names), CHUNK) if level == 1 else (len(names), 3, CHUNK)
-            table = _unpacked(data, shape, name=str(self._path))
             for i in wanted:
-                parts.setdefault((host, names[i]), []).append((begin, table[i]))
+                values = _figure(data, i, shape, str(self._path))
+                parts.setdefault((host, names[i]), []).append((begin, values))
         return [_series(key, chunks, start, stop, level) for key, chunks in parts.items()]
 
     def _rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:
@@ -204,20 +223,48 @@ class _Minute:
         self.values: Floats = np.full((len(names), CHUNK), np.nan, np.float32)
 
 
+@dataclass(slots=True)
+class _Summary:
+    """A row of a higher level, which minutes fill."""
+
+    start: int
+    layout: int
+    table: Floats
+
+
 def _packed(values: Floats) -> bytes:
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(_KEPT_BITS)
-    flat = bits.reshape(-1, CHUNK)
-    flat[:, 1:] ^= flat[:, :-1].copy()
-    return zlib.compress(flat.view(np.uint8).reshape(-1, 4).T.tobytes(), 1)
+    """Return a row's numbers, packed block by block, so that one figure costs one block."""
+    rows = np.ascontiguousarray(values, np.float32).reshape(len(values), -1)
+    blocks = [_block(rows[at : at + _BLOCK]) for at in range(0, len(rows), _BLOCK)]
+    sizes = np.array([len(blocks), *(len(block) for block in blocks)], "<u4")
+    return sizes.tobytes() + b"".join(blocks)
 
 
-def _unpacked(data: bytes, shape: tuple[int, ...], *, name: str = "the store") -> Floats:
+def _block(rows: Floats) -> bytes:
+    bits = (rows.view(np.uint32) & np.uint32(_KEPT_BITS)).reshape(-1, CHUNK)
+    bits[:, 1:] ^= bits[:, :-1].copy()
+    return zlib.compress(bits.view(np.uint8).reshape(-1, 4).T.tobytes(), 1)
+
+
+def _figure(data: bytes, index: int, shape: tuple[int, ...], name: str = "the store") -> Floats:
+    """Return one figure of a row; `shape` is of all of them."""
     try:
-        raw = np.frombuffer(zlib.decompress(data), np.uint8).reshape(4, -1).T
-        bits = np.ascontiguousarray(raw).view(np.uint32).reshape(-1, CHUNK)
-        return np.bitwise_xor.accumulate(bits, axis=1).view(np.float32).reshape(shape)
-    except (ValueError, zlib.error):
+        count = int.from_bytes(data[:4], "little")
+        ends = np.cumsum(np.frombuffer(data, "<u4", count, 4)) + 4 * (count + 1)
+        block = index // _BLOCK
+        begin = 4 * (count + 1) if block == 0 else int(ends[block - 1])
+        raw = np.frombuffer(zlib.decompress(data[begin : int(ends[block])]), np.uint8)
+        bits = np.ascontiguousarray(raw.reshape(4, -1).T).view(np.uint32).reshape(-1, CHUNK)
+        held = min(_BLOCK, shape[0] - block * _BLOCK)
+        each = bits.reshape(held, -1, CHUNK)[index % _BLOCK]
+        values = np.bitwise_xor.accumulate(each, axis=1).view(np.float32)
+        return values.reshape(shape[1:])
+    except (ValueError, IndexError, zlib.error):
         raise DamagedError(f"{name}: a row is damaged") from None
+
+
+def _unpacked(data: bytes, shape: tuple[int, ...]) -> Floats:
+    return np.stack([_figure(data, i, shape) for i in range(shape[0])])
 
 
 @functools.lru_cache(maxsize=256)
