@@ -15,6 +15,7 @@ from tutti.diagnose.runs.hang import diagnose_rings
 from tutti.diagnose.runs.steps import Figure, change_point, diagnose_steps
 from tutti.errors import InputError
 from tutti.observe.ring import Event, Kind, Listed, RingReading
+from tutti.observe.store import SeriesStore
 
 S = 1_000_000_000
 FORWARD = Listed(words="Forward units 0-1", lane="compute")
@@ -153,3 +154,19 @@ def test_folders(tmp_path: Path) -> None:
     notes: list[str] = []
     assert len(read_figures(tmp_path / "metrics.jsonl", notes)) == 20
     assert "1 lines" in notes[0]
+
+
+def test_alerts_of_hosts_are_told(tmp_path: Path) -> None:
+    (tmp_path / "series").mkdir()
+    lines = [json.dumps({"step": i, "seconds": 1.0}) for i in range(1, 21)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    store = SeriesStore(tmp_path / "series" / "a-0.sqlite")
+    for second in range(40):
+        errors = 25.0 if second > 20 else 0.0
+        store.append("node7", 1_800_000_000 + second, {'tutti_nic_errors_total{nic="ib0"}': errors})
+    store.close()
+    found = diagnose_run(tmp_path)
+    assert (found.component, found.where.hosts) == (Component.NETWORK, ("node7",))
+    assert "ib0" in found.evidence[0].text
+    (tmp_path / "series" / "b-0.sqlite").write_bytes(b"damaged" * 1000)
+    assert any("damaged" in note for note in diagnose_run(tmp_path).notes)

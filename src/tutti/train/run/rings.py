@@ -1,11 +1,13 @@
-"""A rank's ring in the output folder: its last events stay there, whatever becomes of it."""
+"""What a rank leaves in the output folder, whatever becomes of it: its ring, its host's series."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 
-from tutti.observe.folder import RINGS
+from tutti.errors import InputError
+from tutti.observe.folder import RINGS, SERIES
 from tutti.observe.ring import Listed, Ring, ring_path
+from tutti.observe.sampling import HostSampling
 from tutti.schedule.instruction import COLLECTIVES, NO_MICRO_BATCH, Instruction, Op, Scope
 from tutti.train.engine.engine import Engine
 from tutti.train.run.rank_context import RankContext
@@ -29,6 +31,18 @@ def open_ring(context: RankContext, engine: Engine, step: int, stack: ExitStack)
     ring.step = step
     ring.keep_alive()
     return ring
+
+
+def sample_host(context: RankContext, stack: ExitStack) -> None:
+    """Sample this host by the second, if this rank is the first of its node."""
+    place = context.position
+    if place.slot != 0:
+        return
+    path = context.config.folder / SERIES / f"{place.pool}-{place.node}.sqlite"
+    try:
+        stack.callback(HostSampling(path).close)
+    except (OSError, InputError) as error:
+        context.warn(f"{context.name}: its host is not sampled ({error})")
 
 
 def _listed(entry: Instruction, pipeline: int) -> Listed:
