@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
 import threading
 import time
@@ -14,6 +15,7 @@ from tutti.observe.samplers import Sampler, Values, host_samplers
 from tutti.observe.store import SeriesStore
 
 Say = Callable[[str], None]
+_FLUSH_S = 10.0  # what a kill may lose
 
 
 class Rates:
@@ -24,16 +26,18 @@ class Rates:
         self._at = 0.0
 
     def of(self, values: Values, now: float) -> Values:
-        """Return gauges as they are, and counters as rates, from their second sample on.
+        """Return gauges as they are, and counters as rates.
 
-        A counter that fell was set back; it has no rate then.
+        A counter has no rate, but not a number, at its first sample and where it was set back.
         """
         found: Values = {}
         for name, value in values.items():
             if "_total" not in name:
                 found[name] = value
-            elif name in self._before and now > self._at and value >= self._before[name]:
-                found[name] = (value - self._before[name]) / (now - self._at)
+            else:
+                grown = value - self._before.get(name, math.inf)
+                known = grown >= 0 and now > self._at
+                found[name] = grown / (now - self._at) if known else math.nan
         self._before = {n: v for n, v in values.items() if "_total" in n}
         self._at = now
         return found
@@ -59,7 +63,7 @@ class HostSampling:
         self._thread.start()
 
     def _run(self) -> None:
-        rates, host = Rates(), platform.node()
+        rates, host, flushed = Rates(), platform.node(), time.monotonic()
         try:
             while True:
                 now = time.time()
@@ -67,6 +71,9 @@ class HostSampling:
                 for sampler in self._samplers:
                     values |= sampler.sample()
                 self._store.append(host, int(now), rates.of(values, time.monotonic()))
+                if time.monotonic() - flushed > _FLUSH_S:
+                    flushed = time.monotonic()
+                    self._store.flush()
                 if self._stop.wait(max(0.0, self._every - (time.time() - now))):
                     return
         except (InputError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from pathlib import Path
@@ -13,9 +14,11 @@ from tutti.observe.store import SeriesStore
 
 def test_counters_become_rates() -> None:
     rates = Rates()
-    assert rates.of({"a_ratio": 0.5, "b_total": 10}, 1.0) == {"a_ratio": 0.5}
+    first = rates.of({"a_ratio": 0.5, "b_total": 10}, 1.0)
+    assert first["a_ratio"] == 0.5
+    assert math.isnan(first["b_total"])
     assert rates.of({"a_ratio": 0.6, "b_total": 30}, 3.0) == {"a_ratio": 0.6, "b_total": 10}
-    assert rates.of({"b_total": 3}, 4.0) == {}  # it was set back
+    assert math.isnan(rates.of({"b_total": 3}, 4.0)["b_total"])  # it was set back
     assert rates.of({"b_total": 5}, 5.0) == {"b_total": 2}
 
 
