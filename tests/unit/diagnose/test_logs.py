@@ -87,6 +87,22 @@ def test_nothing_wrong_is_healthy(tmp_path: Path) -> None:
     assert found.exit_code == 0
 
 
+def test_harmless_words_of_trouble_are_healthy(tmp_path: Path) -> None:
+    found = answer(
+        tmp_path,
+        "  exit_on_missing_checkpoint ......... False\n  error_injection_rate ........ 0\n"
+        "n1:1:1 [0] NCCL INFO NET/Plugin: libnccl-net.so: cannot open shared object file\n"
+        "n1:1:1 [0] NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.\n"
+        "x.py:3: UserWarning: please pass use_reentrant explicitly\n"
+        "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 "
+        "(errno: 99 - Cannot assign requested address).\n"
+        "iteration 7 | loss scale: 1.0 | number of nan iterations:   0 |\n"
+        "kernel: pcieport 0000:3a:00.0: AER: Corrected error received: 0000:3b:00.0\n"
+        "training done. exit code: 0\n",
+    )
+    assert found.healthy, found
+
+
 def test_the_last_attempt_counts(tmp_path: Path) -> None:
     found = answer(
         tmp_path,

@@ -21,6 +21,10 @@ _LEAST = 0.4  # below it, no component is named
 _MOST_CONFIDENT = 0.97
 _WARNING = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|\[W\b|\bWarning:|\bW\d{4} ")
 _QUIET = re.compile(r"\b(?:INFO|DEBUG)\b|\[I\b|\bI\d{4} ")
+_LOUD = re.compile(  # words of a failure, not of a setting that is about failures
+    r"\b(?:ERROR|FATAL|CRITICAL|PANIC)\b|\w(?:Error|Exception)\b|"
+    r"(?i:\berror:|\b(?:failed|failure|aborted|panic|crash(?:ed)?|core dumped)\b)"
+)
 _SHOWN = 400  # characters of a line
 
 
@@ -204,12 +208,8 @@ def _symptoms_only(
 
 def _nothing_known(seen: Collected, notes: list[str]) -> Finding:
     alone = seen.unknown.said_by_one()
-    loud = [
-        t
-        for t in seen.unknown.templates()
-        if re.search(r"(?i)error|fatal|fail|abort|panic", t.example)
-    ]
-    shown = alone[:MOST_EVIDENCE] or loud[:MOST_EVIDENCE]
+    loud = [t for t in seen.unknown.templates() if _LOUD.search(t.example)]
+    shown = [t for t in alone if t in loud][:MOST_EVIDENCE] or loud[:MOST_EVIDENCE]
     evidence = tuple(
         Evidence(file=t.first[0], line=t.first[1], text=t.example[:_SHOWN],
                  says="one host says it and no other" if t in alone else "no known line",
