@@ -182,7 +182,7 @@ def _symptoms_only(
     cause = "; ".join(symptoms.values()) or suspects[0].hits[0].signature.says
     steps = []
     if silent.ranks:
-        steps.append(f"look first at {silent.words()}: the others wait, it never said so")
+        steps.append(f"look first at {silent.words()}")
     if "timeout" in symptoms or "peer-lost" in symptoms:
         steps.append("read the log of the rank that stopped first, and dmesg of its host")
         steps.append(

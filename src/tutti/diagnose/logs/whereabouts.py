@@ -54,7 +54,10 @@ def _blamed(hits: Sequence[Hit]) -> list[str]:
 
 
 def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
-    """Return the few ranks that did not time out where the others did, or that are behind."""
+    """Return the few ranks that did not time out where the others did, or that are behind.
+
+    Otherwise the rank that the launcher saw fail first, if it says one.
+    """
     waiting: dict[int, list[int]] = {}
     for hit in hits:
         if hit.signature.family != "timeout" or hit.who.rank is None:
@@ -62,7 +65,7 @@ def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
         numbers = waiting.setdefault(hit.who.rank, [])
         numbers += [int(n) for n in _SEQUENCE.findall(hit.line.text)]
     if len(waiting) < 2:
-        return Where()
+        return Where(ranks=tuple(_first_to_fail(hits)))
     everyone = set(range(max(max(seen.ranks, default=0), *waiting) + 1)) | seen.ranks
     missing = sorted(everyone - set(waiting))
     if missing and len(missing) <= max(1, len(everyone) // 4):
@@ -73,4 +76,4 @@ def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
         behind = sorted(rank for rank, number in at.items() if number < usual)
         if behind and len(behind) <= max(1, len(at) // 4):
             return Where(ranks=tuple(behind))
-    return Where()
+    return Where(ranks=tuple(_first_to_fail(hits)))
