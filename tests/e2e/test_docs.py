@@ -3,8 +3,9 @@
 A `console` block holds commands (`$ tutti …`, `$ python FILE …`, `$ cat FILE`) and what they print;
 a shown line must be a line of the real output, `…` stands for anything. Blocks with a `title` are
 files that are written first. `<!-- fails -->` above a block: its command must exit with 2 and the
-one line that the block shows. `<!-- figures vary -->`: what is shown must be printed, but numbers,
-bars and line breaks may differ. `<!-- varies -->`: the output is not compared.
+one line that the block shows; `<!-- finds -->`: with 1. `<!-- figures vary -->`: what is shown must
+be printed, but numbers, bars and line breaks may differ. `<!-- varies -->`: the output is not
+compared.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ REFERENCE = DOCS / "reference"
 SKIPPED = (".", "make", "pip", "pre-commit")
 
 FENCE = re.compile(
-    r"(?:^<!-- (?P<mark>fails|varies|figures vary) -->\n+)?"
+    r"(?:^<!-- (?P<mark>fails|finds|varies|figures vary) -->\n+)?"
     r"^```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -151,7 +152,7 @@ def test_commands_of_a_page(
             assert len(err.splitlines()) == 1, err
             assert words(err) in map(words, shown), err
             continue
-        assert code == 0, f"$ {text}\n{err}"
+        assert code == (1 if mark == "finds" else 0), f"$ {text}\n{err}"
         if mark == "figures vary":
             missing = not_printed("\n".join(shown), out)
             assert not missing, f"'$ {text}' does not print, whatever the figures: {missing}"

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tutti.diagnose.runs.folder import diagnose_run
 from tutti.hardware.discover import find_devices, run_tool
 from tutti.hardware.local import has_bf16
+from tutti.observe.ring import Kind, read_rings
+from tutti.observe.ring_export import spans
 
 pytest.importorskip("torch")
 
@@ -70,3 +73,11 @@ def test_two_processes_of_this_machine(tmp_path: Path) -> None:
         {"step": row["step"], "loss": row["loss"]} for row in map(json.loads, metrics)
     ]
     assert told[-1] == {"end": True}
+    rings, notes = read_rings(tmp_path / "out/rings")
+    assert ([ring.rank for ring in rings], notes) == ([0, 1], [])
+    for ring in rings:  # every event of both steps, and nothing is left open
+        assert ring.events[-1].kind is Kind.STEP_END
+        assert {event.step for event in ring.events} == {1, 2}
+        assert all(span.end_ns is not None for span in spans(ring))
+    assert len(list((tmp_path / "out/series").glob("*.sqlite"))) == 1
+    assert diagnose_run(tmp_path / "out").healthy

@@ -9,6 +9,8 @@ CHECKPOINTS = "checkpoints"
 EXPORT = "huggingface"  # the trained model, as transformers loads it
 RUN_FILE = "run.json"  # the job as it was asked for
 PLAN_FILE = "plan.json"
+SERIES = "series"  # figures of every host by the second
+RINGS = "rings"  # of every rank its last events
 
 
 def trace_name(step: int | str) -> str:

@@ -91,6 +91,9 @@ MISSING = {
     "cluster show": ["nowhere"],
     "comm bench": ["--op", "adition"],
     "data show": ["nowhere.jsonl"],
+    "doctor dumps": ["nowhere"],
+    "doctor logs": ["nowhere.log"],
+    "doctor run": ["nowhere"],
     "model show": ["llama-2-7"],
 }
 

@@ -237,6 +237,7 @@ class Engine:
         if isinstance(handle, Done):
             return
         since = time.perf_counter()
+        self.recorder.waits(index)
         handle.wait()
         self.recorder.waited(index, since)
         handles[index] = DONE

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tutti.accelerator.accelerator import Accelerator, Event
 from tutti.observe.record import RankTimes
+from tutti.observe.ring import Kind, Ring
 from tutti.schedule.instruction import Instruction, Lane, Op, What
 
 FloatArray = npt.NDArray[np.float64]
@@ -69,6 +70,7 @@ class Recorder:
         self._computes = [entry.lane is Lane.COMPUTE for entry in instructions]
         self._next = 0  # where the passes begin that are not yet issued
         self.last = self._new(0.0, 0.0)
+        self.ring: Ring | None = None  # where the last events stay, whatever becomes of the rank
 
     def _new(self, begin: float, began: float) -> Readings:
         count = len(self._instructions)
@@ -82,13 +84,22 @@ class Recorder:
         """A step begins now; the readings of the one before are with whoever took them."""
         self.last = self._new(time.perf_counter(), time.time())
         self._next = 0
+        if self.ring is not None:
+            self.ring.begin_step(self.ring.step + 1)
         if self._on_chip:
             self.last.zero = self._accelerator.event(timed=True)
             self.last.zero.record()
 
+    def waits(self, index: int) -> None:
+        """Something begins to wait for an instruction."""
+        if self.ring is not None:
+            self.ring.note(Kind.WAIT, index)
+
     def waited(self, index: int, since: float) -> None:
         """Something was kept waiting for an instruction from `since` until now."""
         now = time.perf_counter()
+        if self.ring is not None:
+            self.ring.note(Kind.DONE, index)
         self.last.waits.append((self._next, index, now - since))
         self.finished(index, now)
 
@@ -99,6 +110,8 @@ class Recorder:
 
     def start(self, index: int) -> None:
         """An instruction is started."""
+        if self.ring is not None:
+            self.ring.note(Kind.START, index)
         last = self.last
         if self._computes[index]:
             self._next = index + 1
@@ -117,10 +130,14 @@ class Recorder:
         last.end[index] = time.perf_counter() - last.begin
         if not self._computes[index]:  # what the host spends on it keeps compute waiting
             last.waits.append((self._next, index, last.end[index] - last.start[index]))
+        if self.ring is not None:
+            self.ring.note(Kind.ISSUED, index)
 
     def end_step(self) -> None:
         """The host has issued everything and knows what the step came to."""
         self.last.finish = time.perf_counter() - self.last.begin
+        if self.ring is not None:
+            self.ring.note(Kind.STEP_END)
 
     # --- what it came to -------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from tutti.train.run.ending import Ended, History, finish
 from tutti.train.run.measure import Measure
 from tutti.train.run.planning import Job, notices
 from tutti.train.run.rank_context import RankContext
+from tutti.train.run.rings import open_ring, sample_host
 from tutti.train.run.safety import Built, explain_memory, hardware_differences
 from tutti.train.run.samples import sample_indices
 from tutti.train.run.starting import Resume
@@ -118,6 +119,8 @@ class Worker:
         self.checkpointer = open_checkpoints(context, joined.saving, stack)
         self.progress = load_weights(context, self.engine, self.checkpointer, self.data, resume)
         self._stack = stack
+        self.engine.recorder.ring = open_ring(context, self.engine, self.progress.step, stack)
+        sample_host(context, stack)
 
     def feeder(self, samples: Samples, first: int, last: int) -> Feeder:
         """Return what brings this rank its part of some steps."""

@@ -1,0 +1,1 @@
+"""`tutti doctor`: what is wrong, where, and what to do."""

@@ -1,0 +1,74 @@
+"""`tutti doctor …`: one verb, one answer. Exit codes: 0 healthy, 1 found, 2 undetermined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tutti.cli.doctor.answer import print_finding
+from tutti.cli.shared.output import Json
+
+app = typer.Typer(help="What is wrong, where, and what to do.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """What is wrong, where, and what to do. Exit codes: 0 healthy, 1 found, 2 undetermined."""
+
+
+@app.command()
+def logs(
+    paths: Annotated[list[Path], typer.Argument(help="Logs, or folders of them; packed ones too.")],
+    signatures: Annotated[
+        Path | None, typer.Option(help="A YAML file of your own signatures, which go first.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say from the logs of any framework why a job failed."""
+    from tutti.diagnose.logs.collect import collect
+    from tutti.diagnose.logs.reason import diagnose
+    from tutti.diagnose.logs.signatures import own_catalog, with_own_signatures
+
+    catalog = own_catalog()
+    if signatures is not None:
+        catalog = with_own_signatures(catalog, signatures)
+    print_finding(diagnose(collect(paths, catalog)), json=json)
+
+
+@app.command()
+def dumps(
+    folder: Annotated[Path, typer.Argument(help="The folder with the dumps of all ranks.")],
+    json: Json = False,
+) -> None:
+    """Say from flight recorders' dumps (NCCL, gloo) which ranks the others wait for."""
+    from tutti.diagnose.dumps.records import read_dumps
+    from tutti.diagnose.dumps.verdict import diagnose_dumps
+
+    found, notes = read_dumps(folder)
+    print_finding(diagnose_dumps(found, notes), json=json)
+
+
+@app.command()
+def run(
+    folder: Annotated[Path, typer.Argument(help="The output folder of a run, live or over.")],
+    trace: Annotated[
+        Path | None, typer.Option(help="Also write its rings as a Chrome trace.")
+    ] = None,
+    flight_records: Annotated[
+        Path | None,
+        typer.Option(help="Also write its rings as PyTorch's flight records, one file per rank."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say of a run of ours who hangs, what is slow, and which steps were irregular."""
+    from tutti.cli.doctor.rings import write_flight_records, write_trace
+    from tutti.diagnose.runs.folder import diagnose_run
+
+    found = diagnose_run(folder)
+    if trace is not None:
+        write_trace(folder, trace)
+    if flight_records is not None:
+        write_flight_records(folder, flight_records)
+    print_finding(found, json=json)

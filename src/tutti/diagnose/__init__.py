@@ -1,0 +1,1 @@
+"""What went wrong, from what was written down: evidence in, findings out."""

@@ -1,0 +1,1 @@
+"""Who stopped whom, from what flight recorders wrote."""

@@ -1,0 +1,1 @@
+"""Why a job failed, from the logs of any framework."""

@@ -1,0 +1,167 @@
+"""From files to hits: the known lines of some logs, who said them and in which attempt.
+
+Lines are recognised once per kind: a line that differs from an earlier one only in its numbers is
+of the same signature. A signature keeps the first and last hits of each rank, and counts the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tutti.diagnose.logs.gate import Gate
+from tutti.diagnose.logs.identity import Identity, of_file, of_line, with_fields
+from tutti.diagnose.logs.reading import Line, LogFile, log_files, loud_lines
+from tutti.diagnose.logs.signatures import Catalog, Signature
+from tutti.diagnose.logs.templates import TemplateTree
+
+_MOST_HITS = 24  # kept per signature and rank
+_MOST_TOTAL = 20_000
+_MOST_KINDS = 40_000  # of lines that are remembered one by one
+_MOST_UNKNOWN = 20_000
+_SYMPTOM = 0.6  # a symptom goes before what any exception of its type would mean
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_BLOCK_HEADS = re.compile(r"^\s*(?:host|rank)\s+: ")  # torchrun's summary of a failure
+_RESTART = re.compile(
+    r"restart_count=(?P<count>[1-9]\d*)|[Rr]estart(?:ing)? worker group|DUE TO JOB REQUEUE|"
+    r"Starting elastic_operator with launch configs|Rendezvous'?ing worker group|"
+    r"(?i:\b(?:restart|retry) attempt\W+[1-9])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A known line."""
+
+    signature: Signature
+    line: Line
+    who: Identity
+    attempt: int
+    order: int  # among all hits, as they were read
+    peer: str = ""
+
+
+@dataclass(slots=True)
+class Collected:
+    """All that the reasoning needs of some logs."""
+
+    hits: list[Hit] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    files: list[LogFile] = field(default_factory=list)
+    attempts: int = 1
+    ranks: set[int] = field(default_factory=set)
+    hosts: set[str] = field(default_factory=set)
+    unknown: TemplateTree = field(default_factory=TemplateTree)
+
+    @property
+    def lines(self) -> int:
+        """All lines that were read."""
+        return sum(file.lines for file in self.files)
+
+
+class _Reader:
+    """Recognises lines; state of one collection."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.into = Collected()
+        self.kinds: dict[str, tuple[Signature, ...] | None] = {}
+        self.num_unknown = 0
+        self.kept: dict[tuple[str, int | None], int] = {}
+        self.block = Identity()
+
+    def take(self, line: Line, file: Identity) -> None:
+        """Look at one line."""
+        text = line.text
+        if _RESTART.search(text):
+            self._restarted(text)
+        if _BLOCK_HEADS.match(text):
+            self._who(text, file)
+        candidates = self._kind(text)
+        if candidates:
+            self._hit(candidates, line, file)
+        elif candidates is not None and self.num_unknown < _MOST_UNKNOWN:
+            self.num_unknown += 1
+            who = self._who(text, file)
+            self.into.unknown.add(
+                text[:300], file=line.file, line=line.number,
+                host=who.host or ("" if who.rank is None else f"rank {who.rank}"),
+            )  # fmt: skip
+
+    def _who(self, text: str, file: Identity) -> Identity:
+        who = of_line(text, file)
+        if _BLOCK_HEADS.match(text):
+            self.block = Identity(
+                rank=who.rank if "rank" in text[:12] else None, host=who.host or self.block.host
+            )
+        elif text.lstrip().startswith("exitcode") and self.block.rank is not None:
+            who = Identity(self.block.rank, self.block.host or who.host, who.device, who.time)
+        if who.rank is not None:
+            self.into.ranks.add(who.rank)
+        if who.host is not None and len(self.into.hosts) < 100_000:
+            self.into.hosts.add(who.host)
+        return who
+
+    def _restarted(self, text: str) -> None:
+        if "launch configs" in text and not self.into.hits:
+            return  # the first start
+        if any(hit.attempt == self.into.attempts for hit in self.into.hits[-50:]):
+            self.into.attempts += 1
+
+    def _kind(self, text: str) -> tuple[Signature, ...] | None:
+        """Return the signatures that a line may be of; None of noise."""
+        key = _NUMBERS.sub("#", text[:400])
+        if len(self.kinds) >= _MOST_KINDS and key not in self.kinds:
+            words = key.split()
+            key = " ".join([*words[:4], "…", *words[-2:]])
+        if key not in self.kinds:
+            found = tuple(one for one in self.catalog.signatures if one.match(text))
+            noise = any(one.kind == "noise" for one in found)
+            self.kinds[key] = None if noise else found
+        return self.kinds[key]
+
+    def _hit(self, candidates: tuple[Signature, ...], line: Line, file: Identity) -> None:
+        matches = [(one, match) for one in candidates if (match := one.match(line.text))]
+        resolved = [(self.catalog.resolved(one, match), match) for one, match in matches]
+        if not resolved or any(one.kind == "noise" for one, _ in resolved):
+            return
+        exact, match = max(resolved, key=lambda pair: _precedence(pair[0]))
+        self.into.counts[exact.name] = self.into.counts.get(exact.name, 0) + 1
+        who = with_fields(self._who(line.text, file), match.groupdict())
+        key = (exact.name, who.rank)
+        if self.kept.get(key, 0) >= _MOST_HITS or len(self.into.hits) >= _MOST_TOTAL:
+            return
+        self.kept[key] = self.kept.get(key, 0) + 1
+        peer = match.groupdict().get("peer") or ""
+        self.into.hits.append(
+            Hit(exact, line, who, self.into.attempts, len(self.into.hits), peer=peer)
+        )
+
+
+def _precedence(signature: Signature) -> float:
+    """Which signature a line is of, where several match: what says most of the cause."""
+    if signature.kind == "symptom":
+        return max(_SYMPTOM, signature.specificity)
+    return signature.specificity
+
+
+def collect(paths: Iterable[Path], catalog: Catalog) -> Collected:
+    """Read logs, and return what is known of their lines."""
+    files = log_files(list(paths))
+    sizes = {path: path.stat().st_size for path in files}
+    reader, gate = _Reader(catalog), Gate(catalog.words)
+    whole = sum(sizes.values())
+    for path in files:
+        seen = LogFile(str(path))
+        reader.into.files.append(seen)
+        file = of_file(path)
+        if file.rank is not None:
+            reader.into.ranks.add(file.rank)
+        if file.host is not None:
+            reader.into.hosts.add(file.host)
+        for line in loud_lines(path, gate, seen, whole_bytes=whole):
+            if line.text:
+                reader.take(line, file)
+    return reader.into

@@ -1,0 +1,160 @@
+"""Logs as they lie about, line by line: packed, cut off, coloured, in any encoding, of any size.
+
+Only lines that pass the gate become text; of the others no more than their number is kept, so that
+memory does not grow with a log.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import lzma
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tutti.diagnose.logs.gate import Gate
+from tutti.errors import InputError, hint
+
+BLOCK_BYTES = 4 << 20
+LONGEST_LINE = 4000  # characters of a line that are looked at
+_PACKED: dict[bytes, Any] = {
+    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open,
+}  # fmt: skip
+_MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_COMMAND = re.compile(r"\[(?:'[^']*', ?){4,}'[^']*'\]")  # a launcher shows the command it ran
+_NEVER_LOGS = (
+    ".py", ".pt", ".pth", ".bin", ".safetensors", ".png", ".jpg", ".so", ".npy", ".npz", ".pyc",
+    ".zip", ".tar", ".pickle", ".pkl", ".parquet", ".arrow", ".sqlite", ".db",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that may matter."""
+
+    file: str
+    number: int  # from 1
+    text: str
+
+
+@dataclass(slots=True)
+class LogFile:
+    """What was read of one file."""
+
+    name: str
+    lines: int = 0
+    bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def log_files(paths: list[Path]) -> list[Path]:
+    """Return the files that are meant: folders are searched; what is missing is said."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(
+                p for p in path.rglob("*")
+                if p.is_file() and p.suffix not in _NEVER_LOGS and not p.name.startswith(".")
+            )  # fmt: skip
+            if not inside:
+                raise InputError(f"{path}: no file in it may be a log")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            remedy = f"; {hint(path.name, siblings)}" if 0 < len(siblings) < 200 else ""
+            raise InputError(f"{path}: no such file{remedy}")
+    return list(dict.fromkeys(found))
+
+
+def cleaned(text: str) -> str:
+    """Return a line as text alone: without colours, overwritten progress and control characters."""
+    if "\r" in text:
+        text = " ".join(part for part in text.split("\r") if part.strip())
+    if not text.isprintable():
+        text = _CONTROL.sub("", _ESCAPES.sub("", text))
+    if "['" in text:
+        text = _COMMAND.sub("[…]", text)
+    return text.rstrip()
+
+
+def loud_lines(path: Path, gate: Gate, seen: LogFile, *, whole_bytes: int) -> Iterator[Line]:
+    """Yield the lines of a file that pass the gate; `seen` learns what was read."""
+    try:
+        with path.open("rb") as raw:
+            head = raw.read(6)
+            raw.seek(0)
+            opener = next((o for mark, o in _PACKED.items() if head.startswith(mark)), None)
+            stream = opener(raw) if opener else raw
+            encoding = _MARKS.get(head[:2])
+            yield from _loud(stream, encoding, gate, seen, whole_bytes, packed=opener is not None)
+    except OSError as error:
+        seen.notes.append(f"{path}: cannot be read ({error.strerror or error})")
+
+
+def _loud(
+    stream: Any, encoding: str | None, gate: Gate, seen: LogFile, whole: int, *, packed: bool
+) -> Iterator[Line]:
+    rest = b""
+    decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
+    while True:
+        block = _next(stream, seen)
+        if not seen.bytes and decoder is None and _binary(block):
+            seen.notes.append(f"{seen.name}: not text; left out")
+            return
+        seen.bytes += len(block)
+        last = not block
+        if decoder is not None:
+            block = decoder.decode(block, last).encode()
+        block = rest + block
+        cut = len(block) if last else block.rfind(b"\n") + 1
+        if not cut and len(block) > BLOCK_BYTES:  # one endless line
+            cut = len(block)
+        rest = block[cut:]
+        size = max(whole, seen.bytes) if not packed else 1 << 40 if seen.bytes > 1 << 20 else whole
+        yield from _of_block(block[:cut], gate, seen, size)
+        if last:
+            return
+
+
+def _next(stream: Any, seen: LogFile) -> bytes:
+    """Return a block; what comes before the damage of a packed file is kept."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while size < BLOCK_BYTES and (part := stream.read1(BLOCK_BYTES)):
+            parts.append(part)
+            size += len(part)
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error):
+        seen.notes.append(f"{seen.name}: its packing ends early; read as far as it goes")
+    return b"".join(parts)
+
+
+_UNWRITTEN = bytes(set(range(32)) - set(b"\t\n\r\x1b\b\f"))
+
+
+def _binary(block: bytes) -> bool:
+    head = block[:4096]
+    return len(head) - len(head.translate(None, _UNWRITTEN)) > len(head) // 20
+
+
+def _of_block(block: bytes, gate: Gate, seen: LogFile, whole_bytes: int) -> Iterator[Line]:
+    at, number = 0, seen.lines + 1
+    for position in gate.positions(block, whole_bytes=whole_bytes):
+        start = block.rfind(b"\n", 0, position) + 1
+        end = block.find(b"\n", position)
+        end = len(block) if end < 0 else end
+        number += block.count(b"\n", at, start)
+        at = start
+        first = max(start, min(position - LONGEST_LINE // 2, end - LONGEST_LINE))
+        text = block[first : first + LONGEST_LINE if first + LONGEST_LINE < end else end]
+        yield Line(seen.name, number, cleaned(text.decode("utf-8", "replace")))
+    seen.lines += block.count(b"\n") + (0 if block.endswith(b"\n") or not block else 1)

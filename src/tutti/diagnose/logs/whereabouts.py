@@ -1,0 +1,79 @@
+"""Where a cause is: the ranks, hosts and devices that its lines name, or those that fell silent."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from tutti.diagnose.finding import Component, Where
+from tutti.diagnose.logs.collect import Collected, Hit
+
+_MOST_NAMED = 8
+_SEQUENCE = re.compile(r"WorkNCCL\(SeqNum=(\d+)")
+
+
+def whereabouts(of: Sequence[Hit], hits: Sequence[Hit], seen: Collected) -> Where:
+    """Return where a cause is; nothing where everybody says it."""
+    ranks = sorted({hit.who.rank for hit in of if hit.who.rank is not None})
+    hosts = list(dict.fromkeys(hit.who.host for hit in of if hit.who.host))
+    if not ranks:
+        ranks = _first_to_fail(hits)
+    if of[0].signature.component is Component.NETWORK:
+        hosts = _blamed(hits) or hosts
+    if len(ranks) > 2 and len(ranks) >= 0.8 * len(seen.ranks):
+        ranks = []
+    if len(hosts) > 2 and len(hosts) >= 0.8 * len(seen.hosts):
+        hosts = []
+    devices = []
+    if of[0].signature.component in {Component.CHIP, Component.NETWORK}:
+        devices = list(dict.fromkeys(hit.who.device for hit in of if hit.who.device))
+    return Where(
+        ranks=tuple(ranks[:_MOST_NAMED]),
+        hosts=tuple(hosts[:_MOST_NAMED]),
+        devices=tuple(devices[:_MOST_NAMED]),
+    )
+
+
+def _first_to_fail(hits: Sequence[Hit]) -> list[int]:
+    """Return the rank that torchrun saw fail first, if it says one."""
+    ended = [
+        h for h in hits if h.line.text.lstrip().startswith("exitcode") and h.who.rank is not None
+    ]
+    return [ended[-1].who.rank] if ended and ended[-1].who.rank is not None else []
+
+
+def _blamed(hits: Sequence[Hit]) -> list[str]:
+    """Return the peers that most others blame, if some are blamed more than the rest."""
+    counts = Counter(hit.peer for hit in hits if hit.peer)
+    if not counts:
+        return []
+    most = max(counts.values())
+    worst = [peer for peer, count in counts.items() if count == most]
+    return worst if len(worst) <= 2 else []
+
+
+def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
+    """Return the few ranks that did not time out where the others did, or that are behind.
+
+    Otherwise the rank that the launcher saw fail first, if it says one.
+    """
+    waiting: dict[int, list[int]] = {}
+    for hit in hits:
+        if hit.signature.family != "timeout" or hit.who.rank is None:
+            continue
+        numbers = waiting.setdefault(hit.who.rank, [])
+        numbers += [int(n) for n in _SEQUENCE.findall(hit.line.text)]
+    if len(waiting) < 2:
+        return Where(ranks=tuple(_first_to_fail(hits)))
+    everyone = set(range(max(max(seen.ranks, default=0), *waiting) + 1)) | seen.ranks
+    missing = sorted(everyone - set(waiting))
+    if missing and len(missing) <= max(1, len(everyone) // 4):
+        return Where(ranks=tuple(missing))
+    at = {rank: min(numbers) for rank, numbers in waiting.items() if numbers}
+    if len(at) >= 2 and len(set(at.values())) > 1:
+        usual = Counter(at.values()).most_common(1)[0][0]
+        behind = sorted(rank for rank, number in at.items() if number < usual)
+        if behind and len(behind) <= max(1, len(at) // 4):
+            return Where(ranks=tuple(behind))
+    return Where(ranks=tuple(_first_to_fail(hits)))

@@ -1,0 +1,124 @@
+"""A run's folder as evidence: its rings and its figures; and the one answer to what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tutti.diagnose.finding import Component, Evidence, Finding, Where
+from tutti.diagnose.runs.hang import diagnose_rings
+from tutti.diagnose.runs.steps import Figure, diagnose_steps
+from tutti.errors import InputError
+from tutti.observe.alerts import Alert, alerts, own_rules
+from tutti.observe.folder import METRICS, RINGS, SERIES
+from tutti.observe.ring import RingReading, read_rings
+from tutti.observe.store import SeriesStore
+
+_MOST_ALERTS = 6
+
+
+def diagnose_run(folder: Path) -> Finding:
+    """Return what is wrong with a run, live or over."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; name the output folder of a run")
+    rings, notes = read_rings(folder / RINGS)
+    figures = read_figures(folder / METRICS, notes)
+    if not rings and not figures:
+        said = f" ({notes[0]})" if notes else ""
+        raise InputError(f"{folder}: has neither rings nor figures of a run{said}")
+    alive = any_alive(rings)
+    hang = diagnose_rings(rings, now_ns=time.time_ns() if alive else None)
+    slow, more = diagnose_steps(figures, rings, str(folder / METRICS))
+    notes += [*more, f"{len(rings)} rings; the run is {'alive' if alive else 'over'}"]
+    met = read_alerts(folder / SERIES, notes)
+    notes += [alert.words() for alert in met[:_MOST_ALERTS]]
+    found = hang or _confirmed(slow, met) or _alerted(met, folder)
+    if found is None:
+        cause = "nobody hangs, and steps are as regular as they were"
+        return Finding(component=Component.UNDETERMINED, healthy=True, confidence=0.6,
+                       cause=cause, notes=tuple(notes))  # fmt: skip
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _confirmed(slow: Finding | None, met: Sequence[Alert]) -> Finding | None:
+    """Return what is slow, with the host that has an alert of the same component."""
+    if slow is None:
+        return None
+    hosts = tuple(dict.fromkeys(a.host for a in met if a.rule.component == slow.component.value))
+    if not hosts:
+        return slow
+    where = replace(slow.where, hosts=slow.where.hosts or hosts)
+    return replace(slow, where=where, confidence=max(slow.confidence, 0.85))
+
+
+def _alerted(met: Sequence[Alert], folder: Path) -> Finding | None:
+    """Return the finding of a host's figures alone: what was met longest counts."""
+    if not met:
+        return None
+    worst = max(met, key=lambda a: float("inf") if a.end is None else a.end - a.begin)
+    file = str(folder / SERIES)
+    return Finding(
+        component=Component(worst.rule.component),
+        cause=worst.rule.says,
+        confidence=0.6,
+        where=Where(hosts=(worst.host,)),
+        evidence=(Evidence(file=file, line=0, text=worst.words(), host=worst.host),),
+        remedy=worst.rule.remedy,
+    )
+
+
+def read_alerts(folder: Path, notes: list[str]) -> list[Alert]:
+    """Return what the figures of the hosts are worth a word about."""
+    found: list[Alert] = []
+    for path in sorted(folder.glob("*.sqlite")):
+        try:
+            store = SeriesStore(path, read_only=True)
+            names = set(store.names())
+            for rule in own_rules():
+                if any(n == rule.figure or n.startswith(rule.figure + "{") for n in names):
+                    found += alerts(rule, store.read(rule.figure, 0, 1 << 40))
+        except InputError as error:
+            notes.append(str(error))
+    return found
+
+
+def any_alive(rings: Sequence[RingReading]) -> bool:
+    """Tell whether a process of these rings lives on this host."""
+    for ring in rings:
+        if ring.host != platform.node():
+            continue
+        try:
+            os.kill(ring.process, 0)
+        except PermissionError:
+            return True
+        except (OSError, OverflowError):
+            continue
+        return True
+    return False
+
+
+def read_figures(path: Path, notes: list[str]) -> list[Figure]:
+    """Return the figures of a run's steps; a last line that is not whole is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found: list[Figure] = []
+    bad = 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+            found.append(
+                Figure(line=number, step=int(value["step"]), seconds=float(value["seconds"]),
+                       predicted_s=value.get("predicted_s"), pools=value.get("pools") or {})
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError):
+            bad += number < len(lines)
+    if bad:
+        notes.append(f"{path}: {bad} lines are no figures of a step")
+    return found

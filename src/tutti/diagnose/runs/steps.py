@@ -1,0 +1,167 @@
+"""Slow and irregular steps, from the figures of a run and the rings of its ranks. Pure.
+
+A run is held against its own history (since when are steps slower, and which part of them grew),
+its forecast, and its twins: ranks that do the same. A part that grew names the component; bubbles
+are what others' lateness leaves behind, and name none.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tutti.diagnose.finding import Component, Evidence, Finding, Where
+from tutti.observe.ring import RingReading
+from tutti.observe.ring_export import spans
+
+WARM_UP = 3  # first steps, which pay for what is made once
+_LEAST_SIDE = 5  # steps on either side of a change
+_LEAST_RATIO = 1.1
+_LEAST_DEVIATIONS = 6.0
+_IRREGULAR = 1.5
+_PARTS = {
+    "compute_s": (Component.CHIP, "computing"),
+    "communication_s": (Component.NETWORK, "communication"),
+    "data_s": (Component.STORAGE, "waiting for data"),
+    "copy_s": (Component.HOST, "copies between host and chip"),
+    "other_s": (Component.HOST, "the host's own work"),
+}
+_REMEDIES = {
+    Component.CHIP: "look at the chip's clocks, heat and ECC; `tutti profile` measures it alone",
+    Component.NETWORK: "measure the links of this pool (`tutti comm bench`)",
+    Component.STORAGE: "measure the file system; more prefetch, or the data on a local disk",
+    Component.HOST: "look for other work on the host (CPU, memory pressure)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A line of a run's figures."""
+
+    line: int
+    step: int
+    seconds: float
+    predicted_s: float | None
+    pools: Mapping[str, Mapping[str, float]]
+
+
+def diagnose_steps(
+    figures: Sequence[Figure], rings: Sequence[RingReading], file: str
+) -> tuple[Finding | None, list[str]]:
+    """Return what makes steps slow, if anything does, and notes about them."""
+    notes: list[str] = []
+    steady = list(figures[WARM_UP:])
+    if len(steady) >= 2 * _LEAST_SIDE:
+        notes += _irregular(steady) + _forecast(steady)
+        if (at := change_point([f.seconds for f in steady])) is not None:
+            return _slower(steady, at, file), notes
+    return _twins(rings), notes
+
+
+def change_point(seconds: Sequence[float]) -> int | None:
+    """Return from where on values are higher for good, if they are; medians of both sides."""
+    best, found = 0.0, None
+    for at in range(_LEAST_SIDE, len(seconds) - _LEAST_SIDE + 1):
+        before, after = statistics.median(seconds[:at]), statistics.median(seconds[at:])
+        spread = max(_deviation(seconds[:at]), _deviation(seconds[at:]), 1e-3 * before)
+        score = (after - before) / spread * min(at, len(seconds) - at) ** 0.5
+        if after > _LEAST_RATIO * before and after - before > 3 * spread and score > best:
+            best, found = score, at
+    return found if best > _LEAST_DEVIATIONS else None
+
+
+def _deviation(values: Sequence[float]) -> float:
+    middle = statistics.median(values)
+    return 1.4826 * statistics.median(abs(v - middle) for v in values)
+
+
+def _irregular(steady: Sequence[Figure]) -> list[str]:
+    middle = statistics.median(f.seconds for f in steady)
+    late = max(
+        _IRREGULAR * middle, middle + _LEAST_DEVIATIONS * _deviation([f.seconds for f in steady])
+    )
+    odd = [f for f in steady if f.seconds > late]
+    if not odd:
+        return []
+    lost = sum(f.seconds - middle for f in odd)
+    a_day = lost / sum(f.seconds for f in steady) * 24 * 60
+    shown = ", ".join(str(f.step) for f in odd[:8]) + (" …" if len(odd) > 8 else "")
+    return [f"{len(odd)} irregular steps ({shown}), which cost {a_day:.0f} minutes a day"]
+
+
+def _forecast(steady: Sequence[Figure]) -> list[str]:
+    ratios = [f.seconds / f.predicted_s for f in steady if f.predicted_s]
+    if not ratios:
+        return []
+    return [f"steps take {statistics.median(ratios):.2f}× their forecast"]
+
+
+def _slower(steady: Sequence[Figure], at: int, file: str) -> Finding:
+    before, after = steady[:at], steady[at:]
+    old, new = (statistics.median(f.seconds for f in side) for side in (before, after))
+    grown = {
+        (pool, part): statistics.median(f.pools[pool].get(part, 0.0) for f in after)
+        - statistics.median(f.pools.get(pool, {}).get(part, 0.0) for f in before)
+        for pool in after[0].pools
+        for part in _PARTS
+    }
+    pool, part = max(grown, key=lambda key: grown[key], default=("", ""))
+    says = (
+        f"steps take {new / old:.2f}× as long since step {after[0].step} ({old:.3g} → {new:.3g} s)"
+    )
+    evidence = (Evidence(file=file, line=after[0].line, text=says),)
+    lost = (1 - old / new) * 24
+    if not pool or grown[pool, part] < 0.3 * (new - old):
+        return Finding(component=Component.UNDETERMINED, cause=says + "; no part of them says why",
+                       confidence=0.0, evidence=evidence,
+                       next_steps=("run with --trace and compare with a step before",))  # fmt: skip
+    component, words = _PARTS[part]
+    return Finding(
+        component=component,
+        cause=f"{says}: {words} of pool '{pool}' grew by {grown[pool, part]:.3g} s",
+        confidence=0.7,
+        evidence=evidence,
+        remedy=_REMEDIES[component],
+        notes=(f"costs {lost:.1f} hours a day",),
+    )
+
+
+def _twins(rings: Sequence[RingReading]) -> Finding | None:
+    """Return a rank that computes longer than those that do the same."""
+    twins: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
+    for ring in rings:
+        sums: dict[int, float] = defaultdict(float)
+        for span in spans(ring):
+            if (
+                span.end_ns
+                and not span.waits
+                and ring.instructions[span.instruction].lane == "compute"
+            ):
+                sums[span.step] += (span.end_ns - span.begin_ns) / 1e9
+        if len(sums) > WARM_UP + 2:  # the oldest step may be cut
+            values = [sums[step] for step in sorted(sums)[1:]]
+            twins[tuple(one.words for one in ring.instructions)][ring.rank] = statistics.median(
+                values
+            )
+    for group in twins.values():
+        if len(group) < 3:
+            continue  # of two, neither is known to be the slow one
+        middle = statistics.median(group.values())
+        spread = max(_deviation(list(group.values())), 0.01 * middle)
+        rank = max(group, key=lambda r: group[r])
+        if group[rank] > _LEAST_RATIO * middle and group[rank] > middle + 5 * spread:
+            ring = next(r for r in rings if r.rank == rank)
+            says = f"{group[rank]:.3g} s of computing in a step, twins {middle:.3g} s"
+            return Finding(
+                component=Component.CHIP,
+                cause=f"rank {rank} computes {group[rank] / middle:.2f}× as long as its twins",
+                confidence=0.7,
+                where=Where(ranks=(rank,), hosts=(ring.host,)),
+                evidence=(
+                    Evidence(file=ring.file, line=0, text=says, rank=rank, host=ring.host),
+                ),
+                remedy=_REMEDIES[Component.CHIP],
+            )  # fmt: skip
+    return None

@@ -1,0 +1,106 @@
+"""Alerts: rules about figures, as data, and what they find in series. Pure but for the file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Annotated, Literal
+
+import numpy as np
+
+from tutti.document import AtLeast, Place, build
+from tutti.files import parse_yaml
+from tutti.observe.figures import FIGURES
+from tutti.observe.store import Series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """When a figure is worth a word."""
+
+    name: str
+    figure: str
+    says: str
+    remedy: str
+    component: Literal["chip", "network", "host", "storage"]
+    until: float  # the other end of the hysteresis
+    above: float | None = None
+    below: float | None = None
+    for_s: Annotated[float, AtLeast(1)] = 10.0
+
+    def __post_init__(self) -> None:
+        if (self.above is None) == (self.below is None):
+            raise ValueError("give either 'above' or 'below'")
+        if self.figure.partition("{")[0] not in FIGURES:
+            raise ValueError(f"no figure is called '{self.figure}'")
+        if self.above is not None and self.until > self.above:
+            raise ValueError("'until' is beyond 'above'")
+        if self.below is not None and self.until < self.below:
+            raise ValueError("'until' is under 'below'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """A rule that was met."""
+
+    rule: Rule
+    host: str
+    figure: str  # with its label
+    begin: int
+    end: int | None  # None while it lasts
+    worst: float
+
+    def words(self) -> str:
+        """Return it in one line."""
+        lasts = "still" if self.end is None else f"for {self.end - self.begin} s"
+        return f"{self.rule.says}: {self.figure} was {self.worst:.4g} on {self.host}, {lasts}"
+
+
+@functools.cache
+def own_rules() -> tuple[Rule, ...]:
+    """Return the rules of the package."""
+    file = resources.files("tutti.observe") / "alerts.yaml"
+    document = parse_yaml(file.read_text(encoding="utf-8"), file.name)
+    return build(tuple[Rule, ...], document, Place(file.name))
+
+
+def alerts(rule: Rule, series: Sequence[Series]) -> list[Alert]:
+    """Return when a rule was met in series of its figure."""
+    return [alert for one in series for alert in _of_one(rule, one)]
+
+
+def _of_one(rule: Rule, series: Series) -> list[Alert]:
+    sign = 1.0 if rule.above is not None else -1.0
+    edge = rule.above if rule.above is not None else rule.below
+    values = sign * (series.most if sign > 0 else series.least).astype(np.float64)
+    beyond, back = values > sign * float(edge or 0.0), values <= sign * rule.until
+    seconds = series.seconds
+    found: list[Alert] = []
+    begin: int | None = None
+    since: int | None = None  # when the present stretch (beyond, or back) began
+    worst = -np.inf
+    for i, second in enumerate(seconds.tolist()):
+        holds = bool(beyond[i]) if begin is None else bool(back[i])
+        since = (second if since is None else since) if holds else None
+        if begin is not None:
+            worst = max(worst, values[i])
+        if since is None or second - since + 1 < rule.for_s:
+            continue
+        if begin is None:
+            begin = since
+            worst = values[(seconds >= since) & (seconds <= second)].max()
+        else:
+            found.append(_alert(rule, series, begin, since, sign * worst))
+            begin = None
+        since = None
+    if begin is not None:
+        found.append(_alert(rule, series, begin, None, sign * worst))
+    return found
+
+
+def _alert(rule: Rule, series: Series, begin: int, end: int | None, worst: float) -> Alert:
+    return Alert(
+        rule=rule, host=series.host, figure=series.name, begin=begin, end=end, worst=float(worst)
+    )

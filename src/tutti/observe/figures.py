@@ -1,0 +1,60 @@
+"""Every figure of a host that is sampled: its name by Prometheus' rules, kind, and meaning.
+
+Names have base units (seconds, bytes, celsius, ratio); what only grows ends with `_total`. The page
+docs/reference/metrics.md shows this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFigure:
+    """One figure, and what it means."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    label: str  # what tells several of a host apart; "" where there is one
+    means: str
+
+
+def _figure(name: str, label: str, means: str) -> HostFigure:
+    kind: Literal["gauge", "counter"] = "counter" if name.endswith("_total") else "gauge"
+    return HostFigure(name=f"tutti_{name}", kind=kind, label=label, means=means)
+
+
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        _figure("host_cpu_busy_ratio", "", "share of the CPUs' time that was not idle"),
+        _figure("host_memory_used_ratio", "", "share of the memory that cannot be had"),
+        _figure("host_memory_available_bytes", "", "memory that a program may still get"),
+        _figure("host_pressure_ratio", "resource", "share of 10 s in which a task waited"),
+        _figure("host_disk_read_bytes_total", "disk", "bytes read from a disk"),
+        _figure("host_disk_written_bytes_total", "disk", "bytes written to a disk"),
+        _figure("host_disk_busy_seconds_total", "disk", "time in which a disk was busy"),
+        _figure("nic_received_bytes_total", "nic", "bytes received"),
+        _figure("nic_sent_bytes_total", "nic", "bytes sent"),
+        _figure("nic_errors_total", "nic", "frames that were damaged, either way"),
+        _figure("nic_dropped_total", "nic", "frames that were thrown away, either way"),
+        _figure("tcp_retransmitted_segments_total", "", "segments that were sent again"),
+        _figure("rdma_received_bytes_total", "port", "bytes received by an RDMA port"),
+        _figure("rdma_sent_bytes_total", "port", "bytes sent by a port"),
+        _figure("rdma_symbol_errors_total", "port", "symbol errors: a bad cable or transceiver"),
+        _figure("rdma_link_downs_total", "port", "how often the link went down"),
+        _figure("rdma_discards_total", "port", "packets that were thrown away"),
+        _figure("rdma_wait_ticks_total", "port", "ticks in which data waited: congestion"),
+        _figure("rdma_retries_total", "port", "transfers that were not acknowledged in time"),
+        _figure("rdma_out_of_sequence_total", "port", "packets that came out of order"),
+        _figure("rdma_congestion_marks_total", "port", "packets that a switch marked"),
+        _figure("chip_busy_ratio", "chip", "share of the last sample in which a kernel ran"),
+        _figure("chip_memory_used_bytes", "chip", "memory in use"),
+        _figure("chip_power_watts", "chip", "power drawn"),
+        _figure("chip_temperature_celsius", "chip", "temperature of the chip"),
+        _figure("chip_clock_hertz", "chip", "clock of the multiprocessors"),
+        _figure("chip_throttle_reasons", "chip", "why its clock is held down, as bits"),
+        _figure("chip_ecc_uncorrected_total", "chip", "uncorrectable errors of its memory"),
+    )
+}  # fmt: skip

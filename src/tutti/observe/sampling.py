@@ -1,0 +1,87 @@
+"""The figures of this host, once a second, into the run's store: a thread beside the first rank."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import platform
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tutti.errors import InputError
+from tutti.observe.samplers import Sampler, Values, host_samplers
+from tutti.observe.store import SeriesStore
+
+Say = Callable[[str], None]
+_FLUSH_S = 10.0  # what a kill may lose
+
+
+class Rates:
+    """Turns what only grows into its growth per second."""
+
+    def __init__(self) -> None:
+        self._before: Values = {}
+        self._at = 0.0
+
+    def of(self, values: Values, now: float) -> Values:
+        """Return gauges as they are, and counters as rates.
+
+        A counter has no rate, but not a number, at its first sample and where it was set back.
+        """
+        found: Values = {}
+        for name, value in values.items():
+            if "_total" not in name:
+                found[name] = value
+            else:
+                grown = value - self._before.get(name, math.inf)
+                known = grown >= 0 and now > self._at
+                found[name] = grown / (now - self._at) if known else math.nan
+        self._before = {n: v for n, v in values.items() if "_total" in n}
+        self._at = now
+        return found
+
+
+class HostSampling:
+    """Samples this host until it is closed; trouble is said once and ends it, never the run."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        say: Say = lambda _: None,
+        samplers: Sequence[Sampler] | None = None,
+        every_s: float = 1.0,
+    ) -> None:
+        self._samplers = host_samplers(say) if samplers is None else samplers
+        self._say, self._every = say, every_s
+        self._stop = threading.Event()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._store = SeriesStore(path)
+        self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        rates, host, flushed = Rates(), platform.node(), time.monotonic()
+        try:
+            while True:
+                now = time.time()
+                values: Values = {}
+                for sampler in self._samplers:
+                    values |= sampler.sample()
+                self._store.append(host, int(now), rates.of(values, time.monotonic()))
+                if time.monotonic() - flushed > _FLUSH_S:
+                    flushed = time.monotonic()
+                    self._store.flush()
+                if self._stop.wait(max(0.0, self._every - (time.time() - now))):
+                    return
+        except (InputError, OSError) as error:
+            self._say(f"this host is sampled no longer ({error})")
+
+    def close(self) -> None:
+        """End sampling, and write what is left."""
+        self._stop.set()
+        self._thread.join()
+        with contextlib.suppress(InputError):
+            self._store.close()

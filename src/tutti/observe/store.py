@@ -1,0 +1,293 @@
+"""Series: the figures of all hosts of a run over time, in one SQLite file.
+
+A row holds a minute of one host, all its figures together, packed: 32-bit numbers whose last bits
+are cut (they keep four digits), laid out byte by byte and compressed. Beside the seconds stand 10 s
+and 60 s with least, mean and most of each, so that a burst of a second stays visible in a day.
+What only grows is kept as its growth per second.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sqlite3
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tutti.errors import DamagedError, InputError
+
+LEVELS = (1, 10, 60)  # seconds of a value
+CHUNK = 60  # values of a row
+_KEPT_BITS = 0xFFFFF000  # 11 bits of mantissa
+_SUMMARY_EVERY_S = 300  # least, mean and most are written so often, and at the end
+_BLOCK = 16  # figures that are packed together
+_VERSION = 1
+Floats = npt.NDArray[np.float32]
+_MAKE = """
+create table if not exists facts (name text primary key, value text);
+create table if not exists layouts (id integer primary key, names text unique);
+create table if not exists chunks (
+  level integer, start integer, host text, layout integer, data blob,
+  primary key (level, start, host)) without rowid;
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Series:
+    """One figure of one host; of a level above a second also its least and most."""
+
+    host: str
+    name: str
+    seconds: npt.NDArray[np.int64]
+    mean: Floats
+    least: Floats
+    most: Floats
+
+
+class SeriesStore:
+    """The store of a run, for writing or reading."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._path = path
+        if read_only and not path.exists():
+            raise InputError(f"{path}: no such file")
+        try:
+            name = f"file:{path.resolve()}?mode=ro" if read_only else str(path)
+            self._base = sqlite3.connect(name, uri=read_only, timeout=5, check_same_thread=False)
+            if not read_only:
+                self._base.executescript("pragma synchronous=off;" + _MAKE)
+            self._check_version(read_only=read_only)
+        except sqlite3.Error as error:
+            raise _said(path, error) from None
+        self._layouts: dict[tuple[str, ...], int] = {}
+        self._open: dict[str, _Minute] = {}
+        self._summaries: dict[tuple[str, int], _Summary] = {}
+
+    def _check_version(self, *, read_only: bool) -> None:
+        row = self._base.execute("select value from facts where name = 'version'").fetchone()
+        if row is None and not read_only:
+            self._base.execute("insert into facts values ('version', ?)", (str(_VERSION),))
+            self._base.commit()
+        elif row is None or row[0] != str(_VERSION):
+            found = "none" if row is None else row[0]
+            raise InputError(f"{self._path}: a store of version {found}; this reads {_VERSION}")
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def append(self, host: str, second: int, values: Mapping[str, float]) -> None:
+        """Take the figures of a host at a second; seconds come in order."""
+        self.append_row(host, second, tuple(values), np.fromiter(values.values(), np.float32))
+
+    def append_row(self, host: str, second: int, names: tuple[str, ...], row: Floats) -> None:
+        """Take figures whose names are the same every second, which is faster."""
+        minute = self._open.get(host)
+        start = second - second % CHUNK
+        if minute is None or minute.start != start or minute.names != names:
+            if minute is not None:
+                self._write(host, minute)
+            minute = self._open[host] = _Minute(start, names)
+            self._merge(host, minute)
+        minute.values[:, second - start] = row
+
+    def flush(self) -> None:
+        """Write what is not yet in the file."""
+        for host, minute in self._open.items():
+            self._write(host, minute, whole=True)
+
+    def close(self) -> None:
+        """Write what is left, and let go of the file."""
+        self.flush()
+        self._base.close()
+
+    def _merge(self, host: str, minute: _Minute) -> None:
+        """Take over what the file already has of a minute: the run was started again in it."""
+        row = self._base.execute(
+            "select layout, data from chunks where level = 1 and start = ? and host = ?",
+            (minute.start, host),
+        ).fetchone()
+        if row is not None and self._layouts_by_id().get(row[0]) == minute.names:
+            minute.values[:] = _unpacked(row[1], (len(minute.names), CHUNK))
+
+    def _layouts_by_id(self) -> dict[int, tuple[str, ...]]:
+        return {
+            i: tuple(_names(text)) for i, text in self._rows("select id, names from layouts", ())
+        }
+
+    def _write(self, host: str, minute: _Minute, *, whole: bool = False) -> None:
+        """Write a minute; what sums it up only now and then, or where `whole` asks for it."""
+        try:
+            layout = self._layout(minute.names)
+            self._put(1, minute.start, host, layout, minute.values)
+            for level in LEVELS[1:]:
+                summary = self._summed(host, minute, level, layout)
+                done = minute.start + CHUNK - summary.start
+                if whole or done % _SUMMARY_EVERY_S == 0 or done == level * CHUNK:
+                    self._put(level, summary.start, host, layout, summary.table)
+            self._base.commit()
+        except sqlite3.Error as error:
+            raise _said(self._path, error) from None
+
+    def _put(self, level: int, start: int, host: str, layout: int, values: Floats) -> None:
+        self._base.execute(
+            "insert or replace into chunks values (?, ?, ?, ?, ?)",
+            (level, start, host, layout, _packed(values)),
+        )
+
+    def _summed(self, host: str, minute: _Minute, level: int, layout: int) -> _Summary:
+        """Take a minute into its row of a higher level."""
+        start = minute.start - minute.start % (level * CHUNK)
+        summary = self._summaries.get((host, level))
+        if summary is None or (summary.start, summary.layout) != (start, layout):
+            if summary is not None:
+                self._put(level, summary.start, host, summary.layout, summary.table)
+            summary = _Summary(start, layout, self._summary_table(host, minute, level, layout))
+            self._summaries[host, level] = summary
+        count, first = CHUNK // level, (minute.start - start) // level
+        parts = minute.values.reshape(len(minute.names), count, level)
+        filled = np.isfinite(parts)
+        some, counts = filled.any(axis=2), np.maximum(filled.sum(axis=2), 1)
+        least = np.where(filled, parts, np.inf).min(axis=2)
+        most = np.where(filled, parts, -np.inf).max(axis=2)
+        mean = np.where(filled, parts, 0).sum(axis=2) / counts
+        for index, values in enumerate((least, mean, most)):
+            summary.table[:, index, first : first + count] = np.where(some, values, np.nan)
+        return summary
+
+    def _summary_table(self, host: str, minute: _Minute, level: int, layout: int) -> Floats:
+        row = self._base.execute(
+            "select data from chunks where level = ? and start = ? and host = ? and layout = ?",
+            (level, minute.start - minute.start % (level * CHUNK), host, layout),
+        ).fetchone()
+        shape = (len(minute.names), 3, CHUNK)
+        return _unpacked(row[0], shape) if row else np.full(shape, np.nan, np.float32)
+
+    def _layout(self, names: tuple[str, ...]) -> int:
+        if names not in self._layouts:
+            text = json.dumps(names)
+            self._base.execute("insert or ignore into layouts (names) values (?)", (text,))
+            row = self._base.execute("select id from layouts where names = ?", (text,)).fetchone()
+            self._layouts[names] = int(row[0])
+        return self._layouts[names]
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Return the keys of all figures."""
+        rows = self._rows("select names from layouts", ())
+        return sorted({name for (text,) in rows for name in json.loads(text)})
+
+    def read(self, name: str, start: int, stop: int, *, level: int = 1) -> list[Series]:
+        """Return a figure of every host that has it, from `start` up to but not with `stop`.
+
+        A name without a label is of all its labels, which come as series of their own.
+        """
+        if level not in LEVELS:
+            raise ValueError(f"no level of {level} s")
+        width = level * CHUNK
+        rows = self._rows(
+            "select start, host, layout, data from chunks where level = ? and start > ? "
+            "and start < ? order by host, start",
+            (level, start - width, stop),
+        )
+        layouts = dict(self._rows("select id, names from layouts", ()))
+        parts: dict[tuple[str, str], list[tuple[int, Floats]]] = {}
+        for begin, host, layout, data in rows:
+            names = _names(layouts[layout])
+            wanted = [i for i, n in enumerate(names) if n == name or n.startswith(name + "{")]
+            if not wanted:
+                continue
+            shape = (len(names), CHUNK) if level == 1 else (len(names), 3, CHUNK)
+            for i in wanted:
+                values = _figure(data, i, shape, str(self._path))
+                parts.setdefault((host, names[i]), []).append((begin, values))
+        return [_series(key, chunks, start, stop, level) for key, chunks in parts.items()]
+
+    def _rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:
+        try:
+            return self._base.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise _said(self._path, error) from None
+
+
+class _Minute:
+    """A minute of a host that is not yet in the file."""
+
+    def __init__(self, start: int, names: tuple[str, ...]) -> None:
+        self.start, self.names = start, names
+        self.values: Floats = np.full((len(names), CHUNK), np.nan, np.float32)
+
+
+@dataclass(slots=True)
+class _Summary:
+    """A row of a higher level, which minutes fill."""
+
+    start: int
+    layout: int
+    table: Floats
+
+
+def _packed(values: Floats) -> bytes:
+    """Return a row's numbers, packed block by block, so that one figure costs one block."""
+    rows = np.ascontiguousarray(values, np.float32).reshape(len(values), -1)
+    blocks = [_block(rows[at : at + _BLOCK]) for at in range(0, len(rows), _BLOCK)]
+    sizes = np.array([len(blocks), *(len(block) for block in blocks)], "<u4")
+    return sizes.tobytes() + b"".join(blocks)
+
+
+def _block(rows: Floats) -> bytes:
+    bits = (rows.view(np.uint32) & np.uint32(_KEPT_BITS)).reshape(-1, CHUNK)
+    bits[:, 1:] ^= bits[:, :-1].copy()
+    return zlib.compress(bits.view(np.uint8).reshape(-1, 4).T.tobytes(), 1)
+
+
+def _figure(data: bytes, index: int, shape: tuple[int, ...], name: str = "the store") -> Floats:
+    """Return one figure of a row; `shape` is of all of them."""
+    try:
+        count = int.from_bytes(data[:4], "little")
+        ends = np.cumsum(np.frombuffer(data, "<u4", count, 4)) + 4 * (count + 1)
+        block = index // _BLOCK
+        begin = 4 * (count + 1) if block == 0 else int(ends[block - 1])
+        raw = np.frombuffer(zlib.decompress(data[begin : int(ends[block])]), np.uint8)
+        bits = np.ascontiguousarray(raw.reshape(4, -1).T).view(np.uint32).reshape(-1, CHUNK)
+        held = min(_BLOCK, shape[0] - block * _BLOCK)
+        each = bits.reshape(held, -1, CHUNK)[index % _BLOCK]
+        values = np.bitwise_xor.accumulate(each, axis=1).view(np.float32)
+        return values.reshape(shape[1:])
+    except (ValueError, IndexError, zlib.error):
+        raise DamagedError(f"{name}: a row is damaged") from None
+
+
+def _unpacked(data: bytes, shape: tuple[int, ...]) -> Floats:
+    return np.stack([_figure(data, i, shape) for i in range(shape[0])])
+
+
+@functools.lru_cache(maxsize=256)
+def _names(text: str) -> list[str]:
+    return list(json.loads(text))
+
+
+def _series(
+    key: tuple[str, str], chunks: list[tuple[int, Floats]], start: int, stop: int, level: int
+) -> Series:
+    seconds = np.concatenate([begin + level * np.arange(CHUNK) for begin, _ in chunks])
+    values = np.concatenate([part if level > 1 else np.tile(part, (3, 1)) for _, part in chunks], 1)
+    kept = (seconds >= start) & (seconds < stop) & np.isfinite(values[1])
+    least, mean, most = values[:, kept]
+    return Series(
+        host=key[0], name=key[1], seconds=seconds[kept], mean=mean, least=least, most=most
+    )
+
+
+def _said(path: Path, error: sqlite3.Error) -> InputError:
+    text = str(error)
+    if "malformed" in text or "not a database" in text:
+        return DamagedError(f"{path}: the store is damaged ({text})")
+    if "locked" in text:
+        return InputError(f"{path}: another process holds the store; try again")
+    return InputError(f"{path}: cannot be used ({text})")

@@ -1,0 +1,209 @@
+"""Logs in the forms that frameworks write, in our own words, and what the doctor makes of them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tutti.diagnose.finding import Component, Finding
+from tutti.diagnose.logs import gate as gates
+from tutti.diagnose.logs.collect import collect
+from tutti.diagnose.logs.gate import Gate
+from tutti.diagnose.logs.reason import diagnose
+from tutti.diagnose.logs.signatures import own_catalog, with_own_signatures
+from tutti.diagnose.logs.templates import TemplateTree
+from tutti.errors import InputError
+
+WATCHDOG = (
+    "[rank{rank}]:[E1118 02:00:0{rank}.000 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught "
+    "collective operation timeout: WorkNCCL(SeqNum={number}, OpType=ALLREDUCE, NumelIn=8, "
+    "NumelOut=8, Timeout(ms)=600000) ran for 600013 milliseconds before timing out.\n"
+)
+
+
+def answer(tmp_path: Path, text: str | bytes, name: str = "job.log") -> Finding:
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return diagnose(collect([path], own_catalog()))
+
+
+CASES = {
+    name: (case["component"], case["log"])
+    for name, case in yaml.safe_load((Path(__file__).parent / "cases.yaml").read_text()).items()
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_component(name: str, tmp_path: Path) -> None:
+    wanted, text = CASES[name]
+    found = answer(tmp_path, text)
+    assert found.component.value == wanted
+    assert not found.healthy
+    assert found.exit_code == (2 if wanted == "undetermined" else 1)
+    assert found.evidence
+    assert found.evidence[0].line >= 1
+    if wanted == "undetermined":
+        assert found.confidence == 0.0
+        assert found.next_steps
+    else:
+        assert found.remedy
+
+
+def test_where(tmp_path: Path) -> None:
+    assert answer(tmp_path, CASES["ecc"][1]).where.ranks == (5,)
+    found = answer(tmp_path, CASES["xid"][1])
+    assert found.where.hosts == ("gpu07",)
+    assert found.where.devices == ("0000:3b:00",)
+    assert answer(tmp_path, CASES["ib"][1]).where.hosts == ("10.0.0.7",)
+
+
+def test_torchrun_names_the_rank_that_failed_first(tmp_path: Path) -> None:
+    found = answer(
+        tmp_path,
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-01-02_03:04:05\n"
+        "  host      : gpu187\n  rank      : 13 (local_rank: 5)\n  exitcode  : -9 (pid: 4242)\n",
+    )
+    assert found.component is Component.HOST
+    assert found.where.ranks == (13,)
+    assert found.where.hosts == ("gpu187",)
+
+
+def test_the_silent_rank_is_where_to_look(tmp_path: Path) -> None:
+    text = "".join(WATCHDOG.format(rank=r, number=9) for r in range(8) if r != 5)
+    assert answer(tmp_path, text).where.ranks == (5,)
+
+
+def test_the_rank_that_is_behind_is_where_to_look(tmp_path: Path) -> None:
+    text = "".join(WATCHDOG.format(rank=r, number=8 if r == 2 else 9) for r in range(8))
+    assert answer(tmp_path, text).where.ranks == (2,)
+
+
+def test_nothing_wrong_is_healthy(tmp_path: Path) -> None:
+    found = answer(tmp_path, "iteration 1 | lm loss 2.1\niteration 2 | lm loss 2.0\n")
+    assert found.healthy
+    assert found.exit_code == 0
+
+
+def test_harmless_words_of_trouble_are_healthy(tmp_path: Path) -> None:
+    found = answer(
+        tmp_path,
+        "  exit_on_missing_checkpoint ......... False\n  error_injection_rate ........ 0\n"
+        "n1:1:1 [0] NCCL INFO NET/Plugin: libnccl-net.so: cannot open shared object file\n"
+        "n1:1:1 [0] NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.\n"
+        "x.py:3: UserWarning: please pass use_reentrant explicitly\n"
+        "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 "
+        "(errno: 99 - Cannot assign requested address).\n"
+        "iteration 7 | loss scale: 1.0 | number of nan iterations:   0 |\n"
+        "kernel: pcieport 0000:3a:00.0: AER: Corrected error received: 0000:3b:00.0\n"
+        "training done. exit code: 0\n",
+    )
+    assert found.healthy, found
+
+
+def test_the_last_attempt_counts(tmp_path: Path) -> None:
+    found = answer(
+        tmp_path,
+        "[rank0]: IndexError: list index out of range\n"
+        "[default] Rendezvous complete for workers. Result: restart_count=1\n"
+        "[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+    )
+    assert found.component is Component.CHIP
+    assert "2 attempts" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["gzip", "colours", "carriage returns", "not utf-8", "cut off gzip", "utf-16", "crlf"],
+)
+def test_logs_as_they_lie_about(shape: str, tmp_path: Path) -> None:
+    line = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    text = f"step 1\n{line}\nstep 2\n"
+    packed = gzip.compress((text + "x\n" * 100_000).encode())
+    raw = {
+        "gzip": packed,
+        "colours": line.replace("ECC", "\x1b[31mECC\x1b[0m").encode(),
+        "carriage returns": f"1%\r2%\r3%{line}\r\n".encode(),
+        "not utf-8": b"\xff\xfe\xfa\xe9 caf\xe9\n".replace(b"\xff\xfe", b"") + text.encode(),
+        "cut off gzip": packed[:-12],
+        "utf-16": text.encode("utf-16"),
+        "crlf": text.replace("\n", "\r\n").encode(),
+    }[shape]  # fmt: skip
+    found = answer(tmp_path, raw)
+    assert found.component is Component.CHIP
+    assert "\x1b" not in found.evidence[0].text
+
+
+def test_empty_and_binary(tmp_path: Path) -> None:
+    assert answer(tmp_path, "").cause == "the logs are empty"
+    found = answer(tmp_path, bytes(range(256)) * 64)
+    assert found.component is Component.UNDETERMINED
+    assert "not text" in found.notes[0]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank_0.log").write_text("x")
+    with pytest.raises(InputError, match=r"did you mean 'rank_0\.log'"):
+        collect([tmp_path / "rank_0.lgo"], own_catalog())
+
+
+def test_files_say_whose_they_are(tmp_path: Path) -> None:
+    for rank in range(4):
+        text = (
+            "OSError: [Errno 5] Input/output error\n"
+            if rank == 2
+            else WATCHDOG.format(rank=rank, number=2)
+        )
+        (tmp_path / f"rank_{rank}.log").write_text(text)
+    found = diagnose(collect([tmp_path], own_catalog()))
+    assert (found.component, found.where.ranks) == (Component.STORAGE, (2,))
+
+
+def test_both_ways_of_searching_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(["error", "he", "she", "hers", "no space"])
+    block = b"ushers\nnothing\nERROR here\nNo Space\n\nthe end" * 50
+    slow = gate.positions(block, whole_bytes=0)
+    fast = gate.positions(block, whole_bytes=gates.SMALL_BYTES)
+
+    def lines(found: list[int]) -> list[int]:
+        return [block.count(b"\n", 0, at) for at in found]
+
+    assert lines(slow) == lines(fast)
+    assert lines(slow)[:4] == [0, 2, 3, 5]
+
+
+def test_templates_find_what_one_host_says() -> None:
+    tree = TemplateTree()
+    for host in ("a", "b", "c"):
+        for step in range(5):
+            tree.add(f"step {step} took 12 ms", file="x", line=step, host=host)
+    tree.add("flux capacitor over budget", file="x", line=9, host="b")
+    assert [t.text() for t in tree.said_by_one()] == ["flux capacitor over budget"]
+    assert len(tree.templates()) == 2
+
+
+def test_own_signatures_go_first_and_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "- name: flux\n  layer: chip\n  component: chip\n  specificity: 0.9\n"
+        "  says: the flux fails\n  any: ['flux capacitor error']\n  remedy: replace it\n"
+        "  examples: ['flux capacitor error: 3']\n"
+    )
+    (tmp_path / "job.log").write_text("flux capacitor error: 7\n")
+    found = diagnose(collect([tmp_path / "job.log"], with_own_signatures(own_catalog(), path)))
+    assert (found.component, found.cause) == (Component.CHIP, "the flux fails")
+    path.write_text(path.read_text().replace("error: 3", "fine"))
+    with pytest.raises(InputError, match="does not match its example"):
+        with_own_signatures(own_catalog(), path)
+
+
+def test_every_cause_has_a_remedy_a_component_and_a_source() -> None:
+    catalog = own_catalog()
+    assert len(catalog.signatures) > 100
+    for one in catalog.signatures:
+        assert one.source, one.name
+        if one.kind == "cause" and not one.table:
+            assert one.remedy, one.name
+            assert one.component is not Component.UNDETERMINED, one.name

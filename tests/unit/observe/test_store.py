@@ -1,0 +1,112 @@
+"""The store of series: what comes back, at every level, and what bad files say."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tutti.errors import InputError
+from tutti.observe.store import SeriesStore
+
+BEGIN = 1_800_000_000  # the begin of an hour, so of every level's row
+
+
+def filled(path: Path, *, seconds: int = 200, hosts: int = 2) -> SeriesStore:
+    store = SeriesStore(path)
+    for second in range(seconds):
+        for host in range(hosts):
+            store.append(f"h{host}", BEGIN + second, {"a": float(second), 'b{nic="x"}': 7.0})
+    store.flush()
+    return store
+
+
+def test_seconds_come_back(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s.sqlite")
+    first, second = store.read("a", BEGIN + 10, BEGIN + 150)
+    assert (first.host, second.host) == ("h0", "h1")
+    assert first.seconds.tolist() == list(range(BEGIN + 10, BEGIN + 150))
+    np.testing.assert_allclose(first.mean, np.arange(10, 150), rtol=5e-4)
+    assert store.names() == ["a", 'b{nic="x"}']
+    (labelled,) = {s.name for s in store.read("b", BEGIN, BEGIN + 60)}
+    assert labelled == 'b{nic="x"}'
+    assert store.read("c", BEGIN, BEGIN + 60) == []
+    store.close()
+
+
+def test_levels_keep_least_mean_and_most(tmp_path: Path) -> None:
+    store = SeriesStore(tmp_path / "s.sqlite")
+    for second in range(120):
+        store.append("h", BEGIN + second, {"a": 100.0 if second == 33 else 1.0})
+    store.close()
+    again = SeriesStore(tmp_path / "s.sqlite", read_only=True)
+    (tens,) = again.read("a", BEGIN, BEGIN + 120, level=10)
+    assert tens.seconds.tolist() == [BEGIN + 10 * i for i in range(12)]
+    assert tens.most[3] == pytest.approx(100, rel=1e-3)
+    assert tens.mean[3] == pytest.approx(10.9, rel=1e-3)
+    assert tens.least[3] == pytest.approx(1, rel=1e-3)
+    (minutes,) = again.read("a", BEGIN, BEGIN + 120, level=60)
+    assert minutes.most[0] == pytest.approx(100, rel=1e-3)
+    assert len(minutes.seconds) == 2
+
+
+def test_gaps_and_new_figures_are_no_values(tmp_path: Path) -> None:
+    store = SeriesStore(tmp_path / "s.sqlite")
+    store.append("h", BEGIN, {"a": 1.0})
+    store.append("h", BEGIN + 90, {"a": 2.0, "b": 3.0})
+    store.flush()
+    (a,) = store.read("a", BEGIN, BEGIN + 120)
+    assert a.seconds.tolist() == [BEGIN, BEGIN + 90]
+    store.close()
+
+
+def test_a_run_that_goes_on_in_the_same_minute(tmp_path: Path) -> None:
+    for part in (0, 20):
+        store = SeriesStore(tmp_path / "s.sqlite")
+        for second in range(part, part + 20):
+            store.append("h", BEGIN + second, {"a": 5.0})
+        store.close()
+    again = SeriesStore(tmp_path / "s.sqlite", read_only=True)
+    assert len(again.read("a", BEGIN, BEGIN + 60)[0].seconds) == 40
+
+
+def test_points_take_little_room(tmp_path: Path) -> None:
+    store = SeriesStore(tmp_path / "s.sqlite")
+    noise = np.random.default_rng(1)
+    names = tuple(f"figure{i}" for i in range(200))
+    level = noise.uniform(1, 1e9, 200)
+    for second in range(600):
+        row = (level * (1 + 0.02 * noise.standard_normal(200))).astype(np.float32)
+        store.append_row("h", BEGIN + second, names, row)
+    store.close()
+    assert (tmp_path / "s.sqlite").stat().st_size / (200 * 600) < 3.5  # of noise, the worst case
+
+
+def test_bad_stores_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        SeriesStore(tmp_path / "nowhere", read_only=True)
+    (tmp_path / "x").write_bytes(b"no database" * 500)
+    with pytest.raises(InputError, match="damaged"):
+        SeriesStore(tmp_path / "x", read_only=True)
+    filled(tmp_path / "s").close()
+    base = sqlite3.connect(tmp_path / "s")
+    base.execute("update chunks set data = x'00'")
+    base.commit()
+    store = SeriesStore(tmp_path / "s", read_only=True)
+    with pytest.raises(InputError, match="a row is damaged"):
+        store.read("a", BEGIN, BEGIN + 60)
+    base.execute("update facts set value = '9'")
+    base.commit()
+    base.close()
+    with pytest.raises(InputError, match="version 9"):
+        SeriesStore(tmp_path / "s", read_only=True)
+
+
+def test_what_is_only_read_cannot_be_written(tmp_path: Path) -> None:
+    filled(tmp_path / "s").close()
+    store = SeriesStore(tmp_path / "s", read_only=True)
+    store.append("h", BEGIN + 1000, {"a": 1.0})
+    with pytest.raises(InputError, match="cannot be used"):
+        store.flush()
