@@ -6,6 +6,7 @@ are under way at a time, each of `micro_batch` sequences: together the engine's 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -16,6 +17,11 @@ from tutti.hardware.chip import Dtype
 PAGE_SIZE = 16
 Part = Annotated[float, AtLeast(0), AtMost(1)]
 PositiveSeconds = Annotated[float, Above(0), AtMost(1e6)]
+
+
+def _below(value: float) -> float:
+    """Return the share of a standard normal distribution below a value."""
+    return 0.5 * (1.0 + math.erf(value / math.sqrt(2.0)))
 
 
 class Role(StrEnum):
@@ -39,6 +45,16 @@ class Lengths:
             raise ValueError(
                 f"the mean of {self.mean:g} tokens is above the longest, {self.longest}"
             )
+
+    @property
+    def expected(self) -> float:
+        """The mean of what is left when longer ones are cut."""
+        sigma = self.sigma
+        if sigma < 1e-9:
+            return min(self.mean, float(self.longest))
+        over = (math.log(self.longest / self.mean) - sigma**2 / 2) / sigma
+        whole = self.mean * _below(over) + self.longest * (1.0 - _below(over + sigma))
+        return max(1.0, whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from tutti.simulate.serving.simulated_engine import Job, SimulatedEngine, TimedS
 
 F64 = NDArray[np.float64]
 QUEUE_POINTS = 480
+FILLING = 0.4  # of the time until the queue is empty, in which slots fill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,8 @@ class ServingResult:
     requests: int  # that came to the whole deployment
     simulated: int
     seconds: float  # from the first arrival to the last token
-    steady_s: float  # the part of it in which requests still came or waited
-    steady_requests: float  # of the whole deployment, that ended in that part
+    steady_s: float  # the part of it in which slots were filled and requests still came
+    steady_requests: float  # of the whole deployment, in that part
     steady_tokens: float
     first_s: F64
     per_token_s: F64  # NaN for answers of one token
@@ -118,6 +119,7 @@ def sum_up(
     """Sum up a simulation; what was left out stands for as many requests as its equal saw."""
     assert plan.job.serving is not None
     limits = plan.job.serving.limits
+    jobs = [job for job in jobs if not job.left]
     arrived = np.array([job.arrived_s for job in jobs])
     first = np.array([job.first_s for job in jobs])
     ended = np.array([job.finished_s for job in jobs])
@@ -127,17 +129,15 @@ def sum_up(
     begin = float(requests.times[0]) if len(requests) else 0.0
     end = float(ended.max()) if len(ended) else begin
     times, waiting, busy = _thinned(queue)
-    steady = _steady_end(begin, end, requests, np.asarray([q[0] for q in queue]),
-                         np.asarray([q[1] for q in queue]))  # fmt: skip
+    steady = _steady(begin, end, requests, queue)
     stands_for = len(requests) / len(jobs) if jobs else 1.0
-    in_time = ended <= steady
     return ServingResult(
         requests=len(requests),
         simulated=len(jobs),
         seconds=end - begin,
-        steady_s=steady - begin,
-        steady_requests=float(in_time.sum()) * stands_for,
-        steady_tokens=_steady_tokens(first, ended, outputs, steady) * stands_for,
+        steady_s=steady[1] - steady[0],
+        steady_requests=_came(first, ended, np.ones(len(jobs)), steady) * stands_for,
+        steady_tokens=_came(first, ended, outputs, steady) * stands_for,
         first_s=first - arrived,
         per_token_s=per_token,
         whole_s=ended - arrived,
@@ -164,19 +164,28 @@ def _within(first: F64, per_token: F64, limits: Limits) -> float:
     return float(good.mean())
 
 
-def _steady_end(begin: float, end: float, requests: Requests, times: F64, waiting: F64) -> float:
-    """Return until when there was more to do than what runs: then the last ones run out."""
+def _steady(
+    begin: float, end: float, requests: Requests, queue: Sequence[tuple[float, int, int]]
+) -> tuple[float, float]:
+    """Return from when to when there was as much to do as there is in the long run.
+
+    In the end the last ones run out; in the beginning slots fill, which takes a part of the rest.
+    """
     last = float(requests.times[-1]) if len(requests) else begin
-    queued = times[waiting > 0]
-    until = max(last, float(queued[-1]) if len(queued) else begin)
-    return until if until > begin else end
+    queued = max((time for time, waiting, _ in queue if waiting), default=begin)
+    until = max(last, queued)
+    if until <= begin:
+        return begin, end
+    return begin + FILLING * (until - begin), until
 
 
-def _steady_tokens(first: F64, ended: F64, outputs: F64, until: float) -> float:
-    """Return the tokens that came until then, those of running answers in proportion."""
+def _came(first: F64, ended: F64, amounts: F64, span: tuple[float, float]) -> float:
+    """Return what came in a span, of answers in proportion to the time that they had in it."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(ended > first, (until - first) / (ended - first), 1.0)
-    return float((np.clip(share, 0.0, 1.0) * outputs * (first <= until)).sum())
+        length = np.maximum(ended - first, 1e-9)
+        inside = np.minimum(ended, span[1]) - np.maximum(first, span[0])
+        share = np.where(ended > first, inside / length, (first > span[0]) & (first <= span[1]))
+    return float((np.clip(share, 0.0, 1.0) * amounts).sum())
 
 
 def _thinned(queue: Sequence[tuple[float, int, int]]) -> tuple[F64, F64, F64]:

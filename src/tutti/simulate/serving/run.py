@@ -1,7 +1,7 @@
 """Runs a deployment event by event: arrivals, steps that end, keys and values that arrive.
 
-Equal engines that share nothing are simulated once: every group of a part that routes join is cut
-by what its numbers of engines have in common, and the part gets that share of the requests.
+Equal engines are simulated once: the others' requests are dealt and left out. Of prefill engines as
+many are simulated as feed one decode engine of each kind that they have routes to.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ class Deployment:
         }
         return cls(plan=plan, prices=prices, wires=wires)
 
-    def parts(self) -> list[list[int]]:
-        """Return the pipelines that routes join, each part once."""
-        part = list(range(len(self.prices)))
+    def simulated(self) -> list[int]:
+        """Return how many engines of each pipeline stand for all of them."""
+        copies = [pipeline.copies for pipeline in self.plan.pipelines]
+        found = [1] * len(copies)
         for route in self.plan.routes:
-            low, high = sorted((part[route.prefill], part[route.decode]))
-            part = [low if own == high else own for own in part]
-        return [[p for p, own in enumerate(part) if own == name] for name in sorted(set(part))]
+            feeding = -(-copies[route.prefill] // copies[route.decode])
+            found[route.prefill] = max(found[route.prefill], feeding)
+        return found
 
 
 def simulate_serving(
@@ -109,20 +110,17 @@ class _Run:
         plan = deployment.plan
         self.engines: list[SimulatedEngine] = []
         self._groups: list[list[SimulatedEngine]] = [[] for _ in deployment.prices]
-        self.cuts = [1] * len(deployment.prices)
-        for part in deployment.parts():
-            cut = math.gcd(*(plan.pipelines[p].copies for p in part))
-            for p in part:
-                self.cuts[p] = 1 if every_engine else cut
+        copies = [pipeline.copies for pipeline in plan.pipelines]
+        self._shown = copies if every_engine else deployment.simulated()
         for p, prices in enumerate(deployment.prices):
-            for _ in range(plan.pipelines[p].copies // self.cuts[p]):
+            for _ in range(self._shown[p]):
                 engine = SimulatedEngine(
                     len(self.engines), p, prices, prefix=requests.shares_prefixes
                 )
                 self.engines.append(engine)
                 self._groups[p].append(engine)
-        self._entries = _Dealer(plan, self.cuts)
-        self._onward = _Onward(plan)
+        self._entries = _Dealer(plan, self._shown)
+        self._onward = _Onward(plan, self._shown)
         self._sent = {engine.number: 0.0 for engine in self.engines}  # when its link is free
         self._bytes = [
             request_bytes(prices.model, Formats(cache=prices.engine.cache))
@@ -210,7 +208,10 @@ class _Run:
     def _send(self, engine: SimulatedEngine, job: Job, now: float) -> None:
         """Let keys and values follow: layers leave as they are computed, one job after another."""
         job.finished_s = -1.0
-        target = self._onward.next(engine.group)
+        target, mine = self._onward.next(engine.group)
+        if not mine:
+            job.left = True
+            return  # an equal engine that is not simulated goes on with it
         wire = self._deployment.wires[engine.group, target]
         taken = wire.seconds(job.prompt * self._bytes[engine.group])
         begins = max(job.began_s, self._sent[engine.number])
@@ -228,12 +229,13 @@ class _Run:
 class _Dealer:
     """Deals requests to groups of engines by their shares, evenly over time."""
 
-    def __init__(self, plan: Plan, cuts: Sequence[int]) -> None:
+    def __init__(self, plan: Plan, shown: Sequence[int]) -> None:
         self._shares = [
             p.engine.share if p.engine is not None and p.engine.role is not Role.DECODE else 0.0
             for p in plan.pipelines
         ]
-        self._cuts, self._given = cuts, [0] * len(cuts)
+        self._copies = [pipeline.copies for pipeline in plan.pipelines]
+        self._shown, self._given = shown, [0] * len(shown)
         self._total = 0
 
     def next(self) -> tuple[int, bool]:
@@ -246,27 +248,35 @@ class _Dealer:
         group = behind.index(max(behind))
         number = self._given[group]
         self._given[group] += 1
-        return group, number % self._cuts[group] == 0
+        return group, number % self._copies[group] < self._shown[group]
 
 
 class _Onward:
     """Deals what prefill engines began to groups of decode engines, by the routes' shares."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, shown: Sequence[int]) -> None:
+        copies = [pipeline.copies for pipeline in plan.pipelines]
         self._routes = {
             p: [(r.decode, r.share) for r in plan.routes if r.prefill == p]
             for p in range(len(plan.pipelines))
         }
+        # of what simulated prefill engines begin, so much goes to decode engines that are, too
+        self._kept = {
+            (r.prefill, r.decode): copies[r.prefill] * shown[r.decode]
+            / (shown[r.prefill] * copies[r.decode])
+            for r in plan.routes
+        }  # fmt: skip
         self._given: dict[tuple[int, int], int] = {}
         self._total: dict[int, int] = {}
 
-    def next(self, group: int) -> int:
-        """Return the group that goes on."""
+    def next(self, group: int) -> tuple[int, bool]:
+        """Return the group that goes on, and whether an engine of it that is simulated does."""
         total = self._total.get(group, 0) + 1
         self._total[group] = total
         target = max(
             self._routes[group],
             key=lambda route: route[1] * total - self._given.get((group, route[0]), 0),
         )[0]
-        self._given[group, target] = self._given.get((group, target), 0) + 1
-        return target
+        given, kept = self._given.get((group, target), 0), self._kept[group, target]
+        self._given[group, target] = given + 1
+        return target, math.floor((given + 1) * kept) > math.floor(given * kept)

@@ -31,6 +31,7 @@ class Job:
     began_s: float = -1.0  # its first step on a prefill engine
     first_s: float = -1.0
     finished_s: float = -1.0
+    left: bool = False  # an engine that is not simulated went on with it
 
 
 @dataclass(slots=True, eq=False)
