@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tutti.batching import Request, Scheduler, Settings, Tokens
@@ -29,6 +29,7 @@ def _state(scheduler: Scheduler) -> dict[str, object]:
     return found
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(2, 60)), min_size=1, max_size=8),
     st.integers(2, 60),
@@ -36,13 +37,13 @@ def _state(scheduler: Scheduler) -> dict[str, object]:
     st.integers(0, 30),
 )
 def test_a_leap_equals_its_steps(asked, pages, slots, taken):
-    settings = Settings(
+    sizes = Settings(
         slots=slots, pages=pages + 8, page_size=16, max_length=128, most_tokens=64, prefix=False
     )
-    one, other = Scheduler(settings), Scheduler(settings)
+    one, other = Scheduler(sizes), Scheduler(sizes)
     for number, (prompt, new) in enumerate(asked):
         for scheduler in (one, other):
-            if -(-(prompt + new) // 16) <= settings.usable_pages:
+            if -(-(prompt + new) // 16) <= sizes.usable_pages:
                 scheduler.arrive(Request(id=number, prompt=(0,) * prompt, most_new=new))
     leapt = 0
     for _ in range(400):

@@ -128,7 +128,8 @@ def _candidates(
     """Return the mixtures to compare, by name."""
     found = []
     every = solve_flows(problem, options)
-    assert every is not None
+    if every is None or every.rate <= 0.0:
+        raise InputError(why_nothing_fits(problem, kinds))
     together = [option for option in options if option.role is Role.BOTH]
     alone = _pools_alone(problem, together)
     both = solve_flows(problem, together)
