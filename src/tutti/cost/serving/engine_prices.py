@@ -16,7 +16,7 @@ from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.serving.pages import stage_tokens
 from tutti.cost.serving.stage_prices import STREAM_BYTES, Formats, StagePrices, stage_prices
 from tutti.cost.serving.step_load import StepLoad, Windows, windows_of
-from tutti.cost.serving.transfers import Wire, wire_between
+from tutti.cost.serving.transfers import TransferWire, wire_between
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.models.cached import cached_bytes
@@ -34,7 +34,7 @@ class EnginePrices:
     model: ModelSpec
     engine: Engine
     stages: tuple[StagePrices, ...]
-    wires: tuple[Wire, ...]  # between neighbouring stages
+    wires: tuple[TransferWire, ...]  # between neighbouring stages
     lanes: int
     slots: int  # of one engine, all lanes
     longest: int  # tokens of a sequence
@@ -173,7 +173,7 @@ def request_bytes(model: ModelSpec, formats: Formats) -> float:
     )
 
 
-def import_wire(cluster: Cluster, prefill: Pipeline, decode: Pipeline) -> Wire:
+def import_wire(cluster: Cluster, prefill: Pipeline, decode: Pipeline) -> TransferWire:
     """Return the way of keys and values between two engines.
 
     Layers leave as soon as they are computed; each chip of the narrower side sends its own.

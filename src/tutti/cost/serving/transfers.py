@@ -12,7 +12,7 @@ from tutti.hardware.topology import LinkKind, Position
 _INSIDE = (LinkKind.SELF, LinkKind.ISLAND, LinkKind.NODE)
 
 
-class Wire(NamedTuple):
+class TransferWire(NamedTuple):
     """A way between chips: start-up, and seconds per byte of the whole transfer."""
 
     latency_s: float
@@ -30,7 +30,7 @@ def wire_between(
     *,
     lanes: int = 1,
     efficiency: Efficiency | None = None,
-) -> Wire:
+) -> TransferWire:
     """Return the way between two chips; `lanes` chips of both sides send side by side."""
     efficiency = efficiency or Efficiency()
     link = link_of(cluster, first, second)
@@ -38,4 +38,4 @@ def wire_between(
     share = efficiency.island if inside else efficiency.fabric
     rate = (link.bandwidth if lanes == 1 else lanes * link.contended_bandwidth) * share
     extra = efficiency.startup_s if inside else efficiency.hop_s
-    return Wire(link.latency_s + extra, 1.0 / rate)
+    return TransferWire(link.latency_s + extra, 1.0 / rate)

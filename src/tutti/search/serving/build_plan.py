@@ -13,7 +13,7 @@ from tutti.plan.job import Job
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage
 from tutti.plan.serving import Engine, Role, Route
 from tutti.search.serving.flows import Mixture
-from tutti.search.serving.kinds import Kind
+from tutti.search.serving.kinds import ChipGroup
 from tutti.search.serving.options import EngineOption
 from tutti.search.serving.question import ServeProblem
 
@@ -79,7 +79,7 @@ def _lay(problem: ServeProblem, mixture: Mixture) -> tuple[list[_Laid], ChipSet]
     """Give chips to engines, the widest groups first."""
     free = {name: _Chips(problem.cluster, name) for name in problem.pools}
     laid = [_Laid(option, count, [[] for _ in option.kinds]) for option, count in mixture.engines]
-    wanted: list[tuple[int, _Laid, int, Kind]] = [
+    wanted: list[tuple[int, _Laid, int, ChipGroup]] = [
         (kind.tp, one, stage, kind)
         for one in laid
         for stage, kind in enumerate(one.option.kinds)

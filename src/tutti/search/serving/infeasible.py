@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tutti.plan.serving import Limits, Role
-from tutti.search.serving.kinds import Kind
+from tutti.search.serving.kinds import ChipGroup
 from tutti.search.serving.options import EngineOption, engine_options
 from tutti.search.serving.question import ServeProblem
 from tutti.units import bytes_text, seconds_text
 
 
-def why_nothing_fits(problem: ServeProblem, kinds: Sequence[Kind]) -> str:
+def why_nothing_fits(problem: ServeProblem, kinds: Sequence[ChipGroup]) -> str:
     """Return one line: memory that is short, or limits that no engine keeps, with numbers."""
     free = replace(problem, service=replace(problem.service, limits=Limits()))
     loose = [o for o in engine_options(free, kinds, (Role.BOTH,)) if o.role is Role.BOTH]

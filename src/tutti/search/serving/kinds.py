@@ -18,7 +18,7 @@ BATCHES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kind:
+class ChipGroup:
     """A group of `tp` chips of one pool; figures of one layer, and of the two ends."""
 
     pool: str
@@ -47,7 +47,7 @@ def mean_context(problem: ServeProblem) -> float:
     return traffic.prompt.expected + traffic.output.expected / 2.0
 
 
-def kinds_of(problem: ServeProblem) -> list[Kind]:
+def kinds_of(problem: ServeProblem) -> list[ChipGroup]:
     """Return every group of chips that engines may be made of."""
     found = []
     for name in problem.pools:
@@ -61,7 +61,7 @@ def kinds_of(problem: ServeProblem) -> list[Kind]:
     return found
 
 
-def _kind(problem: ServeProblem, name: str, tp: int, island: int) -> Kind:
+def _kind(problem: ServeProblem, name: str, tp: int, island: int) -> ChipGroup:
     model, pool = problem.model, problem.cluster.pool(name)
     formats, windows = problem.formats(name), windows_of(problem.model)
     known = (problem.measured or {}).get(name)
@@ -81,7 +81,7 @@ def _kind(problem: ServeProblem, name: str, tp: int, island: int) -> Kind:
         model, range(1, layers + 1), tp=tp, stored=formats.cache_bytes, stream=STREAM_BYTES
     )
     per_hour = pool.price_per_chip_hour
-    return Kind(
+    return ChipGroup(
         pool=name,
         tp=tp,
         formats=formats,
@@ -138,7 +138,7 @@ def _prompt_seconds(
     return blocks.seconds(prefill_load([(0, prompt)] * beside, windows)) / beside
 
 
-def pages_room(kind: Kind, layers: float, ends: float) -> float:
+def pages_room(kind: ChipGroup, layers: float, ends: float) -> float:
     """Return the bytes that pages may take on a chip that holds so many layers."""
     left = kind.room_bytes - layers * kind.layer_bytes - ends * kind.ends_bytes
     return PAGES_SHARE * left if left > 0 else left

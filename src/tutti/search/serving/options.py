@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from tutti.cost.serving.pages import PAGES_SHARE
 from tutti.plan.serving import PAGE_SIZE, Role
-from tutti.search.serving.kinds import BATCHES, Kind, pages_room, prompt_tokens
+from tutti.search.serving.kinds import BATCHES, ChipGroup, pages_room, prompt_tokens
 from tutti.search.serving.question import ServeProblem
 
 MOST_CHAINS = 1500
 SPARE_SEQUENCES = 1.15  # sequences are not all of the mean length at the same time
 MOST_STAGES = 32
 PROMPTS = 16  # at a time on a lane of a prefill engine
+Chain = tuple[ChipGroup, ...]  # a group for each stage
+SPREAD = 0.85  # of the limit per token, on average: some sequences meet more prompts than others
 _LAID_OUT = 2  # batches of a chain that are laid out in whole layers
 
 
@@ -32,7 +34,7 @@ _LAID_OUT = 2  # batches of a chain that are laid out in whole layers
 class EngineOption:
     """An engine that fits, with its rate under the limits."""
 
-    kinds: tuple[Kind, ...]  # of each stage, in order
+    kinds: Chain  # of each stage, in order
     layers: tuple[int, ...]  # of each stage
     role: Role
     lanes: int
@@ -73,7 +75,7 @@ class EngineOption:
 
 
 def engine_options(
-    problem: ServeProblem, kinds: Sequence[Kind], roles: Sequence[Role]
+    problem: ServeProblem, kinds: Sequence[ChipGroup], roles: Sequence[Role]
 ) -> list[EngineOption]:
     """Return the best engine of each chain of groups and role."""
     found = []
@@ -100,7 +102,7 @@ def _undominated(options: Sequence[EngineOption]) -> list[EngineOption]:
 # --- chains of groups ----------------------------------------------------------------------------
 
 
-def chains(problem: ServeProblem, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, ...]]:
+def chains(problem: ServeProblem, kinds: Sequence[ChipGroup]) -> Iterator[Chain]:
     """Yield the chains worth pricing: of one kind, then of several where one alone is short."""
     most = problem.space.max_stages or MOST_STAGES
     short = False
@@ -119,7 +121,7 @@ def chains(problem: ServeProblem, kinds: Sequence[Kind]) -> Iterator[tuple[Kind,
     yield from _mixed(problem, widest, most)
 
 
-def fewest_stages(problem: ServeProblem, kind: Kind) -> int | None:
+def fewest_stages(problem: ServeProblem, kind: ChipGroup) -> int | None:
     """Return how many groups of a kind hold the model and one sequence; None: all do not."""
     layers = problem.model.num_layers
     one = problem.longest * kind.token_bytes
@@ -135,7 +137,7 @@ def _stage_counts(least: int, most: int) -> list[int]:
     return sorted(stages for stages in wanted if least <= stages <= most)
 
 
-def _mixed(problem: ServeProblem, kinds: Sequence[Kind], most: int) -> Iterator[tuple[Kind, ...]]:
+def _mixed(problem: ServeProblem, kinds: Sequence[ChipGroup], most: int) -> Iterator[Chain]:
     """Yield chains of several kinds, fast memory last: it has the head."""
     counts = [_counts(min(kind.groups, most)) for kind in kinds]
     while math.prod(map(len, counts)) > MOST_CHAINS:
@@ -163,7 +165,7 @@ def _counts(most: int) -> list[int]:
 # --- layers and sequences of a chain -------------------------------------------------------------
 
 
-def best_engine(problem: ServeProblem, chain: tuple[Kind, ...], role: Role) -> EngineOption | None:
+def best_engine(problem: ServeProblem, chain: Chain, role: Role) -> EngineOption | None:
     """Return a chain's engine at the batch that serves most requests within the limits.
 
     Batches are ordered by what they would serve if layers could be split; the best few are laid
@@ -186,12 +188,18 @@ def best_engine(problem: ServeProblem, chain: tuple[Kind, ...], role: Role) -> E
     return max(found, key=lambda option: option.rate, default=None)
 
 
+def _per_token_limit(problem: ServeProblem) -> float | None:
+    """Return what a token may take on average for most requests to keep their limit."""
+    limit = problem.service.limits.per_token_s
+    return None if limit is None else SPREAD * limit
+
+
 def most_slots(problem: ServeProblem, lanes: int) -> int:
     """Return how many sequences an engine may have at a time, each lane at least one."""
     return max(lanes, problem.space.most_slots * (4 if lanes > 1 else 1))
 
 
-def _split_rates(problem: ServeProblem, chain: tuple[Kind, ...], role: Role) -> NDArray[np.float64]:
+def _split_rates(problem: ServeProblem, chain: Chain, role: Role) -> NDArray[np.float64]:
     """Return the rate at each batch if layers could be split; 0 where memory does not reach."""
     counts = Counter(id(kind) for kind in chain)
     kinds = list({id(kind): kind for kind in chain}.values())
@@ -216,7 +224,7 @@ def _split_rates(problem: ServeProblem, chain: tuple[Kind, ...], role: Role) -> 
         enough = (number * np.minimum(caps, middle / costs)).sum(axis=0) >= total
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     rates = np.where((number * caps).sum(axis=0) >= total, 1.0 / high, 0.0)
-    limit = problem.service.limits.per_token_s
+    limit = _per_token_limit(problem)
     if limit is not None and role is not Role.PREFILL:
         with np.errstate(divide="ignore"):
             rates = np.where(batches * lanes / (rates * output) <= limit, rates, 0.0)
@@ -224,7 +232,7 @@ def _split_rates(problem: ServeProblem, chain: tuple[Kind, ...], role: Role) -> 
     return found
 
 
-def _request_seconds(problem: ServeProblem, kind: Kind, index: int, role: Role) -> float:
+def _request_seconds(problem: ServeProblem, kind: ChipGroup, index: int, role: Role) -> float:
     """Return the seconds that one request takes of a layer, all its steps together."""
     if role is Role.PREFILL:
         return kind.prefill_s
@@ -232,7 +240,7 @@ def _request_seconds(problem: ServeProblem, kind: Kind, index: int, role: Role) 
     return problem.service.traffic.output.expected * float(steps[index]) / float(BATCHES[index])
 
 
-def _head_seconds(problem: ServeProblem, kind: Kind, index: int, role: Role) -> float:
+def _head_seconds(problem: ServeProblem, kind: ChipGroup, index: int, role: Role) -> float:
     if role is Role.PREFILL:
         return float(kind.head_s[0])
     output = problem.service.traffic.output.expected
@@ -246,7 +254,7 @@ def _sequence_tokens(problem: ServeProblem) -> float:
 
 def _layers(
     problem: ServeProblem,
-    chain: tuple[Kind, ...],
+    chain: Chain,
     costs: Sequence[float],
     head: float,
     sequences: int,
@@ -312,7 +320,7 @@ def _whole(
 
 def _option(
     problem: ServeProblem,
-    chain: tuple[Kind, ...],
+    chain: Chain,
     layers: tuple[int, ...],
     costs: Sequence[float],
     head: float,
@@ -333,7 +341,7 @@ def _option(
     per_token = max(step_s, sequences / (rate * traffic.output.expected))
     if role is Role.PREFILL:
         per_token = 0.0
-    elif limits.per_token_s is not None and per_token > limits.per_token_s:
+    elif per_token > (_per_token_limit(problem) or math.inf):
         return None
     first = prompt_s + (step_s if role is Role.BOTH else 0.0)
     if role is not Role.DECODE and first > (limits.first_token_s or math.inf):
@@ -367,7 +375,7 @@ def _chunk(problem: ServeProblem, batch: int, per_token: float, role: Role) -> i
     return batch + max(64, 64 * math.ceil(min(wanted, problem.space.chunk) / 64))
 
 
-def _pages(chain: tuple[Kind, ...], layers: tuple[int, ...]) -> int:
+def _pages(chain: Chain, layers: tuple[int, ...]) -> int:
     """Return the pages that every stage has room for."""
     fewest = math.inf
     for place, (kind, count) in enumerate(zip(chain, layers, strict=True)):

@@ -19,7 +19,7 @@ from tutti.search.serving.build_plan import build_plan
 from tutti.search.serving.evaluate import Evaluated, evaluate, simulate_at
 from tutti.search.serving.flows import Mixture, solve_flows
 from tutti.search.serving.infeasible import why_nothing_fits
-from tutti.search.serving.kinds import Kind, kinds_of
+from tutti.search.serving.kinds import ChipGroup, kinds_of
 from tutti.search.serving.options import EngineOption, best_engine, engine_options
 from tutti.search.serving.question import ServeProblem
 
@@ -28,7 +28,7 @@ MARGIN = (1.1, 1.25, 1.45, 1.7)  # of the demand, until the simulation keeps the
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class ComparedDeployment:
     """One way to deploy: what it promises, and what the simulator says where it was asked."""
 
     name: str
@@ -45,7 +45,7 @@ class ServeAnswer:
     problem: ServeProblem
     best: Evaluated
     winner: str
-    compared: tuple[Compared, ...]
+    compared: tuple[ComparedDeployment, ...]
     bound: float  # requests per second of any deployment of the engines that were priced
     num_engines: int  # that were priced
     seconds: float
@@ -86,7 +86,7 @@ def plan_serving(
 
 def _most(
     problem: ServeProblem,
-    kinds: Sequence[Kind],
+    kinds: Sequence[ChipGroup],
     options: Sequence[EngineOption],
     report: Callable[[str], None],
 ) -> ServeAnswer:
@@ -105,7 +105,9 @@ def _most(
             if best is None or found.rate > best[1].rate:
                 best = (name, found)
         compared.append(
-            Compared(name=name, promised=mixture.rate, simulated=own, chips=mixture.num_chips)
+            ComparedDeployment(
+                name=name, promised=mixture.rate, simulated=own, chips=mixture.num_chips
+            )
         )
     assert best is not None
     compared += _even_split(best[1])
@@ -123,7 +125,7 @@ def _same(mixture: Mixture) -> object:
 
 
 def _candidates(
-    problem: ServeProblem, kinds: Sequence[Kind], options: Sequence[EngineOption]
+    problem: ServeProblem, kinds: Sequence[ChipGroup], options: Sequence[EngineOption]
 ) -> list[tuple[str, Mixture]]:
     """Return the mixtures to compare, by name."""
     found = []
@@ -164,7 +166,7 @@ def _joined(parts: Sequence[Mixture]) -> Mixture | None:
     )
 
 
-def _one_pipeline_per_pool(problem: ServeProblem, kinds: Sequence[Kind]) -> Mixture | None:
+def _one_pipeline_per_pool(problem: ServeProblem, kinds: Sequence[ChipGroup]) -> Mixture | None:
     """Return a pipeline through all chips of each pool: what is done without a planner."""
     engines = []
     for pool in problem.pools:
@@ -179,7 +181,7 @@ def _one_pipeline_per_pool(problem: ServeProblem, kinds: Sequence[Kind]) -> Mixt
     return Mixture(engines=tuple(engines), flows={}, rate=rate, bound=0.0)
 
 
-def _even_split(best: Evaluated) -> list[Compared]:
+def _even_split(best: Evaluated) -> list[ComparedDeployment]:
     """Return the same engines with as many requests for each, whatever its speed."""
     entries = [
         pipeline
@@ -196,7 +198,7 @@ def _even_split(best: Evaluated) -> list[Compared]:
     # the slowest engine is full when all get what it takes
     promised = best.promised * slowest * total
     return [
-        Compared(
+        ComparedDeployment(
             name="even split over the same engines", promised=promised, simulated=None,
             chips=best.plan.num_ranks,
         )
@@ -226,7 +228,7 @@ def _least(
         result = simulate_at(problem, plan, demand)
         kept = demand if result.keeps_limits else demand * result.within
         compared.append(
-            Compared(
+            ComparedDeployment(
                 name=f"for {margin:g} × the demand", promised=mixture.rate, simulated=kept,
                 chips=mixture.num_chips, note=_priced(problem, mixture),
             )

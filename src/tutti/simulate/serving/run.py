@@ -20,7 +20,7 @@ from tutti.cost.serving.engine_prices import (
     request_bytes,
 )
 from tutti.cost.serving.stage_prices import Formats
-from tutti.cost.serving.transfers import Wire
+from tutti.cost.serving.transfers import TransferWire
 from tutti.errors import InputError
 from tutti.plan.check import embedded_cluster, embedded_model
 from tutti.plan.plan import Plan
@@ -38,7 +38,7 @@ class Deployment:
 
     plan: Plan
     prices: tuple[EnginePrices, ...]  # of each pipeline
-    wires: dict[tuple[int, int], Wire]  # by route
+    wires: dict[tuple[int, int], TransferWire]  # by route
 
     @classmethod
     def of(cls, plan: Plan, measured: MeasuredPools | None = None) -> Deployment:
