@@ -10,22 +10,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tutti.cost.serving.pages import PAGES_SHARE
 from tutti.plan.serving import PAGE_SIZE, Role
+from tutti.search.serving.chains import Chain, chains
 from tutti.search.serving.kinds import BATCHES, ChipGroup, pages_room, prompt_tokens
 from tutti.search.serving.question import ServeProblem
 
-MOST_CHAINS = 1500
 SPARE_SEQUENCES = 1.15  # sequences are not all of the mean length at the same time
-MOST_STAGES = 32
+HEADROOM = 1.25  # slots for more sequences than there are on average: nobody waits for one
 PROMPTS = 16  # at a time on a lane of a prefill engine
-Chain = tuple[ChipGroup, ...]  # a group for each stage
 SPREAD = 0.85  # of the limit per token, on average: some sequences meet more prompts than others
 _LAID_OUT = 2  # batches of a chain that are laid out in whole layers
 
@@ -97,69 +97,6 @@ def _undominated(options: Sequence[EngineOption]) -> list[EngineOption]:
         if key not in best or option.rate > best[key].rate:
             best[key] = option
     return list(best.values())
-
-
-# --- chains of groups ----------------------------------------------------------------------------
-
-
-def chains(problem: ServeProblem, kinds: Sequence[ChipGroup]) -> Iterator[Chain]:
-    """Yield the chains worth pricing: of one kind, then of several where one alone is short."""
-    most = problem.space.max_stages or MOST_STAGES
-    short = False
-    for kind in kinds:
-        least = fewest_stages(problem, kind)
-        if least is None or least > most:
-            short = True
-            continue
-        short |= least > 1
-        for stages in _stage_counts(least, min(kind.groups, most)):
-            yield (kind,) * stages
-    pools = dict.fromkeys(kind.pool for kind in kinds)
-    if not problem.space.mix or not short or len(pools) < 2:
-        return
-    widest = [max((k for k in kinds if k.pool == pool), key=lambda k: k.tp) for pool in pools]
-    yield from _mixed(problem, widest, most)
-
-
-def fewest_stages(problem: ServeProblem, kind: ChipGroup) -> int | None:
-    """Return how many groups of a kind hold the model and one sequence; None: all do not."""
-    layers = problem.model.num_layers
-    one = problem.longest * kind.token_bytes
-    for stages in range(1, min(kind.groups, layers, MOST_STAGES) + 1):
-        held = math.ceil(layers / stages)
-        if pages_room(kind, held, 1.0 if stages > 1 else 2.0) >= held * one:
-            return stages
-    return None
-
-
-def _stage_counts(least: int, most: int) -> list[int]:
-    wanted = {least, least + 1, least + 2, 2 * least, math.ceil(1.5 * least), most}
-    return sorted(stages for stages in wanted if least <= stages <= most)
-
-
-def _mixed(problem: ServeProblem, kinds: Sequence[ChipGroup], most: int) -> Iterator[Chain]:
-    """Yield chains of several kinds, fast memory last: it has the head."""
-    counts = [_counts(min(kind.groups, most)) for kind in kinds]
-    while math.prod(map(len, counts)) > MOST_CHAINS:
-        longest = max(range(len(counts)), key=lambda i: len(counts[i]))
-        counts[longest] = [0, *counts[longest][1::2]]
-    layers, one = problem.model.num_layers, problem.longest
-    for numbers in itertools.product(*counts):
-        used = [(kind, number) for kind, number in zip(kinds, numbers, strict=True) if number]
-        total = sum(number for _, number in used)
-        if len(used) < 2 or not 2 <= total <= min(most, layers):
-            continue
-        room = sum(
-            number * kind.room_bytes / (kind.layer_bytes + one * kind.token_bytes)
-            for kind, number in used
-        )
-        if room >= layers:
-            ordered = sorted(used, key=lambda item: item[0].room_bytes)
-            yield tuple(kind for kind, number in ordered for _ in range(number))
-
-
-def _counts(most: int) -> list[int]:
-    return list(range(most + 1)) if most <= 12 else [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
 
 
 # --- layers and sequences of a chain -------------------------------------------------------------
@@ -343,12 +280,16 @@ def _option(
         per_token = 0.0
     elif per_token > (_per_token_limit(problem) or math.inf):
         return None
-    first = prompt_s + (step_s if role is Role.BOTH else 0.0)
-    if role is not Role.DECODE and first > (limits.first_token_s or math.inf):
-        return None
+    if role is not Role.DECODE and limits.first_token_s is not None:
+        first = _long_prompt(problem) * prompt_s + (step_s if role is Role.BOTH else 0.0)
+        if first >= limits.first_token_s:
+            return None
+        if role is Role.PREFILL:
+            rate *= _unhurried(first, limits.first_token_s)
     pages = _pages(chain, layers)
     if pages // lanes * PAGE_SIZE < problem.longest:
         return None
+    sequences = lanes * math.ceil(HEADROOM * batch)
     if role is Role.PREFILL:  # prompts that wait share steps, as far as pages reach
         held = pages // lanes * PAGE_SIZE // problem.longest
         sequences = lanes * max(1, min(PROMPTS, held))
@@ -357,6 +298,24 @@ def _option(
         chunk=_chunk(problem, batch, per_token, role), pages=pages,
         rate=rate, per_token_s=per_token,
     )  # fmt: skip
+
+
+def _long_prompt(problem: ServeProblem) -> float:
+    """Return how many times longer than the mean all but the last prompts are."""
+    traffic, share = problem.service.traffic, problem.service.limits.share
+    prompt, normal = traffic.prompt, NormalDist().inv_cdf(min(share, 0.999))
+    longer = math.exp(max(0.0, normal * prompt.sigma - prompt.sigma**2 / 2))
+    return min(longer, prompt.longest / prompt.expected)
+
+
+def _unhurried(first: float, limit: float) -> float:
+    """Return how busy a prefill engine may be for its queue to leave most within the limit.
+
+    Of a queue with even service, waiting is ρ ÷ (2 (1 − ρ)) services on average, and 2.3 times
+    that for nine of ten.
+    """
+    services = (limit - first) / (2.3 / 2.0 * first)
+    return services / (1.0 + services)
 
 
 def _chunk(problem: ServeProblem, batch: int, per_token: float, role: Role) -> int:

@@ -17,9 +17,10 @@ from tutti.plan.check import check_plan
 from tutti.plan.serving import Lengths, Limits, Role, Service, Traffic
 from tutti.search.serving import evaluate as evaluating
 from tutti.search.serving.build_plan import build_plan
+from tutti.search.serving.chains import chains
 from tutti.search.serving.flows import solve_flows
 from tutti.search.serving.kinds import kinds_of
-from tutti.search.serving.options import EngineOption, chains, engine_options
+from tutti.search.serving.options import EngineOption, engine_options
 from tutti.search.serving.planner import ALL_ROLES, plan_serving
 from tutti.search.serving.question import ServeProblem, ServeSpace
 
