@@ -16,7 +16,7 @@ from tutti.simulate.serving.simulated_engine import Job, SimulatedEngine, TimedS
 
 F64 = NDArray[np.float64]
 QUEUE_POINTS = 480
-FILLING = 0.4  # of the time until the queue is empty, in which slots fill
+FILLING = 0.5  # of the time until the queue is empty, in which slots fill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
