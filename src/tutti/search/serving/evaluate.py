@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from tutti.plan.plan import Plan
@@ -12,7 +13,7 @@ from tutti.simulate.serving.result import ServingResult
 from tutti.simulate.serving.run import Deployment, simulate_serving
 
 # shares of the rate that the flows promise; the first that keeps the limits counts
-LADDER = (1.0, 0.95, 0.9, 0.85, 0.8, 0.74, 0.68, 0.6, 0.5, 0.4, 0.28, 0.16, 0.08)
+LADDER = (1.3, 1.15, 1.0, 0.95, 0.9, 0.85, 0.8, 0.74, 0.68, 0.6, 0.5, 0.4, 0.28, 0.16, 0.08)
 FEWEST = 200  # requests of a simulation
 TURNS = 2.0  # how often every slot is filled in it, as far as steps reach
 MOST_STEPS = 5_000
@@ -32,19 +33,29 @@ class Evaluated:
 
 
 def evaluate(
-    problem: ServeProblem, plan: Plan, promised: float, *, least: float = 0.0, seed: int = 0
+    problem: ServeProblem,
+    plan: Plan,
+    promised: float,
+    *,
+    least: float = 0.0,
+    most: float = math.inf,
+    seed: int = 0,
 ) -> Evaluated:
-    """Return the largest rate within the limits; one that cannot beat `least` is left early."""
+    """Return the largest rate within the limits, up to `most`.
+
+    One that cannot beat `least` is left early.
+    """
     deployment = Deployment.of(plan)
     count = _count(problem, deployment)
     limits = problem.service.limits
     if limits.first_token_s is None and limits.per_token_s is None:
         result = simulate_serving(deployment, _requests(problem, count, None, seed))
         return Evaluated(plan=plan, promised=promised, rate=result.request_rate, result=result)
-    low, high = 0, len(LADDER)  # the first that keeps them lies in low…high
+    low = next(i for i, share in enumerate(LADDER) if share * promised <= most or share <= 1.0)
+    high = len(LADDER)  # the first that keeps them lies in low…high
     found: tuple[float, ServingResult] | None = None
     last: ServingResult | None = None
-    place = 1
+    place = 3
     while low < high:
         rate = LADDER[place] * promised
         result = simulate_serving(deployment, _requests(problem, count, rate, seed))

@@ -7,7 +7,7 @@ between pools to decode engines. Its relaxation bounds every deployment of these
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,7 +151,8 @@ def solve_flows(
         if objective == "cost":
             cost[: len(options)] = [option.price for option in options]
             cost = cost + 1e-9 * chips
-    relaxed = program.solve(-served, None, whole=False)
+    ideal = _Program(problem, [replace(option, rate=option.ideal) for option in options])
+    relaxed = ideal.solve(-ideal.served(), None, whole=False)
     columns = program.solve(cost, least, whole=True)
     if columns is None or relaxed is None:
         return None
@@ -165,5 +166,5 @@ def solve_flows(
         engines=tuple((o, n) for o, n in zip(options, counts, strict=True) if n > 0),
         flows=flows,
         rate=float(served @ columns),
-        bound=float(served @ relaxed),
+        bound=float(ideal.served() @ relaxed),
     )

@@ -41,7 +41,8 @@ class EngineOption:
     slots: int  # all lanes
     chunk: int  # tokens of a step
     pages: int
-    rate: float  # requests per second, never waiting
+    rate: float  # requests per second, a prefill engine's with room for its queue
+    ideal: float  # never waiting
     per_token_s: float
 
     @property
@@ -268,7 +269,7 @@ def _option(
     lanes, batch = len(chain), int(BATCHES[index])
     times = [count * cost for count, cost in zip(layers, costs, strict=True)]
     times[-1] += head
-    rate = 1.0 / max(times)
+    rate = ideal = 1.0 / max(times)
     traffic, limits = problem.service.traffic, problem.service.limits
     prompt_s = sum(n * kind.prefill_s for n, kind in zip(layers, chain, strict=True))
     steps = [kind.mixed_s if role is Role.BOTH else kind.decode_s for kind in chain]
@@ -296,7 +297,7 @@ def _option(
     return EngineOption(
         kinds=chain, layers=layers, role=role, lanes=lanes, slots=sequences,
         chunk=_chunk(problem, batch, per_token, role), pages=pages,
-        rate=rate, per_token_s=per_token,
+        rate=rate, ideal=ideal, per_token_s=per_token,
     )  # fmt: skip
 
 

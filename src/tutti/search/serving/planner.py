@@ -96,11 +96,11 @@ def _most(
     simulated: dict[object, float] = {}
     for name, mixture in sorted(candidates, key=lambda item: -item[1].rate):
         own = simulated.get(_same(mixture))
-        if own is None and (best is None or mixture.rate > best[1].rate):  # else it cannot win
+        if own is None and (best is None or mixture.rate > best[1].rate):  # else it hardly wins
             report(f"simulating: {name}")
             least = 0.0 if best is None else best[1].rate
             plan = build_plan(problem, mixture)
-            found = evaluate(problem, plan, mixture.rate, least=least)
+            found = evaluate(problem, plan, mixture.rate, least=least, most=bound)
             own = simulated[_same(mixture)] = found.rate
             if best is None or found.rate > best[1].rate:
                 best = (name, found)
