@@ -32,7 +32,7 @@ from tutti.launch import facts
 from tutti.models.families.decoder import Attention, Decoder, Mlp
 from tutti.models.spec import ModelSpec
 from tutti.observe.record import PoolTimes, StepRecord
-from tutti.plan import job, plan
+from tutti.plan import job, plan, serving
 from tutti.train.data.config import DataConfig, PackingConfig, SourceConfig
 from tutti.train.run import config as training
 
@@ -263,6 +263,12 @@ PLAN_KEYS: dict[type, set[str]] = {
     plan.Synchronisation: set(),
     plan.Share: set(),
     plan.CollectiveChoice: set(),
+    serving.Service: set(),
+    serving.Traffic: set(),
+    serving.Lengths: set(),
+    serving.Limits: set(),
+    serving.Engine: set(),
+    serving.Route: set(),
     ModelSpec: set(),
 }
 

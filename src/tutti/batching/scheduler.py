@@ -227,6 +227,10 @@ class Scheduler:
             found.append((slot, sequence, columns.history[slot, : columns.known[slot]]))
         return found
 
+    def skip(self, steps: int) -> None:
+        """Count steps that were not made one by one (see `leap`)."""
+        self._steps += steps
+
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits and nobody has a slot."""

@@ -112,6 +112,10 @@ def _load(
         found = replace(found, model=refer_to_model(load_model(model)))
     if cluster is not None:
         found = replace(found, cluster=refer_to_cluster(Cluster.load(cluster)))
+    if found.job.serving is not None:
+        raise InputError(
+            f"{plan.name}: serves; launch files are for training steps (tutti serve runs an engine)"
+        )
     require_valid(found)
     return Job.of(
         found,

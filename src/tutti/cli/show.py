@@ -39,7 +39,10 @@ def show(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Draw a plan, check it, and prove that its schedule cannot hang."""
+    """Draw a plan, check it, and prove that its schedule cannot hang.
+
+    Of a plan for serving: its engines, their roles, and which of them feeds which.
+    """
     from tutti.cli.plan.results import Results
     from tutti.hardware.cluster import Cluster
     from tutti.models.load import load_model
@@ -55,7 +58,12 @@ def show(
     spec = load_model(model) if model else None
     machines = Cluster.load(cluster) if cluster else None
     problems = [str(problem) for problem in check_plan(found, spec, machines)]
-    lists = None if problems else build_schedule(found)
+    serves = found.job.serving is not None
+    if serves and (schedule or export is not None):
+        raise InputError(
+            f"{plan.name}: serves; --schedule and --export are for plans of a training step"
+        )
+    lists = None if problems or serves else build_schedule(found)
     if lists is not None:
         problems = check_schedule(lists)
     if json:
@@ -75,6 +83,8 @@ def show(
     if not results.prints_export:
         results.say_written()
         _say_checked(lists, quiet=json)
+        if serves and not json:
+            typer.echo(f"checked: {many(len(found.pipelines), 'kind')} of engines, their routes")
 
 
 def _say_checked(lists: Schedule | None, *, quiet: bool) -> None:

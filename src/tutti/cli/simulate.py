@@ -16,9 +16,11 @@ from tutti.cli.predict import (
     load_sources,
 )
 from tutti.cli.shared.output import Json, print_json, print_rich
+from tutti.cli.simulate_serving import Wanted, simulate_deployment
 from tutti.errors import InputError
 
 if TYPE_CHECKING:
+    from tutti.cost.plan.sources import Sources
     from tutti.simulate.estimate import Estimate
     from tutti.simulate.perturb import Spread
     from tutti.simulate.result import SimulationResult
@@ -43,17 +45,29 @@ def simulate(
         list[str] | None,
         typer.Option(help="Slow a pool or a class of ranks: a800=1.2. May be repeated."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
+    workload: Annotated[
+        Path | None,
+        typer.Option(help="Of a plan that serves: requests to replay instead of its own."),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Of a plan that serves: how many come (1,000).")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Of a plan that serves: requests per second.")
+    ] = None,
+    every_engine: Annotated[
+        bool, typer.Option("--every-engine", help="Simulate each of equal engines.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the jitter, or of the requests.")] = 0,
     calibrations: CalibrationFolder = None,
     profile: ProfileFolder = None,
     extrapolate: Extrapolate = False,
     chip_profile: ChipProfiles = None,
     json: Json = False,
 ) -> None:
-    """Simulate one step of a plan, instruction by instruction."""
+    """Simulate one step of a plan, instruction by instruction; of one that serves, its requests."""
     from tutti.files import require_apart
-    from tutti.simulate import perturb, repeat
-    from tutti.simulate.run import simulate as run
+    from tutti.plan.files import load_plan
 
     if jitter > 1:
         raise InputError(
@@ -61,8 +75,47 @@ def simulate(
         )
     if over is not None and (jitter or slow):
         raise InputError("--over: compares with the plan as it is; drop --jitter and --slow")
-    require_apart(plan, html, trace, over)
+    require_apart(plan, html, trace, over, workload)
     sources = load_sources(calibrations, profile, chip_profile, extrapolate=extrapolate)
+    read = load_plan(plan)
+    if read.job.serving is not None:
+        if over is not None or jitter or slow:
+            raise InputError(
+                f"{plan.name}: serves; --over, --jitter and --slow are for training steps"
+            )
+        simulate_deployment(
+            read,
+            Wanted(
+                workload=workload, requests=requests, rate=rate, seed=seed,
+                every_engine=every_engine, html=html, trace=trace, json=json,
+            ),
+            sources,
+        )  # fmt: skip
+        return
+    if workload is not None or requests is not None or rate is not None or every_engine:
+        raise InputError(
+            f"{plan.name}: is for training; --workload, --requests, --rate and --every-engine "
+            "are for plans that serve"
+        )
+    _simulate_step(plan, sources, over, jitter, slow, seed, html=html, trace=trace, json=json)
+
+
+def _simulate_step(
+    plan: Path,
+    sources: Sources,
+    over: Path | None,
+    jitter: float,
+    slow: list[str] | None,
+    seed: int,
+    *,
+    html: Path | None,
+    trace: Path | None,
+    json: bool,
+) -> None:
+    """Simulate a training step and show it."""
+    from tutti.simulate import perturb, repeat
+    from tutti.simulate.run import simulate as run
+
     found = load_estimate(plan, sources)
     if over is not None:
         _compare(found.result, over, html=html, trace=trace, json=json)

@@ -16,6 +16,7 @@ from tutti.accelerator.operators import Operators
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.models import AttentionSpec, ModelSpec
+from tutti.models.cached import page_shapes
 from tutti.nn.parallel.groups import ALONE, ParallelContext
 
 QUANTISED = 4  # tensors of a unit whose keys and values are codes: these, and their scales
@@ -191,14 +192,6 @@ class PagedCache:
         for tensors in self.units.values():
             for tensor in tensors:
                 tensor[targets] = tensor[sources]
-
-
-def page_shapes(spec: AttentionSpec, tensor_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Return what one token takes in each tensor of a unit: keys and values, or a latent."""
-    if spec.latent is not None:
-        return ((spec.latent.kv_rank + spec.latent.rope_dim,),)
-    heads = max(1, spec.kv_heads // tensor_ranks)
-    return ((heads, spec.head_dim), (heads, spec.value_dim))
 
 
 def page_parts(

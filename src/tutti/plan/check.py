@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tutti.errors import InputError, hint
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.lengths import length_refusal
 from tutti.models.spec import ModelSpec
+from tutti.plan.check_serving import check_serving
 from tutti.plan.check_sharing import CHECKS_OF_SHARING, Case
 from tutti.plan.check_stage import Problem, check_stage
 from tutti.plan.chips import ChipSet
@@ -37,6 +39,7 @@ def check_plan(
         _canonical,
         _chips,
         _stages,
+        check_serving,
         *CHECKS_OF_SHARING,
     )
     return [problem for check in checks for problem in check(case)]
@@ -229,7 +232,12 @@ def _canonical(case: Case) -> Iterator[Problem]:
         return
     seen: dict[object, int] = {}
     for p, pipeline in enumerate(case.plan.pipelines):
-        key = (tuple(stage.units for stage in pipeline.stages), pipeline.micro_batches)
+        cut = tuple(stage.units for stage in pipeline.stages)
+        key: tuple[object, ...] = (cut, pipeline.micro_batches)
+        if pipeline.engine is not None:  # equal engines are copies of one
+            chips = [(r.tp, r.chips.pools) for stage in pipeline.stages for r in stage.replicas]
+            slots = pipeline.slots if cut else 0
+            key = (*key, slots, replace(pipeline.engine, share=0.0), tuple(chips))
         if key in seen:
             message = f"has the cut and the counts of pipeline {seen[key]}; make them replicas"
             yield Problem("canonical", f"pipeline {p}", message)

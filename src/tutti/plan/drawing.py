@@ -20,6 +20,7 @@ from rich.text import Text
 
 from tutti.models.parameters import ParameterClass
 from tutti.plan.chips import ChipSet
+from tutti.plan.drawing_serving import draw_routes, engine_text, service_text
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage, UnitRange, UnitRanges
 from tutti.plan.schedules import schedule_record
 from tutti.units import bytes_text, many
@@ -39,7 +40,7 @@ def draw_plan(plan: Plan) -> Group:
             _boxes(pipeline, last_unit),
             _stage_table(pipeline, last_unit),
         ]
-    parts += [_chip_map(plan), *_rules(plan)]
+    parts += [_chip_map(plan), *draw_routes(plan), *_rules(plan)]
     if plan.collectives:
         parts += [Text("collective programs", style="bold"), _collectives(plan)]
     return Group(*parts)
@@ -72,6 +73,9 @@ def _collectives(plan: Plan) -> Table:
 def _title(plan: Plan) -> Text:
     job = plan.job
     title = Text(f"{plan.model.name} on {plan.cluster.name}", style="bold")
+    if job.serving is not None:
+        title.append(f"  {many(plan.num_ranks, 'chip')}, serves {service_text(job.serving)}")
+        return title
     title.append(
         f"  {many(plan.num_ranks, 'chip')}, schedule {job.schedule}, {job.precision.label}, "
         f"{job.global_batch:,} × {job.sequence_length:,} = {job.tokens:,} tokens per step"
@@ -82,6 +86,9 @@ def _title(plan: Plan) -> Text:
 def _pipeline_title(plan: Plan, number: int, pipeline: Pipeline) -> Text:
     name = f"pipeline {number}" if len(plan.pipelines) > 1 else "pipeline"
     text = Text(name, style="bold")
+    if pipeline.engine is not None and pipeline.stages:
+        text.append(f"  {engine_text(pipeline, pipeline.engine)}")
+        return text
     text.append(
         f"  {pipeline.micro_batches:,} micro-batches of {pipeline.micro_batch:,} "
         f"sequence{'s' if pipeline.micro_batch > 1 else ''}, {len(pipeline.stages)} "

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from tutti.document import AtLeast, AtMost, Place, build_fields, plain_fields
 from tutti.errors import hint
 from tutti.hardware.chip import Dtype
+from tutti.plan.serving import Service
 
 
 class ScheduleKind(StrEnum):
@@ -78,13 +79,17 @@ PRECISIONS: dict[str, Precision] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The training step that a Plan lays out."""
+    """The training step that a Plan lays out, or what is `serving`.
+
+    Then `sequence_length` is the longest sequence, and `global_batch` the slots of all engines.
+    """
 
     sequence_length: Annotated[int, AtLeast(1), AtMost(2**28)]
     global_batch: Annotated[int, AtLeast(1), AtMost(2**40)]  # sequences per step, all pipelines
     precision: Precision = PRECISIONS["bf16"]
     optimizer: Literal["adamw", "sgd"] = "adamw"
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    serving: Service | None = None
 
     @property
     def tokens(self) -> int:

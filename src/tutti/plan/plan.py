@@ -22,6 +22,7 @@ from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.plan.chips import NO_CHIPS, ChipSet
 from tutti.plan.job import Job
+from tutti.plan.serving import Engine, Route
 
 FORMAT = "tutti-plan/1"
 
@@ -166,16 +167,30 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Stages through which `micro_batches` micro-batches of `micro_batch` sequences pass."""
+    """Stages through which `micro_batches` micro-batches of `micro_batch` sequences pass.
+
+    Where the job serves it is an `engine`, or as many equal ones as its stages have copies.
+    """
 
     micro_batch: Count
     micro_batches: Count
     stages: tuple[Stage, ...]
+    engine: Engine | None = None
 
     @property
     def sequences(self) -> int:
-        """Sequences per optimizer step."""
+        """Sequences per optimizer step; slots of all copies of an engine."""
         return self.micro_batch * self.micro_batches
+
+    @property
+    def copies(self) -> int:
+        """Equal engines, where the job serves."""
+        return self.stages[0].num_replicas
+
+    @property
+    def slots(self) -> int:
+        """Sequences at a time of one engine, where the job serves."""
+        return self.sequences // self.copies
 
 
 class ChunkPlace(NamedTuple):
@@ -277,7 +292,7 @@ class ProfileReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A complete strategy for one training step on a cluster."""
+    """A complete strategy for one training step on a cluster, or for serving on it."""
 
     model: ModelReference
     cluster: ClusterReference
@@ -289,6 +304,7 @@ class Plan:
     collectives: tuple[CollectiveChoice, ...] = ()
     idle: ChipSet = NO_CHIPS
     spare: ChipSet = NO_CHIPS
+    routes: tuple[Route, ...] = ()
 
     @property
     def num_ranks(self) -> int:

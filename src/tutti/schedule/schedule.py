@@ -12,6 +12,7 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tutti.errors import InputError
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage, chunks, covers
 from tutti.schedule.boundary import Boundary
@@ -117,6 +118,10 @@ class ScheduleMemo:
 @_no_garbage()
 def build_schedule(plan: Plan, memo: ScheduleMemo | None = None) -> Schedule:
     """Turn a Plan into its instruction lists; depends on nothing but the Plan."""
+    if plan.job.serving is not None:
+        raise InputError(
+            "the plan is for serving, which has no training step; show and simulate take it"
+        )
     memo = memo or ScheduleMemo()
     buckets = make_buckets(plan)
     apart = tied_apart(plan)

@@ -11,6 +11,8 @@ from tests.support.serving import pair  # noqa: E402
 from tutti.accelerator import PagedSegments  # noqa: E402
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.errors import InputError  # noqa: E402
+from tutti.models.cached import cached_bytes  # noqa: E402
+from tutti.models.load import load_model  # noqa: E402
 from tutti.nn.cache import token_bytes  # noqa: E402
 from tutti.serve import SamplingParameters  # noqa: E402
 from tutti.serve.loading import Sizes  # noqa: E402
@@ -71,3 +73,14 @@ def test_tokens_take_less_room() -> None:
 def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(InputError, match="page_dtype is 'int7'"):
         _ = Sizes(page_dtype="int7").codes
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "deepseek-v2-lite", "gemma-2-2b"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_planner_counts_the_same_bytes(name, tp):
+    spec = load_model(name)
+    units = range(1, 5)
+    plain = token_bytes(spec, torch.bfloat16, units, tp)
+    assert cached_bytes(spec, units, tp=tp) == plain
+    narrow = token_bytes(spec, torch.bfloat16, units, tp, torch.int8)
+    assert cached_bytes(spec, units, tp=tp, stored=1.0) == narrow

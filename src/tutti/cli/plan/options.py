@@ -30,7 +30,7 @@ Objective = Annotated[
     str,
     typer.Option(
         help="What to make best: time (of a step), cost (tokens per currency unit) or energy "
-        "(tokens per joule).",
+        "(tokens per joule); with --serve: rate (within limits), cost or chips.",
         metavar="GOAL",
     ),
 ]
@@ -41,6 +41,33 @@ Uniform = Annotated[
         "sp, shard, recompute.",
         metavar="DEGREES",
     ),
+]
+
+# --- serving -----------------------------------------------------------------------------------
+
+Serve = Annotated[
+    Path | None,
+    typer.Option(
+        help="Plan a deployment that serves this workload: a description (YAML) or a trace (CSV, "
+        "JSON lines).",
+        metavar="WORKLOAD",
+    ),
+]
+Rate = Annotated[
+    float | None, typer.Option(help="With --serve: requests per second instead of the workload's.")
+]
+FirstToken = Annotated[
+    float | None, typer.Option(help="With --serve: seconds to the first token, at most.")
+]
+PerToken = Annotated[
+    float | None, typer.Option(help="With --serve: seconds per later token, at most.")
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="With --serve: fp8 or int8 weights, on chips that have it.", metavar="DTYPE"),
+]
+NoSeparation = Annotated[
+    bool, typer.Option("--no-separation", help="With --serve: every engine does both roles.")
 ]
 
 # --- what the search may choose from -----------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tutti.cli.plan import options
@@ -10,6 +11,7 @@ from tutti.cli.shared.output import Json
 from tutti.errors import InputError
 
 if TYPE_CHECKING:
+    from tutti.cli.plan.results import Results
     from tutti.cli.plan.search import Asked
 
 
@@ -20,6 +22,12 @@ def plan(
     sequence_length: options.SequenceLength = None,
     precision: options.Precision = None,
     objective: options.Objective = "time",
+    serve: options.Serve = None,
+    rate: options.Rate = None,
+    first_token: options.FirstToken = None,
+    per_token: options.PerToken = None,
+    weights: options.Weights = None,
+    no_separation: options.NoSeparation = False,
     uniform: options.Uniform = None,
     tp_max: options.TpMax = None,
     cp_max: options.CpMax = None,
@@ -46,7 +54,10 @@ def plan(
     output: options.Output = None,
     json: Json = False,
 ) -> None:
-    """Search the best strategy for a model on a cluster, explain it, write the Plan."""
+    """Search the best strategy for a model on a cluster, explain it, write the Plan.
+
+    With --serve: the deployment that serves most requests within the limits.
+    """
     from tutti.cli.plan.results import Results
     from tutti.cli.plan.search import search
     from tutti.cli.plan.uniform import lay_uniform
@@ -67,12 +78,54 @@ def plan(
         "what_if": what_if, "replan_from": replan_from, "profile": profile,
         "calibrations": calibrations, "chip_profile": chip_profile,
     }  # fmt: skip
+    asked = {"rate": rate, "first_token": first_token, "per_token": per_token, "weights": weights,
+             "no_separation": no_separation}  # fmt: skip
+    if serve is not None:
+        _refuse_with_serve({**job, **given, "uniform": uniform, "export": export})
+        _serve(model, cluster, serve, objective, asked, limits, chip_profile, results)
+        return
+    _refuse_without_serve(asked)
     if uniform is not None:
         _refuse_with_uniform({**limits, **given, "html": html}, objective)
         lay_uniform(model, cluster, uniform, job, schedules, results)
         return
     limits["schedules"] = schedules
     search(_asked(model, cluster, job, limits, given, objective, extrapolate=extrapolate), results)
+
+
+def _serve(
+    model: str,
+    cluster: str,
+    workload: Path,
+    objective: str,
+    asked: dict[str, Any],
+    limits: dict[str, Any],
+    chip_profiles: list[str] | None,
+    results: Results,
+) -> None:
+    """Plan a deployment."""
+    from tutti.cli.plan.serving import ServeAsked, plan_deployment
+
+    question = ServeAsked(
+        model=model, cluster=cluster, workload=workload, limits=limits,
+        objective="rate" if objective == "time" else objective,
+        chip_profiles=tuple(chip_profiles or ()), **asked,
+    )  # fmt: skip
+    plan_deployment(question, results)
+
+
+def _refuse_with_serve(given: dict[str, Any]) -> None:
+    """Refuse options of a training step."""
+    for name, value in given.items():
+        if value is not None and name != "chip_profile":
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option}: is for training; drop it, or --serve")
+
+
+def _refuse_without_serve(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if value:
+            raise InputError(f"--{name.replace('_', '-')}: goes with --serve WORKLOAD")
 
 
 def _asked(

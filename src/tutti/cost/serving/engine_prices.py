@@ -1,0 +1,183 @@
+"""Prices of one engine of a Plan: its stages, what travels between them, its scheduler's settings.
+
+A step passes the stages one after the other; several steps may be under way, one per lane. A lane
+has its own scheduler, slots and pages: no step waits for another's tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tutti.batching.settings import Settings
+from tutti.cost.measured.chip import MeasuredChip
+from tutti.cost.serving.pages import stage_tokens
+from tutti.cost.serving.stage_prices import STREAM_BYTES, Formats, StagePrices, stage_prices
+from tutti.cost.serving.step_load import StepLoad, Windows, windows_of
+from tutti.cost.serving.transfers import TransferWire, wire_between
+from tutti.errors import InputError
+from tutti.hardware.cluster import Cluster
+from tutti.models.cached import cached_bytes
+from tutti.models.spec import ModelSpec
+from tutti.plan.plan import Pipeline
+from tutti.plan.serving import Engine, Role
+
+MeasuredPools = Mapping[str, MeasuredChip]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EnginePrices:
+    """What a step of one engine takes, stage by stage."""
+
+    model: ModelSpec
+    engine: Engine
+    stages: tuple[StagePrices, ...]
+    wires: tuple[TransferWire, ...]  # between neighbouring stages
+    lanes: int
+    slots: int  # of one engine, all lanes
+    longest: int  # tokens of a sequence
+    num_chips: int  # of one engine
+
+    @property
+    def windows(self) -> Windows:
+        """The model's windows, in the order of a load's keys."""
+        return windows_of(self.model)
+
+    @property
+    def imports(self) -> bool:
+        """Whether prompts' keys and values come from elsewhere."""
+        return self.engine.role is Role.DECODE
+
+    def stage_seconds(self, load: StepLoad) -> tuple[float, ...]:
+        """Return the seconds of a step on each stage; the host's part is the first one's."""
+        own = self.stages[0].own
+        host = own.step_s if len(self.stages) == 1 else own.staged_step_s
+        first, *others = (stage.seconds(load) for stage in self.stages)
+        return (first + (host if self.lanes == 1 else 0.0), *others)
+
+    def wire_seconds(self, load: StepLoad) -> tuple[float, ...]:
+        """Return how long a step's stream takes between neighbouring stages."""
+        moved = load.tokens * self.model.hidden * STREAM_BYTES
+        return tuple(wire.seconds(moved) for wire in self.wires)
+
+    def step_seconds(self, load: StepLoad) -> float:
+        """Return the seconds of a step from its first stage to its tokens."""
+        return sum(self.stage_seconds(load)) + sum(self.wire_seconds(load))
+
+    def settings(self, *, prefix: bool = False, target_s: float | None = None) -> Settings:
+        """Return the settings of one lane's scheduler."""
+        chunk = self.engine.chunk
+        if self.imports:  # a prompt that came over a link takes no step's room
+            chunk = max(chunk, self.longest + self.slots)
+        found = windows_of(self.model)
+        return Settings(
+            slots=max(1, self.slots // self.lanes),
+            pages=self.engine.pages // self.lanes + 1,
+            page_size=self.engine.page_size,
+            max_length=self.longest,
+            most_tokens=chunk,
+            window=None if found[0] is None else max(w or 0 for w in found),
+            prefix=prefix,
+            target_s=target_s,
+        )
+
+    def prices(self) -> ScheduledPrices:
+        """Return what the engine's own scheduler asks: seconds by tokens and keys alone."""
+        return ScheduledPrices(self)
+
+    @property
+    def basis(self) -> str:
+        """What the prices rest on."""
+        return "; ".join(dict.fromkeys(f"{s.pool.name}: {s.basis}" for s in self.stages))
+
+
+class ScheduledPrices:
+    """Seconds of a step as the scheduler knows it: tokens, and keys that they look at in all."""
+
+    def __init__(self, engine: EnginePrices) -> None:
+        self._engine = engine
+        self._count = len(engine.windows)
+
+    def seconds(self, tokens: int, keys: int) -> float:
+        """Return the time of a step, all keys counted as those of chunks."""
+        load = StepLoad(tokens, tokens, 0, (0.0,) * self._count, (float(keys),) * self._count)
+        return self._engine.step_seconds(load)
+
+
+def engine_prices(
+    model: ModelSpec,
+    cluster: Cluster,
+    pipeline: Pipeline,
+    longest: int,
+    measured: MeasuredPools | None = None,
+) -> EnginePrices:
+    """Return the prices of one engine of a Plan's pipeline."""
+    engine = pipeline.engine
+    if engine is None:
+        raise InputError("plan: a pipeline without 'engine' does not serve; plan with --serve")
+    formats = Formats(weights=engine.weights, cache=engine.cache)
+    known = measured or {}
+    stages = tuple(
+        stage_prices(
+            model,
+            stage.units[0],
+            cluster,
+            (pool := stage.replicas[0].chips.pools[0]),
+            stage.replicas[0].tp,
+            formats,
+            known.get(pool),
+        )
+        for stage in pipeline.stages
+    )
+    _require_room(model, pipeline, stages, formats)
+    wires = []
+    for before, after in itertools.pairwise(pipeline.stages):
+        ends = (before.replicas[0], after.replicas[0])
+        chips = (ends[0].chips.at(0), ends[1].chips.at(0))
+        wires.append(wire_between(cluster, *chips))
+    return EnginePrices(
+        model=model,
+        engine=engine,
+        stages=stages,
+        wires=tuple(wires),
+        lanes=pipeline.micro_batches,
+        slots=pipeline.slots,
+        longest=longest,
+        num_chips=sum(stage.num_chips for stage in pipeline.stages) // pipeline.copies,
+    )
+
+
+def _require_room(
+    model: ModelSpec, pipeline: Pipeline, stages: tuple[StagePrices, ...], formats: Formats
+) -> None:
+    engine = pipeline.engine
+    assert engine is not None
+    for number, stage in enumerate(stages):
+        room = stage_tokens(model, stage.units, stage.pool.chip, stage.tp, formats)
+        wanted = engine.pages * engine.page_size
+        if room * (1.0 + 1e-9) < wanted:
+            raise InputError(
+                f"plan: stage {number} on {stage.pool.name} has room for {max(0, int(room)):,} "
+                f"tokens beside its weights; its {engine.pages:,} pages of {engine.page_size} are "
+                f"{wanted:,}: give fewer pages, units or a larger tp"
+            )
+
+
+@functools.lru_cache(maxsize=256)
+def request_bytes(model: ModelSpec, formats: Formats) -> float:
+    """Return the bytes of keys and values of one token, all layers, not sliced."""
+    return cached_bytes(
+        model, range(model.num_units), stored=formats.cache_bytes, stream=STREAM_BYTES
+    )
+
+
+def import_wire(cluster: Cluster, prefill: Pipeline, decode: Pipeline) -> TransferWire:
+    """Return the way of keys and values between two engines.
+
+    Layers leave as soon as they are computed; each chip of the narrower side sends its own.
+    """
+    chips = [sum(s.num_chips for s in p.stages) // p.copies for p in (prefill, decode)]
+    ends = (prefill.stages[0].chips.at(0), decode.stages[0].chips.at(0))
+    return wire_between(cluster, *ends, lanes=min(chips))

@@ -1,0 +1,278 @@
+"""Seconds of a step on one stage: units of a model on the chips of one pool, sliced over tp.
+
+Products and element-wise operators are those that `tutti.nn` calls, over a grid of token counts;
+attention follows from the keys that a step reads. Prices are nominal where no profile is given.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tutti.cost.arrays import FloatArray, Machine, Number, Strategy
+from tutti.cost.constants import Constants
+from tutti.cost.measured.calls import Call, block_calls, embedding_calls
+from tutti.cost.measured.chip import MeasuredChip
+from tutti.cost.measured.forms import FORMS
+from tutti.cost.network.closed_forms import all_reduce_seconds
+from tutti.cost.operators.operator_times import gemm_seconds, memory_bound_seconds
+from tutti.cost.serving.constants import (
+    ServingConstants,
+    captured_constants,
+    serving_constants,
+)
+from tutti.cost.serving.step_load import StepLoad, windows_of
+from tutti.hardware.chip import Dtype
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
+from tutti.models.cached import cached_bytes
+from tutti.models.parts import AttentionSpec
+from tutti.models.spec import ModelSpec
+
+STREAM_BYTES = 2.0  # of activations
+_GRID = np.unique(np.round(2.0 ** np.arange(0.0, 16.01, 0.125))).astype(np.float64)
+_NARROW = (Dtype.FP8, Dtype.INT8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """In which numbers weights and pages are held; None: as activations are."""
+
+    weights: Dtype | None = None
+    cache: Dtype | None = None
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight of a product."""
+        return STREAM_BYTES if self.weights is None else self.weights.num_bytes
+
+    @property
+    def cache_bytes(self) -> float:
+        """Bytes of a number in pages."""
+        return STREAM_BYTES if self.cache is None else self.cache.num_bytes
+
+
+class _Attention(NamedTuple):
+    """Layers of one kind: seconds per key that a decode reads, and per pair of a chunk."""
+
+    window: int  # its place among the model's windows
+    layers: int
+    key_s: float
+    pair_s: float
+
+
+class StagePrices:
+    """Prices steps on one stage."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        units: tuple[int, int],
+        cluster: Cluster,
+        pool: Pool,
+        *,
+        tp: int = 1,
+        formats: Formats | None = None,
+        measured: MeasuredChip | None = None,
+        own: ServingConstants | None = None,
+    ) -> None:
+        self.model, self.units, self.pool, self.tp = model, units, pool, tp
+        formats = formats or Formats()
+        self.own = own or serving_constants(pool.chip)
+        self._constants = captured_constants(pool.chip, self.own)
+        self._machine = Machine.of(cluster, pool, Dtype.BF16)
+        self._measured = measured
+        windows = windows_of(model)
+        kinds = Counter(model.layer_blocks[unit - 1] for unit in self.blocks)
+        every = [
+            _kind_seconds(self, index, formats) * count for index, count in sorted(kinds.items())
+        ]
+        self._products = sum(every, np.zeros(len(_GRID)))
+        if units[0] == 0:
+            self._products = self._products + self._calls(
+                embedding_calls(model, _strategy(tp)), formats
+            )
+        self._head = _head_seconds(self, formats) if self.has_head else None
+        self._attention = [
+            self._attention_prices(model.blocks[index].attention, count, windows, formats)
+            for index, count in sorted(kinds.items())
+        ]
+
+    @property
+    def blocks(self) -> range:
+        """The blocks of the stage, as units."""
+        return range(max(1, self.units[0]), min(self.units[1], self.model.num_layers + 1))
+
+    @property
+    def has_head(self) -> bool:
+        """Whether logits are computed here."""
+        return self.units[1] > self.model.head_unit
+
+    @property
+    def basis(self) -> str:
+        """What the prices rest on."""
+        if self._measured is None:
+            return "nominal"
+        profile = self._measured.profile
+        return f"profile of {profile.chip} ({profile.date}); attention to pages nominal"
+
+    def seconds(self, load: StepLoad) -> float:
+        """Return the seconds of a step on this stage."""
+        if not load.tokens:
+            return 0.0
+        total = _at(load.tokens, self._products)
+        for part in self._attention:
+            total += part.layers * (
+                part.key_s * load.keys[part.window]
+                + part.pair_s * load.pairs[part.window]
+                + self.own.row_s * load.rows
+            )
+        if self._head is not None and load.samples:
+            total += _at(load.samples, self._head)
+        return total
+
+    # --- what it is made of ------------------------------------------------------------------
+
+    def _calls(self, calls: Sequence[Call], formats: Formats) -> FloatArray:
+        """Return the seconds of operators over the grid of tokens; attention is priced apart."""
+        total = np.zeros(len(_GRID))
+        for call in calls:
+            if call.operator == "attention" or not np.any(call.times):
+                continue
+            total = total + call.times * self._call_seconds(call, formats)
+        return total
+
+    def _call_seconds(self, call: Call, formats: Formats) -> FloatArray:
+        if self._measured is not None and formats.weights is None:
+            return self._measured.seconds(call.operator, "forward", call.dims)
+        if call.operator == "linear":
+            rows, out, deep = call.dims
+            narrow = formats if call.may_narrow else Formats()
+            return self.product_seconds(rows, out, deep, narrow)
+        if call.operator == "grouped_linear":
+            rows, out, deep, experts = call.dims
+            # few rows meet few experts: only the weights of those are read
+            met = experts * (1.0 - (1.0 - 1.0 / experts) ** rows)
+            rate = self._constants.moe_gemm_ratio
+            return self.product_seconds(rows / met, out, deep, formats, batch=met, rate=rate)
+        elements = FORMS[call.operator].elements(call.dims)
+        return memory_bound_seconds(elements * STREAM_BYTES, self._machine, self._constants)
+
+    def product_seconds(
+        self,
+        rows: Number,
+        out: Number,
+        deep: Number,
+        formats: Formats,
+        *,
+        batch: Number = 1.0,
+        rate: Number = 1.0,
+    ) -> FloatArray:
+        """Return a product of few or many rows; of narrow weights only these take less memory."""
+        if formats.weights in _NARROW and self.pool.chip.supports(formats.weights):
+            rate = rate * self._constants.fp8_speedup
+        return gemm_seconds(
+            rows, out, deep, self._machine, self._constants,
+            batch=batch, rate=rate, element_bytes=formats.weight_bytes,
+        )  # fmt: skip
+
+    def all_reduce(self, tokens: Number) -> FloatArray:
+        """Return one sum over the tensor-parallel ranks of the stream of so many tokens."""
+        moved = np.asarray(tokens) * self.model.hidden * STREAM_BYTES
+        return all_reduce_seconds(moved, self.tp, 1.0, self._machine, self._constants)
+
+    def sampling_seconds(self, rows: Number) -> FloatArray:
+        """Return the seconds of choosing tokens from logits, each rank from its own."""
+        logits = np.asarray(rows) * np.ceil(self.model.vocab / self.tp)
+        moved = logits * self.own.logit_bytes
+        return memory_bound_seconds(moved, self._machine, self._constants, kernels=8.0)
+
+    def _attention_prices(
+        self,
+        part: AttentionSpec,
+        layers: int,
+        windows: tuple[int | None, ...],
+        formats: Formats,
+    ) -> _Attention:
+        machine, constants = self._machine, self._constants
+        unit = next(u for u in self.blocks if self.model.block(u).attention == part)
+        stored = cached_bytes(
+            self.model, (unit,), tp=self.tp, stored=formats.cache_bytes, stream=STREAM_BYTES
+        )
+        rate = float(machine.memory_bandwidth) * self.own.paged_efficiency
+        heads = part.heads / self.tp
+        wide = part.head_dim + part.value_dim
+        flash = _flash_rate(part, machine, constants)
+        latent = part.latent
+        # decodes over latents multiply with the latents themselves, for every head
+        met = wide if latent is None else 2 * latent.kv_rank + latent.rope_dim
+        return _Attention(
+            window=windows.index(part.window),
+            layers=layers,
+            key_s=max(stored / rate, 2.0 * heads * met / flash),
+            pair_s=2.0 * heads * wide / flash,
+        )
+
+
+def _at(count: int, curve: FloatArray) -> float:
+    """Return a curve over the grid at a count; beyond it, by the last rate."""
+    if count > _GRID[-1]:
+        return float(curve[-1] * count / _GRID[-1])
+    return float(np.interp(count, _GRID, curve))
+
+
+def _flash_rate(part: AttentionSpec, machine: Machine, constants: Constants) -> float:
+    """Return FLOP/s of fused attention, as `fused_attention_seconds` has it."""
+    width, half = min(part.head_dim, 128.0), constants.flash_head_dim
+    efficiency = constants.flash_efficiency * (1.0 + half / 128.0) * width / (width + half)
+    return float(machine.peak * efficiency)
+
+
+def _strategy(tp: int) -> Strategy:
+    return Strategy.filled(sequence_length=1.0, sequences=_GRID, tp=float(tp))
+
+
+def _kind_seconds(stage: StagePrices, index: int, formats: Formats) -> FloatArray:
+    """Return one block of a kind over the grid, its collectives and page writes included."""
+    model = stage.model
+    calls = block_calls(model, model.blocks[index], _strategy(stage.tp))
+    total = stage._calls(calls, formats)
+    # keys and values go to their pages; attention is a kernel and a pass over its splits
+    total = total + 3.0 * stage.own.graph_kernel_s
+    if stage.tp > 1:
+        total = total + 2.0 * stage.all_reduce(_GRID)
+    return total
+
+
+def _head_seconds(stage: StagePrices, formats: Formats) -> FloatArray:
+    """Return norm, logits and sampling of so many rows; logits stay in activations' numbers."""
+    del formats
+    model, rows = stage.model, _GRID
+    vocabulary = np.ceil(model.vocab / stage.tp)
+    width = model.embedding.dim
+    plain = Formats()
+    total = stage.product_seconds(rows, vocabulary, float(width), plain)
+    if width != model.hidden:
+        total = total + stage.product_seconds(rows, float(width), float(model.hidden), plain)
+    return total + stage.sampling_seconds(rows)
+
+
+@functools.lru_cache(maxsize=4096)
+def stage_prices(
+    model: ModelSpec,
+    units: tuple[int, int],
+    cluster: Cluster,
+    pool: str,
+    tp: int,
+    formats: Formats,
+    measured: MeasuredChip | None = None,
+) -> StagePrices:
+    """Return the prices of a stage, made once."""
+    return StagePrices(
+        model, units, cluster, cluster.pool(pool), tp=tp, formats=formats, measured=measured
+    )

@@ -1,0 +1,108 @@
+"""What a deployment really serves: the largest rate at which it keeps the limits, simulated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from tutti.plan.plan import Plan
+from tutti.plan.serving import Role
+from tutti.search.serving.question import ServeProblem
+from tutti.simulate.serving.requests import Requests, draw
+from tutti.simulate.serving.result import ServingResult
+from tutti.simulate.serving.run import Deployment, simulate_serving
+
+# shares of the rate that the flows promise; the first that keeps the limits counts
+LADDER = (1.3, 1.15, 1.0, 0.95, 0.9, 0.85, 0.8, 0.74, 0.68, 0.6, 0.5, 0.4, 0.28, 0.16, 0.08)
+FEWEST = 200  # requests of a simulation
+TURNS = 2.0  # how often every slot is filled in it, as far as steps reach
+MOST_STEPS = 5_000
+# of the requests that come so many must end meanwhile, or the queue grows; not all, for slots
+# are still filling in a run of few turns
+KEEPS_UP = 0.85
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evaluated:
+    """A deployment and what it serves by simulation."""
+
+    plan: Plan
+    promised: float  # requests per second, by flows
+    rate: float  # within the limits, by simulation; 0: at no rate
+    result: ServingResult
+
+
+def evaluate(
+    problem: ServeProblem,
+    plan: Plan,
+    promised: float,
+    *,
+    least: float = 0.0,
+    most: float = math.inf,
+    seed: int = 0,
+) -> Evaluated:
+    """Return the largest rate within the limits, up to `most`.
+
+    One that cannot beat `least` is left early.
+    """
+    deployment = Deployment.of(plan)
+    count = _count(problem, deployment)
+    limits = problem.service.limits
+    if limits.first_token_s is None and limits.per_token_s is None:
+        result = simulate_serving(deployment, _requests(problem, count, None, seed))
+        return Evaluated(plan=plan, promised=promised, rate=result.request_rate, result=result)
+    low = next(i for i, share in enumerate(LADDER) if share * promised <= most or share <= 1.0)
+    high = len(LADDER)  # the first that keeps them lies in low…high
+    found: tuple[float, ServingResult] | None = None
+    last: ServingResult | None = None
+    place = 3
+    while low < high:
+        rate = LADDER[place] * promised
+        result = simulate_serving(deployment, _requests(problem, count, rate, seed))
+        last = result
+        if result.keeps_limits and result.request_rate >= KEEPS_UP * rate:
+            found = (rate, result)
+            high = place
+        else:
+            low = place + 1
+            if low < len(LADDER) and LADDER[low] * promised < least and found is None:
+                break
+        place = (low + high) // 2
+    if found is None:
+        assert last is not None
+        return Evaluated(plan=plan, promised=promised, rate=0.0, result=last)
+    return Evaluated(plan=plan, promised=promised, rate=found[0], result=found[1])
+
+
+def _count(problem: ServeProblem, deployment: Deployment) -> int:
+    """Return how many requests fill every slot some times, and take not too many steps."""
+    pipelines, output = deployment.plan.pipelines, problem.service.traffic.output.expected
+    wanted, steps = float(FEWEST), 0.0
+    every = zip(pipelines, shares(deployment.plan), deployment.simulated(), strict=True)
+    for pipeline, share, shown in every:
+        if share > 0.02:  # who gets less hardly matters
+            wanted = max(wanted, TURNS * pipeline.sequences / share)
+        rows = 0.7 * pipeline.slots / pipeline.micro_batches
+        prefill = pipeline.engine is not None and pipeline.engine.role is Role.PREFILL
+        made = 1.0 if prefill else output / rows
+        steps += share * shown / pipeline.copies * made  # per request
+    return int(max(FEWEST, min(wanted, MOST_STEPS / max(steps, 1e-9))))
+
+
+def shares(plan: Plan) -> list[float]:
+    """Return the share of all requests that comes to each pipeline, over routes too."""
+    found = [p.engine.share if p.engine is not None else 0.0 for p in plan.pipelines]
+    for route in plan.routes:
+        found[route.decode] += found[route.prefill] * route.share
+    return found
+
+
+def _requests(problem: ServeProblem, count: int, rate: float | None, seed: int) -> Requests:
+    return draw(replace(problem.service.traffic, requests_per_s=rate), count, seed)
+
+
+def simulate_at(problem: ServeProblem, plan: Plan, rate: float, seed: int = 0) -> ServingResult:
+    """Return what requests see at a rate."""
+    deployment = Deployment.of(plan)
+    count = _count(problem, deployment)
+    return simulate_serving(deployment, _requests(problem, count, rate, seed))

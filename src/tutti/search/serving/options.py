@@ -1,0 +1,346 @@
+"""Engines that fit: which groups of chips, how many layers each, how many sequences at a time.
+
+For each chain of groups and each batch, layers are laid such that the slowest stage is as fast as
+it can be and every chip has room for its layers' weights and pages (water-filling, then whole
+layers). Rates are those of engines that never wait: what the simulator confirms or corrects.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutti.cost.serving.pages import PAGES_SHARE
+from tutti.plan.serving import PAGE_SIZE, Role
+from tutti.search.serving.chains import Chain, chains
+from tutti.search.serving.kinds import BATCHES, ChipGroup, pages_room, prompt_tokens
+from tutti.search.serving.question import ServeProblem
+
+SPARE_SEQUENCES = 1.15  # sequences are not all of the mean length at the same time
+HEADROOM = 1.25  # slots for more sequences than there are on average: nobody waits for one
+PROMPTS = 16  # at a time on a lane of a prefill engine
+SPREAD = 0.85  # of the limit per token, on average: some sequences meet more prompts than others
+_LAID_OUT = 2  # batches of a chain that are laid out in whole layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineOption:
+    """An engine that fits, with its rate under the limits."""
+
+    kinds: Chain  # of each stage, in order
+    layers: tuple[int, ...]  # of each stage
+    role: Role
+    lanes: int
+    slots: int  # all lanes
+    chunk: int  # tokens of a step
+    pages: int
+    rate: float  # requests per second, a prefill engine's with room for its queue
+    ideal: float  # never waiting
+    per_token_s: float
+
+    @property
+    def chips(self) -> dict[str, int]:
+        """Chips of each pool."""
+        found: dict[str, int] = {}
+        for kind in self.kinds:
+            found[kind.pool] = found.get(kind.pool, 0) + kind.tp
+        return found
+
+    @property
+    def num_chips(self) -> int:
+        """Chips of all stages."""
+        return sum(kind.tp for kind in self.kinds)
+
+    @property
+    def home(self) -> str:
+        """The pool that its keys and values leave from, or come to."""
+        return self.kinds[0].pool
+
+    @property
+    def price(self) -> float:
+        """Per hour; pools without a price cost nothing."""
+        return sum(kind.price or 0.0 for kind in self.kinds)
+
+    @property
+    def name(self) -> str:
+        """What tables call it: "4 + 4 layers on a, b"."""
+        runs = [(kind.name, list(group)) for kind, group in itertools.groupby(self.kinds)]
+        return " → ".join(f"{len(g)} stages of {n}" if len(g) > 1 else n for n, g in runs)
+
+
+def engine_options(
+    problem: ServeProblem, kinds: Sequence[ChipGroup], roles: Sequence[Role]
+) -> list[EngineOption]:
+    """Return the best engine of each chain of groups and role."""
+    found = []
+    for chain in chains(problem, kinds):
+        for role in roles:
+            if role is not Role.BOTH and len({kind.pool for kind in chain}) > 1:
+                continue
+            option = best_engine(problem, chain, role)
+            if option is not None:
+                found.append(option)
+    return _undominated(found)
+
+
+def _undominated(options: Sequence[EngineOption]) -> list[EngineOption]:
+    """Keep, of engines with the same chips and role, the fastest."""
+    best: dict[object, EngineOption] = {}
+    for option in options:
+        key = (tuple(sorted(option.chips.items())), option.role)
+        if key not in best or option.rate > best[key].rate:
+            best[key] = option
+    return list(best.values())
+
+
+# --- layers and sequences of a chain -------------------------------------------------------------
+
+
+def best_engine(problem: ServeProblem, chain: Chain, role: Role) -> EngineOption | None:
+    """Return a chain's engine at the batch that serves most requests within the limits.
+
+    Batches are ordered by what they would serve if layers could be split; the best few are laid
+    out in whole layers.
+    """
+    lanes = len(chain)
+    fits = [i for i, b in enumerate(BATCHES.tolist()) if b * lanes <= most_slots(problem, lanes)]
+    rates = _split_rates(problem, chain, role)
+    found: list[EngineOption] = []
+    for index in sorted(fits, key=lambda i: -rates[i]):
+        if len(found) == _LAID_OUT or rates[index] <= 0.0:
+            break
+        batch = int(BATCHES[index])
+        costs = [_request_seconds(problem, kind, index, role) for kind in chain]
+        head = _head_seconds(problem, chain[-1], index, role)
+        layers = _layers(problem, chain, costs, head, batch * lanes, role)
+        option = layers and _option(problem, chain, layers, costs, head, index, role)
+        if option:
+            found.append(option)
+    return max(found, key=lambda option: option.rate, default=None)
+
+
+def _per_token_limit(problem: ServeProblem) -> float | None:
+    """Return what a token may take on average for most requests to keep their limit."""
+    limit = problem.service.limits.per_token_s
+    return None if limit is None else SPREAD * limit
+
+
+def most_slots(problem: ServeProblem, lanes: int) -> int:
+    """Return how many sequences an engine may have at a time, each lane at least one."""
+    return max(lanes, problem.space.most_slots * (4 if lanes > 1 else 1))
+
+
+def _split_rates(problem: ServeProblem, chain: Chain, role: Role) -> NDArray[np.float64]:
+    """Return the rate at each batch if layers could be split; 0 where memory does not reach."""
+    counts = Counter(id(kind) for kind in chain)
+    kinds = list({id(kind): kind for kind in chain}.values())
+    number = np.array([counts[id(kind)] for kind in kinds], np.float64)[:, None]
+    batches, lanes = BATCHES.astype(np.float64), len(chain)
+    output, total = problem.service.traffic.output.expected, float(problem.model.num_layers)
+    costs = np.array(
+        [[_request_seconds(problem, kind, i, role) for i in range(len(batches))] for kind in kinds]
+    )
+    tokens = np.maximum(batches * lanes * _sequence_tokens(problem), float(problem.longest))
+    if role is Role.PREFILL:
+        tokens = np.full(len(batches), max(4.0 * problem.service.traffic.prompt.expected,
+                                           float(problem.longest)))  # fmt: skip
+    each = np.array([k.layer_bytes for k in kinds])[:, None] + (
+        np.array([k.token_bytes for k in kinds])[:, None] * tokens / PAGES_SHARE
+    )
+    caps = np.array([kind.room_bytes for kind in kinds])[:, None] / each
+    high = costs.max(axis=0) * total
+    low = np.zeros_like(high)
+    for _ in range(30):
+        middle = (low + high) / 2.0
+        enough = (number * np.minimum(caps, middle / costs)).sum(axis=0) >= total
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    rates = np.where((number * caps).sum(axis=0) >= total, 1.0 / high, 0.0)
+    limit = _per_token_limit(problem)
+    if limit is not None and role is not Role.PREFILL:
+        with np.errstate(divide="ignore"):
+            rates = np.where(batches * lanes / (rates * output) <= limit, rates, 0.0)
+    found: NDArray[np.float64] = rates
+    return found
+
+
+def _request_seconds(problem: ServeProblem, kind: ChipGroup, index: int, role: Role) -> float:
+    """Return the seconds that one request takes of a layer, all its steps together."""
+    if role is Role.PREFILL:
+        return kind.prefill_s
+    steps = kind.decode_s if role is Role.DECODE else kind.mixed_s
+    return problem.service.traffic.output.expected * float(steps[index]) / float(BATCHES[index])
+
+
+def _head_seconds(problem: ServeProblem, kind: ChipGroup, index: int, role: Role) -> float:
+    if role is Role.PREFILL:
+        return float(kind.head_s[0])
+    output = problem.service.traffic.output.expected
+    return output * float(kind.head_s[index]) / float(BATCHES[index])
+
+
+def _sequence_tokens(problem: ServeProblem) -> float:
+    traffic = problem.service.traffic
+    return SPARE_SEQUENCES * (traffic.prompt.expected + traffic.output.expected / 2.0)
+
+
+def _layers(
+    problem: ServeProblem,
+    chain: Chain,
+    costs: Sequence[float],
+    head: float,
+    sequences: int,
+    role: Role,
+) -> tuple[int, ...] | None:
+    """Return whole layers of each stage for the fastest slowest stage; None: no room."""
+    total = problem.model.num_layers
+    tokens = max(sequences * _sequence_tokens(problem), float(problem.longest))
+    if role is Role.PREFILL:
+        tokens = max(4.0 * problem.service.traffic.prompt.expected, float(problem.longest))
+    most = []
+    for place, kind in enumerate(chain):
+        ends = float(place == 0) + float(place == len(chain) - 1)
+        left = kind.room_bytes - ends * kind.ends_bytes
+        each = kind.layer_bytes + tokens * kind.token_bytes / PAGES_SHARE
+        most.append(max(0, int(left / each)))
+    if sum(most) < total:
+        return None
+    extra = [head if place == len(chain) - 1 else 0.0 for place in range(len(chain))]
+    low, high = 0.0, max(costs) * total + head
+    for _ in range(40):  # the smallest time within which all layers are computed
+        middle = (low + high) / 2.0
+        room = sum(
+            min(cap, max(0.0, (middle - more) / cost))
+            for cap, cost, more in zip(most, costs, extra, strict=True)
+        )
+        low, high = (low, middle) if room >= total else (middle, high)
+    parts = [
+        min(float(cap), max(0.0, (high - more) / cost))
+        for cap, cost, more in zip(most, costs, extra, strict=True)
+    ]
+    return _whole(parts, most, costs, extra, total)
+
+
+def _whole(
+    parts: Sequence[float],
+    most: Sequence[int],
+    costs: Sequence[float],
+    extra: Sequence[float],
+    total: int,
+) -> tuple[int, ...] | None:
+    """Round layers: down, then up where the stage stays fastest; every stage has one."""
+    layers = [max(1, math.floor(part)) for part in parts]
+    if any(cap < 1 for cap in most):
+        return None
+    while sum(layers) > total:
+        slowest = max(
+            (i for i in range(len(layers)) if layers[i] > 1),
+            key=lambda i: layers[i] * costs[i] + extra[i],
+            default=None,
+        )
+        if slowest is None:
+            return None
+        layers[slowest] -= 1
+    while sum(layers) < total:
+        open_ = [i for i in range(len(layers)) if layers[i] < most[i]]
+        if not open_:
+            return None
+        fastest = min(open_, key=lambda i: (layers[i] + 1) * costs[i] + extra[i])
+        layers[fastest] += 1
+    return tuple(layers)
+
+
+def _option(
+    problem: ServeProblem,
+    chain: Chain,
+    layers: tuple[int, ...],
+    costs: Sequence[float],
+    head: float,
+    index: int,
+    role: Role,
+) -> EngineOption | None:
+    """Return the engine with its rate; None if it misses a limit even when nobody else is there."""
+    lanes, batch = len(chain), int(BATCHES[index])
+    times = [count * cost for count, cost in zip(layers, costs, strict=True)]
+    times[-1] += head
+    rate = ideal = 1.0 / max(times)
+    traffic, limits = problem.service.traffic, problem.service.limits
+    prompt_s = sum(n * kind.prefill_s for n, kind in zip(layers, chain, strict=True))
+    steps = [kind.mixed_s if role is Role.BOTH else kind.decode_s for kind in chain]
+    step_s = sum(n * float(each[index]) for n, each in zip(layers, steps, strict=True))
+    step_s += float(chain[-1].head_s[index])
+    sequences = lanes * batch
+    per_token = max(step_s, sequences / (rate * traffic.output.expected))
+    if role is Role.PREFILL:
+        per_token = 0.0
+    elif per_token > (_per_token_limit(problem) or math.inf):
+        return None
+    if role is not Role.DECODE and limits.first_token_s is not None:
+        first = _long_prompt(problem) * prompt_s + (step_s if role is Role.BOTH else 0.0)
+        if first >= limits.first_token_s:
+            return None
+        if role is Role.PREFILL:
+            rate *= _unhurried(first, limits.first_token_s)
+    pages = _pages(chain, layers)
+    if pages // lanes * PAGE_SIZE < problem.longest:
+        return None
+    sequences = lanes * math.ceil(HEADROOM * batch)
+    if role is Role.PREFILL:  # prompts that wait share steps, as far as pages reach
+        held = pages // lanes * PAGE_SIZE // problem.longest
+        sequences = lanes * max(1, min(PROMPTS, held))
+    return EngineOption(
+        kinds=chain, layers=layers, role=role, lanes=lanes, slots=sequences,
+        chunk=_chunk(problem, batch, per_token, role), pages=pages,
+        rate=rate, ideal=ideal, per_token_s=per_token,
+    )  # fmt: skip
+
+
+def _long_prompt(problem: ServeProblem) -> float:
+    """Return how many times longer than the mean all but the last prompts are."""
+    traffic, share = problem.service.traffic, problem.service.limits.share
+    prompt, normal = traffic.prompt, NormalDist().inv_cdf(min(share, 0.999))
+    longer = math.exp(max(0.0, normal * prompt.sigma - prompt.sigma**2 / 2))
+    return min(longer, prompt.longest / prompt.expected)
+
+
+def _unhurried(first: float, limit: float) -> float:
+    """Return how busy a prefill engine may be for its queue to leave most within the limit.
+
+    Of a queue with even service, waiting is ρ ÷ (2 (1 − ρ)) services on average, and 2.3 times
+    that for nine of ten.
+    """
+    services = (limit - first) / (2.3 / 2.0 * first)
+    return services / (1.0 + services)
+
+
+def _chunk(problem: ServeProblem, batch: int, per_token: float, role: Role) -> int:
+    """Return the tokens of a step: decodes, and prompts somewhat faster than they come.
+
+    Small steps keep the stages of a pipeline alike; a limit on the first token asks for more.
+    """
+    if role is Role.PREFILL:
+        return problem.space.chunk
+    if role is Role.DECODE:
+        return max(problem.space.chunk, batch)
+    wanted = 1.5 * prompt_tokens(problem, batch)
+    limit, prompt = problem.service.limits.first_token_s, problem.service.traffic.prompt.expected
+    if limit is not None:
+        wanted = max(wanted, 3.0 * prompt * per_token / limit)
+    return batch + max(64, 64 * math.ceil(min(wanted, problem.space.chunk) / 64))
+
+
+def _pages(chain: Chain, layers: tuple[int, ...]) -> int:
+    """Return the pages that every stage has room for."""
+    fewest = math.inf
+    for place, (kind, count) in enumerate(zip(chain, layers, strict=True)):
+        ends = float(place == 0) + float(place == len(chain) - 1)
+        room = pages_room(kind, count, ends) / (count * kind.token_bytes)
+        fewest = min(fewest, room)
+    # a little is kept back: units differ by norms and biases
+    return max(0, int(0.98 * fewest / PAGE_SIZE)) if np.isfinite(fewest) else 0

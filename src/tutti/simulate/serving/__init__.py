@@ -1,0 +1,1 @@
+"""A deployment, simulated: arrivals, a router, the engine's own scheduler, priced steps."""

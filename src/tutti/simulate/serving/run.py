@@ -1,0 +1,282 @@
+"""Runs a deployment event by event: arrivals, steps that end, keys and values that arrive.
+
+Equal engines are simulated once: the others' requests are dealt and left out. Of prefill engines as
+many are simulated as feed one decode engine of each kind that they have routes to.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tutti.cost.serving.engine_prices import (
+    EnginePrices,
+    MeasuredPools,
+    engine_prices,
+    import_wire,
+    request_bytes,
+)
+from tutti.cost.serving.stage_prices import Formats
+from tutti.cost.serving.transfers import TransferWire
+from tutti.errors import InputError
+from tutti.plan.check import embedded_cluster, embedded_model
+from tutti.plan.plan import Plan
+from tutti.plan.serving import Role
+from tutti.simulate.serving.requests import Requests
+from tutti.simulate.serving.result import ServingResult, sum_up
+from tutti.simulate.serving.simulated_engine import Job, Lane, SimulatedEngine, TimedStep
+
+ARRIVAL, KEYS, STEP, READY = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Deployment:
+    """What is simulated: the engines of a plan, priced."""
+
+    plan: Plan
+    prices: tuple[EnginePrices, ...]  # of each pipeline
+    wires: dict[tuple[int, int], TransferWire]  # by route
+
+    @classmethod
+    def of(cls, plan: Plan, measured: MeasuredPools | None = None) -> Deployment:
+        """Price the engines of a plan."""
+        model, cluster = embedded_model(plan), embedded_cluster(plan)
+        if plan.job.serving is None:
+            raise InputError("plan: is for training; tutti plan --serve makes one for serving")
+        longest = plan.job.sequence_length
+        prices = tuple(
+            engine_prices(model, cluster, pipeline, longest, measured)
+            for pipeline in plan.pipelines
+        )
+        wires = {
+            (route.prefill, route.decode): import_wire(
+                cluster, plan.pipelines[route.prefill], plan.pipelines[route.decode]
+            )
+            for route in plan.routes
+        }
+        return cls(plan=plan, prices=prices, wires=wires)
+
+    def simulated(self) -> list[int]:
+        """Return how many engines of each pipeline stand for all of them."""
+        copies = [pipeline.copies for pipeline in self.plan.pipelines]
+        found = [1] * len(copies)
+        for route in self.plan.routes:
+            feeding = -(-copies[route.prefill] // copies[route.decode])
+            found[route.prefill] = max(found[route.prefill], feeding)
+        return found
+
+
+def simulate_serving(
+    deployment: Deployment,
+    requests: Requests,
+    *,
+    every_engine: bool = False,
+    keep_steps: int = 0,
+) -> ServingResult:
+    """Return what requests see of a deployment, and what its chips do.
+
+    `every_engine` simulates equal engines each; `keep_steps` is how many steps a trace may have.
+    """
+    _require_short(deployment, requests)
+    run = _Run(deployment, requests, every_engine=every_engine, keep_steps=keep_steps)
+    run.go()
+    return sum_up(
+        deployment.plan, deployment.prices, requests, run.jobs, run.engines, run.steps, run.queue
+    )
+
+
+def _require_short(deployment: Deployment, requests: Requests) -> None:
+    longest = deployment.plan.job.sequence_length
+    totals = requests.prompts + requests.outputs
+    if len(totals) and int(totals.max()) > longest:
+        where = int(totals.argmax())
+        raise InputError(
+            f"request {where + 1}: {int(requests.prompts[where]):,} + "
+            f"{int(requests.outputs[where]):,} tokens; the plan's engines take {longest:,}"
+        )
+
+
+class _Run:
+    """The state of one simulation."""
+
+    def __init__(
+        self, deployment: Deployment, requests: Requests, *, every_engine: bool, keep_steps: int
+    ) -> None:
+        self._deployment, self._requests = deployment, requests
+        self._keep = keep_steps
+        plan = deployment.plan
+        self.engines: list[SimulatedEngine] = []
+        self._groups: list[list[SimulatedEngine]] = [[] for _ in deployment.prices]
+        copies = [pipeline.copies for pipeline in plan.pipelines]
+        self._shown = copies if every_engine else deployment.simulated()
+        for p, prices in enumerate(deployment.prices):
+            for _ in range(self._shown[p]):
+                engine = SimulatedEngine(
+                    len(self.engines), p, prices, prefix=requests.shares_prefixes
+                )
+                self.engines.append(engine)
+                self._groups[p].append(engine)
+        self._entries = _Dealer(plan, self._shown)
+        self._onward = _Onward(plan, self._shown)
+        self._sent = {engine.number: 0.0 for engine in self.engines}  # when its link is free
+        self._bytes = [
+            request_bytes(prices.model, Formats(cache=prices.engine.cache))
+            for prices in deployment.prices
+        ]
+        self.jobs: list[Job] = []
+        self.steps: list[TimedStep] = []
+        self.queue: list[tuple[float, int, int]] = []  # time, waiting, with a slot
+        self._held = [(0, 0)] * len(self.engines)
+        self._totals = [0, 0]
+        self._events: list[tuple[float, int, int, Any]] = []
+        self._number = 0
+
+    def _push(self, time: float, kind: int, what: Any) -> int:
+        self._number += 1
+        heapq.heappush(self._events, (time, self._number, kind, what))
+        return self._number
+
+    def go(self) -> None:
+        """Let everything happen."""
+        if len(self._requests):
+            self._push(float(self._requests.times[0]), ARRIVAL, 0)
+        while self._events:
+            now, number, kind, what = heapq.heappop(self._events)
+            if kind == ARRIVAL:
+                self._arrive(what, now)
+            elif kind == KEYS:
+                self._import(what[0], what[1], now)
+            elif kind == READY:
+                self._kick(what[0], what[1], now)
+            elif what[1].due == number:  # else it ended before
+                self._ended(what[0], what[1], now)
+
+    # --- events ------------------------------------------------------------------------------
+
+    def _arrive(self, index: int, now: float) -> None:
+        requests = self._requests
+        if index + 1 < len(requests):
+            self._push(float(requests.times[index + 1]), ARRIVAL, index + 1)
+        group, mine = self._entries.next()
+        if not mine:
+            return  # an equal engine that is not simulated has it
+        job = Job(index, now, int(requests.prompts[index]), int(requests.outputs[index]))
+        self.jobs.append(job)
+        engine = min(self._groups[group], key=lambda engine: engine.work)
+        role = self._deployment.prices[group].engine.role
+        lane = engine.take(job, requests.tokens(index), 1 if role is Role.PREFILL else job.output)
+        self._kick(engine, lane, now)
+
+    def _kick(self, engine: SimulatedEngine, lane: Lane, now: float) -> None:
+        """Let a lane make a step if it has none and the first stage is free."""
+        if lane.ends is not None:
+            full = not lane.scheduler.slots.num_free  # who comes waits for one that leaves
+            sooner = None if full else engine.interrupt(lane, now)
+            if sooner is not None:
+                lane.due = self._push(sooner, STEP, (engine, lane))
+            return
+        if lane.step is not None:
+            return
+        if engine.next_free() > now + 1e-12:
+            self._push(engine.next_free(), READY, (engine, lane))
+            return
+        step = engine.begin(lane, now)
+        if step is None:
+            return
+        if len(self.steps) < self._keep:
+            self.steps.append(step)
+        lane.due = self._push(step.ends_s, STEP, (engine, lane))
+
+    def _ended(self, engine: SimulatedEngine, lane: Lane, now: float) -> None:
+        for job in engine.end(lane, now):
+            if engine.prices.engine.role is Role.PREFILL and job.output > 1:
+                self._send(engine, job, now)
+        self._note_queue(engine, now)
+        self._kick(engine, lane, now)
+
+    def _note_queue(self, engine: SimulatedEngine, now: float) -> None:
+        waiting, busy = engine.held()
+        before = self._held[engine.number]
+        self._held[engine.number] = (waiting, busy)
+        self._totals[0] += waiting - before[0]
+        self._totals[1] += busy - before[1]
+        self.queue.append((now, self._totals[0], self._totals[1]))
+
+    def _send(self, engine: SimulatedEngine, job: Job, now: float) -> None:
+        """Let keys and values follow: layers leave as they are computed, one job after another."""
+        job.finished_s = -1.0
+        target, mine = self._onward.next(engine.group)
+        if not mine:
+            job.left = True
+            return  # an equal engine that is not simulated goes on with it
+        wire = self._deployment.wires[engine.group, target]
+        taken = wire.seconds(job.prompt * self._bytes[engine.group])
+        begins = max(job.began_s, self._sent[engine.number])
+        self._sent[engine.number] = begins + taken
+        layers = engine.prices.model.num_layers
+        self._push(max(begins + taken, now + taken / layers), KEYS, (target, job))
+
+    def _import(self, group: int, job: Job, now: float) -> None:
+        engine = min(self._groups[group], key=lambda engine: engine.work)
+        tokens = (*self._requests.tokens(job.index), 1)
+        lane = engine.take(job, tokens, job.output - 1)
+        self._kick(engine, lane, now)
+
+
+class _Dealer:
+    """Deals requests to groups of engines by their shares, evenly over time."""
+
+    def __init__(self, plan: Plan, shown: Sequence[int]) -> None:
+        self._shares = [
+            p.engine.share if p.engine is not None and p.engine.role is not Role.DECODE else 0.0
+            for p in plan.pipelines
+        ]
+        self._copies = [pipeline.copies for pipeline in plan.pipelines]
+        self._shown, self._given = shown, [0] * len(shown)
+        self._total = 0
+
+    def next(self) -> tuple[int, bool]:
+        """Return the next request's group, and whether it goes to an engine that is simulated."""
+        self._total += 1
+        behind = [
+            share * self._total - given if share else -math.inf
+            for share, given in zip(self._shares, self._given, strict=True)
+        ]
+        group = behind.index(max(behind))
+        number = self._given[group]
+        self._given[group] += 1
+        return group, number % self._copies[group] < self._shown[group]
+
+
+class _Onward:
+    """Deals what prefill engines began to groups of decode engines, by the routes' shares."""
+
+    def __init__(self, plan: Plan, shown: Sequence[int]) -> None:
+        copies = [pipeline.copies for pipeline in plan.pipelines]
+        self._routes = {
+            p: [(r.decode, r.share) for r in plan.routes if r.prefill == p]
+            for p in range(len(plan.pipelines))
+        }
+        # of what simulated prefill engines begin, so much goes to decode engines that are, too
+        self._kept = {
+            (r.prefill, r.decode): copies[r.prefill] * shown[r.decode]
+            / (shown[r.prefill] * copies[r.decode])
+            for r in plan.routes
+        }  # fmt: skip
+        self._given: dict[tuple[int, int], int] = {}
+        self._total: dict[int, int] = {}
+
+    def next(self, group: int) -> tuple[int, bool]:
+        """Return the group that goes on, and whether an engine of it that is simulated does."""
+        total = self._total.get(group, 0) + 1
+        self._total[group] = total
+        target = max(
+            self._routes[group],
+            key=lambda route: route[1] * total - self._given.get((group, route[0]), 0),
+        )[0]
+        given, kept = self._given.get((group, target), 0), self._kept[group, target]
+        self._given[group, target] = given + 1
+        return target, math.floor((given + 1) * kept) > math.floor(given * kept)

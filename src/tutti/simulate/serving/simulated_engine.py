@@ -1,0 +1,215 @@
+"""One engine of a deployment under simulation: its lanes run the engine's own `Scheduler`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutti.batching import Request, Scheduler
+from tutti.batching.events import Tokens
+from tutti.batching.leap import ahead, leap
+from tutti.batching.request import Sequence
+from tutti.batching.step import Step
+from tutti.cost.serving.engine_prices import EnginePrices
+from tutti.cost.serving.step_load import StepLoad, load_of
+
+F64 = NDArray[np.float64]
+TOKEN = 1  # what every step samples
+PROMPT_WEIGHT = 0.1  # of a prompt's token against one that is decoded, for who has least to do
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on its way through the deployment."""
+
+    index: int
+    arrived_s: float
+    prompt: int
+    output: int
+    began_s: float = -1.0  # its first step on a prefill engine
+    first_s: float = -1.0
+    finished_s: float = -1.0
+    left: bool = False  # an engine that is not simulated went on with it
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A scheduler and the step of it that is under way."""
+
+    scheduler: Scheduler
+    jobs: dict[int, tuple[Job, float]] = field(default_factory=dict)  # by request, with its work
+    silent: dict[int, Job] = field(default_factory=dict)  # by sequence: no token has come
+    step: Step | None = None
+    ends: F64 | None = None  # of steps that are alike, which are made at once
+    due: int = 0  # the number of the event that ends what is under way
+    work: float = 0.0  # tokens of the requests that it has
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step as it was simulated."""
+
+    engine: int
+    lane: int
+    begins_s: float
+    ends_s: float
+    tokens: int
+    rows: int
+
+
+@dataclass(slots=True)
+class Used:
+    """What an engine did, summed up."""
+
+    busy_s: list[float]  # of each stage
+    steps: int = 0
+    tokens: int = 0
+    rows: int = 0  # decodes
+    preemptions: int = 0
+    most_pages: int = 0
+
+
+class SimulatedEngine:
+    """Takes requests, makes steps, says when they end."""
+
+    def __init__(self, number: int, group: int, prices: EnginePrices, *, prefix: bool) -> None:
+        self.number, self.group, self.prices = number, group, prices
+        settings = prices.settings(prefix=prefix)
+        self._windows = prices.windows
+        self.lanes = [Lane(Scheduler(settings)) for _ in range(prices.lanes)]
+        self._free = [0.0] * len(prices.stages)
+        self._leapt = 0.0  # since when steps that are alike are under way
+        self.work = 0.0  # tokens of the requests that it has
+        self.used = Used([0.0] * len(prices.stages))
+
+    def take(self, job: Job, tokens: tuple[int, ...], most_new: int) -> Lane:
+        """Give a request to the lane that has least to do."""
+        lane = min(self.lanes, key=lambda lane: lane.work)
+        request = Request(id=job.index, prompt=tokens, most_new=most_new)
+        (sequence,) = lane.scheduler.arrive(request)
+        work = len(tokens) * PROMPT_WEIGHT + most_new
+        lane.jobs[job.index] = (job, work)
+        lane.silent[sequence.id] = job
+        lane.work += work
+        self.work += work
+        return lane
+
+    def held(self) -> tuple[int, int]:
+        """Return how many requests wait, and how many have a slot."""
+        lanes = [lane.scheduler for lane in self.lanes]
+        return sum(len(s.waiting) for s in lanes), sum(s.slots.settled for s in lanes)
+
+    def next_free(self) -> float:
+        """Return when the first stage can take a step."""
+        return self._free[0]
+
+    @property
+    def _leaps(self) -> bool:
+        return len(self.lanes) == 1 and self._windows == (None,)
+
+    def begin(self, lane: Lane, now: float) -> TimedStep | None:
+        """Start a lane's next step, or many that are alike; None if it has nothing to do."""
+        if self._leaps and not lane.silent:
+            found = ahead(lane.scheduler)
+            if found.steps > 1:
+                return self._begin_leap(lane, now, found.steps, found.rows, found.keys)
+        step = lane.scheduler.next_step()
+        if step is None:
+            return None
+        lane.step = step
+        for beginning in step.begins:
+            job = lane.silent.get(beginning.sequence.id)
+            if job is not None and job.began_s < 0:
+                job.began_s = now
+        load = load_of(step, self._windows, imports=self.prices.imports)
+        ends, begins = now, now
+        seconds = self.prices.stage_seconds(load)
+        wires = (*self.prices.wire_seconds(load), 0.0)
+        for stage, (taken, sent) in enumerate(zip(seconds, wires, strict=True)):
+            ends = max(ends, self._free[stage]) + taken
+            self._free[stage] = ends
+            ends += sent
+            self.used.busy_s[stage] += taken
+        if len(wires) > 1:  # what was sampled goes back to the first stage
+            ends += self.prices.wires[0].latency_s
+        used = self.used
+        used.steps += 1
+        used.tokens += load.tokens
+        used.rows += load.rows
+        pool = lane.scheduler.pool
+        used.most_pages = max(
+            used.most_pages, lane.scheduler.settings.usable_pages - pool.available
+        )
+        return TimedStep(self.number, self.lanes.index(lane), begins, ends, load.tokens, load.rows)
+
+    def _begin_leap(self, lane: Lane, now: float, steps: int, rows: int, keys: int) -> TimedStep:
+        """Time steps that are alike: each reads as many keys more as it has rows."""
+
+        def seconds(keys: float) -> float:
+            return self.prices.step_seconds(StepLoad(rows, rows, rows, (keys,), (0.0,)))
+
+        first, second = seconds(keys), seconds(keys + rows)
+        count = np.arange(1, steps + 1)
+        self._leapt = now
+        lane.ends = now + first * count + (second - first) * (count * (count - 1) / 2.0)
+        return TimedStep(self.number, 0, now, float(lane.ends[-1]), rows * steps, rows * steps)
+
+    def interrupt(self, lane: Lane, now: float) -> float | None:
+        """Let steps that are alike end with the one under way; return when, if that is sooner."""
+        ends = lane.ends
+        if ends is None:
+            return None
+        made = int(np.searchsorted(ends, now, side="left")) + 1
+        if made >= len(ends):
+            return None
+        lane.ends = ends[:made]
+        return float(ends[made - 1])
+
+    def _end_leap(self, lane: Lane, now: float) -> None:
+        assert lane.ends is not None
+        steps, lane.ends = len(lane.ends), None
+        used, rows = self.used, leap(lane.scheduler, steps, TOKEN)
+        used.steps += steps
+        used.tokens += rows * steps
+        used.rows += rows * steps
+        load = StepLoad(rows, rows, rows, (0.0,), (0.0,))
+        parts = self.prices.stage_seconds(load)
+        whole = now - self._leapt
+        for stage, part in enumerate(parts):
+            used.busy_s[stage] += whole * part / sum(parts)
+        self._note_pages(lane)
+
+    def _note_pages(self, lane: Lane) -> None:
+        scheduler = lane.scheduler
+        held = scheduler.settings.usable_pages - scheduler.pool.available
+        self.used.most_pages = max(self.used.most_pages, held)
+
+    def end(self, lane: Lane, now: float) -> list[Job]:
+        """Take the tokens of a lane's step; return the jobs that ended with it."""
+        if lane.ends is not None:
+            self._end_leap(lane, now)
+            return []
+        step = lane.step
+        assert step is not None
+        lane.step = None
+        count = len(step.sample_slots)
+        got = lane.scheduler.receive(
+            Tokens(step.number, np.full(count, TOKEN, np.int32), np.zeros(count, np.int8))
+        )
+        if lane.silent:
+            heard = lane.silent.keys() & set(got.sequences.tolist())
+            for name in heard:
+                job = lane.silent.pop(name)
+                if job.first_s < 0:
+                    job.first_s = now
+        return [self._ended(lane, sequence, now) for sequence in got.finished]
+
+    def _ended(self, lane: Lane, sequence: Sequence, now: float) -> Job:
+        job, work = lane.jobs.pop(sequence.request.id)
+        self.used.preemptions += sequence.preemptions
+        lane.work -= work
+        self.work -= work
+        job.finished_s = now
+        return job
