@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tutti.batching.prices import StepSize
 from tutti.batching.settings import Settings
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.serving.pages import stage_tokens
@@ -84,7 +85,7 @@ class EnginePrices:
         )
 
     def prices(self) -> ScheduledPrices:
-        """Return what the engine's own scheduler asks: seconds by tokens and keys alone."""
+        """Return what the engine's own scheduler asks."""
         return ScheduledPrices(self)
 
     @property
@@ -94,15 +95,16 @@ class EnginePrices:
 
 
 class ScheduledPrices:
-    """Seconds of a step as the scheduler knows it: tokens, and keys that they look at in all."""
+    """Seconds of a step as the scheduler knows it; windows are not, so all layers see all keys."""
 
     def __init__(self, engine: EnginePrices) -> None:
         self._engine = engine
         self._count = len(engine.windows)
 
-    def seconds(self, tokens: int, keys: int) -> float:
-        """Return the time of a step, all keys counted as those of chunks."""
-        load = StepLoad(tokens, tokens, 0, (0.0,) * self._count, (float(keys),) * self._count)
+    def seconds(self, size: StepSize) -> float:
+        """Return the time of a step."""
+        keys, pairs = (float(size.keys),) * self._count, (float(size.pairs),) * self._count
+        load = StepLoad(size.tokens, size.decodes, size.decodes, keys, pairs)
         return self._engine.step_seconds(load)
 
 
