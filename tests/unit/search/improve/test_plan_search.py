@@ -147,3 +147,7 @@ def test_depths_for_messages():
     assert depths_for_messages(usual, even, np.array([0.0, 1.0, 0.0])).tolist() == [5, 4, 1]
     slow = np.array([4.0, 0.0, 0.0])  # the link itself is the slowest: two ways of it and a bit
     assert depths_for_messages(usual, even, slow).tolist() == [3, 2, 1]
+    # The first stage is fast and asks for no more depth, but stays ahead of the next one.
+    fast = np.array([0.1, 1.0, 1.0, 1.0, 1.0])
+    deeper = depths_for_messages(np.arange(5, 0, -1), fast, np.full(5, 0.05))
+    assert deeper.tolist() == [6, 5, 3, 2, 1]
