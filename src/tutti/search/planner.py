@@ -153,7 +153,8 @@ def _improved(
 ) -> tuple[ProvenPlan, ProvenPlan | None]:
     """Search on from the best plans of different shapes, then from the best of what was found."""
     budget = search.effort.local_search(search.problem.num_chips, best.step_seconds, bound)
-    local = PlanSearch(search.simulator, search.seconds_worth)
+    refundable = int(THRESHOLDS.refunded_share * budget)
+    local = PlanSearch(search.simulator, search.seconds_worth, refundable)
     known = [(s.plan, s.estimate) for s in (best, runner_up) if s is not None]
     starts = different_starts(search, known) if budget >= THRESHOLDS.several_starts else known[:1]
     reached = starts

@@ -226,6 +226,9 @@ class Thresholds:
     alone_parts: int = _threshold(
         32, "parts of a batch", "a pool's batch alone is rounded up by one of them at most"
     )
+    refunded_share: float = _threshold(
+        0.5, "of the work", "that is given back where it helped: a search that gains goes on"
+    )
     per_plan: int = _threshold(
         4_000, "instructions", "that take as long as what every simulation costs beside them"
     )

@@ -1,8 +1,9 @@
 """A local search from a simulated plan: the first move that the simulator finds faster is taken.
 
-Kinds of moves take turns: one in which nothing helps waits until another has changed the plan. Of
-a long step the beginning is simulated, as in the search before it, and the whole step once a move
-is to be taken. Work is counted in instructions, never timed.
+Kinds of moves take turns: one in which nothing helps waits until another has changed the plan. Work
+that helped is given back, up to a limit: a search that gains goes on. Of a long step the beginning
+is simulated, as in the search before it, and the whole step once a move is to be taken. Work is
+counted in instructions, never timed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tutti.errors import TuttiError
 from tutti.plan.check import check_plan
-from tutti.plan.plan import Plan
+from tutti.plan.plan import Pipeline, Plan
 from tutti.plan.schedules import schedule_record, warm_up_depth
 from tutti.schedule.check import check_schedule
 from tutti.search.improve.plan_moves import PLAN_MOVES, Here
@@ -50,7 +51,8 @@ class PlanSearch:
 
     simulator: DraftSimulator
     worth: Callable[[Plan, float], float]  # of the objective, given the seconds of a step
-    spent: int = 0  # instructions
+    refundable: int = 0  # instructions that helped and may be given back
+    spent: int = 0  # instructions, without those that were given back
     _until: int = 0
     _tried: set[object] = field(default_factory=set)
     _known: dict[object, float | None] = field(default_factory=dict)  # by short steps
@@ -78,6 +80,12 @@ class PlanSearch:
             pass
         return best.plan, best.found
 
+    def _give_back(self, work: int) -> None:
+        """Count work that helped as if it had not been done, as far as it may be."""
+        returned = min(work, self.refundable)
+        self.refundable -= returned
+        self.spent -= returned
+
     def _swept(self, kind: str, best: Standing) -> Standing:
         """Try the moves of one kind once, each from the best plan at that time."""
         place = 0
@@ -85,13 +93,14 @@ class PlanSearch:
             here = Here(
                 problem=self.simulator.tables.problem, plan=best.plan, loads=Loads.of(best.found)
             )
-            moves = list(MOVES[kind](here))[place:]
+            moves, before = list(MOVES[kind](here))[place:], self.spent
             counts = _short_counts(best.plan)
             now = None if counts is None else self._short_worth(best.plan, counts)
             for tried, plan in enumerate(moves, 1):
                 better = None if plan is None else self._better(plan, best, now)
                 if better is not None:
                     best, place = better, place + tried
+                    self._give_back(self.spent - before)
                     break
             else:
                 break
@@ -173,6 +182,14 @@ def _key(plan: Plan) -> object:
     return (plan.pipelines, plan.synchronisation, plan.tied_owner, plan.job.schedule)
 
 
+def _pace_key(pipeline: Pipeline) -> object:
+    """Return what pipelines have in common whose micro-batches take the same time."""
+    return tuple(
+        (stage.units, tuple((r.chips.pools, r.tp, r.cp, r.sequences) for r in stage.replicas))
+        for stage in pipeline.stages
+    )
+
+
 def _shortened(plan: Plan, lengths: list[int]) -> Plan:
     pipelines = tuple(
         replace(pipeline, micro_batches=count)
@@ -185,20 +202,20 @@ def _shortened(plan: Plan, lengths: list[int]) -> Plan:
 def _short_counts(plan: Plan) -> tuple[list[int], list[int]] | None:
     """Return micro-batches of two short steps; None where the whole step is hardly longer.
 
-    Pipelines of one cut keep what they differ by.
+    Pipelines whose micro-batches take the same time keep what they differ by.
     """
     record = schedule_record(plan.job.schedule)
     if not record.steady:
         return None
-    cuts = [tuple(stage.units for stage in pipeline.stages) for pipeline in plan.pipelines]
+    paces = [_pace_key(pipeline) for pipeline in plan.pipelines]
     least: dict[object, int] = {}
-    for cut, pipeline in zip(cuts, plan.pipelines, strict=True):
-        least[cut] = min(pipeline.micro_batches, least.get(cut, pipeline.micro_batches))
+    for key, pipeline in zip(paces, plan.pipelines, strict=True):
+        least[key] = min(pipeline.micro_batches, least.get(key, pipeline.micro_batches))
     shorter: list[int] = []
     longer: list[int] = []
     short = whole = 0
-    for cut, pipeline in zip(cuts, plan.pipelines, strict=True):
-        stages, fewest = len(cut), least[cut]
+    for key, pipeline in zip(paces, plan.pipelines, strict=True):
+        stages, fewest = len(pipeline.stages), least[key]
         depth = warm_up_depth(pipeline, 0, plan.job.schedule)
         few = max(2 * stages + 1, depth + stages)
         many = few + stages
@@ -213,7 +230,7 @@ def _short_counts(plan: Plan) -> tuple[list[int], list[int]] | None:
             return None
         shorter.append(few + more)
         longer.append(many + more)
-        ranges = sum(map(len, cut))
+        ranges = sum(len(stage.units) for stage in pipeline.stages)
         short += (few + many + 2 * more) * ranges
         whole += pipeline.micro_batches * ranges
     return (shorter, longer) if short < THRESHOLDS.short_enough * whole else None

@@ -65,14 +65,18 @@ def depths_for_messages(ahead: IntArray, stages: FloatArray, sends: FloatArray) 
     """Return how far stages should run ahead so that none waits for messages on their way.
 
     As many micro-batches as the slowest stage, or link, ends while one goes to the last stage and
-    comes back. `ahead` is what suffices without messages.
+    comes back. `ahead` is what suffices without messages. A stage is further ahead than the next
+    one: at the same depth either would wait for the other's pass, micro-batch by micro-batch.
     """
     pace = max(float(stages.max()), float(sends[:-1].max(initial=0.0)))
     if pace <= 0.0:
         return ahead
     messages = np.append(2.0 * sends[:-1], 0.0)
     away = np.cumsum((stages + messages)[::-1])[::-1]
-    return np.maximum(ahead, np.ceil(away / pace - THRESHOLDS.message_slack).astype(np.int64))
+    wanted = np.ceil(away / pace - THRESHOLDS.message_slack).astype(np.int64)
+    places = np.arange(len(ahead))
+    behind: IntArray = np.maximum(ahead, wanted) + places
+    return np.maximum.accumulate(behind[::-1])[::-1] - places
 
 
 def deeper_draft(tables: Tables, draft: Draft) -> Draft | None:

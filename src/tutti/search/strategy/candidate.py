@@ -33,7 +33,7 @@ class Candidate:
     def kind(self) -> object:
         """What candidates have in common whose prices err alike."""
         first = self.chains[0]
-        return (len(self.chains), first.schedule.kind, first.shard)
+        return (len(self.chains), first.schedule, first.shard)
 
     @property
     def shape(self) -> object:

@@ -15,7 +15,7 @@ from tutti.schedule.schedule import ScheduleMemo, build_schedule
 from tutti.search.ask_from_values import Limits, make_problem
 from tutti.search.candidate_loop import Search, proven_best
 from tutti.search.improve.plan_moves import Here
-from tutti.search.improve.plan_search import MOVES, PlanSearch
+from tutti.search.improve.plan_search import MOVES, PlanSearch, _short_counts
 from tutti.search.improve.stage_loads import Loads
 from tutti.search.pricing.pipeline_recurrence import depths_for_messages
 from tutti.search.pricing.simulate_draft import DraftSimulator
@@ -57,6 +57,41 @@ def test_no_move_leads_on_from_where_it_ends():
     assert plan_in_space(plan, search.problem)
     again, _ = local(search).improved(plan, found, 10**9)
     assert again == plan
+
+
+def test_work_that_helped_is_given_back_once():
+    search, best = searched(problem_of())
+    budget, refundable = 60_000, 25_000
+    frugal, patient = local(search), PlanSearch(search.simulator, search.seconds_worth, refundable)
+    before = search.simulator.instructions
+    _, less = frugal.improved(best.plan, best.estimate, budget)
+    done = search.simulator.instructions - before
+    _, more = patient.improved(best.plan, best.estimate, budget)
+    longer = search.simulator.instructions - before - done
+    assert less.step_seconds < best.step_seconds  # something helped
+    assert 0 <= patient.refundable < refundable
+    assert done < longer <= budget + refundable + 40_000
+    assert more.step_seconds <= less.step_seconds
+
+
+def test_short_steps_are_short_beside_a_pipeline_of_smaller_micro_batches():
+    """Two copies of one cut whose micro-batches differ in size have nothing to keep apart."""
+    _, best = searched(problem_of(batch=512))
+    pipeline = best.plan.pipelines[0]
+    stage = pipeline.stages[0]
+    stages = (replace(stage, units=((0, 9),)), replace(stage, units=((9, 18),)))
+
+    def copy(sequences, count):
+        replicas = (replace(stage.replicas[0], count=1, sequences=sequences),)
+        own = tuple(replace(s, replicas=replicas) for s in stages)
+        return replace(pipeline, micro_batch=sequences, micro_batches=count, stages=own)
+
+    def counts(*pipelines):
+        job = replace(best.plan.job, schedule=ScheduleKind.ONE_F_ONE_B)
+        return _short_counts(replace(best.plan, job=job, pipelines=pipelines))
+
+    assert counts(copy(1, 300), copy(4, 50)) == ([5, 5], [7, 7])
+    assert counts(copy(1, 300), copy(1, 290)) == ([15, 5], [17, 7])  # these end apart
 
 
 def test_work_is_counted_and_the_answer_the_same_every_time():
@@ -147,3 +182,7 @@ def test_depths_for_messages():
     assert depths_for_messages(usual, even, np.array([0.0, 1.0, 0.0])).tolist() == [5, 4, 1]
     slow = np.array([4.0, 0.0, 0.0])  # the link itself is the slowest: two ways of it and a bit
     assert depths_for_messages(usual, even, slow).tolist() == [3, 2, 1]
+    # The first stage is fast and asks for no more depth, but stays ahead of the next one.
+    fast = np.array([0.1, 1.0, 1.0, 1.0, 1.0])
+    deeper = depths_for_messages(np.arange(5, 0, -1), fast, np.full(5, 0.05))
+    assert deeper.tolist() == [6, 5, 3, 2, 1]
