@@ -47,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     held_rank: int = -1
     pending: int = 0  # a step of which it only lacks the sums over all ranks
     sums: tuple[float, ...] = ()  # those of `step`
-    copy_steps: tuple[int, ...] = ()  # of which this chip's copy lies in the host's memory
+    copy_steps: tuple[tuple[int, int], ...] = ()  # (generation, step) of copies on its host
     deaths: tuple[Death, ...] = ()  # of earlier processes of this chip
 
 
@@ -80,6 +80,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     sums: tuple[float, ...] = ()  # with which those finish the step who lack only them
     holders: tuple[str, ...] = ()  # chips whose processes have state that counts
+    generations: tuple[int, ...] = ()  # by whose plan that state, and the copies, lie
     text: str = ""  # for people
 
 

@@ -58,19 +58,19 @@ class Measure:
     @contextmanager
     def sinks(self, *, after: int) -> Iterator[None]:
         """Open where figures go, on rank 0; a resumed run goes on after a step."""
-        if self._context.rank != 0:
+        if self._context.rank != 0 or self._context.led:
             yield
             return
         self._sinks = Sinks(list(self._opened(after)))
         try:
             yield
         finally:
-            for record in self._unwritten():  # the others are gone, and their times with them
+            for record in self.unwritten():  # the others are gone, and their times with them
                 self._sinks.write(record)
             self._sinks.close()
             self._sinks = self._lines = None
 
-    def _unwritten(self) -> list[StepRecord]:
+    def unwritten(self) -> list[StepRecord]:
         """Return the steps whose lines wait for the ranks' times."""
         waiting = [self._pending[0]] if self._pending is not None else []
         return waiting + ([self._taken[0]] if self._taken is not None else [])
@@ -103,12 +103,10 @@ class Measure:
                 warn=warn,
             )  # fmt: skip
 
-    def step(self, number: int, result: StepResult, seconds: float, rate: float) -> None:
-        """Take the figures of a step."""
-        if number % self._context.config.measure.every:
-            return
+    def record(self, number: int, result: StepResult, seconds: float, rate: float) -> StepRecord:
+        """Return what is known of a step before the ranks' times are."""
         estimate = self._predicted
-        record = StepRecord(
+        return StepRecord(
             step=number,
             loss=result.loss,
             balance=result.balance,
@@ -122,10 +120,15 @@ class Measure:
             predicted_s=estimate.step_seconds,
             skipped=result.skipped,
         )
+
+    def step(self, record: StepRecord) -> None:
+        """Take the figures of a step."""
+        if record.step % self._context.config.measure.every:
+            return
         self._send()
         self._taken = (record, self._engine.recorder.last)
         if self._lines is not None:
-            self._lines.soon(self._unwritten())
+            self._lines.soon(self.unwritten())
 
     def finish(self) -> None:
         """Write all steps that are left."""
