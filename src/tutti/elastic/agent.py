@@ -149,7 +149,8 @@ class Agent:
         settings = self.settings
         (settings.folder / "logs").mkdir(parents=True, exist_ok=True)
         settings.memory.mkdir(parents=True, exist_ok=True)
-        self._server = ForkServer(settings.module, log=settings.folder / "logs" / "fork-server.log")
+        log = settings.folder / "logs" / "fork-server.log"
+        self._server = ForkServer(settings.module, settings.folder, log=log)
         context = zmq.Context()
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 200)

@@ -110,13 +110,9 @@ class Controller:
         self._socket.poll(int(most_s * 1000))
         while self._socket.poll(0):
             identity, data = self._socket.recv_multipart()
+            self._drain()  # what a rank said before its agent's status counts before it, too
             self._message(identity, data)
-        while not self._events.empty():
-            event = self._events.get()
-            if isinstance(event, RankSaid):
-                self._rank_said(event)
-            else:
-                self._after(event)
+        self._drain()
         at = time.monotonic()
         for name, heard_at in self._heard_at.items():
             if at - heard_at > self.settings.death_after_s:
@@ -127,6 +123,14 @@ class Controller:
         found = self.watch(self.members)
         if found is not None:
             self._after(found)
+
+    def _drain(self) -> None:
+        while not self._events.empty():
+            event = self._events.get()
+            if isinstance(event, RankSaid):
+                self._rank_said(event)
+            else:
+                self._after(event)
 
     def close(self) -> None:
         """Let go of the socket."""

@@ -29,12 +29,12 @@ _MOST_BYTES = 1 << 20
 class ForkServer:
     """The server, as its owner sees it."""
 
-    def __init__(self, module: str, *, log: Path) -> None:
-        """Start it; it forks as soon as `module`, whose `main` ranks run, is imported."""
+    def __init__(self, module: str, folder: Path, *, log: Path) -> None:
+        """Start it; it forks as soon as `module`, whose `main` ranks run, is warm for a run."""
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with log.open("ab") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, module, str(theirs.fileno())],
+                [sys.executable, "-m", __name__, module, str(folder), str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 start_new_session=True,
             )  # fmt: skip
@@ -73,10 +73,12 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def _serve(module: str, descriptor: int) -> None:
+def _serve(module: str, folder: Path, descriptor: int) -> None:
     die_with_parent()
     owner = socket.socket(fileno=descriptor)
-    main = importlib.import_module(module).main
+    loaded = importlib.import_module(module)
+    loaded.warm(folder)
+    main = loaded.main
     ears, bell = os.pipe()
     os.set_blocking(bell, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -137,4 +139,4 @@ def _be_rank(main: Any, asked: dict[str, Any], descriptors: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))
+    _serve(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import queue
@@ -32,6 +33,8 @@ from tutti.comm.errors import CommError
 from tutti.elastic.journal import require_current
 from tutti.elastic.messages import Order, Source, Standing
 from tutti.errors import InputError, TuttiError
+from tutti.hardware.profile import shipped_profiles
+from tutti.observe.folder import RUN_FILE
 from tutti.observe.pulse import Activity, Pulse
 from tutti.plan.files import load_plan
 from tutti.ranks.devices import open_chip
@@ -43,6 +46,7 @@ from tutti.train.elastic.drills import install
 from tutti.train.elastic.held_state import HeldState, fill
 from tutti.train.elastic.host_copies import HostCopies, labelled, read_copy
 from tutti.train.engine.step_totals import StepResult
+from tutti.train.run.agreement import job_facts
 from tutti.train.run.build_rank import build_engine, join, load_weights
 from tutti.train.run.planning import Job, prepared
 from tutti.train.run.rank_context import RankContext
@@ -52,6 +56,32 @@ from tutti.train.run.worker import StopRequest, Worker
 from tutti.train.sync.comm_links import CommLinks
 
 BEAT_S = 0.1  # of the thread that owns the connections
+
+
+_warm: dict[Path, tuple[Job, PackedData]] = {}
+
+
+def warm(folder: Path) -> None:
+    """Do what every rank of a run would do first, once, in the process that they come from.
+
+    No device is opened, and no thread started.
+    """
+    importlib.import_module("torch._dynamo")  # comes with the first tensor otherwise, for 2 s
+    shipped_profiles()
+    job = Job.load(folder / RUN_FILE)
+    job_facts(job)
+    job.chip_profiles()
+    job.predicted()
+    _warm[folder] = (job, _data_of(job))
+
+
+def _data_of(job: Job) -> PackedData:
+    return open_data(
+        job.config.data,
+        sequence_length=job.plan.job.sequence_length,
+        vocabulary=job.spec.vocab,
+        model_folder=model_folder(job.config.model),
+    )
 
 
 def main(descriptors: Sequence[int]) -> int:
@@ -95,9 +125,10 @@ class ElasticRank:
         self.standing = Standing.IDLE
         self.stop = StopRequest()
         self.pulse = Pulse(Path(os.environ["TUTTI_PULSE"]), rank=0)
-        self._job: Job | None = None
+        known = _warm.get(self.folder)
+        self._job: Job | None = known[0] if known is not None else None
+        self._data: PackedData | None = known[1] if known is not None else None
         self._accelerator: Accelerator | None = None
-        self._data: PackedData | None = None
         self._copies: HostCopies | None = None
         self._live: Worker | None = None  # of the generation that it left, or is in
         self._kept: HeldState | None = None  # of an earlier one
@@ -209,7 +240,7 @@ class ElasticRank:
     def _job_of(self, plan: str) -> Job:
         """Return the job under a plan; the rest of it stays."""
         if self._job is None:
-            self._job = Job.load(self.folder / "run.json")
+            self._job = Job.load(self.folder / RUN_FILE)
         found = load_plan(self.folder / plan)
         return prepared(self._job.config, found)
 
@@ -227,8 +258,9 @@ class ElasticRank:
         joined = join(context, self._accelerator, stack, store)
         self._opened(store, joined.comm)
         joined.comm.watch(BEAT_S, self.pulse.links)
-        self._open_data(context)
-        found = joined.saving.gather(self._data.fingerprint if self._data else "")
+        if self._data is None:
+            self._data = _data_of(context.job)
+        found = joined.saving.gather(self._data.fingerprint)
         if found is not None and len(set(found)) > 1:
             raise InputError("the ranks have different data; give all nodes the same files")
         predicted = context.job.predicted()
@@ -255,15 +287,6 @@ class ElasticRank:
         if context.rank == 0:
             context.events.send("done", **summary)
         self._say(Standing.DONE)
-
-    def _open_data(self, context: RankContext) -> None:
-        if self._data is None:
-            self._data = open_data(
-                context.config.data,
-                sequence_length=context.plan.job.sequence_length,
-                vocabulary=context.spec.vocab,
-                model_folder=model_folder(context.config.model),
-            )
 
     def _load(self, worker: Worker, source: Source, offers: list[HeldState]) -> Progress:
         context, engine = worker.context, worker.engine
