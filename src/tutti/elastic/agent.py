@@ -329,7 +329,8 @@ class Agent:
             self._after(Said(report))
             return
         if values["kind"] == "error":
-            rank.words = str(values["text"])
+            rank.words = f"failed: {values['text']}"
+            return  # told when it has ended
         self._hear(rank.chip, rank.process, values)
 
     def _tell(self, rank: _Rank, value: dict[str, Any]) -> None:

@@ -179,15 +179,18 @@ class Figures:
         step = int(values["step"])
         if late and step in self._records:
             return False
-        known = step in self._records
         self._records[step] = values
+        again = [step]
         if self._lines is None or step <= self._last:
             if self._lines is not None:
                 self._lines.close()
             self._lines = JsonLines(self._path, after=step - 1)
-        self._lines.write(_record(values))
-        self._last = step
-        return not known or not late
+            if late:  # heard of after steps that came later; else the run went back to here
+                again = [n for n in sorted(self._records) if n >= step]
+        for number in again:
+            self._lines.write(_record(self._records[number]))
+        self._last = again[-1]
+        return True
 
     def validation(self, step: int, loss: float) -> None:
         """Take a loss on held-out data."""

@@ -97,7 +97,10 @@ def main(descriptors: Sequence[int]) -> int:
         line = text[0] if text else type(error).__name__
         known = isinstance(error, TuttiError) and not isinstance(error, CommError)
         line = line if known else f"{type(error).__name__}: {line}"
-        rank.events.send("fatal" if known else "error", text=f"{rank.name}: {line}")
+        if known:  # no restart mends it
+            rank.events.send("fatal", text=f"{rank.name}: {line}")
+        else:
+            rank.events.send("error", text=line)
         return 1
     return 0
 
@@ -326,10 +329,10 @@ class ElasticRank:
             if self._copies is not None:
                 with contextlib.suppress(InputError):
                     self._copies.wait()
+            for record in live.measure.recent:
+                live.context.events.send("step", **record.to_document(), late=True)
             if live.engine.end.decided:
                 self._finished(live, live.engine.finish())
-            for record in live.measure.unwritten():
-                live.context.events.send("step", **record.to_document(), late=True)
         self._say(Standing.IDLE)
 
     def _finished(self, worker: Worker, result: StepResult) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,6 +47,8 @@ class Measure:
         places = [engine.seats.map.place(rank) for rank in range(plan.num_ranks)]
         self._pools = [place.chip.pool for place in places]
         self._taken: tuple[StepRecord, Readings] | None = None
+        # rank 0 writes a step when its times are there; if it is lost first, others know these
+        self.recent: deque[StepRecord] = deque(maxlen=4)
         self._pending: tuple[StepRecord, Work] | None = None
         self._sinks: Sinks | None = None
         self._lines: JsonLines | None = None
@@ -65,12 +68,12 @@ class Measure:
         try:
             yield
         finally:
-            for record in self.unwritten():  # the others are gone, and their times with them
+            for record in self._unwritten():  # the others are gone, and their times with them
                 self._sinks.write(record)
             self._sinks.close()
             self._sinks = self._lines = None
 
-    def unwritten(self) -> list[StepRecord]:
+    def _unwritten(self) -> list[StepRecord]:
         """Return the steps whose lines wait for the ranks' times."""
         waiting = [self._pending[0]] if self._pending is not None else []
         return waiting + ([self._taken[0]] if self._taken is not None else [])
@@ -125,10 +128,11 @@ class Measure:
         """Take the figures of a step."""
         if record.step % self._context.config.measure.every:
             return
+        self.recent.append(record)
         self._send()
         self._taken = (record, self._engine.recorder.last)
         if self._lines is not None:
-            self._lines.soon(self.unwritten())
+            self._lines.soon(self._unwritten())
 
     def finish(self) -> None:
         """Write all steps that are left."""
