@@ -28,8 +28,8 @@ from tutti.errors import InputError
 from tutti.observe.pulse import PulseReader, Reading
 
 STATUS_WAIT_S = 0.3  # for the fork server to say how a process ended
+STACK_S = 0.05  # for a stack to be written
 KILL_AFTER_S = 10.0  # a process that was told to leave and does not
-_LAST_BYTES = 4096  # of a log, to be looked at for last words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +105,16 @@ class Agent:
 
         self.call(ask)
 
-    def kill(self, chip: str, process: int) -> None:
-        """End a process that hangs."""
+    def kill(self, chip: str, process: int, why: str) -> None:
+        """End a process that hangs; its stack goes to its log first, if it can be had."""
 
         def end() -> None:
             rank = self._ranks.get(chip)
             if rank is not None and rank.process == process and rank.pid:
+                rank.words = why
                 with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGUSR2)
+                    time.sleep(STACK_S)
                     os.kill(rank.pid, signal.SIGKILL)
 
         self.call(end)
@@ -354,12 +357,17 @@ class Agent:
                     os.close(descriptor)
 
 
-def _alive(pid: int) -> bool:
+def process_state(pid: int) -> str:
+    """Return the kernel's letter for what a process does; empty if there is none."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
+
+
+def _alive(pid: int) -> bool:
+    return process_state(pid) not in ("", "Z", "X")
 
 
 def _how(status: int | None) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.errors import TuttiError
+from tutti.observe.pulse import Activity
 from tutti.observe.record import StepRecord
 from tutti.ranks.devices import open_chip
 from tutti.ranks.events import Events
@@ -192,6 +193,8 @@ class Worker:
         self.engine.signal = bool(self.stop.signal)
         result = self.engine.step(feeder.step(step), settings)
         seconds = time.perf_counter() - begin
+        if self.engine.pulse is not None:
+            self.engine.pulse.at(-1, Activity.BETWEEN)
         self._check(step, result)
         if kept is not None:
             kept.after_step()
