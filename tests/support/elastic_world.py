@@ -10,6 +10,7 @@ their order alone, so that there are finitely many states.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -456,7 +457,10 @@ def explore(
     """Visit every state that can be reached, or the first `most`; return how many there are."""
     first = promptly(start) if prompt else start
     seen, todo, count = {_digest(first)}, [first], 0
+    chance = random.Random(0)
     while todo and count != most:
+        at = chance.randrange(len(todo)) if most is not None else -1  # a sample of all depths
+        todo[at], todo[-1] = todo[-1], todo[at]
         world = todo.pop()
         check(world)
         if count % liveness_every == 0:
