@@ -18,10 +18,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tutti.elastic.agent_state import AgentState, Died, Enter, Leave, Said, Start
-from tutti.elastic.membership import (
-    OVER,
+from tutti.elastic.events import (
     Heard,
-    Membership,
     Phase,
     Send,
     Settle,
@@ -30,6 +28,7 @@ from tutti.elastic.membership import (
     Unsettled,
     WaitedEnough,
 )
+from tutti.elastic.membership import OVER, Membership
 from tutti.elastic.messages import Death, Order, Report, Seat, Source, Standing, Status
 
 JOB = "job"

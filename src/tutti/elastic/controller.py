@@ -15,16 +15,13 @@ from typing import Any
 import msgspec
 import zmq
 
-from tutti.elastic.journal import Entry, Journal, now
-from tutti.elastic.membership import (
-    OVER,
+from tutti.elastic.events import (
     Change,
     Decided,
     Event,
     Fatal,
     Heard,
     Instruction,
-    Membership,
     Phase,
     Send,
     Settle,
@@ -34,6 +31,8 @@ from tutti.elastic.membership import (
     Unsettled,
     WaitedEnough,
 )
+from tutti.elastic.journal import Entry, Journal, now
+from tutti.elastic.membership import OVER, Membership
 from tutti.elastic.messages import VERSION, Report, Status, packed, unpacked
 
 SETTLE = Callable[[Settle, Membership], Settled | Unsettled]

@@ -15,23 +15,26 @@ There is no clock here: that a host is silent, or that waiting was long enough, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
+from tutti.elastic.events import (
+    Change,
+    Decided,
+    Event,
+    Fatal,
+    Heard,
+    Instruction,
+    Phase,
+    Send,
+    Settle,
+    Settled,
+    Silent,
+    StartWaiting,
+    Unsettled,
+    WaitedEnough,
+)
 from tutti.elastic.messages import Death, Order, Report, Seat, Source, Standing, Status
 
 SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
-
-
-class Phase(StrEnum):
-    """What the job as a whole is doing."""
-
-    WAITING = "waiting"  # for chips
-    SETTLING = "settling"  # what the next generation is
-    ENTERING = "entering"
-    RUNNING = "running"
-    LEAVING = "leaving"
-    FINISHED = "finished"
-    GIVEN_UP = "given up"
 
 
 OVER = frozenset({Phase.FINISHED, Phase.GIVEN_UP})
@@ -52,102 +55,6 @@ class Host:
     def report(self, chip: str) -> Report | None:
         """Return what it says of a chip."""
         return next((r for r in self.status.reports if r.chip == chip), None)
-
-
-# --- events ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A status came."""
-
-    status: Status
-
-
-@dataclass(frozen=True, slots=True)
-class Silent:
-    """A host was not heard of for too long."""
-
-    host: str
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The answer to `Settle`: the seats of the next generation, each chip's rank."""
-
-    request: int
-    ranks: tuple[str, ...]  # chips, by rank
-    plan: str
-    source: Source
-
-
-@dataclass(frozen=True, slots=True)
-class Unsettled:
-    """The answer to `Settle`: with these chips nothing can be done."""
-
-    request: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class WaitedEnough:
-    """Chips were waited for as long as allowed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Somebody wants another generation: a better plan, a newcomer, a drained host."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fatal:
-    """Something that no restart mends."""
-
-    why: str
-
-
-Event = Heard | Silent | Settled | Unsettled | WaitedEnough | Change | Fatal
-
-
-# --- instructions ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Let an agent have an order."""
-
-    host: str
-    order: Order
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Find the next generation: a plan for these chips, and where its state comes from."""
-
-    request: int
-    chips: tuple[str, ...]
-    left: tuple[Report, ...]  # of the seats of the last generation that are still there
-
-
-@dataclass(frozen=True, slots=True)
-class StartWaiting:
-    """Send `WaitedEnough` after the time that the job allows."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """A decision, for the log."""
-
-    generation: int
-    phase: Phase
-    why: str
-
-
-Instruction = Send | Settle | StartWaiting | Decided
 
 
 # --- the machine -----------------------------------------------------------------------------

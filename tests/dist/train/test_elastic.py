@@ -129,3 +129,31 @@ def test_a_fault_that_comes_back_three_times_ends_the_job_and_is_named(runs: Run
     drills = [kill(1, 2, 6)] * 3
     with pytest.raises(TuttiError, match=r"given up: 3 processes ended at step 2, instruction 6"):
         runs.run("elastic", "larger.json", steps=4, elastic={"drill": drills})
+
+
+@pytest.mark.slow
+def test_a_chip_that_fails_too_often_is_left_and_the_others_go_on(runs: Runs) -> None:
+    """What is left of the plan runs, with the same samples; the state comes from who is left."""
+    plain = runs.run("plain", "larger.json", steps=6)
+    drills = [kill(1, 2, 4), kill(1, 4, 7)]
+    elastic = {"restarts_per_hour": 1, "drill": drills}
+    result = runs.run("elastic", "larger.json", steps=6, elastic=elastic)
+    assert result.losses == pytest.approx(plain.losses, rel=1e-5)
+    entries = [e for e in read_journal(runs.folder / "elastic") if e.phase == "entering"]
+    assert [len(e.ranks) for e in entries] == [2, 2, 1]
+    assert [(e.step, e.source) for e in entries[1:]] == [(1, "memory"), (3, "memory")]
+    assert "1 chip failed too often: fast/0/1" in entries[-1].why
+
+
+@pytest.mark.slow
+def test_hangs_are_named_and_replaced(runs: Runs) -> None:
+    plain = runs.run("plain", steps=8)
+    drills = [kill(1, 3, 9, "stop"), kill(0, 5, 3, "sleep"), kill(1, 7, 4, "spin")]
+    result = runs.run("elastic", steps=8, elastic={"copies": 1, "drill": drills})
+    same(result, plain)
+    causes = [e.why for e in read_journal(runs.folder / "elastic") if e.phase == "leaving"]
+    assert [cause[:17] for cause in causes] == [
+        "rank 1 (fast/0/1)", "rank 0 (fast/0/0)", "rank 1 (fast/0/1)",
+    ]  # fmt: skip
+    for cause, how in zip(causes, ("is stopped", "waits for nobody", "interpreter"), strict=True):
+        assert how in cause

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support import elastic_world as world
 from tutti.elastic.agent_state import AgentState
-from tutti.elastic.membership import Host, Membership, Phase
+from tutti.elastic.events import Phase
+from tutti.elastic.membership import Host, Membership
 from tutti.elastic.messages import Standing
 
 

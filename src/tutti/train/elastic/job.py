@@ -18,9 +18,10 @@ from tutti.comm.entry.store import StoreServer
 from tutti.comm.entry.trust import Key
 from tutti.elastic.agent import Agent, AgentSettings, process_state
 from tutti.elastic.controller import Controller, ControllerSettings
+from tutti.elastic.events import Fatal, Phase
 from tutti.elastic.hangs import Observed, find_hang
 from tutti.elastic.journal import Journal, last_generation
-from tutti.elastic.membership import Fatal, Membership, Phase
+from tutti.elastic.membership import Membership
 from tutti.errors import InputError, StoppedError, TuttiError
 from tutti.launch.identity import used_chips
 from tutti.launch.secret import SECRET, Secret, new_secret
@@ -65,12 +66,13 @@ class ElasticRun:
         settings = ControllerSettings(
             job=self.name, death_after_s=self.config.death_after_s, wait_s=self.config.wait_s
         )
+        self._settler = Settler(job, resume=resume)
         self.controller = Controller(
-            settings, self._journal, Settler(job, resume=resume), self._rendezvous, self._passed,
+            settings, self._journal, self._settler, self._rendezvous, self._passed,
             generation=last_generation(folder),
         )  # fmt: skip
         self._memory = Path(tempfile.mkdtemp(prefix="tutti-elastic-", dir=_memory_folder()))
-        self.agent = Agent(self._agent_settings(environment or {}), self.controller.hear)
+        self.agent = Agent(self._agent_settings(environment or {}), self._hear)
         self.controller.watch = HangWatch(job, self.agent, self.config.hang_after_s)
 
     def _agent_settings(self, environment: Mapping[int, Mapping[str, str]]) -> AgentSettings:
@@ -123,6 +125,11 @@ class ElasticRun:
                 "the run was stopped before it had begun", by=self.asked_by or signal.SIGTERM
             )
         return {**self.summary, **self._figures.summary(self.job)}
+
+    def _hear(self, chip: str, process: int, values: dict[str, Any]) -> None:
+        if values["kind"] == "died":
+            self._settler.died(chip)
+        self.controller.hear(chip, process, values)
 
     def _logs(self) -> Path:
         return self.job.config.folder / "logs"

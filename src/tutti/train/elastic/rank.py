@@ -45,6 +45,7 @@ from tutti.train.data.opening import PackedData, open_data
 from tutti.train.elastic.drills import install
 from tutti.train.elastic.held_state import HeldState, fill
 from tutti.train.elastic.host_copies import HostCopies, labelled, read_copy
+from tutti.train.engine.step_end import finish_step
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.agreement import job_facts
 from tutti.train.run.build_rank import build_engine, join, load_weights
@@ -281,7 +282,7 @@ class ElasticRank:
         offers.clear()
         joined.meet()  # all have their state: from here on it counts, and the old one is free
         self._live, self._kept, self._held = worker, None, (0, -1)
-        engine.pulse = self.pulse
+        engine.end.pulse = self.pulse
         self._begin_copies(worker)
         elastic = context.config.elastic
         install(worker, elastic.drill if elastic is not None else (), self.folder)
@@ -332,7 +333,7 @@ class ElasticRank:
             for record in live.measure.recent:
                 live.context.events.send("step", **record.to_document(), late=True)
             if live.engine.end.decided:
-                self._finished(live, live.engine.finish())
+                self._finished(live, finish_step(live.engine))
         self._say(Standing.IDLE)
 
     def _finished(self, worker: Worker, result: StepResult) -> None:
@@ -347,7 +348,7 @@ class ElasticRank:
         live, self._live = self._live, None
         if live is not None and counts:
             if live.progress.step < source.step and live.engine.end.pending:
-                self._finished(live, live.engine.finish(source.sums))
+                self._finished(live, finish_step(live.engine, source.sums))
             self._kept = HeldState.taken(live.engine, live.progress)
             self._held = (live_generation(live), live.context.rank)
         if not counts:

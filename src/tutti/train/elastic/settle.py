@@ -6,9 +6,14 @@ files of plans lie in the run's folder, so that ranks read what was decided.
 
 from __future__ import annotations
 
+import time
+
+import msgspec
+
 from tutti.elastic.controller import all_reports
+from tutti.elastic.events import Settle, Settled, Unsettled
 from tutti.elastic.journal import FOLDER
-from tutti.elastic.membership import Membership, Settle, Settled, Unsettled
+from tutti.elastic.membership import Membership
 from tutti.elastic.sources import Past, find_source
 from tutti.hardware.topology import Position
 from tutti.launch.identity import used_chips
@@ -32,22 +37,41 @@ class Settler:
         self._plans: dict[str, Plan] = {}
         self._current = job.plan
         self._begun = started  # a generation of this run has trained: checkpoints are its own
+        self._deaths: dict[str, list[float]] = {}  # when processes of a chip ended
+
+    def died(self, chip: str) -> None:
+        """Take note that a process of a chip ended."""
+        self._deaths.setdefault(chip, []).append(time.monotonic())
+
+    def _bad(self) -> set[str]:
+        """Return the chips whose processes end too often to be given a seat."""
+        elastic = self._job.config.elastic
+        assert elastic is not None
+        since, most = time.monotonic() - 3600.0, elastic.restarts_per_hour
+        return {
+            chip for chip, times in self._deaths.items() if sum(at > since for at in times) > most
+        }
 
     def __call__(self, question: Settle, members: Membership) -> Settled | Unsettled:
         """Return the next generation, or why there is none."""
         job = self._job
-        least = job.config.elastic.min_chips if job.config.elastic is not None else 1
-        if len(question.chips) < least:
+        assert job.config.elastic is not None
+        bad, least = self._bad(), job.config.elastic.min_chips
+        chips_left = [chip for chip in question.chips if chip not in bad]
+        but = (
+            f" ({many(len(bad), 'chip')} failed too often: {', '.join(sorted(bad))})" if bad else ""
+        )
+        if len(chips_left) < least:
             return Unsettled(
                 question.request,
-                f"{many(len(question.chips), 'chip')} left, elastic.min_chips is {least}",
+                f"{many(len(chips_left), 'chip')} left{but}, elastic.min_chips is {least}",
             )
-        plan = self._plan(set(question.chips))
+        plan = self._plan(set(chips_left))
         if plan is None:
             wanted = len(used_chips(job.plan))
             return Unsettled(
                 question.request,
-                f"{many(len(question.chips), 'chip')} of {wanted} left, and the model does not "
+                f"{many(len(chips_left), 'chip')} of {wanted} left{but}, and the model does not "
                 "run on them under what is left of the plan",
             )
         chips = tuple(str(chip) for chip in used_chips(plan))
@@ -56,6 +80,9 @@ class Settler:
             question.left, all_reports(members), self._past, job.spec, self._checkpoint()
         )
         name = self._saved(plan)
+        if plan != job.plan:
+            text = f"{source.text}; {many(len(chips), 'chip')} under what is left of the plan{but}"
+            source = msgspec.structs.replace(source, text=text)
         self._past[members.generation + 1] = Past(plan=plan, chips=chips)
         self._current = plan
         return Settled(question.request, chips, name, source)

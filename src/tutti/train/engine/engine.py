@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from tutti.hardware.chip import Dtype
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.model import Model
-from tutti.observe.pulse import Activity, Pulse
 from tutti.plan.plan import Plan
 from tutti.ranks.links import DONE, Done, Handle, Links
 from tutti.ranks.rank_places import Seat, Seats, class_of
@@ -119,10 +118,9 @@ class Engine:
         self.signal = False  # told to all ranks at the end of the step
         self.watcher: Watcher | None = None  # sees reduced gradients before the optimizer does
         self.around: Around | None = None  # sees every instruction before and after it is started
-        self.pulse: Pulse | None = None  # where others see what this rank is doing
         self.before_update: Callable[[], None] | None = None  # before the step's sums are joined
         self.end = StepEnd(self.instructions)
-        self._handlers = self._make_handlers()
+        self.handlers = self._make_handlers()
 
     def _make_model(self) -> tuple[Model, SelectiveOperators]:
         """Return this rank's units, and the operators that they use."""
@@ -210,9 +208,10 @@ class Engine:
         self.end.begin()
         self.issue()
         self.recorder.end_step()
-        return self._ended()
+        return self.ended()
 
-    def _ended(self) -> StepResult:
+    def ended(self) -> StepResult:
+        """Take a step whose instructions are all done into the state."""
         result = self._result
         self.end.over()
         self.parameters.end_step()
@@ -220,37 +219,18 @@ class Engine:
         self.step_number += not result.skipped
         return result
 
-    def finish(self, sums: Sequence[float] = ()) -> StepResult:
-        """Finish a step that lost its peers when nothing but this rank's own work was left.
-
-        `sums` are those of all ranks where this one has not heard them. What only travels to other
-        ranks is left out: whoever goes on takes its state from the masters.
-        """
-        if self.end.pending:
-            scalars = torch.tensor(sums, dtype=torch.float64, device=self.accelerator.device)
-            self._take_sums(scalars)
-        assert self.end.at is not None
-        for index in range(self.end.at, len(self.instructions)):
-            entry = self.instructions[index]
-            if entry.lane is not Lane.NETWORK:
-                self.start(entry, self._handlers[entry.op]).wait()
-        return self._ended()
-
     def issue(self) -> None:
         """Start every instruction of a step that has begun; no number is read on the way."""
         handles: list[Handle] = []
-        pulse = self.pulse
         for index, entry in enumerate(self.instructions):
-            self.end.at = index
-            if pulse is not None:
-                pulse.at(index)
+            self.end.reach(index)
             for earlier in entry.after:
                 self._wait(handles, earlier)
             self.recorder.start(index)
-            run = functools.partial(self.start, entry, self._handlers[entry.op])
+            run = functools.partial(self.start, entry, self.handlers[entry.op])
             handles.append(run() if self.around is None else self.around(entry, run))
             self.recorder.issued(index)
-        self.end.at = len(self.instructions)
+        self.end.reach(len(self.instructions))
         for index, entry in enumerate(self.instructions):
             if entry.op is not Op.OFFLOAD:  # may be on its way yet: whoever fetches it waits
                 self._wait(handles, index)
@@ -268,8 +248,7 @@ class Engine:
         if isinstance(handle, Done):
             return
         since = time.perf_counter()
-        if self.pulse is not None:
-            self.pulse.at(index, Activity.WAITING)
+        self.end.waits(index)
         handle.wait()
         self.recorder.waited(index, since)
         handles[index] = DONE
@@ -290,7 +269,7 @@ class Engine:
     def evaluate(self, batches: Batches) -> EvaluationResult:
         """Return the loss of a step's worth of tokens, without training on them."""
         if self._evaluation is None:
-            handlers = {**self._handlers, Op.FORWARD: self._forward_only}
+            handlers = {**self.handlers, Op.FORWARD: self._forward_only}
             self._evaluation = Evaluation(self.instructions, handlers, self.start)
         self.begin(batches)
         with torch.no_grad():
@@ -383,10 +362,10 @@ class Engine:
         if self.before_update is not None:
             self.before_update()
         self.end.pending = True  # from here on others may know the sums before this rank does
-        self._take_sums(joined(self.links, self.seats.num_ranks, parts))
+        self.take_sums(joined(self.links, self.seats.num_ranks, parts))
         return DONE
 
-    def _take_sums(self, scalars: Tensor) -> None:
+    def take_sums(self, scalars: Tensor) -> None:
         """Take the sums of all ranks: from here on nothing but this rank's own work is left."""
         self._sums.send(scalars)
         self.end.settled(scalars)

@@ -8,10 +8,17 @@ before it heard the sums does not know which: if any other heard them, it finish
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from tutti.schedule.instruction import Instruction, Op
+from tutti.observe.pulse import Activity, Pulse
+from tutti.schedule.instruction import Instruction, Lane, Op
+
+if TYPE_CHECKING:
+    from tutti.train.engine.engine import Engine
+    from tutti.train.engine.step_totals import StepResult
 
 
 class StepEnd:
@@ -23,12 +30,31 @@ class StepEnd:
         )
         self.at: int | None = None  # the instruction at hand; None between steps
         self.pending = False  # this rank gave its part of the sums, and has not heard them
+        self.pulse: Pulse | None = None  # where others see what this rank is doing
         self._scalars: Tensor | None = None
         self._last: Tensor | None = None  # of the step before
 
     def begin(self) -> None:
         """A step begins."""
         self.at, self.pending, self._scalars = 0, False, None
+
+    def reach(self, index: int) -> None:
+        """An instruction is begun."""
+        self.at = index
+        if self.pulse is not None:
+            self.pulse.at(index)
+
+    def waits(self, index: int) -> None:
+        """An instruction that was begun is waited for."""
+        if self.pulse is not None:
+            self.pulse.at(index, Activity.WAITING)
+
+    def between(self, step: int | None = None) -> None:
+        """The rank is between two steps; with a number, before that one."""
+        if self.pulse is not None and step is not None:
+            self.pulse.step(step)
+        elif self.pulse is not None:
+            self.pulse.at(-1, Activity.BETWEEN)
 
     def settled(self, scalars: Tensor) -> None:
         """The sums are known."""
@@ -48,3 +74,20 @@ class StepEnd:
     def sums(self) -> list[float]:
         """Return the sums of the last step that is in the state, for those who lack them."""
         return [] if self._last is None else [float(value) for value in self._last.tolist()]
+
+
+def finish_step(engine: Engine, sums: Sequence[float] = ()) -> StepResult:
+    """Finish a step that lost its peers when nothing but this rank's own work was left.
+
+    `sums` are those of all ranks where this one has not heard them. What only travels to other
+    ranks is left out: whoever goes on takes its state from the masters.
+    """
+    end = engine.end
+    if end.pending:
+        scalars = torch.tensor(sums, dtype=torch.float64, device=engine.accelerator.device)
+        engine.take_sums(scalars)
+    assert end.at is not None
+    for entry in engine.instructions[end.at :]:
+        if entry.lane is not Lane.NETWORK:
+            engine.start(entry, engine.handlers[entry.op]).wait()
+    return engine.ended()

@@ -15,7 +15,6 @@ import torch
 
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.errors import TuttiError
-from tutti.observe.pulse import Activity
 from tutti.observe.record import StepRecord
 from tutti.ranks.devices import open_chip
 from tutti.ranks.events import Events
@@ -187,14 +186,12 @@ class Worker:
         config, number = self.context.config, step + 1
         settings = self._settings(config.optimizer.rates(config.steps).at(number))
         traced = self.tracer.wants(number)
-        if self.engine.pulse is not None:
-            self.engine.pulse.step(number)
+        self.engine.end.between(number)
         begin = time.perf_counter()
         self.engine.signal = bool(self.stop.signal)
         result = self.engine.step(feeder.step(step), settings)
         seconds = time.perf_counter() - begin
-        if self.engine.pulse is not None:
-            self.engine.pulse.at(-1, Activity.BETWEEN)
+        self.engine.end.between()
         self._check(step, result)
         if kept is not None:
             kept.after_step()
