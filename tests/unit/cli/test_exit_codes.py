@@ -91,6 +91,7 @@ MISSING = {
     "cluster show": ["nowhere"],
     "comm bench": ["--op", "adition"],
     "data show": ["nowhere.jsonl"],
+    "job status": ["nowhere"],
     "model show": ["llama-2-7"],
 }
 

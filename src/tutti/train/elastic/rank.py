@@ -43,9 +43,9 @@ from tutti.ranks.rendezvous import job_secret
 from tutti.train.checkpoint import Progress
 from tutti.train.data.opening import PackedData, open_data
 from tutti.train.elastic.drills import install
+from tutti.train.elastic.finish import finish_step
 from tutti.train.elastic.held_state import HeldState, fill
 from tutti.train.elastic.host_copies import HostCopies, labelled, read_copy
-from tutti.train.engine.step_end import finish_step
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.agreement import job_facts
 from tutti.train.run.build_rank import build_engine, join, load_weights

@@ -269,8 +269,8 @@ class Engine:
     def evaluate(self, batches: Batches) -> EvaluationResult:
         """Return the loss of a step's worth of tokens, without training on them."""
         if self._evaluation is None:
-            handlers = {**self.handlers, Op.FORWARD: self._forward_only}
-            self._evaluation = Evaluation(self.instructions, handlers, self.start)
+            forward = {**self.handlers, Op.FORWARD: self._forward_only}
+            self._evaluation = Evaluation(self.instructions, forward, self.start)
         self.begin(batches)
         with torch.no_grad():
             self._evaluation.run()
@@ -310,9 +310,9 @@ class Engine:
     # --- messages --------------------------------------------------------------------------
 
     def _send(self, entry: Instruction) -> Handle:
-        key = (entry.start, entry.micro_batch)
         held = self.passes.streams if entry.what is What.ACTIVATIONS else self.passes.gradients
-        return self.boundaries.send(held.pop(key).detach(), entry.start, entry.what)
+        stream = held.pop((entry.start, entry.micro_batch))
+        return self.boundaries.send(stream.detach(), entry.start, entry.what)
 
     def _receive(self, entry: Instruction) -> Handle:
         like = torch.empty(0, dtype=self.dtype, device=self.accelerator.device)
@@ -326,8 +326,7 @@ class Engine:
             batch = self._next_batch(entry.micro_batch)
             self._batches[entry.micro_batch] = batch
             if self.spec.head_unit in self.seat.units and self.seat.tensor.rank == 0:
-                count = counted_tokens(batch)
-                self._tokens = count if self._tokens is None else self._tokens + count
+                self._tokens = counted_tokens(batch) + (0 if self._tokens is None else self._tokens)
         elif entry.what is What.ACTIVATIONS:
             self.passes.fetch_activations(range(entry.start, entry.stop), entry.micro_batch)
         else:
@@ -385,8 +384,7 @@ class Engine:
         }
 
     def _step(self, entry: Instruction) -> Handle:
-        units = range(entry.start, entry.stop)
-        for exchange in self.parameters.of_units(units):
+        for exchange in self.parameters.of_units(range(entry.start, entry.stop)):
             for state in exchange.states:
                 if not state.has_gradients:
                     continue  # updated with an earlier bucket that it travels with

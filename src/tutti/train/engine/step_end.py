@@ -8,17 +8,11 @@ before it heard the sums does not know which: if any other heard them, it finish
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from tutti.observe.pulse import Activity, Pulse
-from tutti.schedule.instruction import Instruction, Lane, Op
-
-if TYPE_CHECKING:
-    from tutti.train.engine.engine import Engine
-    from tutti.train.engine.step_totals import StepResult
+from tutti.schedule.instruction import Instruction, Op
 
 
 class StepEnd:
@@ -74,20 +68,3 @@ class StepEnd:
     def sums(self) -> list[float]:
         """Return the sums of the last step that is in the state, for those who lack them."""
         return [] if self._last is None else [float(value) for value in self._last.tolist()]
-
-
-def finish_step(engine: Engine, sums: Sequence[float] = ()) -> StepResult:
-    """Finish a step that lost its peers when nothing but this rank's own work was left.
-
-    `sums` are those of all ranks where this one has not heard them. What only travels to other
-    ranks is left out: whoever goes on takes its state from the masters.
-    """
-    end = engine.end
-    if end.pending:
-        scalars = torch.tensor(sums, dtype=torch.float64, device=engine.accelerator.device)
-        engine.take_sums(scalars)
-    assert end.at is not None
-    for entry in engine.instructions[end.at :]:
-        if entry.lane is not Lane.NETWORK:
-            engine.start(entry, engine.handlers[entry.op]).wait()
-    return engine.ended()

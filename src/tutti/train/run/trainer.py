@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tutti.document import Place, build
 from tutti.errors import StoppedError
+from tutti.optional_imports import library
 from tutti.plan.plan import Plan
 from tutti.ranks.local_capacity import require_chips_here
 from tutti.ranks.local_processes import LocalRanks, RankEvent
@@ -141,6 +142,8 @@ def run_local(
         if held.note and listener is not None:
             listener(RankEvent(0, "warning", {"text": held.note}))
         if job.config.elastic is not None:
+            for name in ("zmq", "msgspec"):
+                library(name, "elastic")
             from tutti.train.elastic.job import ElasticRun, check_elastic
 
             check_elastic(job)
