@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import signal
 import statistics
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,12 +14,10 @@ from typing import Any
 
 from tutti.comm.entry.store import StoreServer
 from tutti.comm.entry.trust import Key
-from tutti.elastic.agent import Agent, AgentSettings, process_state
+from tutti.elastic.agent import Agent, AgentSettings
 from tutti.elastic.controller import Controller, ControllerSettings
 from tutti.elastic.events import Fatal, Phase
-from tutti.elastic.hangs import Observed, find_hang
-from tutti.elastic.journal import Journal, last_generation
-from tutti.elastic.membership import Membership
+from tutti.elastic.journal import Entry, Journal, last_generation, now
 from tutti.errors import InputError, StoppedError, TuttiError
 from tutti.launch.identity import used_chips
 from tutti.launch.secret import SECRET, Secret, new_secret
@@ -29,14 +25,12 @@ from tutti.observe.folder import METRICS
 from tutti.observe.record import PoolTimes, StepRecord
 from tutti.observe.sinks import JsonLines
 from tutti.ranks.local_processes import RankEvent
-from tutti.ranks.rank_places import Seats, class_of
-from tutti.schedule.schedule import build_schedule
 from tutti.train.elastic.settle import Settler
+from tutti.train.elastic.watches import HangWatch, SlowWatch
 from tutti.train.run.planning import Job
 from tutti.train.run.starting import Resume
 
 RANK_MODULE = "tutti.train.elastic.rank"
-LOOK_S = 0.25  # between two looks at the pulses
 _SHARED_MEMORY = Path("/dev/shm")
 Listener = Callable[[RankEvent], None]
 
@@ -73,6 +67,7 @@ class ElasticRun:
         )  # fmt: skip
         self._memory = Path(tempfile.mkdtemp(prefix="tutti-elastic-", dir=_memory_folder()))
         self.agent = Agent(self._agent_settings(environment or {}), self._hear)
+        self._slow = SlowWatch(job)
         self.controller.watch = HangWatch(job, self.agent, self.config.hang_after_s)
 
     def _agent_settings(self, environment: Mapping[int, Mapping[str, str]]) -> AgentSettings:
@@ -154,9 +149,31 @@ class ElasticRun:
         del self._servers[:-2]
         return f"127.0.0.1:{server.port}"
 
+    def _took(self, values: dict[str, Any]) -> None:
+        """Look at what every rank computed in a step; say which chip became slow, or well."""
+        members = self.controller.members
+        for verdict in self._slow.step(members, int(values["step"]), values["compute_s"]):
+            chip = members.seats[verdict.rank].chip
+            text = f"rank {verdict.rank} ({chip}) {verdict.why}"
+            phase = "slow" if verdict.slow else "well again"
+            self._journal.write(
+                Entry(
+                    at=now(),
+                    generation=members.generation,
+                    phase=phase,
+                    why=text,
+                    step=verdict.step,
+                )
+            )
+            if self._listener is not None:
+                self._listener(RankEvent(verdict.rank, "warning", {"text": text}))
+
     def _passed(self, rank: int, kind: str, values: dict[str, Any]) -> None:
         if kind == "done":
             self.summary = values
+        if kind == "times":
+            self._took(values)
+            return
         if kind == "step" and not self._figures.take(values):
             return
         if kind == "validation":
@@ -173,65 +190,6 @@ class ElasticRun:
             self._listener(RankEvent(rank, "warning", {"text": f"rank {rank} {values['how']}"}))
         else:
             self._listener(RankEvent(rank, kind, values))
-
-
-class HangWatch:
-    """Looks at the pulses of a generation that runs, and ends whoever keeps the others waiting."""
-
-    def __init__(self, job: Job, agent: Agent, after_s: float) -> None:
-        self._job, self._agent = job, agent
-        self._after_s = after_s
-        self._next, self._judged = 0.0, 0
-
-    def __call__(self, members: Membership) -> None:
-        """Look, every so often."""
-        now = time.monotonic()
-        if now < self._next or members.phase is not Phase.RUNNING:
-            return
-        self._next = now + LOOK_S
-        if self._judged == members.generation:
-            return
-        readings = self._agent.pulses()
-        ranks = list[Observed]()
-        for seat in members.seats:
-            found = readings.get(seat.chip)
-            if found is None or found.generation != members.generation:
-                return
-            ranks.append(
-                Observed(
-                    chip=seat.chip,
-                    reading=found,
-                    state=process_state(found.process),
-                    instruction=self._instruction(seat.rank, found.instruction),
-                )
-            )
-        source = members.source
-        first = (source.step if source is not None else 0) + 1
-        hang = find_hang(
-            ranks, now_ns=time.monotonic_ns(), after_s=self._after_s + self._step_s,
-            first_step=first,
-        )  # fmt: skip
-        if hang is not None:
-            self._judged = members.generation
-            self._agent.kill(hang.chip, members.seats[hang.rank].process, hang.why)
-
-    @functools.cached_property
-    def _step_s(self) -> float:
-        """Seconds that a step should take; twice that is not yet a hang."""
-        return 2 * self._job.predicted().step_seconds
-
-    @functools.cached_property
-    def _lists(self) -> list[list[str]]:
-        plan = self._job.plan
-        schedule, seats = build_schedule(plan), Seats(plan, self._job.spec)
-        return [
-            [str(entry) for entry in schedule.classes[class_of(schedule, seats[rank])].instructions]
-            for rank in range(plan.num_ranks)
-        ]
-
-    def _instruction(self, rank: int, index: int) -> str:
-        words = self._lists[rank] if rank < len(self._lists) else []
-        return words[index] if 0 <= index < len(words) else ""
 
 
 class Figures:

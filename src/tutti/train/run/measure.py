@@ -161,6 +161,9 @@ class Measure:
             return
         times = [RankTimes.of_values(values.tolist()) for values in everyone]
         whole = dataclasses.replace(record, pools=by_pool(times, self._pools))
+        if self._context.led:
+            compute = [own.compute_s for own in times]
+            self._context.events.send("times", step=record.step, compute_s=compute)
         if self._sinks is not None:
             self._sinks.write(whole)
         self._context.events.send("step", **whole.to_document())
