@@ -31,12 +31,10 @@ def test_two_hosts_a_fault_and_every_delay_within_a_host() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_two_hosts_two_faults_a_newcomer_and_a_late_message() -> None:
-    found = world.explore(
-        world.begin(2, faults=1, newcomers=1, late=1), prompt=True, liveness_every=100
-    )
+def test_two_hosts_a_fault_and_a_message_that_comes_late_or_twice() -> None:
+    found = world.explore(world.begin(2, faults=1, newcomers=0, late=1), prompt=True)
     print(f"{found:,} states")
+    assert found > 5_000
 
 
 Choices = st.lists(st.integers(min_value=0, max_value=10_000), min_size=20, max_size=160)
