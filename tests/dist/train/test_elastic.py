@@ -80,7 +80,9 @@ def test_killed_ranks_are_replaced_and_nothing_changes(runs: Runs) -> None:
     same(result, plain)
     first, second, third = runs.entered("elastic")
     assert first == (0, "begin")
-    assert (second, third[1]) == ((1, "memory"), "memory")
+    # a copy is taken beside the next step: of one killed early in it, the one before may be the last
+    assert second[0] <= 1
+    assert (third[0] in (2, 3, 4), third[1]) == (True, "memory")
     causes = [e.why for e in read_journal(runs.folder / "elastic") if e.phase == "leaving"]
     assert causes == [
         "rank 1 (fast/0/1) was killed by SIGKILL",
@@ -109,10 +111,12 @@ def test_a_kill_between_any_two_instructions_of_the_steps_end_changes_nothing(
     same(result, plain)
     entered = runs.entered("elastic")
     assert len(entered) == len(drills) + 1
-    # no step is lost: what was killed in step 2 n goes on from the one before, or from itself
+    # what was killed goes on from the step before, or from that very one; one more is lost only
+    # where the copy, which is over before the update, was not whole yet
     for (step, source), drill in zip(entered[1:], drills, strict=True):
-        assert source == "memory"
-        assert step in (drill["step"] - 1, drill["step"])
+        whole = not copies or drill["instruction"] > norm
+        assert drill["step"] - (1 if whole else 2) <= step <= drill["step"]
+        assert source == "memory" or not whole
 
 
 @pytest.mark.slow
