@@ -306,6 +306,10 @@ class Agent:
         rank.ended_at = float("inf")  # once
         if not over:
             self._hear(rank.chip, rank.process, {"kind": "died", "how": death.how})
+        # what it copied last it had no time to say
+        known = self.state.report(rank.chip)
+        copies = _copy_steps(self.settings.memory, rank.chip)
+        self._after(Said(msgspec.structs.replace(known, copy_steps=copies)))
         self._after(Died(rank.chip, death))
 
     def _read(self, rank: _Rank) -> None:
@@ -355,6 +359,16 @@ class Agent:
             for descriptor in (rank.events, rank.commands, rank.pidfd):
                 if descriptor >= 0:
                     os.close(descriptor)
+
+
+def _copy_steps(folder: Path, chip: str) -> tuple[tuple[int, int], ...]:
+    """Return generation and step of the whole copies of a chip, by their labels."""
+    found = list[tuple[int, int]]()
+    for label in sorted(folder.glob(f"copy-{chip.replace('/', '-')}-*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            words = json.loads(label.read_text(encoding="utf-8"))
+            found.append((int(words["generation"]), int(words["facts"]["progress"]["step"])))
+    return tuple(found)
 
 
 def process_state(pid: int) -> str:

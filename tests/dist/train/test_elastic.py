@@ -80,7 +80,7 @@ def test_killed_ranks_are_replaced_and_nothing_changes(runs: Runs) -> None:
     same(result, plain)
     first, second, third = runs.entered("elastic")
     assert first == (0, "begin")
-    # a copy is taken beside the next step: of one killed early in it, the one before may be the last
+    # a copy is taken beside the next step: one killed early in it leaves the copy before
     assert second[0] <= 1
     assert (third[0] in (2, 3, 4), third[1]) == (True, "memory")
     causes = [e.why for e in read_journal(runs.folder / "elastic") if e.phase == "leaving"]
