@@ -179,7 +179,7 @@ def record_gradients(engine: Engine, parts: list[Any]) -> None:
 
     Of tied weights that lie apart the owner's end has the gradient, under the embedding's name.
     """
-    clip_norm = engine._handlers[Op.CLIP_NORM]
+    clip_norm = engine.handlers[Op.CLIP_NORM]
     ends = tied_ends(engine.spec) if tied_apart(engine.plan) else ()
     owner = next((end for end in ends if end[0] == engine.plan.tied_owner), None)
 
@@ -200,7 +200,7 @@ def record_gradients(engine: Engine, parts: list[Any]) -> None:
                     parts.append((f"{unit}.{name}", slices, piece.view(block.shape)))
         return handle
 
-    engine._handlers = {**engine._handlers, Op.CLIP_NORM: recording}
+    engine.handlers = {**engine.handlers, Op.CLIP_NORM: recording}
 
 
 def train_threads(

@@ -21,6 +21,7 @@ from tutti.cli import (
     convert,
     data,
     generate,
+    job,
     launch,
     model,
     predict,
@@ -54,6 +55,7 @@ app.add_typer(group.app, name="bench")
 app.command()(calibrate.calibrate)
 app.command()(chips.chips)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(job.app, name="job")
 app.add_typer(comm.app, name="comm")
 app.command()(convert.convert)
 app.add_typer(data.app, name="data")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tutti.collective import Group, Operation
 from tutti.comm.choice import Chooser, Named
+from tutti.comm.executor import OpenRun
 from tutti.comm.launch import Call, Launcher, Shared
 from tutti.comm.work import Work
 from tutti.errors import InputError
@@ -82,6 +83,14 @@ class Communicator:
     def close(self) -> None:
         """Leave: others are told, connections closed, threads ended."""
         self._shared.close()
+
+    def abort(self, why: str) -> None:
+        """End every operation, here and on all ranks that hear of it; called by any thread."""
+        self._shared.executor.abort(why)
+
+    def watch(self, every_s: float, tell: Callable[[list[OpenRun]], None]) -> None:
+        """Let the thread that owns the connections tell, again and again, what is open."""
+        self._shared.executor.watch(every_s, tell)
 
     # --- everybody gets everything ---------------------------------------------------------
 

@@ -32,6 +32,8 @@ from tutti.comm.transport.link import LinkOwner, OutLink
 _GRACE_S = 0.25  # for news of the real culprit to arrive before a broken connection is blamed
 _TICKS = 20  # looks at a time-out before it is over
 
+OpenRun = tuple[str, tuple[int, ...], int]  # name, the ranks it waits for, last progress (ns)
+
 
 @dataclass(slots=True)
 class _Answer:
@@ -197,6 +199,28 @@ class Executor:
         who = f"rank {peer}" if peer is not None else f"rank {self.rank}"
         text = f"{run.work.name}, {where}: no progress for {run.timeout_s:g} s; {who} {why}"
         self._abort(CommTimeoutError, text, peer, run.work.name)
+
+    # --- seen from outside -------------------------------------------------------------------
+
+    def watch(self, every_s: float, tell: Callable[[list[OpenRun]], None]) -> None:
+        """Tell what is open every so often, for as long as there is something to run."""
+
+        def look() -> None:
+            if self._closing:
+                return
+            tell(
+                [
+                    (run.work.name, tuple(sorted(_peers_of(run))), int(run.progress_at * 1e9))
+                    for run in self._runs.values()
+                ]
+            )
+            self._owner.reactor.after(every_s, look)
+
+        self._owner.reactor.call(look)
+
+    def abort(self, why: str) -> None:
+        """End everything here because somebody outside says so."""
+        self._owner.reactor.call(lambda: self._abort(PeerLostError, why, None, ""))
 
     # --- failures --------------------------------------------------------------------------
 

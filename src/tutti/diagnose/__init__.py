@@ -1,1 +1,1 @@
-"""What went wrong, from what was written down: evidence in, findings out."""
+"""Evidence in, findings out: what went wrong, which chip is slow, which rank hangs, and why."""

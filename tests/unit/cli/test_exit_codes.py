@@ -94,6 +94,7 @@ MISSING = {
     "doctor dumps": ["nowhere"],
     "doctor logs": ["nowhere.log"],
     "doctor run": ["nowhere"],
+    "job status": ["nowhere"],
     "model show": ["llama-2-7"],
 }
 

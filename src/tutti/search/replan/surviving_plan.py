@@ -43,10 +43,17 @@ class _Left:
 
 
 def surviving_plan(
-    old: Plan, model: ModelSpec, cluster: Cluster, moved: NodeMoves | None = None
+    old: Plan,
+    model: ModelSpec,
+    cluster: Cluster,
+    moved: NodeMoves | None = None,
+    lost: frozenset[Position] = frozenset(),
 ) -> Plan | None:
-    """Return the old plan on the changed cluster; None where nothing valid is left of it."""
-    places = _Places(old, cluster, moved)
+    """Return the old plan on the changed cluster; None where nothing valid is left of it.
+
+    `lost` are single chips, by their places in the cluster, that are not to be used.
+    """
+    places = _Places(old, cluster, moved, lost)
     left = [[places.stage(stage) for stage in pipeline.stages] for pipeline in old.pipelines]
     for micro_batches in _micro_batches(old, left):
         counts = _counts(old, micro_batches)
@@ -61,7 +68,14 @@ def surviving_plan(
 class _Places:
     """Where the chips of the old plan are now, and which chips are free."""
 
-    def __init__(self, old: Plan, cluster: Cluster, moved: NodeMoves | None) -> None:
+    def __init__(
+        self,
+        old: Plan,
+        cluster: Cluster,
+        moved: NodeMoves | None,
+        lost: frozenset[Position] = frozenset(),
+    ) -> None:
+        self._lost = lost
         self._sizes = {pool.name: (pool.nodes, pool.node.num_chips) for pool in cluster.pools}
         self._moved = moved
         used = {self._place(chip) for _, _, stage in old.stages() for chip in stage.chips}
@@ -69,7 +83,7 @@ class _Places:
             name: [
                 chip
                 for node, slot in itertools.product(range(nodes), range(slots))
-                if (chip := Position(name, node, slot)) not in used
+                if (chip := Position(name, node, slot)) not in used and chip not in lost
             ]
             for name, (nodes, slots) in self._sizes.items()
         }
@@ -81,7 +95,8 @@ class _Places:
             return None
         nodes, slots = self._sizes.get(there[0], (0, 0))
         exists = there[1] < nodes and chip.slot < slots
-        return Position(*there, chip.slot) if exists else None
+        place = Position(*there, chip.slot) if exists else None
+        return None if place in self._lost else place
 
     def stage(self, stage: Stage) -> _Left:
         return _Left(stage, tuple(self._copies(replica) for replica in stage.replicas))

@@ -101,10 +101,11 @@ class Checkpointer:
         *,
         model_folder: Path | None = None,
         say: Callable[[str], None] = log.warning,
+        may_publish: Callable[[], None] = lambda: None,
     ) -> None:
         """Put the folder in order; `model_folder` holds the config and tokenizer of an export."""
         self.folder, self.settings = folder, settings
-        self._together = coordinator
+        self._together, self._may_publish = coordinator, may_publish
         self._say = say if coordinator.rank == 0 else lambda _line: None
         self._model_folder = model_folder
         self._staging = Staging()
@@ -254,6 +255,7 @@ class Checkpointer:
         }
         manifest = replace(order.manifest, files=written, serial=folders.next_serial(self.folder))
         folders.write_flushed(partial / MANIFEST, manifest_text(manifest))
+        self._may_publish()
         folders.publish(partial)
         self._damaged.discard(folders.folder_name(manifest.progress.step))
         folders.retire(

@@ -102,3 +102,21 @@ def intersection(a: Rectangle, b: Rectangle) -> Rectangle | None:
         offsets.append(low)
         sizes.append(high - low)
     return Rectangle(tuple(offsets), tuple(sizes))
+
+
+def difference(a: Rectangle, b: Rectangle) -> list[Rectangle]:
+    """Return what of a rectangle is outside of another, as rectangles that share nothing."""
+    common = intersection(a, b)
+    if common is None:
+        return [a]
+    found, offsets, sizes = [], list(a.offsets), list(a.sizes)
+    for dim, (low, size) in enumerate(zip(common.offsets, common.sizes, strict=True)):
+        for start, stop in ((offsets[dim], low), (low + size, offsets[dim] + sizes[dim])):
+            if start < stop:
+                part = Rectangle(
+                    (*offsets[:dim], start, *offsets[dim + 1 :]),
+                    (*sizes[:dim], stop - start, *sizes[dim + 1 :]),
+                )
+                found.append(part)
+        offsets[dim], sizes[dim] = low, size
+    return found

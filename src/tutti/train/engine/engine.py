@@ -34,6 +34,7 @@ from tutti.train.engine.model_groups import EngineContext
 from tutti.train.engine.passes import Passes
 from tutti.train.engine.recompute import SelectiveOperators
 from tutti.train.engine.recorder import Recorder
+from tutti.train.engine.step_end import StepEnd
 from tutti.train.engine.step_totals import (
     LateSums,
     StepResult,
@@ -117,7 +118,9 @@ class Engine:
         self.signal = False  # told to all ranks at the end of the step
         self.watcher: Watcher | None = None  # sees reduced gradients before the optimizer does
         self.around: Around | None = None  # sees every instruction before and after it is started
-        self._handlers = self._make_handlers()
+        self.before_update: Callable[[], None] | None = None  # before the step's sums are joined
+        self.end = StepEnd(self.instructions)
+        self.handlers = self._make_handlers()
 
     def _make_model(self) -> tuple[Model, SelectiveOperators]:
         """Return this rank's units, and the operators that they use."""
@@ -202,9 +205,15 @@ class Engine:
         self.begin(batches)
         self._settings = settings
         self.recorder.begin_step()
+        self.end.begin()
         self.issue()
-        result = self._result
         self.recorder.end_step()
+        return self.ended()
+
+    def ended(self) -> StepResult:
+        """Take a step whose instructions are all done into the state."""
+        result = self._result
+        self.end.over()
         self.parameters.end_step()
         self.scaling.end_step(skipped=result.skipped)
         self.step_number += not result.skipped
@@ -214,12 +223,14 @@ class Engine:
         """Start every instruction of a step that has begun; no number is read on the way."""
         handles: list[Handle] = []
         for index, entry in enumerate(self.instructions):
+            self.end.reach(index)
             for earlier in entry.after:
                 self._wait(handles, earlier)
             self.recorder.start(index)
-            run = functools.partial(self.start, entry, self._handlers[entry.op])
+            run = functools.partial(self.start, entry, self.handlers[entry.op])
             handles.append(run() if self.around is None else self.around(entry, run))
             self.recorder.issued(index)
+        self.end.reach(len(self.instructions))
         for index, entry in enumerate(self.instructions):
             if entry.op is not Op.OFFLOAD:  # may be on its way yet: whoever fetches it waits
                 self._wait(handles, index)
@@ -238,6 +249,7 @@ class Engine:
             return
         since = time.perf_counter()
         self.recorder.waits(index)
+        self.end.waits(index)
         handle.wait()
         self.recorder.waited(index, since)
         handles[index] = DONE
@@ -258,8 +270,8 @@ class Engine:
     def evaluate(self, batches: Batches) -> EvaluationResult:
         """Return the loss of a step's worth of tokens, without training on them."""
         if self._evaluation is None:
-            handlers = {**self._handlers, Op.FORWARD: self._forward_only}
-            self._evaluation = Evaluation(self.instructions, handlers, self.start)
+            forward = {**self.handlers, Op.FORWARD: self._forward_only}
+            self._evaluation = Evaluation(self.instructions, forward, self.start)
         self.begin(batches)
         with torch.no_grad():
             self._evaluation.run()
@@ -299,9 +311,9 @@ class Engine:
     # --- messages --------------------------------------------------------------------------
 
     def _send(self, entry: Instruction) -> Handle:
-        key = (entry.start, entry.micro_batch)
         held = self.passes.streams if entry.what is What.ACTIVATIONS else self.passes.gradients
-        return self.boundaries.send(held.pop(key).detach(), entry.start, entry.what)
+        stream = held.pop((entry.start, entry.micro_batch))
+        return self.boundaries.send(stream.detach(), entry.start, entry.what)
 
     def _receive(self, entry: Instruction) -> Handle:
         like = torch.empty(0, dtype=self.dtype, device=self.accelerator.device)
@@ -315,8 +327,7 @@ class Engine:
             batch = self._next_batch(entry.micro_batch)
             self._batches[entry.micro_batch] = batch
             if self.spec.head_unit in self.seat.units and self.seat.tensor.rank == 0:
-                count = counted_tokens(batch)
-                self._tokens = count if self._tokens is None else self._tokens + count
+                self._tokens = counted_tokens(batch) + (0 if self._tokens is None else self._tokens)
         elif entry.what is What.ACTIVATIONS:
             self.passes.fetch_activations(range(entry.start, entry.stop), entry.micro_batch)
         else:
@@ -348,12 +359,19 @@ class Engine:
         )
         signals = torch.full((), float(self.signal), device=device)
         parts = {"square": square, "signals": signals, **self._loss_sums()}
-        scalars = joined(self.links, self.seats.num_ranks, parts)
+        if self.before_update is not None:
+            self.before_update()
+        self.end.pending = True  # from here on others may know the sums before this rank does
+        self.take_sums(joined(self.links, self.seats.num_ranks, parts))
+        return DONE
+
+    def take_sums(self, scalars: Tensor) -> None:
+        """Take the sums of all ranks: from here on nothing but this rank's own work is left."""
         self._sums.send(scalars)
+        self.end.settled(scalars)
         self._factor = gradient_factor(scalars, self.passes.loss_scale, self.clip_norm)
         if self.watcher is not None:
             self.watcher(self._result, max(self._result.tokens, 1) * self.passes.loss_scale)
-        return DONE
 
     def _loss_sums(self) -> dict[str, Tensor]:
         """Return what this rank adds to losses and tokens, and forget the batches."""
@@ -367,8 +385,7 @@ class Engine:
         }
 
     def _step(self, entry: Instruction) -> Handle:
-        units = range(entry.start, entry.stop)
-        for exchange in self.parameters.of_units(units):
+        for exchange in self.parameters.of_units(range(entry.start, entry.stop)):
             for state in exchange.states:
                 if not state.has_gradients:
                     continue  # updated with an earlier bucket that it travels with

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tutti.accelerator import Accelerator
 from tutti.comm import Communicator
 from tutti.comm.connect import connect
-from tutti.comm.entry.store import PrefixedStore
+from tutti.comm.entry.store import PrefixedStore, Store
 from tutti.comm.places import place_of
 from tutti.errors import InputError
 from tutti.nn.initialize import initialize
@@ -50,12 +50,15 @@ class Joined:
             self.comm.barrier().wait()
 
 
-def join(context: RankContext, accelerator: Accelerator, stack: ExitStack) -> Joined:
-    """Meet the other ranks; the stack closes the connections."""
+def join(
+    context: RankContext, accelerator: Accelerator, stack: ExitStack, store: Store | None = None
+) -> Joined:
+    """Meet the other ranks, at the job's store or a given one; the stack closes connections."""
     context.say("waiting for the other ranks")
     rendezvous.tell_of_strangers(lambda text: context.events.send("stranger", text=text))
     job, timeout_s, world = context.job, context.config.timeout_s, context.plan.num_ranks
-    store = rendezvous.open_store(timeout_s)
+    if store is None:
+        store = rendezvous.open_store(timeout_s)
     rendezvous.agree(store, context.rank, world, job_facts(job), timeout_s)
     comm = connect(
         PrefixedStore("comm", store),
@@ -139,8 +142,13 @@ def open_job_data(context: RankContext, saving: Processes) -> PackedData:
     return data
 
 
-def open_checkpoints(context: RankContext, saving: Processes, stack: ExitStack) -> Checkpointer:
-    """Open where the run is saved; the stack closes it."""
+def open_checkpoints(
+    context: RankContext,
+    saving: Processes,
+    stack: ExitStack,
+    may_publish: Callable[[], None] = lambda: None,
+) -> Checkpointer:
+    """Open where the run is saved; the stack closes it. `may_publish` raises where it may not."""
     saves = context.config.checkpoints
     checkpointer = Checkpointer(
         context.config.folder / CHECKPOINTS,
@@ -154,6 +162,7 @@ def open_checkpoints(context: RankContext, saving: Processes, stack: ExitStack) 
         saving,
         model_folder=model_folder(context.config.model),
         say=context.say,
+        may_publish=may_publish,
     )
     stack.callback(checkpointer.close)
     return checkpointer

@@ -110,6 +110,37 @@ class MeasureConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrillConfig:
+    """A fault that is injected for a rehearsal, once."""
+
+    fault: Literal["kill", "stop", "sleep", "spin", "exception"]
+    rank: Natural = 0
+    step: Count = 1  # in which it happens
+    instruction: Natural = 0  # of the rank's list
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticConfig:
+    """How a job goes on when ranks are lost; see docs/how-to/elastic.md."""
+
+    copies: Natural = 0  # steps between copies of the state in hosts' memory; 0: none
+    min_chips: Count = 1  # with fewer it waits
+    wait_s: Annotated[Seconds, AtLeast(0)] = 600.0  # for chips, then it gives up
+    heartbeat_s: Annotated[Seconds, Above(0)] = 0.25
+    death_after_s: Annotated[Seconds, Above(0)] = 3.0  # of silence of a host
+    hang_after_s: Annotated[Seconds, Above(0)] = 5.0  # without any progress beyond the plan's
+    restarts_per_hour: Count = 60
+    drill: tuple[DrillConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.death_after_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"'death_after_s' is {self.death_after_s:g}, but a heartbeat comes every "
+                f"{self.heartbeat_s:g} s; give it two heartbeats at least"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """A whole training job."""
 
@@ -125,6 +156,7 @@ class TrainConfig:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
+    elastic: ElasticConfig | None = None  # with it, a lost rank does not end the job
     balance_loss: Literal["config", "on", "off"] = "config"  # of experts' routers
     padding_row: Literal["config", "trained"] = "config"  # of the embedding
     capture: Literal["auto", "on", "off"] = "auto"  # blocks as graphs: where it pays, or can be

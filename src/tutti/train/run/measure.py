@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,6 +47,8 @@ class Measure:
         places = [engine.seats.map.place(rank) for rank in range(plan.num_ranks)]
         self._pools = [place.chip.pool for place in places]
         self._taken: tuple[StepRecord, Readings] | None = None
+        # rank 0 writes a step when its times are there; if it is lost first, others know these
+        self.recent: deque[StepRecord] = deque(maxlen=4)
         self._pending: tuple[StepRecord, Work] | None = None
         self._sinks: Sinks | None = None
         self._lines: JsonLines | None = None
@@ -58,7 +61,7 @@ class Measure:
     @contextmanager
     def sinks(self, *, after: int) -> Iterator[None]:
         """Open where figures go, on rank 0; a resumed run goes on after a step."""
-        if self._context.rank != 0:
+        if self._context.rank != 0 or self._context.led:
             yield
             return
         self._sinks = Sinks(list(self._opened(after)))
@@ -103,12 +106,10 @@ class Measure:
                 warn=warn,
             )  # fmt: skip
 
-    def step(self, number: int, result: StepResult, seconds: float, rate: float) -> None:
-        """Take the figures of a step."""
-        if number % self._context.config.measure.every:
-            return
+    def record(self, number: int, result: StepResult, seconds: float, rate: float) -> StepRecord:
+        """Return what is known of a step before the ranks' times are."""
         estimate = self._predicted
-        record = StepRecord(
+        return StepRecord(
             step=number,
             loss=result.loss,
             balance=result.balance,
@@ -122,6 +123,12 @@ class Measure:
             predicted_s=estimate.step_seconds,
             skipped=result.skipped,
         )
+
+    def step(self, record: StepRecord) -> None:
+        """Take the figures of a step."""
+        if record.step % self._context.config.measure.every:
+            return
+        self.recent.append(record)
         self._send()
         self._taken = (record, self._engine.recorder.last)
         if self._lines is not None:
@@ -154,6 +161,9 @@ class Measure:
             return
         times = [RankTimes.of_values(values.tolist()) for values in everyone]
         whole = dataclasses.replace(record, pools=by_pool(times, self._pools))
+        if self._context.led:
+            compute = [own.compute_s for own in times]
+            self._context.events.send("times", step=record.step, compute_s=compute)
         if self._sinks is not None:
             self._sinks.write(whole)
         self._context.events.send("step", **whole.to_document())

@@ -21,11 +21,13 @@ class RankContext:
     rank: int
     seat: Seat
     events: Events
+    led: bool = False  # by a controller, which writes the figures
 
     @classmethod
-    def of(cls, job: Job, rank: int, events: Events) -> RankContext:
+    def of(cls, job: Job, rank: int, events: Events, *, led: bool = False) -> RankContext:
         """Return that of a rank."""
-        return cls(job=job, rank=rank, seat=Seats(job.plan, job.spec)[rank], events=events)
+        seat = Seats(job.plan, job.spec)[rank]
+        return cls(job=job, rank=rank, seat=seat, events=events, led=led)
 
     @property
     def config(self) -> TrainConfig:

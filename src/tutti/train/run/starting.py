@@ -111,5 +111,7 @@ def clear_run(folder: Path) -> None:
     clear(folder / CHECKPOINTS)
     for name in (EXPORT, TENSORBOARD):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for path in (folder / METRICS, folder / SOON, *folder.glob(trace_name("*"))):
+    # but for the number of the last generation: whoever is left of the old run stays fenced
+    elastic = [path for path in folder.glob("elastic/*") if path.name != "generation"]
+    for path in (folder / METRICS, folder / SOON, *folder.glob(trace_name("*")), *elastic):
         path.unlink(missing_ok=True)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tutti.document import Place, build
 from tutti.errors import StoppedError
+from tutti.optional_imports import library
 from tutti.plan.plan import Plan
 from tutti.ranks.local_capacity import require_chips_here
 from tutti.ranks.local_processes import LocalRanks, RankEvent
@@ -26,6 +27,9 @@ from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import Job, prepare, prepared
 from tutti.train.run.result import TrainResult, result_of
 from tutti.train.run.starting import Resume, check_inputs, check_resumed, take_folder
+
+if TYPE_CHECKING:
+    from tutti.train.elastic.job import ElasticRun
 
 Listener = Callable[[RankEvent], None]
 
@@ -137,18 +141,30 @@ def run_local(
     try:
         if held.note and listener is not None:
             listener(RankEvent(0, "warning", {"text": held.note}))
-        ranks = LocalRanks(
-            job.save(),
-            job.plan.num_ranks,
-            port=port,
-            resume=resume,
-            environment=environment or {},
-            claim=held.descriptor,
-        )
-        summary = _summary_of(ranks, listener)
+        if job.config.elastic is not None:
+            for name in ("zmq", "msgspec"):
+                library(name, "elastic")
+            from tutti.train.elastic.job import ElasticRun, check_elastic
+
+            check_elastic(job)
+            job.save()
+            run = ElasticRun(job, resume=resume, listener=listener, environment=environment)
+            with _stopping(run):
+                summary = run.run()
+            asked_by = run.asked_by
+        else:
+            ranks = LocalRanks(
+                job.save(),
+                job.plan.num_ranks,
+                port=port,
+                resume=resume,
+                environment=environment or {},
+                claim=held.descriptor,
+            )
+            summary, asked_by = _summary_of(ranks, listener), ranks.asked_by
     finally:
         held.release()
-    return result_of(summary, job, asked_by=ranks.asked_by)
+    return result_of(summary, job, asked_by=asked_by)
 
 
 def _summary_of(ranks: LocalRanks, listener: Listener | None) -> dict[str, Any]:
@@ -171,7 +187,7 @@ def _summary_of(ranks: LocalRanks, listener: Listener | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _stopping(ranks: LocalRanks) -> Iterator[None]:
+def _stopping(ranks: LocalRanks | ElasticRun) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM ask the ranks to save and end; a second one ends them at once."""
     if threading.current_thread() is not threading.main_thread():  # others get no signals
         yield

@@ -15,11 +15,14 @@ import torch
 
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.errors import TuttiError
+from tutti.observe.record import StepRecord
 from tutti.ranks.devices import open_chip
 from tutti.ranks.events import Events
 from tutti.ranks.shutdown import Leaving, asking
 from tutti.simulate.estimate import Estimate
+from tutti.train.checkpoint import Progress
 from tutti.train.data.feeder import Feeder, Samples
+from tutti.train.data.opening import PackedData
 from tutti.train.engine.engine import Engine
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.build_rank import (
@@ -42,6 +45,8 @@ from tutti.train.run.starting import Resume
 from tutti.train.run.step_tensors import StepTensors
 from tutti.train.run.tracing import Tracer
 from tutti.train.sync.comm_links import CommLinks
+
+Load = Callable[["Worker"], Progress]  # fills the engine; says how far the run is
 
 
 class StopRequest:
@@ -83,7 +88,13 @@ def run_worker(
             predicted = job.predicted()
             links = CommLinks(joined.comm, job.plan, job.spec, job.cluster)
             built = (build_engine(context, accelerator, links, predicted), predicted)
-            worker = Worker(context, joined, links, built, stop, stack, resume=resume)
+
+            def load(worker: Worker) -> Progress:
+                return load_weights(
+                    context, worker.engine, worker.checkpointer, worker.data, resume
+                )
+
+            worker = Worker(context, joined, links, built, stop, stack, load=load)
             return worker.train()
         except torch.OutOfMemoryError as error:
             cause = TuttiError(explain_memory(error, context.seat, accelerator, built))
@@ -106,7 +117,9 @@ class Worker:
         stop: StopRequest,
         stack: ExitStack,
         *,
-        resume: Resume,
+        load: Load,
+        data: PackedData | None = None,
+        may_publish: Callable[[], None] = lambda: None,
     ) -> None:
         """Open data, saves and figures, and load the weights; the stack closes what is opened."""
         self.context, self.joined, self.stop = context, joined, stop
@@ -115,9 +128,11 @@ class Worker:
         self.measure = Measure(context, self.engine, joined.control, self.predicted)
         program = self.predicted.result.program
         self.tracer = Tracer(context, self.engine, links, joined.control, program)
-        self.data = open_job_data(context, joined.saving)
-        self.checkpointer = open_checkpoints(context, joined.saving, stack)
-        self.progress = load_weights(context, self.engine, self.checkpointer, self.data, resume)
+        self.data = data or open_job_data(context, joined.saving)
+        self.checkpointer = open_checkpoints(context, joined.saving, stack, may_publish)
+        self.progress = load(self)
+        self.after_step: Callable[[], None] = lambda: None  # when a step is in the progress
+        self.history = History(first_step=self.progress.step)
         self._stack = stack
         self.engine.recorder.ring = open_ring(context, self.engine, self.progress.step, stack)
         sample_host(context, stack)
@@ -146,7 +161,7 @@ class Worker:
         feeder = self._stack.enter_context(self.feeder(self.data.train, first, config.steps))
         for line in notices(context.job) if context.rank == 0 else ():
             context.events.send("notice", text=line)
-        history = History(first_step=first)
+        history = self.history
         for step in range(first, config.steps):
             if self._step(step, feeder, history, kept):
                 context.say(f"asked to stop: saving at step {step + 1}")
@@ -174,16 +189,17 @@ class Worker:
         config, number = self.context.config, step + 1
         settings = self._settings(config.optimizer.rates(config.steps).at(number))
         traced = self.tracer.wants(number)
+        self.engine.end.between(number)
         begin = time.perf_counter()
         self.engine.signal = bool(self.stop.signal)
         result = self.engine.step(feeder.step(step), settings)
         seconds = time.perf_counter() - begin
+        self.engine.end.between()
         self._check(step, result)
         if kept is not None:
             kept.after_step()
-        history.add(result.loss, seconds)
-        self._advance(result)
-        self.measure.step(number, result, seconds, settings.learning_rate)
+        self.measure.step(self.advance(result, seconds))
+        self.after_step()
         if traced:
             self.measure.finish()  # the steps up to this one are told before its trace
             self.tracer.step(number)
@@ -196,6 +212,14 @@ class Worker:
             self.measure.finish()  # a run that goes on from here has the figures before it
             self.checkpointer.save(self.engine, self.progress)
         return stopping
+
+    def advance(self, result: StepResult, seconds: float) -> StepRecord:
+        """Take a step that is in the state into progress; return what is known of it."""
+        config = self.context.config
+        self.history.add(result.loss, seconds)
+        self._advance(result)
+        rate = config.optimizer.rates(config.steps).at(self.progress.step)
+        return self.measure.record(self.progress.step, result, seconds, rate)
 
     def _write_facts(self, kept: StepTensors, first: int) -> None:
         batch = self.context.plan.job.global_batch

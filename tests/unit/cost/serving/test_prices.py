@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.deployments import CHAT, engine_pipeline, mixed_plan, separated_plan
-from tutti.batching import Arrived, Request, Room, Scheduler, Settings, Tokens
+from tutti.batching import Arrived, Request, Room, Scheduler, Settings, StepSize, Tokens
 from tutti.batching.step import Step
 from tutti.cost.serving.engine_prices import engine_prices, import_wire, request_bytes
 from tutti.cost.serving.pages import stage_tokens, stage_weight_bytes
@@ -141,7 +141,8 @@ def test_an_engine_of_a_plan():
     assert slow.num_chips == 2
     assert fast.settings().pages == 4097
     prices = fast.prices()
-    assert prices.seconds(64, 64 * 300) < prices.seconds(2048, 2048 * 1024)
+    decodes = StepSize(decodes=64, prefill=0, keys=64 * 300)
+    assert prices.seconds(decodes) < prices.seconds(decodes.with_chunk(start=0, count=2048))
     assert CHAT.longest <= 2048
 
 

@@ -15,6 +15,7 @@ from tests.support.deployments import (
     separated_plan,
     serving_plan,
 )
+from tutti.batching import StepSize
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
@@ -45,12 +46,13 @@ def test_an_idle_engine_takes_the_price_of_its_steps():
     alone = Requests(times=np.zeros(1), prompts=np.array([100]), outputs=np.array([1]))
     result = simulate_serving(deployment, alone)
     prices = deployment.prices[0]
-    scheduled = prices.prices().seconds(100, 100 * 101 // 2)
+    scheduled = prices.prices().seconds(StepSize(0, 0, 0).with_chunk(start=0, count=100))
     assert float(result.first_s[0]) == pytest.approx(scheduled, rel=0.2)
     more = Requests(times=np.zeros(1), prompts=np.array([100]), outputs=np.array([101]))
     longer = simulate_serving(deployment, more)
     assert longer.engines[0].steps == 101
-    assert float(longer.per_token_s[0]) == pytest.approx(prices.prices().seconds(1, 150), rel=0.1)
+    decode = prices.prices().seconds(StepSize(decodes=1, prefill=0, keys=150))
+    assert float(longer.per_token_s[0]) == pytest.approx(decode, rel=0.1)
 
 
 @pytest.mark.parametrize("rate", [5.0, None], ids=["few", "at once"])

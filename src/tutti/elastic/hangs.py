@@ -1,0 +1,108 @@
+"""Who hangs: the end of the chain of who waits for whom, read from the ranks' pulses. Pure.
+
+When a rank stops, the others stop one after the other, each waiting for one that waits. So nothing
+is said before no pulse has moved for a while; then whoever waits for nobody is to blame, or whoever
+does not even look after its connections. One verdict, and no victim in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tutti.observe.pulse import Activity, Reading
+
+LINKS_SILENT_S = 1.5  # they beat every tenth of a second
+BETWEEN_S = 120.0  # saves, validation and exports take their time
+FIRST_STEP_S = 30.0  # compiling, graphs, fresh memory
+_IN_STEP = (Activity.STEP, Activity.WAITING, Activity.DATA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A rank, as its agent sees it from outside."""
+
+    chip: str
+    reading: Reading
+    state: str = ""  # of its process, as the kernel says: "T" is stopped, "R" runs
+    instruction: str = ""  # the one it is at, in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A verdict."""
+
+    rank: int
+    chip: str
+    why: str
+
+
+def find_hang(
+    ranks: Sequence[Observed], *, now_ns: int, after_s: float, first_step: int = 0
+) -> Hang | None:
+    """Return who keeps all others waiting; None while something moves.
+
+    `ranks` are by rank. `after_s` is how long nothing may move in a step; in the one numbered
+    `first_step`, longer.
+    """
+    if not ranks:
+        return None
+    idle_s = min(now_ns - seen.reading.beat_ns for seen in ranks) / 1e9
+    if any(seen.reading.step <= first_step for seen in ranks):
+        after_s += FIRST_STEP_S
+    if idle_s < after_s:
+        return None
+    culprit = _culprit(ranks, now_ns)
+    seen = ranks[culprit]
+    outside = seen.reading.activity not in _IN_STEP
+    if outside and idle_s < after_s + BETWEEN_S and not _silent(seen, now_ns):
+        return None
+    return Hang(rank=culprit, chip=seen.chip, why=_why(seen, idle_s, now_ns))
+
+
+def _silent(seen: Observed, now_ns: int) -> bool:
+    """Tell whether even the thread that owns the connections stands still."""
+    return seen.state in ("T", "t") or (now_ns - seen.reading.link_beat_ns) / 1e9 > LINKS_SILENT_S
+
+
+def _waits(ranks: Sequence[Observed]) -> Mapping[int, set[int]]:
+    return {
+        rank: {p for op in seen.reading.operations for p in op.peers if p < len(ranks)} - {rank}
+        for rank, seen in enumerate(ranks)
+    }
+
+
+def _culprit(ranks: Sequence[Observed], now_ns: int) -> int:
+    silent = [rank for rank, seen in enumerate(ranks) if _silent(seen, now_ns)]
+    if silent:  # one that is stopped cannot even say what it waits for
+        stopped = [rank for rank in silent if ranks[rank].state in ("T", "t")]
+        return min(stopped or silent, key=lambda rank: ranks[rank].reading.link_beat_ns)
+    waits = _waits(ranks)
+    ends = [rank for rank, others in waits.items() if not others]
+    if ends:  # of several, the one that came least far
+        return min(ends, key=lambda rank: _progress(ranks[rank]))
+    return min(range(len(ranks)), key=lambda rank: _progress(ranks[rank]))
+
+
+def _progress(seen: Observed) -> tuple[int, int, int]:
+    return seen.reading.step, seen.reading.instruction, seen.reading.beat_ns
+
+
+def _why(seen: Observed, idle_s: float, now_ns: int) -> str:
+    reading = seen.reading
+    where = f"step {reading.step}"
+    if reading.instruction >= 0:
+        where += f", instruction {reading.instruction}"
+        where += f" ({seen.instruction})" if seen.instruction else ""
+    if seen.state in ("T", "t"):
+        how = "its process is stopped"
+    elif _silent(seen, now_ns):
+        how = "it holds the interpreter's lock, or its host is overloaded"
+    elif reading.operations:
+        names = ", ".join(operation.name for operation in reading.operations[:3])
+        how = f"it and the others wait for each other ({names})"
+    elif reading.activity is Activity.DATA:
+        how = "its data do not come"
+    else:
+        how = "it waits for nobody and starts nothing"
+    return f"hangs at {where}: {how}; nothing moved for {idle_s:.1f} s"

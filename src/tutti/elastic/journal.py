@@ -1,0 +1,114 @@
+"""The embedded store of a job: its decisions as lines of a log in the run's folder, and its fence.
+
+The newest generation's number also stands in a file by itself. Whoever publishes something for all
+(a checkpoint) looks at it first: one of an older generation woke up late, and publishes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tutti.errors import InputError, TuttiError
+from tutti.files import write_text
+
+FOLDER = "elastic"
+LOG = "journal.jsonl"
+GENERATION = "generation"
+
+
+class FencedError(TuttiError):
+    """Somebody of an older generation wanted to write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One decision."""
+
+    at: float  # seconds since 1970
+    generation: int
+    phase: str
+    why: str
+    step: int | None = None
+    source: str = ""
+    plan: str = ""
+    ranks: tuple[str, ...] = ()  # chips
+
+
+class Journal:
+    """The log, as the leading agent writes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / FOLDER
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file = (self.folder / LOG).open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise InputError(
+                f"{self.folder}: the job's log cannot be written ({error.strerror})"
+            ) from None
+
+    def write(self, entry: Entry) -> None:
+        """Write a decision; what was decided is on disk before anybody acts on it."""
+        values = {name: getattr(entry, name) for name in entry.__slots__}
+        try:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise TuttiError(
+                f"{self._file.name}: {error.strerror}; without its log the job would not know "
+                "its own generation"
+            ) from None
+
+    def fence(self, generation: int) -> None:
+        """Let nobody of an older generation publish from now on."""
+        write_text(self.folder / GENERATION, f"{generation}\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_journal(folder: Path) -> list[Entry]:
+    """Return the decisions of a run; a last line that was cut off is left out."""
+    path = folder / FOLDER / LOG
+    if not path.is_file():
+        raise InputError(f"{folder}: no elastic run: it has no {FOLDER}/{LOG}")
+    found = list[Entry]()
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = json.loads(line)
+            found.append(Entry(**{**values, "ranks": tuple(values["ranks"])}))
+        except (ValueError, TypeError, KeyError):
+            if number == len(lines):
+                break
+            raise InputError(f"{path}, line {number}: is no decision; was it changed?") from None
+    return found
+
+
+def last_generation(folder: Path) -> int:
+    """Return the number of the newest generation that a folder has seen; 0 if none."""
+    try:
+        return int((folder / FOLDER / GENERATION).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def require_current(folder: Path, generation: int) -> None:
+    """Raise where a newer generation has begun."""
+    newest = last_generation(folder)
+    if newest > generation:
+        raise FencedError(
+            f"generation {newest} has begun; this process is of generation {generation} and "
+            "publishes nothing"
+        )
+
+
+def now() -> float:
+    """Return the time that decisions are written with."""
+    return time.time()

@@ -1,0 +1,328 @@
+"""Membership: who takes part, in which generation; events in, instructions out. Pure.
+
+A generation is a set of seats that train together. Whenever one of them is lost, all are asked to
+leave; when every one that is left has said how far it came, somebody who knows plans and copies is
+asked to settle the next generation; then its seats are asked to enter. The generation's number
+only rises and is a fencing token: whatever carries a lower one is refused.
+
+    WAITING → SETTLING → ENTERING → RUNNING → FINISHED
+       ↑         ↑  ↖──── LEAVING ←───┘ ↲
+       └─────────┘                        any → GIVEN_UP
+
+There is no clock here: that a host is silent, or that waiting was long enough, is an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tutti.elastic.events import (
+    Change,
+    Decided,
+    Event,
+    Fatal,
+    Heard,
+    Instruction,
+    Phase,
+    Send,
+    Settle,
+    Settled,
+    Silent,
+    StartWaiting,
+    Unsettled,
+    WaitedEnough,
+)
+from tutti.elastic.messages import Death, Order, Report, Seat, Source, Standing, Status
+
+SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
+
+
+OVER = frozenset({Phase.FINISHED, Phase.GIVEN_UP})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """An agent, as far as it was heard of."""
+
+    status: Status
+    silent: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether its chips may be given seats."""
+        return not self.silent and not self.status.draining
+
+    def report(self, chip: str) -> Report | None:
+        """Return what it says of a chip."""
+        return next((r for r in self.status.reports if r.chip == chip), None)
+
+
+# --- the machine -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The state of the machine."""
+
+    job: str
+    phase: Phase = Phase.WAITING
+    generation: int = 0
+    order: int = 0
+    request: int = 0
+    why: str = ""
+    seats: tuple[Seat, ...] = ()
+    plan: str = ""
+    source: Source | None = None
+    asked: tuple[str, ...] = ()  # the chips of the request that is open, or was refused
+    hosts: tuple[tuple[str, Host], ...] = ()  # by name
+    faults: tuple[tuple[str, int, int, int], ...] = ()  # chip, process, step, instruction
+    told: tuple[tuple[str, int, int], ...] = field(default=())  # host, order, its number when told
+
+    def host(self, name: str) -> Host | None:
+        """Return a host by its name."""
+        return next((host for known, host in self.hosts if known == name), None)
+
+    def chips(self) -> tuple[str, ...]:
+        """Return the chips that may be given seats."""
+        return tuple(
+            sorted(r.chip for _, host in self.hosts if host.usable for r in host.status.reports)
+        )
+
+    def seated(self, seat: Seat) -> Report | None:
+        """Return what is heard of a seat; None if its process is gone."""
+        host = self.host(seat.host)
+        found = None if host is None or host.silent else host.report(seat.chip)
+        return found if found is not None and found.process == seat.process else None
+
+    def accepts(self, generation: int, chip: str, process: int) -> bool:
+        """Tell whether what a rank's process writes counts: of this generation, and of a seat."""
+        if generation != self.generation or self.phase in (Phase.SETTLING, Phase.WAITING):
+            return False
+        return any(seat.chip == chip and seat.process == process for seat in self.seats)
+
+    def after(self, event: Event) -> tuple[Membership, tuple[Instruction, ...]]:
+        """Return the state after an event, and what is to be done for it."""
+        if self.phase in OVER:
+            return self._still_told(event)
+        taken = self._take(event)
+        if taken is None:
+            return self, ()
+        moved, instructions = taken, list[Instruction]()
+        while True:
+            following, more = moved._next()
+            instructions += more
+            if following is moved:
+                break
+            moved = following
+        if moved.phase is not self.phase or moved.generation != self.generation:
+            instructions.append(Decided(moved.generation, moved.phase, moved.why))
+        if moved.phase is Phase.WAITING and self.phase is not Phase.WAITING:
+            instructions.append(StartWaiting(moved.why))
+        moved, sends = moved._tell()
+        return moved, (*instructions, *sends)
+
+    # --- what an event says ------------------------------------------------------------------
+
+    def _take(self, event: Event) -> Membership | None:
+        match event:
+            case Heard(status):
+                return self._heard(status)
+            case Silent(name):
+                host = self.host(name)
+                if host is None or host.silent:
+                    return None
+                return self._with_host(name, replace(host, silent=True))
+            case Settled() | Unsettled():
+                return self._answered(event)
+            case WaitedEnough():
+                return self._give_up(self.why) if self.phase is Phase.WAITING else None
+            case Change(why):
+                running = self.phase in (Phase.RUNNING, Phase.ENTERING)
+                return self._leave(why) if running else None
+            case Fatal(why):
+                return self._give_up(why)
+
+    def _heard(self, status: Status) -> Membership | None:
+        known = self.host(status.host)
+        if known is not None:
+            old = (known.status.incarnation, known.status.number)
+            if (status.incarnation, status.number) <= old:
+                return None  # late, or told twice
+        taken = self._with_host(status.host, Host(status=status))
+        new = tuple(
+            (report.chip, death.process, death.step, death.instruction)
+            for report in status.reports
+            for death in report.deaths
+            if not any(f[:2] == (report.chip, death.process) for f in self.faults)
+        )
+        if not new:
+            return taken
+        taken = replace(taken, faults=(*taken.faults, *new))
+        for _, _, step, instruction in new:
+            same = [f for f in taken.faults if f[2:] == (step, instruction)]
+            if step and len(same) >= SAME_FAULTS:
+                return taken._give_up(
+                    f"{len(same)} processes ended at step {step}, instruction {instruction} "
+                    f"(the last on {same[-1][0]}: {_how(status, same[-1][0])}); going on would "
+                    "repeat it"
+                )
+        return taken
+
+    def _with_host(self, name: str, host: Host) -> Membership:
+        others = [(known, found) for known, found in self.hosts if known != name]
+        return replace(self, hosts=tuple(sorted([*others, (name, host)], key=lambda h: h[0])))
+
+    def _answered(self, event: Settled | Unsettled) -> Membership | None:
+        if self.phase is not Phase.SETTLING or event.request != self.request:
+            return None
+        if isinstance(event, Unsettled):
+            return replace(self, phase=Phase.WAITING, why=event.why)
+        seats = list[Seat]()
+        for rank, chip in enumerate(event.ranks):
+            found = next(
+                (
+                    Seat(rank=rank, chip=chip, host=name, process=report.process)
+                    for name, host in self.hosts
+                    if host.usable and (report := host.report(chip)) is not None
+                ),
+                None,
+            )
+            if found is None:  # lost in the meantime
+                return replace(self, asked=())
+            seats.append(found)
+        return replace(
+            self,
+            phase=Phase.ENTERING,
+            generation=self.generation + 1,
+            order=self.order + 1,
+            seats=tuple(seats),
+            plan=event.plan,
+            source=event.source,
+            why=event.source.text,
+        )
+
+    # --- where that leads ----------------------------------------------------------------------
+
+    def _next(self) -> tuple[Membership, tuple[Instruction, ...]]:
+        match self.phase:
+            case Phase.ENTERING | Phase.RUNNING:
+                return self._watch(), ()
+            case Phase.LEAVING if all(map(self._has_left, self.seats)):
+                return self._ask()
+            case Phase.SETTLING | Phase.WAITING if not all(map(self._has_left, self.seats)):
+                return replace(self, phase=Phase.LEAVING), ()  # one came back, and still trains
+            case Phase.SETTLING if self.asked != self.chips():
+                return self._ask()
+            case Phase.WAITING if self.chips() and self.asked != self.chips():
+                return self._ask()
+        return self, ()
+
+    def _watch(self) -> Membership:
+        reports = [self.seated(seat) for seat in self.seats]
+        for seat, report in zip(self.seats, reports, strict=True):
+            host = self.host(seat.host)
+            if report is None:
+                return self._leave(self._loss(seat))
+            if host is not None and host.status.draining:
+                return self._leave(f"host {seat.host} is to be left")
+            if report.standing is Standing.IDLE and report.generation == self.generation:
+                return self._leave(f"rank {seat.rank} ({seat.chip}) lost the others")
+        there = [r for r in reports if r is not None and r.generation == self.generation]
+        if len(there) == len(reports) and there:
+            if all(r.standing is Standing.DONE for r in there):
+                return replace(
+                    self, phase=Phase.FINISHED, order=self.order + 1, why="all steps are made"
+                )
+            going = all(r.standing in (Standing.RUNNING, Standing.DONE) for r in there)
+            if going and self.phase is Phase.ENTERING:
+                return replace(self, phase=Phase.RUNNING)
+        return self
+
+    def _loss(self, seat: Seat) -> str:
+        who = f"rank {seat.rank} ({seat.chip})"
+        host = self.host(seat.host)
+        if host is None or host.silent:
+            return f"{who}: host {seat.host} is silent"
+        return f"{who} {_how(host.status, seat.chip, seat.process)}"
+
+    def _has_left(self, seat: Seat) -> bool:
+        report = self.seated(seat)
+        if report is None:
+            return True
+        if report.generation < self.generation:
+            # it never came in; it must know that it may not any more, or it could yet do so with
+            # one that only seems to be lost
+            host = self.host(seat.host)
+            return host is not None and host.status.order >= self.order
+        return report.standing is Standing.IDLE
+
+    def _leave(self, why: str) -> Membership:
+        return replace(self, phase=Phase.LEAVING, order=self.order + 1, why=why)
+
+    def _ask(self) -> tuple[Membership, tuple[Instruction, ...]]:
+        chips = self.chips()
+        asking = replace(self, phase=Phase.SETTLING, request=self.request + 1, asked=chips)
+        # one that was believed lost and is heard of again may still be training: it does not count
+        left = tuple(
+            report
+            for seat in self.seats
+            if self._has_left(seat) and (report := self.seated(seat)) is not None
+        )
+        return asking, (Settle(asking.request, chips, left),)
+
+    def _give_up(self, why: str) -> Membership:
+        return replace(self, phase=Phase.GIVEN_UP, order=self.order + 1, why=why)
+
+    # --- who is told ---------------------------------------------------------------------------
+
+    def order_for(self, host: str) -> Order | None:
+        """Return what an agent is to bring about now; None before the first generation."""
+        if not self.order:
+            return None
+        common = {"job": self.job, "number": self.order, "generation": self.generation}
+        if self.phase in OVER:
+            return Order(**common, kind="stop", why=self.why)  # type: ignore[arg-type]
+        if self.phase in (Phase.ENTERING, Phase.RUNNING):
+            return Order(
+                **common,  # type: ignore[arg-type]
+                kind="enter", seats=self.seats, plan=self.plan, source=self.source,
+            )  # fmt: skip
+        del host
+        return Order(**common, kind="leave", why=self.why)  # type: ignore[arg-type]
+
+    def _tell(self) -> tuple[Membership, tuple[Send, ...]]:
+        """Send the order to whoever has an older one; again whenever it is heard of without."""
+        sends, told = list[Send](), list[tuple[str, int, int]]()
+        for name, host in self.hosts:
+            order = self.order_for(name)
+            if order is None or host.silent:
+                continue
+            note = (name, order.number, host.status.number)
+            told.append(note)
+            if host.status.order < order.number and note not in self.told:
+                sends.append(Send(name, order))
+        return replace(self, told=tuple(told)), tuple(sends)
+
+    def _still_told(self, event: Event) -> tuple[Membership, tuple[Instruction, ...]]:
+        """When all is over, agents are still told so."""
+        if not isinstance(event, Heard):
+            return self, ()
+        known = self.host(event.status.host)
+        if known is not None and (event.status.incarnation, event.status.number) <= (
+            known.status.incarnation,
+            known.status.number,
+        ):
+            return self, ()
+        return self._with_host(event.status.host, Host(status=event.status))._tell()
+
+
+def _how(status: Status, chip: str, process: int | None = None) -> str:
+    """Return how a process of a chip ended, as far as it was told."""
+    deaths: tuple[Death, ...] = ()
+    for report in status.reports:
+        if report.chip == chip:
+            deaths = report.deaths
+    for death in reversed(deaths):
+        if process is None or death.process == process:
+            return death.how
+    return "is gone"

@@ -1,0 +1,156 @@
+"""Where the state of the next generation comes from: the newest step of which all of it is left.
+
+Live processes come first, joined by copies of the same step in hosts' memory for those that were
+lost; then copies alone; then the newest checkpoint on disk; then the beginning. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tutti.elastic.messages import Report, Source
+from tutti.hardware.topology import Position
+from tutti.launch.identity import used_chips
+from tutti.models.spec import ModelSpec
+from tutti.plan.plan import Plan
+from tutti.search.replan.state_layout import Holding, Kind, StateLayout, joined
+from tutti.units import many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """A generation that was: its plan, and the chip of each rank."""
+
+    plan: Plan
+    chips: tuple[str, ...]
+
+
+def missing_state(plan: Plan, spec: ModelSpec, ranks: Iterable[int]) -> str:
+    """Return a tensor of which these ranks together do not hold everything; empty if none."""
+    there, of_chip = set(ranks), used_chips(plan)
+
+    def numbers(held: Iterable[Position]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        found = [of_chip[chip] for chip in held]
+        return np.asarray([rank if rank in there else -1 for rank in found], dtype=np.int64)
+
+    layout = StateLayout(plan, spec, numbers)
+    seen = set[tuple[object, ...]]()
+    for unit in range(spec.num_units):
+        key = (spec.unit_kind(unit), layout.signature(unit))
+        if key in seen:
+            continue
+        seen.add(key)
+        for parameter in spec.parameters(unit):
+            if parameter.buffer or parameter.tied_to is not None:
+                continue
+            kind = Kind.OPTIMIZER if parameter.trainable else Kind.PARAMETERS
+            held: Holding = layout.holding(unit, parameter, kind)
+            name = f"{unit}.{parameter.name}"
+            for copy in spec.parameters(spec.head_unit) if unit == 0 else ():
+                if copy.tied_to == name:
+                    other = layout.holding(spec.head_unit, copy, kind, without=0)
+                    held = joined(held, other)
+            if held.surviving().gaps():
+                return name
+    return ""
+
+
+def find_source(
+    left: Sequence[Report],
+    reports: Mapping[str, Report],
+    past: Mapping[int, Past],
+    spec: ModelSpec,
+    checkpoint: int | None,
+) -> Source:
+    """Return the cheapest source of the newest step that is whole somewhere.
+
+    `left` are the processes that were in the last generation, `reports` all chips that are there;
+    `checkpoint` is the step of the newest one on disk.
+    """
+    found = [_live(left, reports, past, spec), *_copied(reports, past, spec)]
+    whole = [source for source in found if source is not None]
+    best = max(whole, key=lambda source: source.step, default=None)
+    if best is not None and (checkpoint is None or best.step >= checkpoint):
+        return best
+    if checkpoint is not None:
+        text = f"from the checkpoint of step {checkpoint}"
+        return Source(kind="disk", step=checkpoint, text=text)
+    lost = ": no state of it is left" if past else ""
+    return Source(kind="begin", text=f"from the beginning{lost}")
+
+
+def _alike(past: Mapping[int, Past]) -> list[tuple[Past, tuple[int, ...]]]:
+    """Return the plans that were, each with the generations that ran it on the same chips."""
+    found = list[tuple[Past, tuple[int, ...]]]()
+    for generation in sorted(past, reverse=True):
+        for index, (then, generations) in enumerate(found):
+            if then == past[generation]:
+                found[index] = (then, (*generations, generation))
+                break
+        else:
+            found.append((past[generation], (generation,)))
+    return found
+
+
+def _copies_of(
+    reports: Mapping[str, Report], then: Past, generations: Sequence[int], step: int
+) -> dict[int, str]:
+    """Return the chip of each rank of which a copy of a step is there."""
+    return {
+        rank: chip
+        for rank, chip in enumerate(then.chips)
+        if chip in reports and any((g, step) in reports[chip].copy_steps for g in generations)
+    }
+
+
+def _live(
+    left: Sequence[Report],
+    reports: Mapping[str, Report],
+    past: Mapping[int, Past],
+    spec: ModelSpec,
+) -> Source | None:
+    """Return what the processes that are left hold, all of it of their newest step."""
+    holding = [report for report in left if report.step >= 0 and report.held in past]
+    if not holding:
+        return None
+    step = max(report.step for report in holding)
+    sums = next((r.sums for r in holding if r.step == step and r.sums), ())
+    able = [r for r in holding if r.step == step or (r.pending == step and sums)]
+    for then, generations in _alike(past):
+        live = {r.held_rank: r for r in able if r.held in generations}
+        copied = _copies_of(reports, then, generations, step)
+        if not live or missing_state(then.plan, spec, {*copied, *live}):
+            continue
+        finished = [r for r in live.values() if r.step < step]
+        lost = [rank for rank in copied if rank not in live]
+        parts = [f"step {step} from {many(len(live), 'process', 'processes')} that went on"]
+        if lost:
+            parts.append(f"{many(len(lost), 'copy', 'copies')} in memory")
+        if finished:
+            parts.append(f"finished by {many(len(finished), 'rank')} with the others' sums")
+        return Source(
+            kind="memory",
+            step=step,
+            sums=tuple(sums) if finished else (),
+            holders=tuple(report.chip for report in live.values()),
+            generations=generations,
+            text=", ".join(parts),
+        )
+    return None
+
+
+def _copied(
+    reports: Mapping[str, Report], past: Mapping[int, Past], spec: ModelSpec
+) -> Iterable[Source]:
+    """Yield the newest step of which copies alone hold everything."""
+    steps = {step for report in reports.values() for _, step in report.copy_steps}
+    for step in sorted(steps, reverse=True):
+        for then, generations in _alike(past):
+            ranks = _copies_of(reports, then, generations, step)
+            if ranks and not missing_state(then.plan, spec, ranks):
+                text = f"step {step} from copies in memory"
+                yield Source(kind="memory", step=step, generations=generations, text=text)
+                return

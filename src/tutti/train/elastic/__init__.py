@@ -1,0 +1,1 @@
+"""Ranks that outlive their generation: held state, copies in memory, and how they go on."""

@@ -1,0 +1,66 @@
+"""Faults that are injected for a rehearsal: at one instruction of one step, once per run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tutti.elastic.journal import FOLDER
+from tutti.ranks.links import Handle
+from tutti.schedule.instruction import Instruction
+from tutti.train.run.config import DrillConfig
+
+if TYPE_CHECKING:
+    from tutti.train.run.worker import Worker
+
+LONG_S = 3600.0
+
+
+class DrillError(RuntimeError):
+    """What an injected exception is."""
+
+
+def install(worker: Worker, drills: Sequence[DrillConfig], folder: Path) -> None:
+    """Let the faults that are meant for this rank happen when their time comes."""
+    own = [(n, d) for n, d in enumerate(drills) if d.rank == worker.context.rank]
+    if not own:
+        return
+    engine = worker.engine
+
+    def around(entry: Instruction, run: Callable[[], Handle]) -> Handle:
+        del entry
+        for number, drill in own:
+            due = drill.step == worker.progress.step + 1 and drill.instruction == engine.end.at
+            if due and _first(folder / FOLDER / f"drill-{number}"):
+                _happen(drill)
+        return run()
+
+    engine.around = around
+
+
+def _first(mark: Path) -> bool:
+    """Tell whether this is the first time; the mark holds when it happened."""
+    try:
+        with mark.open("x", encoding="ascii") as file:
+            file.write(f"{time.time()}\n")
+    except FileExistsError:
+        return False
+    return True
+
+
+def _happen(drill: DrillConfig) -> None:
+    match drill.fault:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "sleep":
+            time.sleep(LONG_S)
+        case "spin":  # in one call of C code, which does not let go of the interpreter's lock
+            sum(range(1 << 60))
+        case "exception":
+            raise DrillError(f"drill: step {drill.step}, instruction {drill.instruction}")

@@ -1,0 +1,183 @@
+"""The state of a rank between two generations, and how an engine is filled from what all hold.
+
+A rank that left a generation keeps its masters and moments on the host; so do the copies that lie
+in the host's memory. Filling an engine moves only what a rank lacks, over `comm`, a bounded number
+of bytes at a time. What nobody holds is named; nothing is ever made up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tutti.comm import Communicator
+from tutti.errors import InputError
+from tutti.train.checkpoint.contents import Piece, StateKind, kept_pieces
+from tutti.train.checkpoint.manifest import Progress
+from tutti.train.checkpoint.rectangles import Rectangle
+from tutti.train.checkpoint.staging import Staging
+from tutti.train.elastic.state_moves import Move, find_moves, from_words, to_words
+
+if TYPE_CHECKING:
+    from tutti.train.engine.engine import Engine
+
+ROUND_BYTES = 64 << 20  # in flight at once, over all ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What of a state is not tensors: the same on every rank."""
+
+    progress: Progress
+    updates: int
+    loss_scale: Mapping[str, float]
+
+    @classmethod
+    def of(cls, engine: Engine, progress: Progress) -> Facts:
+        """Return an engine's."""
+        return cls(
+            progress=progress,
+            updates=engine.step_number,
+            loss_scale=dict(engine.scaling.state_dict()),
+        )
+
+    def to_words(self) -> dict[str, Any]:
+        """Return it as JSON can say it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_words(cls, words: Mapping[str, Any]) -> Facts:
+        """Return what `to_words` said."""
+        return cls(
+            progress=Progress(**words["progress"]),
+            updates=int(words["updates"]),
+            loss_scale=dict(words["loss_scale"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldState:
+    """Pieces of one step on the host, with what belongs to them."""
+
+    facts: Facts
+    pieces: tuple[Piece, ...]
+
+    @property
+    def step(self) -> int:
+        """The last step that is in it."""
+        return self.facts.progress.step
+
+    @classmethod
+    def taken(cls, engine: Engine, progress: Progress) -> HeldState:
+        """Copy an engine's state to the host; the engine may go then."""
+        pieces = [piece for piece in kept_pieces(engine) if not piece.copy]
+        held = Staging().copies(engine.accelerator, pieces)
+        return cls(facts=Facts.of(engine, progress), pieces=tuple(held))
+
+
+@torch.no_grad()
+def fill(engine: Engine, control: Communicator, held: Sequence[HeldState], step: int) -> Facts:
+    """Fill an engine with the state of a step from what the ranks hold; all ranks call it."""
+    mine = [state for state in held if state.step == step]
+    offered = [piece for state in mine for piece in state.pieces]
+    wanted = kept_pieces(engine)
+    for piece in wanted:
+        if piece.copy and piece.kind is not StateKind.WEIGHT:
+            piece.memory.zero_()  # the owner's end has them
+    needed = [p for p in wanted if not p.copy or p.kind is StateKind.WEIGHT]
+    words = {
+        "offers": to_words(_by_key(offered)),
+        "wants": to_words(_by_key(needed)),
+        "facts": mine[0].facts.to_words() if mine else None,
+    }
+    told: list[Any] | None = control.gather_values(words) if control.size > 1 else [words]
+    assert told is not None
+    moves, missing = find_moves(
+        [from_words(w["offers"]) for w in told], [from_words(w["wants"]) for w in told]
+    )
+    facts = next((w["facts"] for w in told if w["facts"] is not None), None)
+    if missing or facts is None:
+        what = missing[0].key if missing else "the state"
+        raise InputError(
+            f"step {step}: no process, copy or checkpoint holds {what}"
+            + (f" {list(missing[0].rectangle.offsets)}" if missing else "")
+            + "; go on from a checkpoint with --resume"
+        )
+    _carry_out(moves, _Pieces(offered), _Pieces(needed), control)
+    engine.follow_masters()
+    found = Facts.from_words(facts)
+    engine.step_number = found.updates
+    engine.scaling.load_state_dict(dict(found.loss_scale))
+    return found
+
+
+def _by_key(pieces: Iterable[Piece]) -> dict[str, list[Rectangle]]:
+    found: dict[str, list[Rectangle]] = {}
+    for piece in pieces:
+        found.setdefault(piece.key, []).append(piece.rectangle)
+    return found
+
+
+class _Pieces:
+    """Memory by key and rectangle."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._pieces: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            self._pieces.setdefault(piece.key, []).append(piece)
+
+    def view(self, key: str, rectangle: Rectangle) -> Tensor:
+        """Return the memory of a rectangle that lies inside one piece."""
+        for piece in self._pieces[key]:
+            inner = rectangle.within(piece.rectangle)
+            ends = zip(inner.offsets, inner.sizes, piece.rectangle.sizes, strict=True)
+            if all(low >= 0 and low + size <= extent for low, size, extent in ends):
+                return piece.memory[inner.slices]
+        raise AssertionError(f"no piece holds {key} {rectangle}")
+
+
+def _carry_out(
+    moves: Sequence[Move], offered: _Pieces, wanted: _Pieces, control: Communicator
+) -> None:
+    """Move everything; what crosses ranks goes in rounds that all ranks share."""
+    rank = control.rank
+    crossing = list[Move]()
+    for move in moves:
+        if move.source != move.target:
+            crossing.append(move)
+        elif move.target == rank:
+            source = offered.view(move.key, move.rectangle)
+            wanted.view(move.key, move.rectangle).copy_(source)
+    for batch in _rounds(crossing):
+        sends, receives, after = [], [], list[tuple[Tensor, Tensor]]()
+        for move in batch:
+            if move.source == rank:
+                tensor = offered.view(move.key, move.rectangle).contiguous()
+                sends.append((tensor, move.target))
+            elif move.target == rank:
+                target = wanted.view(move.key, move.rectangle)
+                tensor = torch.empty(target.shape, dtype=target.dtype)
+                receives.append((tensor, move.source))
+                after.append((target, tensor))
+        if sends or receives:
+            control.exchange(sends, receives, channel="state").wait()
+        for target, tensor in after:
+            target.copy_(tensor)
+
+
+def _rounds(moves: Sequence[Move]) -> Iterable[list[Move]]:
+    batch, size = list[Move](), 0
+    for move in moves:
+        num_bytes = move.rectangle.count * 4
+        if batch and size + num_bytes > ROUND_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(move)
+        size += num_bytes
+    if batch:
+        yield batch

@@ -1,0 +1,147 @@
+"""Copies of a rank's state in its host's memory, which outlive the rank.
+
+Two take turns: while one is written, the other is whole. A copy is taken beside the forward and
+backward of the next step, which change nothing of it, and is over before the update. Its label is
+written last, so that a copy without one was cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tutti.errors import InputError
+from tutti.files import write_text
+from tutti.train.checkpoint.contents import Piece, StateKind, kept_pieces
+from tutti.train.checkpoint.manifest import Progress
+from tutti.train.checkpoint.rectangles import Rectangle
+from tutti.train.elastic.held_state import Facts, HeldState
+
+if TYPE_CHECKING:
+    from tutti.train.engine.engine import Engine
+
+_TURNS = 2
+_ALIGNED = 64
+
+
+class HostCopies:
+    """The copies of one chip, as its rank writes them."""
+
+    def __init__(self, folder: Path, chip: str, generation: int) -> None:
+        self._folder, self._chip, self._generation = folder, chip, generation
+        self._maps: dict[int, mmap.mmap] = {}
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.steps: list[int] = []  # that are whole
+
+    def take(self, engine: Engine, progress: Progress) -> None:
+        """Begin to copy the state after a step; `wait` before it changes."""
+        self.wait()
+        pieces = [piece for piece in kept_pieces(engine) if not piece.copy]
+        facts, turn = Facts.of(engine, progress), progress.step % _TURNS
+
+        def copy() -> None:
+            try:
+                self._write(turn, pieces, facts)
+            except BaseException as error:
+                self._failure = error
+
+        self._thread = threading.Thread(target=copy, name="host-copy", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the copy under way."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise InputError(
+                f"a copy in the host's memory failed ({failure}); leave elastic.copies out, or "
+                "copy less often"
+            )
+
+    @torch.no_grad()
+    def _write(self, turn: int, pieces: Sequence[Piece], facts: Facts) -> None:
+        label, data = label_path(self._folder, self._chip, turn), self._data(turn)
+        label.unlink(missing_ok=True)
+        self.steps = [step for step in self.steps if step % _TURNS != turn]
+        written, at = list[dict[str, Any]](), 0
+        total = sum(_padded(p.memory.numel() * p.memory.element_size()) for p in pieces)
+        memory = self._room(turn, data, total)
+        for piece in pieces:
+            size = piece.memory.numel() * piece.memory.element_size()
+            room = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at)
+            room.view(piece.memory.dtype).view(piece.memory.shape).copy_(piece.memory.detach())
+            written.append({
+                "name": piece.name, "kind": piece.kind.value, "shape": list(piece.shape),
+                "offsets": list(piece.rectangle.offsets), "sizes": list(piece.rectangle.sizes),
+                "dtype": str(piece.memory.dtype).removeprefix("torch."), "at": at,
+            })  # fmt: skip
+            at += _padded(size)
+        words = {"chip": self._chip, "generation": self._generation, "facts": facts.to_words()}
+        write_text(label, json.dumps({**words, "pieces": written}))
+        self.steps = [*self.steps, facts.progress.step][-_TURNS:]
+
+    def _data(self, turn: int) -> Path:
+        return self._folder / f"copy-{self._chip.replace('/', '-')}-{turn}"
+
+    def _room(self, turn: int, path: Path, size: int) -> mmap.mmap:
+        """Return memory that is used again by later copies: fresh memory costs as much."""
+        kept = self._maps.get(turn)
+        if kept is None or len(kept) != max(size, 1):
+            with open(path, "w+b") as file:
+                file.truncate(max(size, 1))
+                kept = self._maps[turn] = mmap.mmap(file.fileno(), max(size, 1))
+        return kept
+
+
+def label_path(folder: Path, chip: str, turn: int) -> Path:
+    """Return where a copy's label is."""
+    return folder / f"copy-{chip.replace('/', '-')}-{turn}.json"
+
+
+def labelled(folder: Path) -> list[tuple[str, int, int, Path]]:
+    """Return the whole copies on this host: chip, generation, step, label."""
+    found = list[tuple[str, int, int, Path]]()
+    for label in sorted(folder.glob("copy-*.json")):
+        try:
+            words = json.loads(label.read_text(encoding="utf-8"))
+        except FileNotFoundError:  # a newer one is being written
+            continue
+        step = int(words["facts"]["progress"]["step"])
+        found.append((words["chip"], words["generation"], step, label))
+    return found
+
+
+def read_copy(label: Path) -> HeldState:
+    """Return a copy by its label."""
+    found = json.loads(label.read_text(encoding="utf-8"))
+    with open(label.with_suffix(""), "r+b") as file:
+        data = mmap.mmap(file.fileno(), 0)
+    facts = Facts.from_words(found["facts"])
+    return HeldState(facts=facts, pieces=tuple(_piece(data, p) for p in found["pieces"]))
+
+
+def _piece(data: mmap.mmap, words: dict[str, Any]) -> Piece:
+    dtype, sizes = getattr(torch, words["dtype"]), tuple(words["sizes"])
+    rectangle = Rectangle(tuple(words["offsets"]), sizes)
+    memory = torch.frombuffer(data, dtype=dtype, count=rectangle.count, offset=words["at"])
+    return Piece(
+        name=words["name"],
+        kind=StateKind(words["kind"]),
+        shape=tuple(words["shape"]),
+        rectangle=rectangle,
+        memory=memory.view(sizes),
+    )
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED

@@ -1,0 +1,527 @@
+"""Every reachable state of a small job: the real machines, a network that loses and repeats.
+
+Hosts have a chip each. In every direction of every link there is the newest message, which may come
+at any time or, once there is a newer one, never; and the one before it, which may come (again, or
+late) as often as `late` allows. Processes take commands, meet, make a step, lose each other, and
+are killed; hosts seem silent, die, and one more comes. Numbers that only rise are told apart by
+their order alone, so that there are finitely many states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tutti.elastic.agent_state import AgentState, Died, Enter, Leave, Said, Start
+from tutti.elastic.events import (
+    Heard,
+    Phase,
+    Send,
+    Settle,
+    Settled,
+    Silent,
+    Unsettled,
+    WaitedEnough,
+)
+from tutti.elastic.membership import OVER, Membership
+from tutti.elastic.messages import Death, Order, Report, Seat, Source, Standing, Status
+
+JOB = "job"
+LEAST_CHIPS = 2
+
+
+class Process(NamedTuple):
+    """A rank's process as it really is, whatever its agent has heard."""
+
+    number: int
+    standing: Standing = Standing.STARTING
+    generation: int = 0
+    step: int = -1
+    seats: tuple[Seat, ...] = ()
+    source: Source | None = None
+    mail: tuple[Any, ...] = ()  # commands on their way
+    said: bool = False  # whether the agent knows all this
+    made: bool = False  # a step in this generation
+
+
+class Link(NamedTuple):
+    """One direction: what is on its way, and what went before it."""
+
+    newest: Any = None
+    before: Any = None
+
+    def sent(self, message: Any) -> Link:
+        """Return it with another message, which supersedes the one on its way."""
+        return Link(message, self.newest if self.newest is not None else self.before)
+
+    def delivered(self) -> Link:
+        """Return it when the newest has come."""
+        return Link(None, self.newest)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One state of everything."""
+
+    members: Membership
+    agents: tuple[AgentState | None, ...]
+    processes: tuple[Process | None, ...]
+    up: tuple[Link, ...]
+    down: tuple[Link, ...]
+    asked: Link
+    faults: int
+    newcomers: int
+    late: int  # messages that may yet come twice, or after a newer one
+
+
+class BrokenError(AssertionError):
+    """An invariant that does not hold."""
+
+
+def chip(host: int) -> str:
+    return f"p/{host}/0"
+
+
+def begin(hosts: int, faults: int, newcomers: int, late: int = 1) -> World:
+    """Return the world in which nobody has said a word."""
+    total = hosts + newcomers
+    agents: list[AgentState | None] = [
+        AgentState.of(JOB, f"h{i}", (chip(i),), incarnation=1) if i < hosts else None
+        for i in range(total)
+    ]
+    return World(
+        members=Membership(job=JOB),
+        agents=tuple(agents),
+        processes=tuple(Process(1) if a else None for a in agents),
+        up=tuple(Link(a.status()) if a else Link() for a in agents),
+        down=(Link(),) * total,
+        asked=Link(),
+        faults=faults,
+        newcomers=newcomers,
+        late=late,
+    )
+
+
+def settle(question: Settle) -> Settled | Unsettled:
+    """Answer as a planner would that runs on any two chips or more."""
+    if len(question.chips) < LEAST_CHIPS:
+        return Unsettled(question.request, f"{LEAST_CHIPS} chips are needed")
+    step = max((report.step for report in question.left), default=-1)
+    holders = tuple(r.chip for r in question.left if r.step == step and step >= 0)
+    kind = "memory" if holders else "begin"
+    source = Source(kind=kind, step=max(step, 0), holders=holders)  # type: ignore[arg-type]
+    return Settled(question.request, question.chips, "plan", source)
+
+
+def _set(items: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
+    return (*items[:at], value, *items[at + 1 :])
+
+
+# --- what may happen ---------------------------------------------------------------------------
+
+
+def moves(world: World) -> Iterator[tuple[str, World]]:
+    """Yield everything that may happen next."""
+    late = replace(world, late=world.late - 1)
+    for host, agent in enumerate(world.agents):
+        link = world.up[host]
+        if link.newest is not None:
+            come = replace(world, up=_set(world.up, host, link.delivered()))
+            yield f"hear h{host}", heard(come, Heard(link.newest))
+        if link.before is not None and world.late:
+            yield f"hear h{host} late", heard(late, Heard(link.before))
+        link = world.down[host]
+        if agent is not None and link.newest is not None:
+            come = replace(world, down=_set(world.down, host, link.delivered()))
+            yield f"h{host} gets order {link.newest.number}", ordered(come, host, link.newest)
+        if agent is not None and link.before is not None and world.late:
+            yield f"h{host} gets order {link.before.number} late", ordered(late, host, link.before)
+        process = world.processes[host]
+        if agent is not None and process is not None:
+            yield from _of_process(world, host, process)
+    link = world.asked
+    if link.newest is not None:
+        come = replace(world, asked=link.delivered())
+        yield f"settled {link.newest.request}", heard(come, settle(link.newest))
+    if link.before is not None and world.late:
+        yield f"settled {link.before.request} late", heard(late, settle(link.before))
+    yield from faults(world)
+
+
+def _of_process(world: World, host: int, process: Process) -> Iterator[tuple[str, World]]:
+    if process.standing is Standing.STARTING:
+        ready = _news(process, standing=Standing.IDLE)
+        yield f"p{host} ready", said(world, host, ready)
+        return
+    if process.mail:
+        yield f"p{host} obeys", obeyed(world, host, process)
+    if not process.said:
+        yield f"p{host} says", said(world, host, process)
+    if process.standing is Standing.ENTERING and _all_in(world, process):
+        yield f"p{host} runs", with_process(world, host, _news(process, standing=Standing.RUNNING))
+    if process.standing is Standing.RUNNING and not process.made and _all_running(world, process):
+        yield f"step of {process.generation}", stepped(world, process)
+    if process.standing in (Standing.ENTERING, Standing.RUNNING) and _somebody_left(world, process):
+        yield (
+            f"p{host} loses a peer",
+            with_process(world, host, _news(process, standing=Standing.IDLE)),
+        )
+
+
+def faults(world: World) -> Iterator[tuple[str, World]]:
+    if world.members.phase is Phase.WAITING and world.members.why:
+        yield "waited", heard(world, WaitedEnough())
+    if world.faults:
+        less = replace(world, faults=world.faults - 1)
+        for host, agent in enumerate(world.agents):
+            if agent is None:
+                continue
+            process = world.processes[host]
+            if process is not None:
+                yield f"kill p{host}", killed(less, host, process)
+            known = world.members.host(f"h{host}")
+            if known is not None and not known.silent:
+                yield f"h{host} seems silent", heard(less, Silent(f"h{host}"))
+                yield f"h{host} dies", died(less, host)
+    if world.newcomers:
+        at = len(world.agents) - world.newcomers
+        agent = AgentState.of(JOB, f"h{at}", (chip(at),), incarnation=1)
+        yield (
+            f"h{at} comes",
+            replace(
+                world,
+                agents=_set(world.agents, at, agent),
+                processes=_set(world.processes, at, Process(1)),
+                up=_set(world.up, at, Link(agent.status())),
+                newcomers=world.newcomers - 1,
+            ),
+        )
+
+
+# --- what it leads to ----------------------------------------------------------------------------
+
+
+def heard(world: World, event: Any) -> World:
+    before = world.members
+    members, instructions = before.after(event)
+    world = replace(world, members=members)
+    for instruction in instructions:
+        match instruction:
+            case Send(host, order):
+                at = int(host[1:])
+                world = replace(world, down=_set(world.down, at, world.down[at].sent(order)))
+            case Settle():
+                check_settle(world, instruction)
+                world = replace(world, asked=world.asked.sent(instruction))
+    if members.generation > before.generation:
+        for seat in members.seats:
+            host = members.host(seat.host)
+            if host is None or not host.usable:
+                raise BrokenError(f"generation {members.generation} has a seat on {seat.host}")
+    return world
+
+
+def _agent(world: World, host: int, agent: AgentState, commands: tuple[Any, ...]) -> World:
+    for command in commands:
+        process = world.processes[host]
+        if isinstance(command, Start):
+            world = replace(world, processes=_set(world.processes, host, Process(command.process)))
+        elif isinstance(command, (Enter, Leave)) and process is not None:
+            mailed = process._replace(mail=(*process.mail, command))
+            world = replace(world, processes=_set(world.processes, host, mailed))
+    up = world.up[host].sent(agent.status())
+    return replace(world, agents=_set(world.agents, host, agent), up=_set(world.up, host, up))
+
+
+def ordered(world: World, host: int, order: Order) -> World:
+    agent = world.agents[host]
+    assert agent is not None
+    after, commands = agent.after(order)
+    return world if after is agent else _agent(world, host, after, commands)
+
+
+def said(world: World, host: int, process: Process) -> World:
+    agent = world.agents[host]
+    assert agent is not None
+    report = Report(
+        chip=chip(host), process=process.number, standing=process.standing,
+        generation=process.generation, step=process.step,
+    )  # fmt: skip
+    world = with_process(world, host, process._replace(said=True))
+    after, commands = agent.after(Said(report))
+    return world if after is agent else _agent(world, host, after, commands)
+
+
+def killed(world: World, host: int, process: Process) -> World:
+    agent = world.agents[host]
+    assert agent is not None
+    after, commands = agent.after(Died(chip(host), Death(process=process.number, how="was killed")))
+    return _agent(world, host, after, commands)
+
+
+def died(world: World, host: int) -> World:
+    world = replace(
+        world,
+        agents=_set(world.agents, host, None),
+        processes=_set(world.processes, host, None),
+        down=_set(world.down, host, Link()),
+        up=_set(world.up, host, Link()),
+    )
+    return heard(world, Silent(f"h{host}"))
+
+
+def with_process(world: World, host: int, process: Process) -> World:
+    return replace(world, processes=_set(world.processes, host, process))
+
+
+def _news(process: Process, **changes: Any) -> Process:
+    return process._replace(**changes, said=False)
+
+
+def obeyed(world: World, host: int, process: Process) -> World:
+    command, *rest = process.mail
+    process = process._replace(mail=tuple(rest))
+    if isinstance(command, Leave):
+        active = process.standing in (Standing.ENTERING, Standing.RUNNING)
+        if active and process.generation == command.generation:
+            process = _news(process, standing=Standing.IDLE)
+        return with_process(world, host, process)
+    order: Order = command.order
+    if process.standing is not Standing.IDLE or order.generation <= process.generation:
+        return with_process(world, host, process)
+    source = order.source
+    assert source is not None
+    step = process.step if chip(host) in source.holders else -1
+    process = _news(
+        process, standing=Standing.ENTERING, generation=order.generation, seats=order.seats,
+        source=source, step=step, made=False,
+    )  # fmt: skip
+    return with_process(world, host, process)
+
+
+def _peers(world: World, process: Process) -> list[Process | None]:
+    found = list[Process | None]()
+    for seat in process.seats:
+        other = world.processes[int(seat.host[1:])]
+        found.append(other if other is not None and other.number == seat.process else None)
+    return found
+
+
+def _all_in(world: World, process: Process) -> bool:
+    return all(
+        p is not None
+        and p.generation == process.generation
+        and p.standing in (Standing.ENTERING, Standing.RUNNING)
+        for p in _peers(world, process)
+    )
+
+
+def _all_running(world: World, process: Process) -> bool:
+    return all(
+        p is not None and p.generation == process.generation and p.standing is Standing.RUNNING
+        for p in _peers(world, process)
+    )
+
+
+def _somebody_left(world: World, process: Process) -> bool:
+    return any(
+        p is None
+        or p.generation > process.generation
+        or (p.generation == process.generation and p.standing is Standing.IDLE)
+        for p in _peers(world, process)
+    )
+
+
+def stepped(world: World, process: Process) -> World:
+    """All seats of a generation make a step; what they began with must be of one step."""
+    members, source = world.members, process.source
+    assert source is not None
+    if process.generation < members.generation and members.source is not None:
+        for seat in process.seats:
+            counts = seat.chip in members.source.holders
+            if counts and any(s.chip == seat.chip and s.process == seat.process
+                              for s in members.seats):  # fmt: skip
+                raise BrokenError(
+                    f"{seat.chip} goes on in {process.generation}; {members.generation} counts on "
+                    "its state"
+                )
+    processes = world.processes
+    for seat in process.seats:
+        at = int(seat.host[1:])
+        own = processes[at]
+        assert own is not None
+        began = own.step if chip(at) in source.holders else source.step
+        if began != source.step:
+            raise BrokenError(f"{seat.chip} begins at step {began}, others at {source.step}")
+        processes = _set(processes, at, _news(own, step=source.step + 1, made=True))
+    return replace(world, processes=processes)
+
+
+# --- what must always hold -----------------------------------------------------------------------
+
+
+def check(world: World) -> None:
+    members = world.members
+    for host, process in enumerate(world.processes):
+        if process is None or not process.generation:
+            continue
+        accepted = members.accepts(process.generation, chip(host), process.number)
+        if accepted and process.generation != members.generation:
+            raise BrokenError(f"what generation {process.generation} writes is accepted")
+
+
+def check_settle(world: World, question: Settle) -> None:
+    """Nobody may go on with what a question says of it."""
+    for report in question.left:
+        process = world.processes[int(report.chip.split("/")[1])]
+        if process is None or process.number != report.process:
+            continue
+        if process.step != report.step:
+            raise BrokenError(f"{report.chip} said step {report.step} and has {process.step}")
+        if process.standing is Standing.RUNNING:
+            raise BrokenError(f"{report.chip} still runs while the next generation is settled")
+
+
+def require_progress(world: World, most: int = 120) -> None:
+    """Let everything be delivered, in turn, without another fault: it must run, or give up."""
+    for turn in range(most):
+        members = world.members
+        if members.phase in OVER:
+            return
+        live = [p for p in world.processes if p is not None and p.generation == members.generation]
+        made = all(p.standing is Standing.RUNNING and p.made for p in live)
+        if members.phase is Phase.RUNNING and live and made and _all_running(world, live[0]):
+            return
+        world = _turn(world, turn)
+    raise BrokenError(f"it stays {world.members.phase} ({world.members.why})")
+
+
+def _turn(world: World, turn: int) -> World:
+    """Deliver the newest of everything, and a heartbeat of every agent."""
+    for host in range(len(world.agents)):
+        agent, process = world.agents[host], world.processes[host]
+        if agent is None or process is None:
+            continue
+        for _ in range(8):
+            moved = [w for name, w in _of_process(world, host, world.processes[host])]  # type: ignore[arg-type]
+            if not moved or moved[0] == world:
+                break
+            world = moved[0]
+        agent = world.agents[host]
+        assert agent is not None
+        agent = agent.refreshed()
+        world = replace(world, agents=_set(world.agents, host, agent))
+        world = heard(world, Heard(agent.status()))
+        newest = world.down[host].newest
+        if newest is not None:
+            come = replace(world, down=_set(world.down, host, world.down[host].delivered()))
+            world = ordered(come, host, newest)
+    if world.asked.newest is not None:
+        come = replace(world, asked=world.asked.delivered())
+        world = heard(come, settle(world.asked.newest))
+    if world.members.phase is Phase.WAITING and turn > 20:
+        world = heard(world, WaitedEnough())
+    return world
+
+
+def promptly(world: World) -> World:
+    """Let processes and their agents, who share a host, finish what they have to say."""
+    while True:
+        for host, process in enumerate(world.processes):
+            if process is None or world.agents[host] is None:
+                continue
+            if process.standing is Standing.STARTING:
+                world = said(world, host, _news(process, standing=Standing.IDLE))
+            elif process.mail:
+                world = obeyed(world, host, process)
+            elif not process.said:
+                world = said(world, host, process)
+            elif process.standing is Standing.ENTERING and _all_in(world, process):
+                world = with_process(world, host, _news(process, standing=Standing.RUNNING))
+            else:
+                continue
+            break
+        else:
+            return world
+
+
+def explore(
+    start: World, *, prompt: bool, liveness_every: int = 20, most: int | None = None
+) -> int:
+    """Visit every state that can be reached, or the first `most`; return how many there are."""
+    first = promptly(start) if prompt else start
+    seen, todo, count = {_digest(first)}, [first], 0
+    chance = random.Random(0)
+    while todo and count != most:
+        at = chance.randrange(len(todo)) if most is not None else -1  # a sample of all depths
+        todo[at], todo[-1] = todo[-1], todo[at]
+        world = todo.pop()
+        check(world)
+        if count % liveness_every == 0:
+            require_progress(world)
+        count += 1
+        for _, following in moves(world):
+            after = promptly(following) if prompt else following
+            digest = _digest(after)
+            if digest not in seen:
+                seen.add(digest)
+                todo.append(after)
+    return count
+
+
+def _digest(world: World) -> bytes:
+    return hashlib.blake2b(key(world), digest_size=12).digest()
+
+
+def key(world: World) -> bytes:
+    """Return what tells states apart: without words, and with rising numbers as their ranks."""
+    members = world.members
+    statuses = [host.status for _, host in members.hosts]
+    statuses += [m for link in world.up for m in link if m is not None]
+    orders = [m for link in world.down for m in link if m is not None]
+    orders += [agent.order for agent in world.agents if agent is not None and agent.order]
+    rank = {n: i for i, n in enumerate(sorted(
+        {members.order, 0, *(o.number for o in orders), *(s.order for s in statuses)}
+    ))}  # fmt: skip
+    questions = [q for q in world.asked if q is not None]
+    asked = {n: i for i, n in enumerate(sorted({members.request, *(q.request for q in questions)}))}
+
+    def status(found: Status | None, host: int) -> Any:
+        if found is None:
+            return None
+        known = members.host(f"h{host}")
+        newer = known is None or found.number > known.status.number
+        return newer, rank[found.order], found.reports
+
+    def order(found: Order | None) -> Any:
+        if found is None:
+            return None
+        return rank[found.number], found.generation, found.kind, found.seats, found.source
+
+    late = bool(world.late)
+    return _ENCODER.encode((
+        members.phase, members.generation, rank[members.order], asked[members.request],
+        members.seats, members.source, members.asked, bool(members.why),
+        [(n, h.silent, rank[h.status.order], h.status.reports) for n, h in members.hosts],
+        [(a and (order(a.order), a.reports, a.leaving)) for a in world.agents],
+        [p and (*p[:6], [_mailed(c) for c in p.mail], *p[7:]) for p in world.processes],
+        [(status(u.newest, h), late and status(u.before, h)) for h, u in enumerate(world.up)],
+        [(order(d.newest), late and order(d.before)) for d in world.down],
+        [q and (asked[q.request], q.chips, q.left)
+         for q in (world.asked.newest, world.asked.before if late else None)],
+        world.faults, world.newcomers, world.late,
+    ))  # fmt: skip
+
+
+def _mailed(command: Enter | Leave) -> Any:
+    if isinstance(command, Leave):
+        return command.generation
+    return command.order.generation, command.order.seats, command.order.source
+
+
+_ENCODER = msgspec.msgpack.Encoder()
