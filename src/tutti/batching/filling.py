@@ -169,7 +169,8 @@ class Filling:
             if stretch is not None and columns.base[slot] <= stretch:
                 left = min(left, stretch - start - 1)
             count = min(len(tokens), draft.budget, room, left)
-            if count <= 0 or not known or columns.known[slot] <= start:
+            # samples fork off where the prompt ends: nothing is tried beyond before they have
+            if count <= 0 or not known or columns.known[slot] <= start or columns.forks[slot]:
                 continue
             new = settings.pages_for(start + 1 + count) - held
             if new > 0:

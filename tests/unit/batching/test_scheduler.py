@@ -197,3 +197,24 @@ def test_who_is_displaced_on_outgrowing_its_keys_is_computed_with_the_long_ones(
         )
         run(scheduler, step)
     assert seen[:2] == [(1, 3, 3), (0, 6, 6)]
+
+
+def test_samples_fork_off_the_prompt_though_somebody_guesses() -> None:
+    """The prompt's last token comes alone: what is tried behind it would belong to one sample."""
+    scheduler = Scheduler(replace(SETTINGS, most_tokens=5))
+    first, second = scheduler.arrive(request(0, samples=2))
+    step = scheduler.next_step()
+    assert step is not None
+    assert step.queries.tolist() == [5]
+    run(scheduler, step)
+    scheduler.guess({first.id: (7, 7), second.id: (7, 7)})
+    step = scheduler.next_step()
+    assert step is not None
+    assert step.queries.tolist() == [1], "nothing is tried"
+    assert [begin.sequence.id for begin in step.begins] == [second.id]
+    assert step.sample_slots.tolist() == [0, 1]
+    run(scheduler, step)
+    scheduler.guess({first.id: (7, 7)})
+    step = scheduler.next_step()
+    assert step is not None
+    assert sorted(step.queries.tolist()) == [1, 2], "later it is, up to the last token but one"
