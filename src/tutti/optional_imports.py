@@ -22,13 +22,13 @@ _EXTRAS = {
 }
 
 
-def library(name: str, what: str) -> ModuleType:
-    """Import a library, or say what needs it and how to get it."""
+def library(name: str, what: str, extra: str | None = None) -> ModuleType:
+    """Import a library, or say what needs it and how to get it; several extras may have it."""
     try:
         return importlib.import_module(name)
     except ImportError:
         package = name.partition(".")[0]
         raise InputError(
             f"{what}: needs {package}, which is not installed; "
-            f"run pip install 'tutti-ml[{_EXTRAS[package]}]'"
+            f"run pip install 'tutti-ml[{extra or _EXTRAS[package]}]'"
         ) from None

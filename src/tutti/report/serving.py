@@ -28,7 +28,8 @@ def serving_page(plan: Plan, result: ServingResult) -> Page:
     assert plan.job.serving is not None
     return Page(
         title=f"{plan.model.name} on {plan.cluster.name}",
-        subtitle=f"simulated: {service_text(plan.job.serving)}",
+        subtitle=f"simulated at {result.request_rate:.4g} requests/s; planned for "
+        f"{service_text(plan.job.serving)}",
         sections=(_figures(result), _latencies(result), _queue(result), _engines(result)),
         footer="Prices: " + "; ".join(dict.fromkeys(use.basis for use in result.engines)) + ".",
     )

@@ -143,7 +143,7 @@ def run_local(
             listener(RankEvent(0, "warning", {"text": held.note}))
         if job.config.elastic is not None:
             for name in ("zmq", "msgspec"):
-                library(name, "elastic")
+                library(name, "elastic", "elastic")
             from tutti.train.elastic.job import ElasticRun, check_elastic
 
             check_elastic(job)
