@@ -22,6 +22,7 @@ def register_all() -> None:
         from tutti.accelerator.cuda import (
             cross_entropy,
             experts,
+            few_expert_rows,
             few_rows,
             flash,
             layer_norm,
@@ -38,8 +39,8 @@ def register_all() -> None:
         )
 
         for module in (
-            cross_entropy, experts, few_rows, flash, layer_norm, narrow, narrow_experts,
-            narrow_rows, norm, optimizer, paged, paged_heads, paged_latents, pointwise,
-            sampling,
+            cross_entropy, experts, few_expert_rows, few_rows, flash, layer_norm, narrow,
+            narrow_experts, narrow_rows, norm, optimizer, paged, paged_heads, paged_latents,
+            pointwise, sampling,
         ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)
