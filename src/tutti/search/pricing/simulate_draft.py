@@ -74,7 +74,7 @@ class SimulatedDraft:
 
 
 def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
-    """Return a few rounds for every pipeline, and more; those of one pace keep what they differ by.
+    """Return a few rounds for every pipeline, and more; those of one cut keep what they differ by.
 
     Interleaved micro-batches pass in groups, of as many as there are stages or a few more: those
     of a shorter step are as long as those of the step that it stands for, the longest and on
@@ -82,10 +82,10 @@ def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
     """
     least: dict[object, int] = {}
     for p in draft.pipelines:
-        least[p.pace_key] = min(p.micro_batches, least.get(p.pace_key, p.micro_batches))
+        least[p.cut] = min(p.micro_batches, least.get(p.cut, p.micro_batches))
     shorter, longer = [], []
     for p in draft.pipelines:
-        fewest, stages = least[p.pace_key], len(p.stages)
+        fewest, stages = least[p.cut], len(p.stages)
         more = p.micro_batches - fewest
         few, many = 2 * stages + 1, 3 * stages + 1
         if schedule_record(draft.schedule).several_ranges:

@@ -89,14 +89,6 @@ class PipelineDraft:
         """The units of each stage."""
         return tuple(stage.units for stage in self.stages)
 
-    @property
-    def pace_key(self) -> object:
-        """What pipelines have in common whose micro-batches take the same time."""
-        return tuple(
-            (stage.units, tuple(replica.config for replica in stage.replicas))
-            for stage in self.stages
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
