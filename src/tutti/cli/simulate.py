@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tutti.cli.plan.simulated_serving import Wanted, simulate_deployment
 from tutti.cli.predict import (
     CalibrationFolder,
     ChipProfiles,
@@ -16,7 +17,6 @@ from tutti.cli.predict import (
     load_sources,
 )
 from tutti.cli.shared.output import Json, print_json, print_rich
-from tutti.cli.simulate_serving import Wanted, simulate_deployment
 from tutti.errors import InputError
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ def register_all() -> None:
     if importlib.util.find_spec("triton") is not None:
         from tutti.accelerator.cuda import (
             cross_entropy,
+            expert_products,
             experts,
-            few_expert_rows,
             few_rows,
             flash,
             layer_norm,
@@ -39,7 +39,7 @@ def register_all() -> None:
         )
 
         for module in (
-            cross_entropy, experts, few_expert_rows, few_rows, flash, layer_norm, narrow,
+            cross_entropy, expert_products, experts, few_rows, flash, layer_norm, narrow,
             narrow_experts, narrow_rows, norm, optimizer, paged, paged_heads, paged_latents,
             pointwise, sampling,
         ):  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.accelerator.cuda.expert_bias import with_bias
+from tutti.accelerator.cuda.expert_products import with_bias
 from tutti.accelerator.cuda.narrow import narrowed, narrowed_transpose, supports
 from tutti.accelerator.cuda.narrow_columns import narrowed_columns, turned
 from tutti.accelerator.gradients import WeightGradients

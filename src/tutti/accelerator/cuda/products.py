@@ -30,7 +30,7 @@ def grouped_linear(
         return y
     if importlib.util.find_spec("triton") is None:
         return y + bias.repeat_interleave(counts, dim=0, output_size=x.shape[0])
-    from tutti.accelerator.cuda.expert_bias import with_bias
+    from tutti.accelerator.cuda.expert_products import with_bias
 
     return with_bias(y, bias, ends)
 

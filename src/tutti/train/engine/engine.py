@@ -83,8 +83,7 @@ class Engine:
         self.seats = Seats(plan, spec)
         self.seat: Seat = self.seats[rank]
         self.schedule: Schedule = build_schedule(plan)
-        rank_class = class_of(self.schedule, self.seat)
-        self.instructions = self.schedule.classes[rank_class].instructions
+        self.instructions = self.schedule.classes[class_of(self.schedule, self.seat)].instructions
         self.context = EngineContext(self.seat, links)
         self.dtype = compute_dtype(plan.job.precision)
         self.model, selective = self._make_model()
