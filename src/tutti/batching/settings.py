@@ -7,6 +7,8 @@ from typing import Literal
 
 from tutti.errors import InputError
 
+PAGES_SHARE = 0.9  # of the memory that weights leave; the rest is for activations
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ import numpy as np
 from tutti.bench.traces import Asked
 from tutti.errors import InputError
 from tutti.optional_imports import library
+from tutti.simulate.serving.requests import arrival_times
 
 Arrival = Literal["at-once", "poisson", "bursts"]
 BURST = 8  # requests at a time
@@ -54,15 +54,9 @@ class Loaded:
 
 def arrivals(kind: Arrival, count: int, rate: float | None, seed: int = 0) -> list[float]:
     """Return when requests arrive, in seconds."""
-    if kind == "at-once" or rate is None:
-        return [0.0] * count
-    r, now = random.Random(seed), 0.0
-    times: list[float] = []
-    each = BURST if kind == "bursts" else 1
-    while len(times) < count:
-        now += r.expovariate(rate / each)
-        times += [now] * min(each, count - len(times))
-    return times
+    rate = None if kind == "at-once" else rate
+    times = arrival_times(kind, count, rate, BURST, np.random.default_rng(seed))
+    return [float(time) for time in times]
 
 
 async def load(

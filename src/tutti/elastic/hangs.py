@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tutti.diagnose.waits import culprits
 from tutti.observe.pulse import Activity, Reading
 
 LINKS_SILENT_S = 1.5  # they beat every tenth of a second
@@ -77,11 +78,9 @@ def _culprit(ranks: Sequence[Observed], now_ns: int) -> int:
     if silent:  # one that is stopped cannot even say what it waits for
         stopped = [rank for rank in silent if ranks[rank].state in ("T", "t")]
         return min(stopped or silent, key=lambda rank: ranks[rank].reading.link_beat_ns)
-    waits = _waits(ranks)
-    ends = [rank for rank, others in waits.items() if not others]
-    if ends:  # of several, the one that came least far
-        return min(ends, key=lambda rank: _progress(ranks[rank]))
-    return min(range(len(ranks)), key=lambda rank: _progress(ranks[rank]))
+    # of several, the one that came least far; where nobody waits for anybody, of all
+    ends = culprits(_waits(ranks)) or range(len(ranks))
+    return min(ends, key=lambda rank: _progress(ranks[rank]))
 
 
 def _progress(seen: Observed) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ import torch
 from tutti.accelerator import Accelerator, Operators, open_accelerator
 from tutti.accelerator.products import widens
 from tutti.batching import Settings
+from tutti.batching.settings import PAGES_SHARE
 from tutti.errors import InputError, hint
 from tutti.huggingface import Checkpoint, open_checkpoint
 from tutti.huggingface.peft.adapter import open_adapter
@@ -32,7 +33,6 @@ from tutti.units import bytes_text
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-SHARE = 0.9  # of the memory that is left, for pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +304,7 @@ def _pages_that_fit(
     if sizes.memory_bytes is not None:
         total, left = sizes.memory_bytes, sizes.memory_bytes - weights
     else:
-        left = int(accelerator.free_bytes() * SHARE)
+        left = int(accelerator.free_bytes() * PAGES_SHARE)
         total = weights + left
     needed = -(-longest // sizes.page_size)
     room = left // page_bytes

@@ -130,6 +130,14 @@ def memory_bound_seconds(
     return seconds
 
 
+def flash_rate(head_dim: Number, machine: Machine, constants: Constants) -> FloatArray:
+    """Return the FLOP/s of fused attention's forward pass, by the width of a head."""
+    width, half = np.minimum(head_dim, 128.0), constants.flash_head_dim
+    efficiency = constants.flash_efficiency * (1.0 + half / 128.0) * width / (width + half)
+    rate: FloatArray = machine.peak * efficiency
+    return rate
+
+
 def fused_attention_seconds(
     shape: Shape, strategy: Strategy, machine: Machine, constants: Constants
 ) -> tuple[FloatArray, FloatArray]:
@@ -140,10 +148,7 @@ def fused_attention_seconds(
     pairs = pairs * strategy.sequences / strategy.cp
     d_v = np.where(machine.pads_heads > 0, np.maximum(shape.d_qk, shape.d_v), shape.d_v)
     flops = 2.0 * (shape.d_qk + d_v) * (shape.heads / strategy.tp) * pairs
-    width = np.minimum(shape.d_qk, 128.0)
-    half = constants.flash_head_dim
-    efficiency = constants.flash_efficiency * (1.0 + half / 128.0) * width / (width + half)
-    rate = machine.peak * efficiency
+    rate = flash_rate(shape.d_qk, machine, constants)
     forward = flops / rate + constants.kernel_gap_s
     backward = FLASH_BACKWARD_FLOPS * flops / (rate * constants.flash_backward_ratio)
     return forward, backward + 3.0 * constants.kernel_gap_s

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 
+from tutti.batching.settings import PAGES_SHARE
 from tutti.cost.memory.instruction_memory import Overheads
 from tutti.cost.serving.stage_prices import STREAM_BYTES, Formats
 from tutti.hardware.chip import Chip
 from tutti.models.cached import cached_bytes
 from tutti.models.memory import local_parameters
 from tutti.models.spec import ModelSpec
-
-PAGES_SHARE = 0.9  # of what weights leave; the engine keeps the rest for activations
 
 
 @functools.lru_cache(maxsize=4096)

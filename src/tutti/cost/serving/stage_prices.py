@@ -15,12 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tutti.cost.arrays import FloatArray, Machine, Number, Strategy
-from tutti.cost.constants import Constants
 from tutti.cost.measured.calls import Call, block_calls, embedding_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.forms import FORMS
 from tutti.cost.network.closed_forms import all_reduce_seconds
-from tutti.cost.operators.operator_times import gemm_seconds, memory_bound_seconds
+from tutti.cost.operators.operator_times import flash_rate, gemm_seconds, memory_bound_seconds
 from tutti.cost.serving.constants import (
     ServingConstants,
     captured_constants,
@@ -97,7 +96,7 @@ class StagePrices:
             self._products = self._products + self._calls(
                 embedding_calls(model, _strategy(tp)), formats
             )
-        self._head = _head_seconds(self, formats) if self.has_head else None
+        self._head = _head_seconds(self) if self.has_head else None
         self._attention = [
             self._attention_prices(model.blocks[index].attention, count, windows, formats)
             for index, count in sorted(kinds.items())
@@ -207,7 +206,7 @@ class StagePrices:
         rate = float(machine.memory_bandwidth) * self.own.paged_efficiency
         heads = part.heads / self.tp
         wide = part.head_dim + part.value_dim
-        flash = _flash_rate(part, machine, constants)
+        flash = float(flash_rate(part.head_dim, machine, constants))
         latent = part.latent
         # decodes over latents multiply with the latents themselves, for every head
         met = wide if latent is None else 2 * latent.kv_rank + latent.rope_dim
@@ -226,13 +225,6 @@ def _at(count: int, curve: FloatArray) -> float:
     return float(np.interp(count, _GRID, curve))
 
 
-def _flash_rate(part: AttentionSpec, machine: Machine, constants: Constants) -> float:
-    """Return FLOP/s of fused attention, as `fused_attention_seconds` has it."""
-    width, half = min(part.head_dim, 128.0), constants.flash_head_dim
-    efficiency = constants.flash_efficiency * (1.0 + half / 128.0) * width / (width + half)
-    return float(machine.peak * efficiency)
-
-
 def _strategy(tp: int) -> Strategy:
     return Strategy.filled(sequence_length=1.0, sequences=_GRID, tp=float(tp))
 
@@ -249,9 +241,8 @@ def _kind_seconds(stage: StagePrices, index: int, formats: Formats) -> FloatArra
     return total
 
 
-def _head_seconds(stage: StagePrices, formats: Formats) -> FloatArray:
+def _head_seconds(stage: StagePrices) -> FloatArray:
     """Return norm, logits and sampling of so many rows; logits stay in activations' numbers."""
-    del formats
     model, rows = stage.model, _GRID
     vocabulary = np.ceil(model.vocab / stage.tp)
     width = model.embedding.dim

@@ -82,7 +82,7 @@ def draw(traffic: Traffic, count: int, seed: int = 0) -> Requests:
     random = np.random.default_rng(seed)
     prompts, outputs = (_lengths(part, count, random) for part in (traffic.prompt, traffic.output))
     return Requests(
-        times=_arrivals(traffic, count, random),
+        times=arrival_times(traffic.arrivals, count, traffic.requests_per_s, traffic.burst, random),
         prompts=prompts,
         outputs=outputs,
         shared_prefix=traffic.shared_prefix,
@@ -97,13 +97,15 @@ def _lengths(lengths: Lengths, count: int, random: np.random.Generator) -> I64:
     return found
 
 
-def _arrivals(traffic: Traffic, count: int, random: np.random.Generator) -> F64:
-    rate = traffic.requests_per_s
+def arrival_times(
+    kind: str, count: int, rate: float | None, burst: int, random: np.random.Generator
+) -> F64:
+    """Return when requests come, in seconds: evenly, at random, or so many at a time at random."""
     if rate is None:
         return np.zeros(count)
-    if traffic.arrivals == "even":
+    if kind == "even":
         return np.arange(count) / rate
-    each = traffic.burst if traffic.arrivals == "bursts" else 1
+    each = burst if kind == "bursts" else 1
     gaps = random.exponential(each / rate, -(-count // each))
     times: F64 = np.repeat(np.cumsum(gaps), each)[:count]
     return times

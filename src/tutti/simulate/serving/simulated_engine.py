@@ -138,10 +138,7 @@ class SimulatedEngine:
         used.steps += 1
         used.tokens += load.tokens
         used.rows += load.rows
-        pool = lane.scheduler.pool
-        used.most_pages = max(
-            used.most_pages, lane.scheduler.settings.usable_pages - pool.available
-        )
+        self._note_pages(lane)
         return TimedStep(self.number, self.lanes.index(lane), begins, ends, load.tokens, load.rows)
 
     def _begin_leap(self, lane: Lane, now: float, steps: int, rows: int, keys: int) -> TimedStep:
