@@ -16,7 +16,7 @@ from tutti.plan.check import require_valid
 from tutti.plan.plan import Plan
 from tutti.plan.serving import Role
 from tutti.search.serving.build_plan import build_plan
-from tutti.search.serving.evaluate import Evaluated, evaluate, simulate_at
+from tutti.search.serving.evaluate import MOST_OF_PROMISE, Evaluated, evaluate, simulate_at
 from tutti.search.serving.flows import Mixture, solve_flows
 from tutti.search.serving.infeasible import why_nothing_fits
 from tutti.search.serving.kinds import ChipGroup, kinds_of
@@ -96,7 +96,8 @@ def _most(
     simulated: dict[object, float] = {}
     for name, mixture in sorted(candidates, key=lambda item: -item[1].rate):
         own = simulated.get(_same(mixture))
-        if own is None and (best is None or mixture.rate > best[1].rate):  # else it hardly wins
+        most = min(bound, MOST_OF_PROMISE * mixture.rate)
+        if own is None and (best is None or most > best[1].rate):  # else it cannot win
             report(f"simulating: {name}")
             least = 0.0 if best is None else best[1].rate
             plan = build_plan(problem, mixture)
