@@ -12,25 +12,11 @@ from tutti.simulate.serving.requests import Requests, draw
 from tutti.simulate.serving.result import ServingResult
 from tutti.simulate.serving.run import Deployment, simulate_serving
 
-# shares of the rate that the flows promise; the first that keeps the limits counts
 MOST_OF_PROMISE = 1.3
+# shares of the rate that the flows promise; the first that keeps the limits counts
 LADDER = (
-    MOST_OF_PROMISE,
-    1.15,
-    1.0,
-    0.95,
-    0.9,
-    0.85,
-    0.8,
-    0.74,
-    0.68,
-    0.6,
-    0.5,
-    0.4,
-    0.28,
-    0.16,
-    0.08,
-)
+    MOST_OF_PROMISE, 1.15, 1.0, 0.95, 0.9, 0.85, 0.8, 0.74, 0.68, 0.6, 0.5, 0.4, 0.28, 0.16, 0.08,
+)  # fmt: skip
 FEWEST = 200  # requests of a simulation
 TURNS = 2.0  # how often every slot is filled in it, as far as steps reach
 MOST_STEPS = 5_000

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.cost.serving.pages import PAGES_SHARE, unit_weight_bytes, usable_bytes
+from tutti.batching.settings import PAGES_SHARE
+from tutti.cost.serving.pages import unit_weight_bytes, usable_bytes
 from tutti.cost.serving.stage_prices import STREAM_BYTES, Formats, StagePrices
 from tutti.cost.serving.step_load import StepLoad, decode_load, prefill_load, windows_of
 from tutti.models.cached import cached_bytes

@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.cost.serving.pages import PAGES_SHARE
+from tutti.batching.settings import PAGES_SHARE
 from tutti.plan.serving import PAGE_SIZE, Role
 from tutti.search.serving.chains import Chain, chains
 from tutti.search.serving.kinds import BATCHES, ChipGroup, pages_room, prompt_tokens
