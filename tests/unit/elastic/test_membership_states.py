@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import elastic_world as world
+from tests.support.elastic_exploration import explore
 from tutti.elastic.agent_state import AgentState
 from tutti.elastic.events import Phase
 from tutti.elastic.membership import Host, Membership
@@ -19,20 +20,20 @@ from tutti.elastic.messages import Standing
 
 
 def test_two_hosts_and_a_fault() -> None:
-    found = world.explore(world.begin(2, faults=1, newcomers=0, late=0), prompt=True)
+    found = explore(world.begin(2, faults=1, newcomers=0, late=0), prompt=True)
     assert found > 1_000
 
 
 @pytest.mark.slow
 def test_two_hosts_a_fault_and_every_delay_within_a_host() -> None:
-    found = world.explore(world.begin(2, faults=1, newcomers=0, late=0), prompt=False)
+    found = explore(world.begin(2, faults=1, newcomers=0, late=0), prompt=False)
     print(f"{found:,} states")
     assert found > 50_000
 
 
 @pytest.mark.slow
 def test_two_hosts_a_fault_and_a_message_that_comes_late_or_twice() -> None:
-    found = world.explore(world.begin(2, faults=1, newcomers=0, late=1), prompt=True)
+    found = explore(world.begin(2, faults=1, newcomers=0, late=1), prompt=True)
     print(f"{found:,} states")
     assert found > 5_000
 
@@ -122,7 +123,7 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
 def test_planted_bugs_are_found(bug: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     with pytest.raises(AssertionError):
-        world.explore(
+        explore(
             world.begin(2, faults=1, newcomers=0, late=0), prompt=True, liveness_every=5, most=6_000
         )
 
