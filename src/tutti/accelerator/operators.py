@@ -98,7 +98,10 @@ class Operators(Inference):
         if len(candidates) > 1 and not torch.compiler.is_compiling():
             first = self.choices.best(operator, args)
             if first is not None:
-                candidates = sorted(candidates, key=lambda i: i.name != first)
+                # what was measured is training: kernels for inference alone were not among them
+                candidates = sorted(
+                    candidates, key=lambda i: (i.exact or i.rank < 0, i.name != first)
+                )
         reasons = []
         for candidate in candidates:
             reason = candidate.supports(*args, **options)

@@ -210,6 +210,11 @@ class Scheduler:
         """Steps whose tokens have not come."""
         return len(self._flights)
 
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a slot."""
+        return int((self.slots.sequence >= 0).sum())
+
     def decoding(self) -> list[tuple[int, Sequence, I32]]:
         """Return who is about to get one token: slot, sequence, and all tokens, which are known."""
         columns = self.slots

@@ -7,12 +7,17 @@ changes how fast tokens come and never which.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tutti.batching.prices import Prices, StepSize
+
+WORTH = 0.35  # the chance from which on a guess pays where steps have no prices
+FADES = 0.8  # of what was, with each try
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +67,73 @@ class NgramDrafter:
 
 @dataclass(slots=True)
 class _Record:
-    rate: float = 0.7  # of guessed tokens that were right, the latest counting most
+    """How guesses of a sequence went, the latest counting most."""
+
+    right: float = 1.4
+    judged: float = 2.0  # those behind the first wrong one say nothing
     pause: int = 0  # steps without guesses
     next_pause: int = 4
 
+    @property
+    def rate(self) -> float:
+        """The chance that a token is right if those before it are."""
+        return self.right / self.judged
+
 
 class Pace:
-    """How many tokens a sequence tries: as many as are likely to be right, none for a while if few.
+    """How many tokens sequences try: as many as pay, none for a while where few are right.
 
-    A guessed token costs about as much as any other token of a step; it pays while the chance that
-    it and those before it are right is above `worth`.
+    With prices of steps: those with which the step gives most tokens a second. Without, a guessed
+    token pays while the chance that it and those before it are right is above `WORTH`.
     """
 
-    def __init__(self, most: int, worth: float = 0.35) -> None:
-        self._most, self._worth = most, worth
+    def __init__(self, most: int, prices: Prices | None = None) -> None:
+        self._most, self._prices = most, prices
         self._records: dict[int, _Record] = {}
 
-    def count(self, sequence: int) -> int:
-        """Return how many tokens to try now."""
-        record = self._records.setdefault(sequence, _Record())
-        if record.pause:
-            record.pause -= 1
-            return 0
-        count = 1
-        while count < self._most and record.rate ** (count + 1) >= self._worth:
-            count += 1
+    def counts(self, lengths: Mapping[int, int]) -> dict[int, int]:
+        """Return how many tokens each sequence tries now, by its length; none: it is left out."""
+        records = {name: self._records.setdefault(name, _Record()) for name in lengths}
+        trying = {name: record.rate for name, record in records.items() if not record.pause}
+        for record in records.values():
+            record.pause = max(0, record.pause - 1)
+        if not trying:
+            return {}
+        worth = WORTH if self._prices is None else self._worth(lengths, trying)
+        return {name: count for name, rate in trying.items() if (count := self._count(rate, worth))}
+
+    def _count(self, rate: float, worth: float) -> int:
+        count, chance = 0, rate
+        while count < self._most and chance >= worth:
+            count, chance = count + 1, chance * rate
         return count
+
+    def _worth(self, lengths: Mapping[int, int], trying: Mapping[int, float]) -> float:
+        """Return the chance from which on a guess pays, if all try alike: beyond 1 if none does."""
+        assert self._prices is not None
+        mean = sum(trying.values()) / len(trying)
+        met = sum(lengths[name] for name in trying)
+        plain = StepSize(len(lengths) - len(trying), 0, sum(lengths.values()) - met)
+        alone = plain._replace(decodes=len(lengths), keys=plain.keys + met)
+        best, worth = len(lengths) / self._prices.seconds(alone), 2.0
+        gained, chance = float(len(lengths)), 1.0
+        for count in range(1, self._most + 1):
+            chance *= mean
+            gained += len(trying) * chance
+            tried = plain._replace(prefill=len(trying) * (1 + count), pairs=met * (1 + count))
+            rate = gained / self._prices.seconds(tried)
+            if rate > best:
+                best, worth = rate, chance * (1 - 1e-9)  # equal rates have a mean beside them
+        return worth
 
     def note(self, sequence: int, tried: int, right: int) -> None:
         """Take how a try went."""
         record = self._records.setdefault(sequence, _Record())
-        record.rate = 0.7 * record.rate + 0.3 * right / tried
-        if record.rate < self._worth / 2:
+        record.right = FADES * record.right + right
+        record.judged = FADES * record.judged + right + (right < tried)
+        if record.rate < WORTH / 2:
             record.pause, record.next_pause = record.next_pause, min(64, 2 * record.next_pause)
-            record.rate = self._worth
+            record.right, record.judged = WORTH, 1.0
         elif right:
             record.next_pause = 4
 

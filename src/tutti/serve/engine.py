@@ -22,11 +22,12 @@ import numpy as np
 from tutti.batching import Cancelled, Finish, Received, Request, Scheduler, Step, Tokens
 from tutti.batching import Sequence as Sample
 from tutti.errors import InputError, TuttiError
-from tutti.serve.drafting import Drafter, Pace, Wanted
+from tutti.serve.drafting import Drafter, Pace
 from tutti.serve.live import Live
 from tutti.serve.loading import open_drafter, open_worker
 from tutti.serve.outputs import Completion, Counters, Piece
 from tutti.serve.parameters import SamplingParameters, check_tokens, mixed_seed
+from tutti.serve.speculation import Speculation, Switch
 from tutti.serve.worker import Launched, StepResult, Work
 
 if TYPE_CHECKING:
@@ -66,9 +67,13 @@ class Engine:
         guesses: int = 4,
     ) -> None:
         self.worker, self.tokenizer, self.seed = worker, tokenizer, seed
-        self._drafter, self._pace = drafter, Pace(guesses)
-        self.scheduler = Scheduler(worker.settings, worker.prices())
+        prices = worker.prices(guesses=drafter is not None)
+        self.scheduler = Scheduler(worker.settings, prices)
         self.counters = Counters()
+        self.speculation: Speculation | None = None
+        if drafter is not None:
+            pace = Pace(guesses, prices)
+            self.speculation = Speculation(drafter, pace, self.counters, switch=Switch())
         self._wanted: dict[int, _Wanted] = {}
         self._by_sequence: dict[int, tuple[int, int]] = {}
         self._done: dict[int, Completion] = {}
@@ -90,8 +95,6 @@ class Engine:
         `guesses`: so many tokens ahead are tried at most (0: none): those of a `draft` model, or
         what followed earlier in the text.
         """
-        if guesses:  # what is tried hangs on the tokens before it
-            options["ahead"] = 1
         worker, tokenizer = open_worker(folder, **options)
         drafter = open_drafter(worker, draft) if guesses else None
         return cls(worker, tokenizer=tokenizer, seed=seed, drafter=drafter, guesses=guesses)
@@ -220,7 +223,8 @@ class Engine:
         one's tokens are waited for.
         """
         while len(self._launched) < self.worker.settings.ahead:
-            self._guess()
+            if not self._may_go_on():
+                break
             made = self.scheduler.next_step()
             if made is None:
                 break
@@ -234,7 +238,8 @@ class Engine:
         self.counters.computed_tokens += step.num_tokens
         self.counters.sampled_tokens += len(received.tokens)
         self._note_prompts(step, result)
-        self._note_guesses(step, received)
+        if self.speculation is not None:
+            self.speculation.note(step, received)
         pieces = self._pieces(result, received)
         self._ended(received.finished, pieces)
         for number, sample in self._stopped(pieces):
@@ -242,6 +247,17 @@ class Engine:
             self.scheduler.handle(event)
             self._ended(self.scheduler.take_finished(), pieces)
         return pieces
+
+    def _may_go_on(self) -> bool:
+        """Tell whether another step may be made before the tokens of those under way are there."""
+        if self.speculation is None:
+            return True
+        return self.speculation.ready(self.scheduler, len(self._launched), self._may_try)
+
+    def _may_try(self, sample: Sample) -> bool:
+        """Tell whether a sequence may guess: not if it chooses by what was chosen before."""
+        own = self._wanted[sample.request.id].live.parameters
+        return not (own.penalises or own.looks_back)
 
     @property
     def is_idle(self) -> bool:
@@ -251,38 +267,6 @@ class Engine:
     def take(self, number: int) -> Completion | None:
         """Return a request's completion once, when it is there."""
         return self._done.pop(number, None)
-
-    # --- guesses ---------------------------------------------------------------------------
-
-    def _guess(self) -> None:
-        """Let sequences whose next tokens may be foreseen try them in the next step."""
-        if self._drafter is None:
-            return
-        wanted = []
-        for slot, sample, tokens in self.scheduler.decoding():
-            own = self._wanted[sample.request.id].live.parameters
-            if own.penalises or own.looks_back:  # these choose by what was chosen before
-                continue
-            count = self._pace.count(sample.id)
-            if count:
-                wanted.append(Wanted(slot, sample.id, tokens, count))
-        if wanted:
-            self.scheduler.guess(self._drafter.guess(wanted))
-
-    def _note_guesses(self, step: Step, received: Received) -> None:
-        tried: dict[int, int] = {}
-        for row, offset in zip(
-            step.sample_rows.tolist(), step.sample_offsets.tolist(), strict=True
-        ):
-            name = int(step.sequences[row])
-            tried[name] = max(tried.get(name, 0), offset)
-        names = received.sequences.tolist()
-        for name, count in tried.items():
-            if count and name in names:
-                right = names.count(name) - 1
-                self._pace.note(name, count, right)
-                self.counters.guessed_tokens += count
-                self.counters.foreseen_tokens += right
 
     # --- what a step gave ------------------------------------------------------------------
 
@@ -314,7 +298,8 @@ class Engine:
             number, index = self._by_sequence.pop(sample.id)
             wanted = self._wanted[number]
             self.worker.forget(sample)
-            self._pace.forget(sample.id)
+            if self.speculation is not None:
+                self.speculation.forget(sample)
             assert sample.finish is not None
             kept = self.counters.finished
             kept[sample.finish] = kept.get(sample.finish, 0) + 1

@@ -17,6 +17,8 @@ from tutti.serve.inputs import Shape
 ROUNDS = 2  # the quicker one counts
 ROWS = 32  # of steps with prompts
 LONG = 4096  # keys of a row by which keys are priced, where a sequence may have as many
+FAR = 32768  # keys that a chunk of a long prompt meets
+CHUNK = 64  # tokens of it: what is left of a step that must not take long; more cost less each
 
 
 def thinned(sizes: Sequence[int]) -> list[int]:
@@ -66,14 +68,15 @@ def measured_prices(
     few = min(rows[-1], 32)
     alone = dict(decode).get(few) or timed(Shape(few, few, few, 1, keys))
     read = timed(Shape(few, few, few, 1, keys), keys) - alone
-    chunk = min(512, most_tokens, keys)
-    plain = timed(Shape(chunk, 1, 1, chunk, keys, 1))
-    met = timed(Shape(chunk, 1, 1, chunk, keys, 1), keys) - plain
+    far = min(FAR, longest)
+    chunk = min(CHUNK, most_tokens, far)
+    plain = timed(Shape(chunk, 1, 1, chunk, far, 1))
+    met = timed(Shape(chunk, 1, 1, chunk, far, 1), far) - plain
     return TabledPrices(
         decode=tuple(decode),
         mixed=tuple(mixed),
         key_s=max(0.0, read / (few * keys)),
-        pair_s=max(0.0, met / (chunk * keys - chunk * (chunk - 1) // 2)),
+        pair_s=max(0.0, met / (chunk * far - chunk * (chunk - 1) // 2)),
         decode_sizes=decode_sizes,
         mixed_sizes=mixed_sizes,
     )

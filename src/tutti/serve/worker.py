@@ -120,9 +120,13 @@ class Worker:
         graphs = self._graphs if self._capturable else None
         return WarmSteps(graphs, self._inputs, self.sampler, self._plain)
 
-    def prices(self) -> TabledPrices | None:
-        """Return what steps take here, where a target wants it; there are no requests yet."""
-        if self.settings.target_s is None:
+    def prices(self, *, guesses: bool = False) -> TabledPrices | None:
+        """Return what steps take here, where a target or guesses want it, before any request.
+
+        For guesses alone they are not measured where steps are not captured: steps take longer
+        there, and their time is a token's times their tokens.
+        """
+        if self.settings.target_s is None and not (guesses and self._capturable):
             return None
         return self.warm_steps.prices(self.settings, self.accelerator)
 

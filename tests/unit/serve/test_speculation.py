@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from tests.support.engines import engine_of  # noqa: E402
 from tests.support.models import make, spec_of  # noqa: E402
 from tutti.batching import Finish  # noqa: E402
+from tutti.batching.prices import LinearPrices  # noqa: E402
 from tutti.errors import InputError  # noqa: E402
 from tutti.huggingface.tokenizer import ByteTokenizer  # noqa: E402
 from tutti.models import read_config  # noqa: E402
@@ -20,6 +21,7 @@ from tutti.nn import Model  # noqa: E402
 from tutti.serve import Engine, SamplingParameters  # noqa: E402
 from tutti.serve.draft_model import DraftModel, check_draft  # noqa: E402
 from tutti.serve.drafting import NgramDrafter, Pace, Wanted  # noqa: E402
+from tutti.serve.speculation import AGAIN, TRIES, Speculation, Switch  # noqa: E402
 
 PROMPTS = [[5, 9, 2, 5, 9, 2, 5], [7, 8], [3] * 9, [1, 2, 3, 4, 5, 6]]
 WISHES = [
@@ -36,7 +38,7 @@ def model() -> Model:
 
 
 def guessing(engine: Engine, drafter: object, most: int = 4) -> Engine:
-    engine._drafter, engine._pace = drafter, Pace(most)  # type: ignore[assignment]
+    engine.speculation = Speculation(drafter, Pace(most), engine.counters)  # type: ignore[arg-type]
     return engine
 
 
@@ -143,15 +145,100 @@ def test_endings_that_were_there_before() -> None:
 
 def test_who_is_mostly_wrong_pauses() -> None:
     pace = Pace(4)
-    assert pace.count(1) == 2
+    assert pace.counts({1: 9}) == {1: 2}
     for _ in range(9):
         pace.note(1, 4, 4)
-    assert pace.count(1) == 4
+    assert pace.counts({1: 9}) == {1: 4}
     for _ in range(12):
-        if pace.count(1):
+        if pace.counts({1: 9}):
             pace.note(1, 1, 0)
-    counts = [pace.count(1) for _ in range(6)]
-    assert 0 in counts
+    counts = [pace.counts({1: 9}) for _ in range(6)]
+    assert {} in counts
+
+
+def test_guesses_behind_a_wrong_one_say_nothing() -> None:
+    pace = Pace(8)
+    for _ in range(20):
+        pace.note(1, 8, 4)  # four right, one wrong, three never judged: right in 4 of 5
+    assert pace._records[1].rate == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "token_s", "sequences", "expected"),
+    [
+        (1.0, 0.0, 1, 8),
+        (1.0, 0.0, 64, 8),
+        (1.0, 0.05, 64, 1),
+        (1.0, 0.002, 64, 5),
+        (0.0, 1.0, 3, 0),
+    ],
+)
+def test_prices_say_how_many_tokens_are_tried(
+    step_s: float, token_s: float, sequences: int, expected: int
+) -> None:
+    """A token that costs nothing is tried, one that costs a step is not; and what lies between."""
+    pace = Pace(8, LinearPrices(step_s=step_s, token_s=token_s))
+    for name in range(sequences):
+        for _ in range(30):
+            pace.note(name, 5, 4)
+    counts = pace.counts(dict.fromkeys(range(sequences), 10))
+    assert set(counts.values()) == ({expected} if expected else set())
+
+    def speed(tried: int) -> float:
+        gained = sum(0.8**i for i in range(tried + 1))
+        return gained * sequences / (step_s + token_s * sequences * (1 + tried))
+
+    assert max(range(9), key=speed) == expected
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_guesses_that_do_not_pay_are_turned_off(pays: bool) -> None:
+    """Two tokens a step with guesses, one without; a step with them takes 1.5 times or thrice."""
+    switch = Switch()
+    ways = []
+    for _ in range(AGAIN + 2 * TRIES):
+        on = switch.on(8)
+        ways.append(on)
+        switch.note(8, on, 16 if on else 8, (1.5 if pays else 3.0) if on else 1.0)
+    assert ways[: 2 * TRIES] == [True] * TRIES + [False] * TRIES, "both are tried"
+    assert set(ways[2 * TRIES : AGAIN]) == {pays}, "the better one runs"
+    assert ways[AGAIN:].count(not pays) == TRIES - TRIES // 2, "the other is tried again"
+    assert switch.on(64), "other sizes are tried by themselves"
+
+
+def test_the_other_way_is_chosen_when_it_pays_now() -> None:
+    switch = Switch()
+    ways = []
+    for count in range(3 * AGAIN):
+        on = switch.on(8)
+        ways.append(on)
+        cheap = count >= AGAIN - TRIES
+        switch.note(8, on, 16 if on else 8, (1.5 if cheap else 3.0) if on else 1.0)
+    assert not any(ways[2 * TRIES : AGAIN - 1])
+    assert all(ways[2 * AGAIN - TRIES : 2 * AGAIN]), "from its next try on"
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_guesses_turned_on_and_off_change_nothing(model: Model, ahead: int) -> None:
+    """A switch that turns at random: the same tokens, with one or two steps under way."""
+    plain = answers_of(engine_of(model))
+
+    class Coin(Switch):
+        def __init__(self) -> None:
+            super().__init__()
+            self.random, self.ways = np.random.default_rng(5), set[bool]()
+
+        def on(self, rows: int) -> bool:
+            if self.random.random() < 0.3:
+                self.ways.add(not getattr(self, "way", False))
+                self.way = not getattr(self, "way", False)
+            return getattr(self, "way", False)
+
+    engine, coin = engine_of(model, ahead=ahead), Coin()
+    engine.speculation = Speculation(NgramDrafter(1, 1), Pace(4), engine.counters, switch=coin)
+    assert answers_of(engine) == plain
+    assert coin.ways == {True, False}
+    assert engine.counters.guessed_tokens
 
 
 def test_a_draft_model_with_other_tokens_is_refused(model: Model) -> None:

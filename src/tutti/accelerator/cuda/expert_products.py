@@ -1,7 +1,8 @@
-"""Products of experts that have few rows each, and biases of experts.
+"""Experts that have few rows each: their order, their products; and biases of experts.
 
 For inference every weight is read once: a program takes some outputs of one expert; which rows are
 the expert's is read on the device, and an expert without rows costs the start of its programs.
+So few rows are put in order by one kernel, in which each row counts those before it.
 Biases are added to rows that stand in the order of their experts in one pass; their gradients are
 sums over runs of rows, each in one order, without a copy of a bias per row.
 """
@@ -15,12 +16,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tutti.accelerator.cuda.common import DTYPES, power_of_two
+from tutti.accelerator.cuda.common import (
+    DTYPES,
+    WIDEST_ROW,
+    power_of_two,
+    reason_against,
+    warps_for,
+)
 from tutti.accelerator.cuda.early import early, wait
 from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.reference.experts import Permutation
 from tutti.accelerator.registry import Implementation
 
 ROWS = 16  # of a tile: the least that tensor cores take
+MOST_ROWS = 1024  # that are put in order by counting
 FEW_ROWS = 8  # of an expert on average: more gain by larger tiles
 OUTPUTS, INPUTS, WARPS, STAGES = 64, 128, 4, 4
 BIAS_COLUMNS = 256
@@ -28,16 +37,16 @@ BIAS_COLUMNS = 256
 
 @triton.jit
 def _multiply(
-    x, weight, ends, bias, y, x_row, out, width,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    x, weight, counts, bias, y, x_row, out, width, num_experts,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EXPERTS: tl.constexpr,
+    EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write some outputs of an expert's rows."""
     wait(EARLY)
-    expert = tl.program_id(1)
-    begin, end = 0, tl.load(ends + expert)
-    if expert > 0:
-        begin = tl.load(ends + expert - 1)
+    expert, other = tl.program_id(1), tl.arange(0, EXPERTS)
+    count = tl.load(counts + other, mask=other < num_experts, other=0).to(tl.int32)
+    begin = tl.sum(tl.where(other < expert, count, 0))
+    end = begin + tl.sum(tl.where(other == expert, count, 0))
     n, at = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
     known = n < out
     line_n = weight + expert.to(tl.int64) * out * width + n.to(tl.int64) * width
@@ -78,9 +87,10 @@ def grouped_linear(
     wide = x.dtype == torch.float32
     inputs = INPUTS // 2 if wide else INPUTS
     _multiply[(-(-out // OUTPUTS), experts)](
-        x, weight, counts.cumsum(0, dtype=torch.int32), bias, y, x.stride(0), out, width, BM=ROWS,
-        BN=OUTPUTS, BK=inputs, EVEN=out % OUTPUTS == 0 and width % inputs == 0,
-        HAS_BIAS=bias is not None, PRECISION="ieee" if wide else "tf32", num_warps=WARPS,
+        x, weight, counts, bias, y, x.stride(0), out, width, experts, BM=ROWS, BN=OUTPUTS,
+        BK=inputs, EXPERTS=power_of_two(experts), HAS_BIAS=bias is not None,
+        EVEN=out % OUTPUTS == 0 and width % inputs == 0,
+        PRECISION="ieee" if wide else "tf32", num_warps=WARPS,
         num_stages=1 if wide else STAGES, **early(x),
     )  # fmt: skip
     return y
@@ -108,6 +118,97 @@ def _supports(
     if torch.is_grad_enabled() and (trained or later is not None):
         return "no gradients"
     return None
+
+
+# --- there and back --------------------------------------------------------------------------
+
+
+@triton.jit
+def _order(
+    x, experts, rows, order, counts, num_rows, width, x_row, choices,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Write a token's copy for one of its experts to its place, or count an expert's rows."""
+    wait(EARLY)
+    program, at = tl.program_id(0), tl.arange(0, ROWS)
+    other = tl.load(experts + at, mask=at < num_rows, other=-1)
+    if program >= num_rows:
+        expert = program - num_rows
+        tl.store(counts + expert, tl.sum((other == expert).to(tl.int64)))
+    else:
+        own = tl.load(experts + program)
+        before = (other < own) | ((other == own) & (at < program))
+        place = tl.sum((before & (at < num_rows)).to(tl.int64))
+        tl.store(order + place, program.to(tl.int64))
+        column = tl.arange(0, WIDTH)
+        token = (program // choices).to(tl.int64)
+        value = tl.load(x + token * x_row + column, mask=column < width)
+        tl.store(rows + place * width + column, value, mask=column < width)
+
+
+def permute(x: Tensor, experts: Tensor, num_experts: int) -> Permutation:
+    """Return a copy of each token for each of its experts, sorted by expert; order is stable."""
+    num_rows, width = experts.numel(), x.shape[1]
+    rows = x.new_empty(num_rows, width)
+    order, counts = (experts.new_empty(size) for size in (num_rows, num_experts))
+    _order[(num_rows + num_experts,)](
+        x, experts, rows, order, counts, num_rows, width, x.stride(0), experts.shape[1],
+        WIDTH=power_of_two(width), ROWS=power_of_two(num_rows),
+        num_warps=min(8, warps_for(width)), **early(x),
+    )  # fmt: skip
+    return Permutation(rows, order, counts)
+
+
+@triton.jit
+def _back(
+    rows, order, weights, out, num_rows, width, row_step,
+    CHOICES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Add up the rows of a token, each times its weight."""
+    wait(EARLY)
+    token, at = tl.program_id(0), tl.arange(0, ROWS)
+    origin = tl.load(order + at, mask=at < num_rows, other=-1)
+    column = tl.arange(0, WIDTH)
+    total = tl.zeros((WIDTH,), tl.float32)
+    for choice in tl.static_range(CHOICES):
+        place = tl.sum(tl.where(origin == token * CHOICES + choice, at, 0)).to(tl.int64)
+        row = tl.load(rows + place * row_step + column, mask=column < width, other=0.0)
+        weight = tl.load(weights + token * CHOICES + choice).to(tl.float32)
+        total += row.to(tl.float32) * weight
+    tl.store(out + token.to(tl.int64) * width + column, total, mask=column < width)
+
+
+def unpermute(rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+    """Return each token's weighted sum of its experts' rows; weights (T, K)."""
+    (num_tokens, choices), (num_rows, width) = weights.shape, rows.shape
+    out = rows.new_empty(num_tokens, width)
+    _back[(num_tokens,)](
+        rows, order, weights, out, num_rows, width, rows.stride(0), CHOICES=choices,
+        WIDTH=power_of_two(width), ROWS=power_of_two(num_rows),
+        num_warps=min(8, warps_for(width)), **early(weights),
+    )  # fmt: skip
+    return out
+
+
+def _supports_permute(x: Tensor, experts: Tensor, num_experts: int) -> str | None:
+    del num_experts
+    if torch.is_grad_enabled() and x.requires_grad:
+        return "no gradients"
+    if x.shape[-1] > WIDEST_ROW or not experts.is_contiguous():
+        return f"rows up to {WIDEST_ROW} wide and contiguous choices only"
+    if not 0 < experts.numel() <= MOST_ROWS:
+        return f"1 to {MOST_ROWS} rows only"
+    return reason_against(x)
+
+
+def _supports_unpermute(rows: Tensor, order: Tensor, weights: Tensor) -> str | None:
+    if torch.is_grad_enabled() and (rows.requires_grad or weights.requires_grad):
+        return "no gradients"
+    if rows.shape[-1] > WIDEST_ROW or not weights.is_contiguous():
+        return f"rows up to {WIDEST_ROW} wide and contiguous weights only"
+    if not 0 < order.numel() <= MOST_ROWS:
+        return f"1 to {MOST_ROWS} rows only"
+    return reason_against(rows, weights)
 
 
 # --- biases ----------------------------------------------------------------------------------
@@ -176,9 +277,16 @@ def with_bias(y: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
 
 
 IMPLEMENTATIONS = (
-    # behind torch's until it was timed: `tutti accelerator tune` may choose it
     Implementation(
         operator="grouped_linear", name="few_rows", function=grouped_linear, devices=("cuda",),
-        supports=_supports, rank=10, needs="triton",
+        supports=_supports, rank=30, exact=False, needs="triton",
+    ),
+    Implementation(
+        operator="permute", name="few_rows", function=permute, devices=("cuda",),
+        supports=_supports_permute, rank=30, exact=False, needs="triton",
+    ),
+    Implementation(
+        operator="unpermute", name="few_rows", function=unpermute, devices=("cuda",),
+        supports=_supports_unpermute, rank=30, exact=False, needs="triton",
     ),
 )  # fmt: skip

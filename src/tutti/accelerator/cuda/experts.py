@@ -24,6 +24,7 @@ from tutti.accelerator.registry import Implementation
 from tutti.models.parts import RouterSpec
 
 MOST_EXPERTS = 1024  # of a router whose scores one program holds
+UNITS = 128  # about as many programs run at once; few tokens are spread over them
 TILE = 4096  # scores that a program of the router holds at a time
 SCORES = {"softmax": 0, "sigmoid": 1, "topk_softmax": 2}
 
@@ -261,7 +262,7 @@ class _Router(torch.autograd.Function):
         )
         experts = torch.empty((num_tokens, top), dtype=torch.int64, device=logits.device)
         wide = power_of_two(num_experts)
-        tokens = max(1, TILE // wide)
+        tokens = min(max(1, TILE // wide), power_of_two(triton.cdiv(num_tokens, UNITS)))
         options = {
             "KIND": SCORES[router.scores], "CHOICES": top, "NORMALIZE": router.normalize,
             "TOKENS": tokens, "EXPERTS": wide, "num_warps": 4,
