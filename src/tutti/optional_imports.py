@@ -14,6 +14,7 @@ _EXTRAS = {
     "jinja2": "huggingface",
     "fastapi": "serve",
     "uvicorn": "serve",
+    "httptools": "serve",
     "zmq": "serve",
     "msgspec": "serve",
     "prometheus_client": "serve",

@@ -107,6 +107,7 @@ class EngineClient:
                 if isinstance(said, Refused):
                     raise InputError(said.message)
                 assert isinstance(said, Update)
+                said = _joined(said, asked.updates)
                 yield said
                 if said.finish is not None:
                     return
@@ -190,6 +191,30 @@ class EngineClient:
                 if isinstance(said, Update):
                     asked.tokens += said.tokens
                 asked.updates.put_nowait(said)
+
+
+def _joined(said: Update, updates: asyncio.Queue[Update | Refused | Done]) -> Update:
+    """Return an update with those that came behind it meanwhile.
+
+    Who falls behind says more at a time, and less often; and lets other streams have their turn,
+    for the queue is empty then.
+    """
+    if updates.empty():
+        return said
+    tokens, logprobs = list(said.tokens), list(said.logprobs)
+    prompt, last = said.prompt_logprobs, said
+    while not updates.empty():
+        more = updates.get_nowait()
+        if not isinstance(more, Update):  # another engine does not take it up: its last word
+            updates.put_nowait(more)
+            break
+        tokens += more.tokens
+        logprobs += more.logprobs
+        prompt, last = prompt or more.prompt_logprobs, more
+    return msgspec.structs.replace(
+        last, tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt,
+        cached=max(said.cached, last.cached),
+    )  # fmt: skip
 
 
 def _is_over(asked: _Asked) -> bool:
