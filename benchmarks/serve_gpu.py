@@ -347,7 +347,7 @@ def peer(name: str, requests: int) -> None:
     generation = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
     with torch.no_grad():
         _transformers_once(model, generation, settings, asked[:4])
-        seconds, count = _transformers_once(model, generation, settings, asked)
+        seconds, _, count = _transformers_once(model, generation, settings, asked)
     print(f"transformers: {count / seconds:.0f} tok/s, {seconds:.2f} s", flush=True)
 
 

@@ -16,6 +16,7 @@ class StepSize(NamedTuple):
     prefill: int  # tokens of longer rows
     keys: int  # that rows of one token look at
     pairs: int = 0  # of a query and a key that it looks at, in longer rows
+    back: int = 0  # longer rows that look at tokens stored before
 
     @property
     def tokens(self) -> int:
@@ -25,7 +26,8 @@ class StepSize(NamedTuple):
     def with_chunk(self, start: int, count: int) -> StepSize:
         """Return the size with another row, of so many tokens behind so many that are stored."""
         pairs = count * start + count * (count + 1) // 2
-        return self._replace(prefill=self.prefill + count, pairs=self.pairs + pairs)
+        back = self.back + (start > 0)
+        return self._replace(prefill=self.prefill + count, pairs=self.pairs + pairs, back=back)
 
 
 class Prices(Protocol):
@@ -61,6 +63,7 @@ class TabledPrices:
     mixed: Sequence[tuple[int, float]]  # tokens of steps with longer rows, and seconds
     key_s: float
     pair_s: float
+    back_s: float = 0.0  # more of a step in which a longer row looks back
     decode_sizes: Sequence[int] = ()  # that rows are filled up to
     mixed_sizes: Sequence[int] = ()  # that tokens are filled up to
 
@@ -70,6 +73,7 @@ class TabledPrices:
         sizes = self.mixed_sizes if size.prefill else self.decode_sizes
         tokens = next((filled for filled in sizes if filled >= size.tokens), size.tokens)
         read = self.key_s * size.keys + self.pair_s * size.pairs
+        read += self.back_s if size.back else 0.0
         return _on_line(table, tokens) + read
 
 

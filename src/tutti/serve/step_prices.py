@@ -18,7 +18,7 @@ ROUNDS = 2  # the quicker one counts
 ROWS = 32  # of steps with prompts
 LONG = 4096  # keys of a row by which keys are priced, where a sequence may have as many
 FAR = 32768  # keys that a chunk of a long prompt meets
-CHUNK = 64  # tokens of it: what is left of a step that must not take long; more cost less each
+CHUNK = 48  # tokens of it: what is left of a step that must not take long; more cost less each
 
 
 def thinned(sizes: Sequence[int]) -> list[int]:
@@ -68,15 +68,27 @@ def measured_prices(
     few = min(rows[-1], 32)
     alone = dict(decode).get(few) or timed(Shape(few, few, few, 1, keys))
     read = timed(Shape(few, few, few, 1, keys), keys) - alone
-    far = min(FAR, longest)
-    chunk = min(CHUNK, most_tokens, far)
-    plain = timed(Shape(chunk, 1, 1, chunk, far, 1))
-    met = timed(Shape(chunk, 1, 1, chunk, far, 1), far) - plain
+    pair_s, back_s = _met(timed, keys, min(FAR, longest), most_tokens)
     return TabledPrices(
         decode=tuple(decode),
         mixed=tuple(mixed),
         key_s=max(0.0, read / (few * keys)),
-        pair_s=max(0.0, met / (chunk * far - chunk * (chunk - 1) // 2)),
+        pair_s=pair_s,
+        back_s=back_s,
         decode_sizes=decode_sizes,
         mixed_sizes=mixed_sizes,
     )
+
+
+def _met(
+    timed: Callable[[Shape, int], float], near: int, far: int, most_tokens: int
+) -> tuple[float, float]:
+    """Return what a pair takes in a row of some tokens, and what there is to any such row."""
+    chunk = min(CHUNK, most_tokens, near)
+    shape = Shape(chunk, 1, 1, chunk, far, 1)
+    at_near, at_far = (max(0.0, timed(shape, keys) - timed(shape, 0)) for keys in (near, far))
+    met, all_met = (chunk * keys - chunk * (chunk - 1) // 2 for keys in (near, far))
+    if far < 2 * near or at_far < at_near:  # too near for a difference
+        return at_far / all_met, 0.0
+    pair_s = (at_far - at_near) / (all_met - met)
+    return pair_s, max(0.0, at_near - pair_s * met)

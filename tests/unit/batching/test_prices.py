@@ -10,7 +10,7 @@ from tutti.batching import LinearPrices, StepSize, TabledPrices
 def test_a_chunk_adds_its_tokens_and_its_pairs() -> None:
     size = StepSize(decodes=3, prefill=0, keys=30).with_chunk(start=10, count=4)
     # the tokens at positions 10 to 13 look at 11, 12, 13 and 14 keys
-    assert size == StepSize(3, 4, 30, 11 + 12 + 13 + 14)
+    assert size == StepSize(3, 4, 30, 11 + 12 + 13 + 14, back=1)
     assert size.tokens == 7
 
 

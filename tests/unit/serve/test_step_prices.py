@@ -22,8 +22,8 @@ def model() -> Model:
 class Clock:
     """Steps take what a formula says."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, back_s: float) -> None:
+        self.now, self.back_s = 0.0, back_s
 
     def run(self, shape: Shape, keys: int) -> None:
         self.now += 1.0 + 0.01 * shape.tokens
@@ -31,11 +31,12 @@ class Clock:
         if each == 1:
             self.now += 2e-4 * shape.rows * keys
         elif keys:
-            self.now += 3e-6 * (each * keys - each * (each - 1) // 2)
+            self.now += self.back_s + 3e-6 * (each * keys - each * (each - 1) // 2)
 
 
-def test_prices_are_what_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+@pytest.mark.parametrize("back_s", [0.0, 0.25])
+def test_prices_are_what_steps_take(monkeypatch: pytest.MonkeyPatch, back_s: float) -> None:
+    clock = Clock(back_s)
     monkeypatch.setattr(step_prices.time, "perf_counter", lambda: clock.now)
     prices = step_prices.measured_prices(
         slots=48, most_tokens=2048, longest=8192, run=clock.run, synchronize=lambda: None
@@ -48,6 +49,9 @@ def test_prices_are_what_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = StepSize(decodes=4, prefill=0, keys=0).with_chunk(start=0, count=700)
     expected = 1.0 + 0.01 * 704 + 3e-6 * (700 * 701 // 2)
     assert prices.seconds(mixed) == pytest.approx(expected)
+    looks_back = StepSize(decodes=4, prefill=0, keys=0).with_chunk(start=5000, count=60)
+    expected = 1.0 + 0.01 * 64 + back_s + 3e-6 * (60 * 5000 + 60 * 61 // 2)
+    assert prices.seconds(looks_back) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
