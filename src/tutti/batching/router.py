@@ -147,12 +147,12 @@ class Router:
         if chosen is None:
             return None
         self._dealt[chosen.number] += 1
-        self._prefixes.add(names, chosen.number)
         onward = None
         if chosen.role is Role.PREFILL and not whole:
             onward = self._next(chosen.pipeline, most_new)
         left = 1 if onward is not None else most_new
         self._put(request, chosen, self._work_of(chosen, names, len(tokens), left))
+        self._prefixes.add(names, chosen.number)
         return Choice(chosen.number, onward)
 
     def go_on(
@@ -173,10 +173,9 @@ class Router:
             chosen = self._best(able, names, len(tokens), most_new)
         if chosen is None:
             return None
-        self._prefixes.add(names, chosen.number)
-        imported = chosen.number == wanted
-        prompt = 0 if imported else len(tokens)
+        prompt = 0 if chosen.number == wanted else len(tokens)  # it is sent keys and values
         self._put(request, chosen, self._work_of(chosen, names, prompt, most_new))
+        self._prefixes.add(names, chosen.number)
         return chosen.number
 
     def work(self, engine: int) -> float:

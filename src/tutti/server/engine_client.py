@@ -51,6 +51,7 @@ class _Asked:
     engine: int | None = None  # that has it now
     onward: int | None = None  # that goes on when this one has computed the prompt
     key: str = ""  # of the keys and values on their way there
+    cached: int | None = None  # of the prompt, where it was computed; later engines are sent it
     over: bool = False
 
     def again(self) -> Submit:
@@ -270,8 +271,11 @@ class EngineClient:
             asked.tokens += said.tokens
             self.router.noted(number, len(said.tokens))
             if said.finish == "length" and asked.onward is not None:
+                asked.cached = said.cached
                 asked.updates.put_nowait(msgspec.structs.replace(said, finish=None))
                 await self._go_on(number, asked)
                 return
+            if asked.cached is not None:
+                said = msgspec.structs.replace(said, cached=asked.cached)
         asked.over = not isinstance(said, Update) or said.finish is not None
         asked.updates.put_nowait(said)
