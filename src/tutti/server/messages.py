@@ -274,6 +274,13 @@ class ServerFolder:
         """Return the file that an engine writes when it can take requests."""
         return self.path / f"ready{engine}-{generation}.json"
 
+    def overrun(self, engine: int) -> Path:
+        """Return the file in which an engine on an emulated chip says how far the host is behind.
+
+        As a share of the chip's time.
+        """
+        return self.path / f"overrun{engine}.json"
+
     def failed(self, engine: int, generation: int) -> Path:
         """Return the file in which an engine says why it cannot be."""
         return self.path / f"failed{engine}-{generation}.json"

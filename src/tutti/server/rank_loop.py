@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,10 +53,15 @@ class PlannedLoop(EngineLoop):
         crew: Crew,
         arrived: zmq.Socket[bytes],
         takers: frozenset[int],
+        report: Callable[[], None] = lambda: None,
     ) -> None:
-        """`arrived` says whose keys and values are whole on which rank; `takers` need them."""
+        """`arrived` says whose keys and values are whole on which rank; `takers` need them.
+
+        `report` is called whenever clients are told how busy the engine is.
+        """
         super().__init__(engine, socket, grammars)  # type: ignore[arg-type]
         self._laned, self._crew, self._arrived, self._takers = engine, crew, arrived, takers
+        self._report = report
         self._words: list[Word] = []
         self._held: dict[tuple[bytes, int], _Held] = {}
         self._here: dict[str, tuple[set[int], float]] = {}
@@ -81,6 +87,7 @@ class PlannedLoop(EngineLoop):
             if time.monotonic() - self._said > LOAD_S:
                 self._forget_unclaimed()
                 self._say_load()
+                self._report()
 
     # --- clients ---------------------------------------------------------------------------
 

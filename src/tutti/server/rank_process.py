@@ -70,7 +70,13 @@ def _lead(who: Who, opened: OpenRank, grammars: Grammars) -> int:
     arrived: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
     arrived.bind(own.arrived_socket(engine, generation))
     socket = listening(own.engine_socket(engine, generation))
-    loop = PlannedLoop(opened.engine, socket, grammars, crew, arrived, opened.takers)
+
+    def report() -> None:
+        overrun = getattr(opened.accelerator, "overrun", None)
+        if overrun is not None:
+            own.write(own.overrun(engine).name, overrun.share)
+
+    loop = PlannedLoop(opened.engine, socket, grammars, crew, arrived, opened.takers, report)
 
     def stop(*_args: object) -> None:
         loop.stopping = True
