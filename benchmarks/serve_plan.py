@@ -53,13 +53,13 @@ chips:
     vendor: emulated
     architecture: declared time
     emulated: true
-    peak: {fp32: 60 MFLOP/s, bf16: 60 MFLOP/s}
+    peak: {fp32: 21.6 GFLOP/s, bf16: 21.6 GFLOP/s}
     memory_bytes: 4 GiB
     memory_bandwidth: BANDWIDTH_FAST
     launch_overhead_s: 125 ns
   - name: Slow-1
     base: Slow-3
-    peak: {fp32: 20 MFLOP/s, bf16: 20 MFLOP/s}
+    peak: {fp32: 7.2 GFLOP/s, bf16: 7.2 GFLOP/s}
     memory_bandwidth: BANDWIDTH_SLOW
     launch_overhead_s: 375 ns
 nodes:
@@ -100,7 +100,7 @@ def write_folder(folder: Path) -> Path:
 def deployment(folder: Path, shares: tuple[float, float], output: int) -> Plan:
     """Return one engine on each chip, with these shares of the requests."""
     path = folder.parent / "cluster.yaml"
-    text = CLUSTER.replace("BANDWIDTH_FAST", "15 MB/s").replace("BANDWIDTH_SLOW", "5 MB/s")
+    text = CLUSTER.replace("BANDWIDTH_FAST", "5.4 GB/s").replace("BANDWIDTH_SLOW", "1.8 GB/s")
     path.write_text(text)
     spec = load_model(str(folder))
     pipelines = tuple(
