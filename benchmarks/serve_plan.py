@@ -66,7 +66,8 @@ nodes:
   - name: one
     chip: Slow-3
     num_chips: 1
-    host: {cores: 2, memory_bytes: 16 GiB, memory_bandwidth: 16 GB/s, device_bandwidth: 4 GB/s, numa_nodes: 1}
+    host:
+      {cores: 2, memory_bytes: 16 GiB, memory_bandwidth: 16 GB/s, device_bandwidth: 4 GB/s}
   - {name: other, base: one, chip: Slow-1}
 pools:
   - {name: fast, node: one}
@@ -172,9 +173,8 @@ def measured(folder: Path, plan: Plan, routing: str, requests: int, output: int)
         finally:
             watching.set()
             watcher.join()
-        late = [
-            msgspec.json.decode(path.read_bytes()) for path in server.folder.path.glob("overrun*.json")
-        ]
+        said = server.folder.path.glob("overrun*.json")
+        late = [msgspec.json.decode(path.read_bytes()) for path in said]
     assert not found.failed, found.first_error
     return {"requests_per_s": found.request_rate, "tokens_per_s": found.output_rate,
             "seconds": found.seconds, "overrun": max(late, default=0.0)}  # fmt: skip

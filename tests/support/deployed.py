@@ -32,7 +32,8 @@ nodes:
     chip: Declared-F
     num_chips: 4
     islands: [{kind: shared memory, slots: 0-3, bandwidth: 2 GB/s, latency_s: 30 us}]
-    host: {cores: 2, memory_bytes: 16 GiB, memory_bandwidth: 16 GB/s, device_bandwidth: 4 GB/s, numa_nodes: 1}
+    host:
+      {cores: 2, memory_bytes: 16 GiB, memory_bandwidth: 16 GB/s, device_bandwidth: 4 GB/s}
   - {name: node-s, base: node-f, chip: Declared-S}
 pools:
   - {name: fast, node: node-f}

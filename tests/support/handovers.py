@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,9 +52,7 @@ class Side:
             most_tokens=self.most_tokens, page_dtype=self.page_dtype,
             max_length=min(64, spec.embedding.positions or 64),
         )  # fmt: skip
-        return [
-            stage_worker(model, place, links, accelerator, sizes) for _ in range(self.lanes)
-        ]
+        return [stage_worker(model, place, links, accelerator, sizes) for _ in range(self.lanes)]
 
 
 @dataclass
@@ -74,7 +73,7 @@ def random_cut(spec: ModelSpec, draw: random.Random) -> Cut:
     edges = [0, *bounds, units]
     return tuple(
         ((low, high), draw.choice((1, 2)) if spec.tensor_parallel_problem(2) is None else 1)
-        for low, high in zip(edges[:-1], edges[1:], strict=True)
+        for low, high in itertools.pairwise(edges)
     )
 
 

@@ -38,9 +38,7 @@ def test_an_engine_that_is_behind_gets_fewer() -> None:
         assert choice is not None
         if choice.engine == 1:  # it is done at once; the other never is
             router.ended(n)
-    given = Counter(
-        router._requests[n].engine if n in router._requests else 1 for n in range(40)
-    )
+    given = Counter(router._requests[n].engine if n in router._requests else 1 for n in range(40))
     assert given[1] > 35
 
 
