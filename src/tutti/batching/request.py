@@ -28,6 +28,7 @@ class Request:
     salt: str = ""
     shares_prefix: bool = True  # False: reads no cached prefix (every token's logits are wanted)
     waits: bool = False  # for its tokens: the host looks at them before the next is sampled
+    answered: int = 0  # the prompt's last tokens that are the answer's first: it began elsewhere
 
 
 @dataclass(slots=True, eq=False)

@@ -83,7 +83,8 @@ class Scheduler:
         samples = []
         for sample in range(request.samples):
             tokens = list(request.prompt)
-            samples.append(Sequence(self._sequences, request, sample, order, tokens, len(tokens)))
+            base = len(tokens) - request.answered
+            samples.append(Sequence(self._sequences, request, sample, order, tokens, base))
             self._sequences += 1
         samples[0].siblings = samples[1:]
         self._requests[request.id] = samples

@@ -33,7 +33,7 @@ from tutti.models import read_config
 from tutti.models.spec import ModelSpec
 from tutti.nn import Batch, Model, Ranks, initialize
 from tutti.nn.parallel.groups import Group, InTurn, shares
-from tutti.train.sync.comm_links import CommGroup
+from tutti.ranks.comm_group import CommGroup
 
 _DOCUMENT = 64  # tokens
 _TIMEOUT_S = 120.0

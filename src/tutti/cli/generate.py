@@ -15,7 +15,7 @@ from tutti.cli.shared.torch_needed import require_torch
 
 if TYPE_CHECKING:
     from tutti.serve import Completion, Engine, SamplingParameters
-    from tutti.serve.engine import Prompt
+    from tutti.serve.parameters import Prompt
 
 
 File = Annotated[

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tutti.cli.shared.adapters import adapter_folders
 from tutti.cli.shared.torch_needed import require_torch
 
+if TYPE_CHECKING:
+    from tutti.batching.router import Routing
+    from tutti.plan.plan import Plan
+
+ROUTINGS = ("queues", "shares")
+
 
 def serve(
     folder: Annotated[Path, typer.Argument(help="A Hugging Face or a tutti folder.")],
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan of `tutti plan --serve`: its engines are started.")
+    ] = None,
+    routing: Annotated[
+        str, typer.Option(help="Of a plan's requests: by queues, or strictly by shares.")
+    ] = "queues",
     host: Annotated[str, typer.Option(help="Where to listen; others: 0.0.0.0.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's; the folder's.")] = None,
@@ -31,7 +44,7 @@ def serve(
         list[str] | None, typer.Option(help="NAME=FOLDER of a LoRA adapter; several.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="A folder, or 'bytes'.")] = None,
-    slots: Annotated[int, typer.Option(help="Sequences at a time.", min=1)] = 64,
+    slots: Annotated[int | None, typer.Option(help="Sequences at a time: 64.", min=1)] = None,
     max_length: Annotated[int | None, typer.Option(help="Of a context; the model's.")] = None,
     guesses: Annotated[int, typer.Option(help="Tokens tried ahead.", min=0)] = 0,
     step_ms: Annotated[
@@ -51,7 +64,8 @@ def serve(
 
     engine: dict[str, Any] = {
         "device": device, "dtype": dtype, "weights": weights, "activations": activations,
-        "tokenizer": tokenizer, "slots": slots, "max_length": max_length, "guesses": guesses,
+        "tokenizer": tokenizer, "slots": slots, "max_length": max_length,
+        "guesses": guesses or None,
         "adapters": adapter_folders(adapter or []),
         "target_s": None if step_ms is None else step_ms / 1e3,
     }  # fmt: skip
@@ -65,9 +79,12 @@ def serve(
         keys=_keys(api_key or []),
         queue=queue,
         log_prompts=log_prompts,
+        routing=_routing(routing),
     )
     _check_folder(folder)
-    with Supervisor(config, tell=lambda text: typer.echo(text, err=True)) as server:
+    deployment = None if plan is None else _deployment(plan, folder, config.engine)
+    tell = partial(typer.echo, err=True)
+    with Supervisor(config, tell=tell, plan=deployment) as server:
         signal.signal(signal.SIGTERM, server.stop)
         signal.signal(signal.SIGINT, server.stop)
         shown = f"[{host}]" if ":" in host else host
@@ -75,6 +92,22 @@ def serve(
         if not config.keys and host not in ("127.0.0.1", "localhost", "::1"):
             typer.echo("anybody who reaches this address may use it: no --api-key", err=True)
         server.run()
+
+
+def _deployment(path: Path, folder: Path, options: dict[str, Any]) -> Plan:
+    """Return a plan that can be run here."""
+    from tutti.server.planned import check_options, open_deployment
+
+    check_options(options)
+    return open_deployment(path, folder)
+
+
+def _routing(asked: str) -> Routing:
+    from tutti.errors import InputError, hint
+
+    if asked not in ROUTINGS:
+        raise InputError(f"serve: --routing is '{asked}'; {hint(asked, ROUTINGS)}")
+    return asked  # type: ignore[return-value]  # one of them
 
 
 def _check_folder(folder: Path) -> None:

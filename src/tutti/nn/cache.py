@@ -6,6 +6,7 @@ tokens will see, and returns the attention's result. What it stores and where is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -110,6 +111,7 @@ class PagedCache:
                 tensor[0] = 0
         self._steps: PagedSegments | None = None
         self._places_t: Tensor | None = None
+        self.on_stored: Callable[[int], None] | None = None  # hears of a unit's new numbers
 
     def begin(self, steps: PagedSegments, row_t: Tensor, position_t: Tensor) -> None:
         """Take the next batch: its rows, and where each of its tokens belongs."""
@@ -126,6 +128,7 @@ class PagedCache:
             self.operators.store_quantised_pages(*new, scales[0], scales[1], self._places_t)
         else:
             self.operators.store_pages(*new, self._places_t)
+        self._stored(unit)
         return self._attended(unit, q_thd, scores)
 
     def attend_heads(
@@ -151,7 +154,12 @@ class PagedCache:
             eps=placing.eps,
             unit_offset=placing.unit_offset,
         )
+        self._stored(unit)
         return self._attended(unit, q_thd, scores)
+
+    def _stored(self, unit: int) -> None:
+        if self.on_stored is not None:
+            self.on_stored(unit)
 
     def _attended(self, unit: int, q_thd: Tensor, scores: Scores) -> Tensor:
         assert self._steps is not None
@@ -171,6 +179,7 @@ class PagedCache:
         assert self._places_t is not None
         (pages,) = self.units[unit]
         self.operators.store_latents(latents_tr, pages, self._places_t)
+        self._stored(unit)
         return self.operators.latent_attention(q_thr, pages, self._steps, rank=rank, scale=scale)
 
     def asks_host(self, unit: int, spec: AttentionSpec) -> bool:

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Self
 
 from tutti.errors import TuttiError
-from tutti.serve.engine import GREEDY, Engine, Prompt
+from tutti.serve.engine import GREEDY, Engine
 from tutti.serve.outputs import Completion, Piece
-from tutti.serve.parameters import SamplingParameters
+from tutti.serve.parameters import Prompt, SamplingParameters
 
 
 @dataclass(eq=False, slots=True)

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tutti.batching import Cancelled, Finish, Received, Request, Scheduler, Step, Tokens
 from tutti.batching import Sequence as Sample
 from tutti.errors import InputError, TuttiError
@@ -26,7 +24,13 @@ from tutti.serve.drafting import Drafter, Pace
 from tutti.serve.live import Live
 from tutti.serve.loading import open_drafter, open_worker
 from tutti.serve.outputs import Completion, Counters, Piece
-from tutti.serve.parameters import SamplingParameters, check_tokens, mixed_seed
+from tutti.serve.parameters import (
+    Prompt,
+    SamplingParameters,
+    check_tokens,
+    listed_prompts,
+    mixed_seed,
+)
 from tutti.serve.speculation import Speculation, Switch
 from tutti.serve.worker import Launched, StepResult, Work
 
@@ -35,9 +39,9 @@ if TYPE_CHECKING:
 
     from tutti.huggingface.tokenizer import Message, Tokenizer
     from tutti.serve.adapters import Held
+    from tutti.serve.handover.handed import Handover
     from tutti.serve.worker import Worker
 
-Prompt = str | Sequence[int]
 GREEDY = SamplingParameters()
 
 
@@ -136,7 +140,7 @@ class Engine:
         """Return a vector per prompt: its last token's hidden state, or the mean of all."""
         if pooling not in ("last", "mean"):
             raise InputError(f"pooling is '{pooling}'; it may be 'last' or 'mean'")
-        numbers = [self.add(prompt, pooling=pooling) for prompt in self._listed(prompts)]
+        numbers = [self.add(prompt, pooling=pooling) for prompt in listed_prompts(prompts)]
         lives = [self._wanted[number].live for number in numbers]
         while any(number not in self._done for number in numbers):
             self.step()
@@ -177,8 +181,12 @@ class Engine:
         parameters: SamplingParameters = GREEDY,
         *,
         pooling: str | None = None,
+        handover: Handover | None = None,
     ) -> int:
-        """Put a request in line; return its number."""
+        """Put a request in line; return its number.
+
+        `handover`: where the keys and values of its prompt go, as they are computed.
+        """
         number, self._numbers = self._numbers, self._numbers + 1
         tokens = self._tokens_of(prompt, number)
         vocab = self.worker.model.spec.vocab
@@ -197,6 +205,7 @@ class Engine:
             salt=parameters.salt,
             shares_prefix=parameters.prompt_logprobs is None and pooling != "mean",
             waits=parameters.looks_back,
+            answered=parameters.answered,
         )
         samples = self.scheduler.arrive(request)
         if adapter is not None:
@@ -207,7 +216,10 @@ class Engine:
         for sample in samples:
             self._by_sequence[sample.id] = (number, sample.sample)
             mixed = mixed_seed(seed, sample.sample)
-            own = Work(parameters=parameters, seed=mixed, pooling=pooling, adapter=adapter)
+            own = Work(
+                parameters=parameters, seed=mixed, pooling=pooling, adapter=adapter,
+                handover=handover,
+            )  # fmt: skip
             self.worker.expect(sample, own)
         return number
 
@@ -222,6 +234,11 @@ class Engine:
         Where steps may be under way at a time, the next one is given to the device before this
         one's tokens are waited for.
         """
+        self.launch()
+        return self.finish()
+
+    def launch(self) -> None:
+        """Give the device as many steps as may be under way."""
         while len(self._launched) < self.worker.settings.ahead:
             if not self._may_go_on():
                 break
@@ -229,6 +246,9 @@ class Engine:
             if made is None:
                 break
             self._launched.append(self.worker.launch(made))
+
+    def finish(self) -> list[Piece]:
+        """Wait for the oldest step under way; return what it added."""
         if not self._launched:
             return []
         launched = self._launched.popleft()
@@ -343,7 +363,7 @@ class Engine:
         prompts: Prompt | Sequence[Prompt],
         parameters: SamplingParameters | Sequence[SamplingParameters],
     ) -> list[int]:
-        listed = self._listed(prompts)
+        listed = listed_prompts(prompts)
         if isinstance(parameters, SamplingParameters):
             parameters = [parameters] * len(listed)
         if len(parameters) != len(listed):
@@ -361,14 +381,6 @@ class Engine:
                 self._done.pop(number, None)
             raise
         return numbers
-
-    def _listed(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-        if isinstance(prompts, str):
-            return [prompts]
-        listed = list(prompts)
-        if listed and isinstance(listed[0], int | np.integer):
-            return [listed]  # type: ignore[list-item]  # tokens of one prompt
-        return listed  # type: ignore[return-value]
 
     def _tokens_of(self, prompt: Prompt, number: int) -> list[int]:
         if not isinstance(prompt, str):

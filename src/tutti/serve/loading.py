@@ -216,6 +216,12 @@ def _dtype(asked: str | None, stored: str, accelerator: Accelerator) -> torch.dt
     return torch.float32 if slow else found
 
 
+def dtype_for(folder: Path | str, asked: str | None, accelerator: Accelerator) -> torch.dtype:
+    """Return the dtype in which a folder's model is computed: as asked, or the weights' own."""
+    checkpoint = open_checkpoint(folder, quantised=True)
+    return _dtype(asked, checkpoint.dtype(next(iter(checkpoint.names()))).name, accelerator)
+
+
 def _tokenizer(asked: str | None, folder: Path) -> Tokenizer | None:
     if asked is not None:
         return open_tokenizer(asked)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tutti.errors import InputError
 
+Prompt = str | Sequence[int]
 MOST_LOGPROBS = 100
 MOST_SAMPLES = 128
 
@@ -133,3 +134,13 @@ def mixed_seed(seed: int, sample: int) -> int:
         return int(np.int64(np.uint64(seed & (2**64 - 1))))
     digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return prompts as a list: one may be given alone, as text or as tokens."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and isinstance(listed[0], int | np.integer):
+        return [listed]  # type: ignore[list-item]  # tokens of one prompt
+    return listed  # type: ignore[return-value]

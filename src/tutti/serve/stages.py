@@ -3,12 +3,14 @@
 Every rank is given the same requests and makes the same steps. A step's stream goes from stage to
 stage; the last one samples and tells the others what came, so that all schedulers go on alike. The
 place of each rank is a Plan's: stages may have unlike numbers of layers and of tensor-parallel
-ranks. One step is under way at a time.
+ranks. Of one worker one step is under way at a time; several workers of a rank (`lanes`) keep all
+stages busy, each in its turn on all ranks alike.
 """
 
 from __future__ import annotations
 
 import io
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,19 @@ from tutti.errors import InputError
 from tutti.huggingface import open_checkpoint
 from tutti.models import ModelSpec
 from tutti.nn import Batch, Model, Ranks, load
+from tutti.nn.quantised import load_quantised
 from tutti.plan.plan import Plan
-from tutti.ranks.links import Links
+from tutti.ranks.links import Handle, Links
 from tutti.ranks.rank_places import Seat, Seats
+from tutti.serve.handover.handed import Handover
+from tutti.serve.handover.sender import KeySender
 from tutti.serve.inputs import Given
 from tutti.serve.loading import DTYPES, Sizes, end_tokens, settings_for
+from tutti.serve.pacing import StagePace
 from tutti.serve.worker import Launched, StepResult, Worker
 
 STREAM, RESULTS = "stream", "results"
+UNSENT = 4  # messages that are not waited for: those before them were read by now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +116,43 @@ def open_stage(
     sizes: Sizes | None = None,
 ) -> StageWorker:
     """Return this rank's worker: its own units of a folder's model, and pages for them."""
-    checkpoint = open_checkpoint(folder)
-    spec = checkpoint.spec
-    place = stage_place(plan, spec, rank)
-    model = stage_model(spec, place, links, accelerator, DTYPES[dtype])
-    load(model, checkpoint)
-    checkpoint.drop()
-    end = end_tokens(Path(folder), spec)
+    model, place = load_stage(folder, plan, rank, links, accelerator, dtype=DTYPES[dtype])
+    end = end_tokens(Path(folder), model.spec)
     return stage_worker(model, place, links, accelerator, sizes or Sizes(), end)
 
 
+def load_stage(
+    folder: Path | str,
+    plan: Plan,
+    rank: int,
+    links: Links,
+    accelerator: Accelerator,
+    *,
+    dtype: torch.dtype,
+    weights: str | None = None,
+) -> tuple[Model, StagePlace]:
+    """Return a rank's own units with their numbers; `weights`: to which they are rounded."""
+    checkpoint = open_checkpoint(folder, quantised=True)
+    place = stage_place(plan, checkpoint.spec, rank)
+    stored = getattr(checkpoint, "method", None)
+    narrow = stored is not None or weights is not None
+    device = torch.device("meta") if narrow else accelerator.device
+    model = stage_model(checkpoint.spec, place, links, accelerator, dtype, device)
+    if narrow:
+        load_quantised(model, checkpoint, accelerator.device, None if stored else weights)
+    else:
+        load(model, checkpoint)
+    checkpoint.drop()
+    return model.eval().requires_grad_(False), place
+
+
 def stage_model(
-    spec: ModelSpec, place: StagePlace, links: Links, accelerator: Accelerator, dtype: torch.dtype
+    spec: ModelSpec,
+    place: StagePlace,
+    links: Links,
+    accelerator: Accelerator,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> Model:
     """Return the units of a rank, without numbers."""
     seat = place.seat
@@ -138,7 +170,7 @@ def stage_model(
         units=seat.units,
         parallel=Ranks(**options),
         dtype=dtype,
-        device=accelerator.device,
+        device=accelerator.device if device is None else device,
     )
 
 
@@ -154,9 +186,11 @@ def stage_worker(
     model.eval().requires_grad_(False)
     dtype = next(model.parameters()).dtype
     settings = settings_for(model.spec, sizes, accelerator, dtype, model)
-    fewest = torch.tensor([-settings.pages])
-    fewest = links.group(place.everybody).all_reduce(fewest, maximum=True)
-    agreed = replace(settings, pages=-int(fewest), ahead=1)
+    agreed = settings
+    if len(place.everybody) > 1:
+        fewest = torch.tensor([-settings.pages])
+        fewest = links.group(place.everybody).all_reduce(fewest, maximum=True)
+        agreed = replace(settings, pages=-int(fewest), ahead=1)
     return StageWorker(
         model, accelerator, agreed, dtype=dtype, codes=sizes.codes, end=end, place=place,
         links=links,
@@ -179,12 +213,44 @@ class StageWorker(Worker):
         end: tuple[int, ...] = (),
     ) -> None:
         super().__init__(model, accelerator, settings, dtype=dtype, codes=codes, end=end)
-        self._capturable = False  # streams travel between the stages
+        # streams travel between the stages
+        self._capturable = self._capturable and len(place.everybody) == 1
         self._place, self._links, self._dtype = place, links, dtype
+        self._sent: deque[Handle] = deque()  # what may still be on its way
+        self._step: Step | None = None  # the one that is computed
+        self.pace: StagePace | None = None
+        self.sender: KeySender | None = None
+
+    def launch(self, step: Step) -> Launched:
+        """Compute this stage's part of a step; the last one tells what it sampled at once."""
+        self._step = step
+        if self.sender is not None:
+            self.sender.begin(step, self._handed_over(step))
+        if self.pace is not None and self._place.before is None:
+            self.pace.begin()
+        launched = super().launch(step)
+        if self._place.is_last and (self._place.listeners or self.pace is not None):
+            launched.result = super().finish(launched)
+            launched.download = None
+            if self.pace is not None:
+                self.pace.end(step)
+            self._tell(launched.result)
+        return launched
 
     def finish(self, launched: Launched) -> StepResult:
         """Wait for a step's tokens; every rank gets them."""
-        return self._told(launched.step, super().finish(launched))
+        if self._place.is_last:
+            return super().finish(launched)
+        return self._heard(launched.step, launched.result)
+
+    def _handed_over(self, step: Step) -> list[tuple[int, Handover, int]]:
+        """Return the rows whose keys and values go elsewhere, with their prompts' lengths."""
+        found = []
+        for row, name in enumerate(step.sequences.tolist()):
+            handover = self._work[name].handover
+            if handover is not None:
+                found.append((row, handover, len(self._sequences[name].request.prompt)))
+        return found
 
     def _stream(self, batch: Batch) -> Tensor:
         place, x = self._place, None
@@ -192,9 +258,20 @@ class StageWorker(Worker):
             shape = (batch.num_tokens, self.model.spec.hidden)
             x = torch.empty(shape, dtype=self._dtype, device=self.accelerator.device)
             self._links.exchange((), ((place.before, x),), STREAM).wait()
+            if self.pace is not None:
+                self.pace.begin()
         y, _ = self.model.stream(x, batch)
-        self._links.exchange([(rank, y) for rank in place.after], (), STREAM).wait()
+        if place.after:
+            if self.pace is not None and self._step is not None:
+                self.pace.end(self._step)
+            self._send([(rank, y) for rank in place.after], STREAM)
         return y
+
+    def _send(self, sends: list[tuple[int, Tensor]], channel: str) -> None:
+        """Send without waiting, but for what was sent some steps ago: it has arrived since."""
+        self._sent.append(self._links.exchange(sends, (), channel))
+        while len(self._sent) > UNSENT:
+            self._sent.popleft().wait()
 
     def _extras(self, step: Step, x: Tensor, batch: Batch, result: StepResult) -> None:
         if self._place.is_last:
@@ -208,19 +285,22 @@ class StageWorker(Worker):
         return super()._sampled(step, given, x, batch, rows, result)
 
     def _culprit(self, step: Step, failed: np.ndarray) -> str:
-        del step, failed
+        if len(self._place.everybody) == 1:
+            return super()._culprit(step, failed)
         return "a module of one of the stages"  # to find it all of them would have to run again
 
-    def _told(self, step: Step, result: StepResult) -> StepResult:
-        """Return what the last stage found, on every rank."""
-        place, links = self._place, self._links
+    def _tell(self, result: StepResult) -> None:
+        """Say what was sampled to those that have no head."""
+        place = self._place
         if place.seat.rank == place.teller and place.listeners:
             packed = torch.from_numpy(np.frombuffer(_packed(result), np.uint8).copy())
             size = torch.tensor([len(packed)])
-            links.exchange([(rank, size) for rank in place.listeners], (), RESULTS).wait()
-            links.exchange([(rank, packed) for rank in place.listeners], (), RESULTS).wait()
-        if place.is_last:
-            return result
+            self._send([(rank, size) for rank in place.listeners], RESULTS)
+            self._send([(rank, packed) for rank in place.listeners], RESULTS)
+
+    def _heard(self, step: Step, result: StepResult) -> StepResult:
+        """Return what the last stage found."""
+        place, links = self._place, self._links
         size = torch.zeros(1, dtype=torch.int64)
         links.exchange((), ((place.teller, size),), RESULTS).wait()
         packed = torch.zeros(int(size), dtype=torch.uint8)

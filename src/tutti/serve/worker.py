@@ -24,6 +24,7 @@ from tutti.nn import Batch, Model, PagedCache
 from tutti.nn.experts import Experts
 from tutti.serve.adapters import Adapters, Held
 from tutti.serve.captured import CapturedSteps, GraphKey
+from tutti.serve.handover.handed import Handover
 from tutti.serve.inputs import Given, Shape, StepInputs
 from tutti.serve.parameters import SamplingParameters
 from tutti.serve.sampler import Chosen, Sampler, TopTokens, top_tokens
@@ -41,6 +42,7 @@ class Work:
     seed: int
     pooling: str | None = None  # "last" or "mean": its hidden states are wanted, no tokens
     adapter: Held | None = None
+    handover: Handover | None = None  # where the keys and values of its prompt go
 
 
 @dataclass(slots=True, kw_only=True)
@@ -272,7 +274,9 @@ class Worker:
     def _is_looked_at(self, step: Step) -> bool:
         """Tell whether a row of a step wants more of it than tokens."""
         wanted = (self._work[number] for number in step.sequences.tolist())
-        return any(w.parameters.prompt_logprobs is not None or w.pooling for w in wanted)
+        return any(
+            w.parameters.prompt_logprobs is not None or w.pooling or w.handover for w in wanted
+        )
 
     def _extras(self, step: Step, x: Tensor, batch: Batch, result: StepResult) -> None:
         """Take prompts' log-probabilities and hidden states from the rows that want them."""

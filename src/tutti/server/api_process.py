@@ -47,7 +47,7 @@ def main(folder: Path, descriptor: int, name: str) -> int:
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     own = ServerFolder(folder)
     config = own.config()
-    api = Api(config, EngineClient(own, name.encode()), tokenizer_of(config))
+    api = Api(config, EngineClient(own, name.encode(), config), tokenizer_of(config))
     listening = socket.socket(fileno=descriptor)
     settings = uvicorn.Config(
         make_app(api),

@@ -1,8 +1,8 @@
-"""An API process's side of the engine: submit token ids, await what comes.
+"""An API process's side of the engines: submit token ids, await what comes.
 
-When an engine dies and another takes its place, requests go on there from their prompt and the
-tokens that came: random numbers hang on seed and position, so that sampled answers stay what they
-would have been. Whoever awaits notices nothing but the pause.
+Requests go where the router says. When an engine dies, its requests go on elsewhere from their
+prompt and the tokens that came: random numbers hang on seed and position, so that sampled answers
+stay what they would have been. Whoever awaits notices nothing but the pause.
 """
 
 from __future__ import annotations
@@ -11,20 +11,26 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from tutti.batching.router import Choice, Router, Routes
 from tutti.errors import InputError
+from tutti.plan.files import load_plan
+from tutti.serve.handover.handed import Handover
 from tutti.server import messages
 from tutti.server.messages import (
     Cancel,
     Done,
     DropAdapter,
+    EngineState,
     Load,
     LoadAdapter,
     Refused,
+    ServerConfig,
     ServerFolder,
     State,
     Submit,
@@ -42,6 +48,11 @@ class _Asked:
     submit: Submit
     updates: asyncio.Queue[Update | Refused | Done] = field(default_factory=asyncio.Queue)
     tokens: list[int] = field(default_factory=list)
+    engine: int | None = None  # that has it now
+    onward: int | None = None  # that goes on when this one has computed the prompt
+    key: str = ""  # of the keys and values on their way there
+    cached: int | None = None  # of the prompt, where it was computed; later engines are sent it
+    over: bool = False
 
     def again(self) -> Submit:
         """Return the request as another engine takes it up."""
@@ -59,39 +70,50 @@ class _Asked:
 
 
 class EngineClient:
-    """Requests to the server's engine."""
+    """Requests to the server's engines."""
 
-    def __init__(self, folder: ServerFolder, name: bytes) -> None:
+    def __init__(self, folder: ServerFolder, name: bytes, config: ServerConfig) -> None:
         self._folder, self._name = folder, name
         self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
+        self._sockets: dict[int, zmq.asyncio.Socket] = {}
+        self._listening: dict[int, asyncio.Task[None]] = {}
+        routes = Routes.of(load_plan(Path(config.plan))) if config.plan else Routes.alone()
+        self.router = Router(routes, config.routing)
         self._asked: dict[int, _Asked] = {}
         self._changes: dict[int, messages.ToEngine] = {}
         self._numbers = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.state = State()
         self.adapters: dict[str, str] = {}  # folders by name
-        self.load: Load | None = None
+        self.loads: dict[int, Load] = {}
         self.on_restart: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
-        """Begin to look for the engine, and to listen to it."""
+        """Begin to look for engines, and to listen to them."""
         self._tasks = [asyncio.create_task(self._watch())]
 
     async def close(self) -> None:
         """Leave."""
-        for task in self._tasks:
+        for task in (*self._tasks, *self._listening.values()):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        if self._socket is not None:
-            self._socket.close(0)
+        for socket in self._sockets.values():
+            socket.close(0)
         self._context.destroy(0)
 
     @property
     def num_asked(self) -> int:
         """Requests whose end has not come."""
         return len(self._asked)
+
+    @property
+    def load(self) -> Load | None:
+        """How busy all engines are together; None: none has said it."""
+        if not self.loads:
+            return None
+        names = Load.__struct_fields__
+        return Load(*(sum(getattr(load, name) for load in self.loads.values()) for name in names))
 
     async def stream(
         self, tokens: list[int], wishes: Wishes, pooling: str | None = None
@@ -101,7 +123,7 @@ class EngineClient:
         asked = _Asked(Submit(number, tokens, wishes, pooling))
         self._asked[number] = asked
         try:
-            await self._send(asked.submit)
+            await self._dispatch(number, asked)
             while True:
                 said = await asked.updates.get()
                 if isinstance(said, Refused):
@@ -112,17 +134,19 @@ class EngineClient:
                 if said.finish is not None:
                     return
         finally:
-            if self._asked.pop(number, None) is not None and not _is_over(asked):
-                await self._send(Cancel(number))
+            self._asked.pop(number, None)
+            self.router.ended(number)
+            if not asked.over:
+                await self._send(asked.engine, Cancel(number))
 
     async def change_adapter(self, name: str, folder: str | None) -> None:
         """Let an adapter come, or go."""
         number = self._number()
         said = DropAdapter(number, name) if folder is None else LoadAdapter(number, name, folder)
-        asked = _Asked(Submit(number, [], Wishes(max_tokens=1)))
+        asked = _Asked(Submit(number, [], Wishes(max_tokens=1)), engine=0)
         self._asked[number], self._changes[number] = asked, said
         try:
-            await self._send(said)
+            await self._send(0, said)
             answer = await asked.updates.get()
             if isinstance(answer, Refused):
                 raise InputError(answer.message)
@@ -135,62 +159,127 @@ class EngineClient:
         self._numbers += 1
         return self._numbers
 
-    async def _send(self, message: messages.ToEngine) -> None:
-        """Tell the engine; where none is there, the next one is told."""
-        if self._socket is not None:
-            await self._socket.send(messages.encode(message))
+    async def _send(self, engine: int | None, message: messages.ToEngine) -> None:
+        """Tell an engine; one that is not there is told nothing."""
+        socket = None if engine is None else self._sockets.get(engine)
+        if socket is not None:
+            await socket.send(messages.encode(message))
 
-    # --- the engine comes and goes ---------------------------------------------------------
+    # --- which engine ----------------------------------------------------------------------
+
+    async def _dispatch(self, number: int, asked: _Asked) -> None:
+        """Send a request to an engine, from where it stands; without one it waits for the next."""
+        change = self._changes.get(number)
+        if change is not None:
+            await self._send(asked.engine, change)
+            return
+        submit, asked.onward, asked.key = asked.again(), None, ""
+        wishes = submit.wishes
+        root = f"{wishes.adapter}/{wishes.salt}"
+        most_new = 0 if submit.pooling else wishes.max_tokens
+        choice = self.router.choose(number, submit.tokens, most_new, root=root)
+        asked.engine = None if choice is None else choice.engine
+        if choice is None:
+            return
+        if choice.onward is not None:
+            submit = self._begun(asked, submit, choice)
+        await self._send(asked.engine, submit)
+
+    def _begun(self, asked: _Asked, submit: Submit, choice: Choice) -> Submit:
+        """Return the part of a request that a prefill engine computes: prompt and one token."""
+        assert choice.onward is not None
+        asked.onward = choice.onward
+        target = self._state_of(choice.onward)
+        handover = None
+        if len(submit.tokens) >= target.page_size:
+            name = f"{self._name.decode()}/{submit.id}/{len(asked.tokens)}"
+            asked.key = f"{name}/{target.generation}"
+            handover = Handover(asked.key, target.number, target.generation)
+        wishes = submit.wishes
+        one = msgspec.structs.replace(wishes, max_tokens=1, min_tokens=min(1, wishes.min_tokens))
+        return msgspec.structs.replace(submit, wishes=one, handover=handover)
+
+    async def _go_on(self, number: int, asked: _Asked) -> None:
+        """Send a request whose prompt is computed to the engine that decodes."""
+        submit, wanted, key = asked.again(), asked.onward, asked.key
+        asked.onward, asked.key = None, ""
+        wishes = submit.wishes
+        root = f"{wishes.adapter}/{wishes.salt}"
+        asked.engine = self.router.go_on(
+            number, submit.tokens, wishes.max_tokens, wanted=wanted, root=root
+        )
+        if asked.engine is None:
+            return
+        if asked.engine == wanted and key.endswith(f"/{self._state_of(wanted).generation}"):
+            submit = msgspec.structs.replace(submit, imported=key)
+        await self._send(asked.engine, submit)
+
+    def _state_of(self, engine: int) -> EngineState:
+        return next(own for own in self.state.engines if own.number == engine)
+
+    # --- engines come and go ---------------------------------------------------------------
 
     async def _watch(self) -> None:
-        listening: asyncio.Task[None] | None = None
-        try:
-            while True:
-                state = self._folder.state()
-                if state.generation != self.state.generation or state.ready != self.state.ready:
-                    if listening is not None:
-                        listening.cancel()
-                        listening = None
-                    await self._turn_to(state)
-                    if self._socket is not None:
-                        listening = asyncio.create_task(self._listen(self._socket))
-                self.state = state
-                self.adapters = self._folder.adapters() or {}
-                await asyncio.sleep(LOOK_S)
-        finally:
-            if listening is not None:
-                listening.cancel()
+        while True:
+            state = self._folder.state()
+            before = {engine.number: engine for engine in self.state.engines}
+            self.state = state
+            self.adapters = self._folder.adapters() or {}
+            for engine in state.engines:
+                was = before.get(engine.number, EngineState(number=engine.number))
+                if (engine.generation, engine.ready) != (was.generation, was.ready):
+                    await self._turn_to(engine)
+            await asyncio.sleep(LOOK_S)
 
-    async def _turn_to(self, state: State) -> None:
+    async def _turn_to(self, state: EngineState) -> None:
         """Leave an engine that is gone; take up with one that is there."""
-        if self._socket is not None:
-            self._socket.close(0)
-            self._socket = None
-            self.load = None
+        number = state.number
+        left = []
+        if number in self._sockets:
+            self._listening.pop(number).cancel()
+            self._sockets.pop(number).close(0)
+            self.loads.pop(number, None)
+            self.router.left(number)
+            left = [(name, own) for name, own in self._asked.items() if own.engine == number]
             self.on_restart()
-        if not state.ready:
-            return
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, self._name)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.connect(state.address)
-        self._socket = socket
-        for number, asked in list(self._asked.items()):
-            await self._send(self._changes.get(number) or asked.again())
+        if state.ready:
+            socket = self._context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.IDENTITY, self._name)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.connect(state.address)
+            self._sockets[number] = socket
+            self._listening[number] = asyncio.create_task(self._listen(number, socket))
+            self.router.came(number)
+            left += [(name, own) for name, own in self._asked.items() if own.engine is None]
+            left += [(name, self._asked[name]) for name in self._changes if name in self._asked]
+        for name, asked in dict(left).items():
+            await self._dispatch(name, asked)
 
-    async def _listen(self, socket: zmq.asyncio.Socket) -> None:
+    async def _listen(self, engine: int, socket: zmq.asyncio.Socket) -> None:
         while True:
             for said in messages.from_engine(await socket.recv()):
                 if isinstance(said, Load):
-                    self.load = said
+                    self.loads[engine] = said
+                    self.router.heard(engine, said.running + said.waiting)
                     continue
                 asked = self._asked.get(said.id)
-                if asked is None:
-                    continue
-                if isinstance(said, Update):
-                    asked.tokens += said.tokens
-                asked.updates.put_nowait(said)
+                if asked is not None and asked.engine == engine and not asked.over:
+                    await self._heard(said.id, asked, said)
+
+    async def _heard(self, number: int, asked: _Asked, said: Update | Refused | Done) -> None:
+        if isinstance(said, Update):
+            asked.tokens += said.tokens
+            self.router.noted(number, len(said.tokens))
+            if said.finish == "length" and asked.onward is not None:
+                asked.cached = said.cached
+                asked.updates.put_nowait(msgspec.structs.replace(said, finish=None))
+                await self._go_on(number, asked)
+                return
+            if asked.cached is not None:
+                said = msgspec.structs.replace(said, cached=asked.cached)
+        asked.over = not isinstance(said, Update) or said.finish is not None
+        asked.updates.put_nowait(said)
 
 
 def _joined(said: Update, updates: asyncio.Queue[Update | Refused | Done]) -> Update:
@@ -215,12 +304,3 @@ def _joined(said: Update, updates: asyncio.Queue[Update | Refused | Done]) -> Up
         last, tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt,
         cached=max(said.cached, last.cached),
     )  # fmt: skip
-
-
-def _is_over(asked: _Asked) -> bool:
-    """Tell whether the end of a request has come, whether or not it was read."""
-    waiting = asked.updates.qsize()
-    last = None
-    for _ in range(waiting):
-        last = asked.updates.get_nowait()
-    return isinstance(last, Refused) or (isinstance(last, Update) and last.finish is not None)

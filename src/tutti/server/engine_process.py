@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -28,6 +28,7 @@ from tutti.server.messages import (
     Cancel,
     Done,
     DropAdapter,
+    EngineState,
     FromEngine,
     Gone,
     Likely,
@@ -36,14 +37,17 @@ from tutti.server.messages import (
     Refused,
     ServerConfig,
     ServerFolder,
-    State,
     Submit,
     Update,
     Wishes,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tutti.batching import Scheduler
     from tutti.serve import Completion, Engine, Piece, SamplingParameters, TokenLogprob
+    from tutti.serve.outputs import Counters
 
 log = logging.getLogger(__name__)
 IDLE_MS = 100
@@ -67,7 +71,7 @@ class EngineLoop:
         engine: Engine,
         socket: zmq.Socket[bytes],
         grammars: Grammars,
-        adapters: ServedAdapters,
+        adapters: ServedAdapters | None = None,
         *,
         warms: bool = False,
     ) -> None:
@@ -120,9 +124,9 @@ class EngineLoop:
                         self._cancel(number)
                 self._clients.discard(gone)
             case LoadAdapter(id=number, name=name, folder=folder):
-                self._change(client, number, lambda: self._adapters.add(name, folder))
+                self._change(client, number, lambda own: own.add(name, folder))
             case DropAdapter(id=number, name=name):
-                self._change(client, number, lambda: self._adapters.drop(name))
+                self._change(client, number, lambda own: own.drop(name))
 
     def _submit(self, client: bytes, message: Submit) -> None:
         try:
@@ -134,9 +138,10 @@ class EngineLoop:
         self._askers[number] = _Asker(client, message.id, message.pooling)
         self._numbers[client, message.id] = number
 
-    def _change(self, client: bytes, number: int, change: Any) -> None:
+    def _change(self, client: bytes, number: int, change: Callable[[ServedAdapters], None]) -> None:
+        assert self._adapters is not None
         try:
-            change()
+            change(self._adapters)
         except TuttiError as error:
             self._send(client, [Refused(number, str(error))])
         else:
@@ -169,25 +174,31 @@ class EngineLoop:
 
     def _say_load(self) -> None:
         self._said = time.monotonic()
-        scheduler, counters = self._engine.scheduler, self._engine.counters
-        pool = scheduler.pool
-        said = Load(
-            running=scheduler.slots.settled,
-            waiting=len(scheduler.waiting),
-            pages_used=pool.size - pool.available,
-            pages=pool.size,
-            steps=counters.steps,
-            computed_tokens=counters.computed_tokens,
-            cached_tokens=counters.cached_tokens,
-            preemptions=counters.preemptions,
-            guessed_tokens=counters.guessed_tokens,
-            foreseen_tokens=counters.foreseen_tokens,
-        )
+        said = self._load()
         for client in self._clients:
             self._send(client, [said])
 
+    def _load(self) -> Load:
+        return load_of_lanes([self._engine.scheduler], self._engine.counters)
+
     def _send(self, client: bytes, said: list[FromEngine]) -> None:
         self._socket.send_multipart([client, messages.encode(said)])
+
+
+def load_of_lanes(lanes: Sequence[Scheduler], counters: Counters) -> Load:
+    """Return how busy an engine is, all its lanes together."""
+    return Load(
+        running=sum(lane.slots.settled for lane in lanes),
+        waiting=sum(len(lane.waiting) for lane in lanes),
+        pages_used=sum(lane.pool.size - lane.pool.available for lane in lanes),
+        pages=sum(lane.pool.size for lane in lanes),
+        steps=counters.steps,
+        computed_tokens=counters.computed_tokens,
+        cached_tokens=counters.cached_tokens,
+        preemptions=counters.preemptions,
+        guessed_tokens=counters.guessed_tokens,
+        foreseen_tokens=counters.foreseen_tokens,
+    )
 
 
 def parameters_of(wishes: Wishes, grammars: Grammars) -> SamplingParameters:
@@ -223,7 +234,7 @@ def _likely(one: TokenLogprob) -> Likely:
     return Likely(one.token, one.logprob, list(one.top))
 
 
-def _beat(path: Path, parent: int) -> None:
+def beat(path: Path, parent: int) -> None:
     """Say that the process lives; end it when the supervisor is gone."""
     while os.getppid() == parent:
         path.touch()
@@ -281,23 +292,29 @@ def open_engine(config: ServerConfig) -> Engine:
     return engine
 
 
+def listening(address: str) -> zmq.Socket[bytes]:
+    """Return the socket at which clients find an engine."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind(address)
+    return socket
+
+
 def main(folder: Path, generation: int) -> int:
     """Serve until SIGTERM."""
     own = ServerFolder(folder)
     threading.Thread(
-        target=_beat, args=(own.heartbeat(generation), os.getppid()), daemon=True
+        target=beat, args=(own.heartbeat(0, generation), os.getppid()), daemon=True
     ).start()
     config = own.config()
     try:
         engine = open_engine(config)
     except TuttiError as error:
-        own.write(f"failed{generation}.json", str(error))
+        own.write(own.failed(0, generation).name, str(error))
         return 2
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.bind(own.engine_socket(generation))
+    socket = listening(own.engine_socket(0, generation))
     vocab = engine.worker.model.spec.vocab
     named = config.engine.get("tokenizer") or config.folder
     grammars = Grammars(Path(named), vocab, engine.worker.sampler.end)
@@ -310,15 +327,16 @@ def main(folder: Path, generation: int) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor says when
     settings = engine.scheduler.settings
-    ready = State(
+    ready = EngineState(
         generation=generation,
-        address=own.engine_socket(generation),
+        address=own.engine_socket(0, generation),
         ready=True,
         context=settings.max_length,
         vocab=vocab,
         slots=settings.slots,
+        page_size=settings.page_size,
     )
-    own.write(own.ready(generation).name, ready)
+    own.write(own.ready(0, generation).name, ready)
     loop.run()
     return 0
 

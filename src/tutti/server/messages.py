@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from tutti.batching.router import Routing
 from tutti.errors import InputError
+from tutti.serve.handover.handed import Handover
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,13 +38,19 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     answered: int = 0  # the prompt's last tokens that are the answer's first: it goes on elsewhere
 
 
-class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A request; `pooling`: its hidden states are wanted, no tokens."""
+class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
+    """A request; `pooling`: its hidden states are wanted, no tokens.
+
+    `handover`: the keys and values of its prompt go to another engine. `imported`: they come from
+    another one, under this name.
+    """
 
     id: int
     tokens: list[int]
     wishes: Wishes
     pooling: str | None = None
+    handover: Handover | None = None
+    imported: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -154,18 +162,54 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     most_body: int = 16 << 20  # bytes
     log_prompts: bool = False
     warm_up: bool = True
+    plan: str = ""  # its file; "": one engine, on one chip
+    routing: Routing = "queues"
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor says of its engine, in a file that API processes read."""
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an engine."""
 
-    generation: int = 0  # of the engine: one more each time it is started
+    number: int = 0
+    generation: int = 0  # one more each time it is started
     address: str = ""
     ready: bool = False
-    draining: bool = False
     context: int = 0
     vocab: int = 0
     slots: int = 0
+    page_size: int = 16
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor says of its engines, in a file that API processes read."""
+
+    engines: tuple[EngineState, ...] = ()
+    draining: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is an engine that takes requests."""
+        return any(engine.ready for engine in self.engines)
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a request; 0: no engine has said it yet."""
+        return min((engine.context for engine in self.engines if engine.context), default=0)
+
+    @property
+    def vocab(self) -> int:
+        """Tokens that the model knows."""
+        return max((engine.vocab for engine in self.engines), default=0)
+
+    @property
+    def slots(self) -> int:
+        """Sequences at a time, of engines that take requests."""
+        return sum(engine.slots for engine in self.engines if engine.ready)
+
+    def with_engine(self, engine: EngineState) -> State:
+        """Return the state with another word on one engine."""
+        others = [own for own in self.engines if own.number != engine.number]
+        ordered = sorted([*others, engine], key=lambda own: own.number)
+        return State(engines=tuple(ordered), draining=self.draining)
 
 
 class ServerFolder:
@@ -200,17 +244,43 @@ class ServerFolder:
             return None
         return msgspec.json.decode(data, type=dict[str, str])
 
-    def engine_socket(self, generation: int) -> str:
+    def engine_socket(self, engine: int, generation: int) -> str:
         """Return where an engine listens."""
-        name = str(self.path / f"engine{generation}.sock")
-        if len(name) > 100:  # of 107 that a socket's name may have
+        return self._socket(f"engine{engine}-{generation}")
+
+    def crew_socket(self, engine: int, generation: int, rank: int) -> str:
+        """Return where a rank of an engine hears what its first rank says."""
+        return self._socket(f"crew{engine}-{generation}-{rank}")
+
+    def arrived_socket(self, engine: int, generation: int) -> str:
+        """Return where an engine's first rank hears of keys and values that have arrived."""
+        return self._socket(f"arrived{engine}-{generation}")
+
+    def keys_socket(self, engine: int, generation: int, rank: int) -> str:
+        """Return where a rank takes keys and values."""
+        return self._socket(f"keys{engine}-{generation}-{rank}")
+
+    def _socket(self, name: str) -> str:
+        path = str(self.path / f"{name}.sock")
+        if len(path) > 100:  # of 107 that a socket's name may have
             raise InputError(f"the folder's name is too long for a socket: {self.path}")
-        return f"ipc://{name}"
+        return f"ipc://{path}"
 
-    def heartbeat(self, generation: int) -> Path:
-        """Return the file that an engine touches every second while it lives."""
-        return self.path / f"alive{generation}"
+    def heartbeat(self, engine: int, generation: int, rank: int = 0) -> Path:
+        """Return the file that a process of an engine touches every second while it lives."""
+        return self.path / f"alive{engine}-{generation}-{rank}"
 
-    def ready(self, generation: int) -> Path:
+    def ready(self, engine: int, generation: int) -> Path:
         """Return the file that an engine writes when it can take requests."""
-        return self.path / f"ready{generation}.json"
+        return self.path / f"ready{engine}-{generation}.json"
+
+    def overrun(self, engine: int) -> Path:
+        """Return the file in which an engine on an emulated chip says how far the host is behind.
+
+        As a share of the chip's time.
+        """
+        return self.path / f"overrun{engine}.json"
+
+    def failed(self, engine: int, generation: int) -> Path:
+        """Return the file in which an engine says why it cannot be."""
+        return self.path / f"failed{engine}-{generation}.json"

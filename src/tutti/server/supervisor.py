@@ -6,13 +6,11 @@ nothing new is taken, what runs goes to its end, then all leave.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,14 +22,15 @@ import msgspec
 import zmq
 
 from tutti.errors import InputError, TuttiError
+from tutti.plan.files import save_plan
+from tutti.plan.plan import Plan
+from tutti.server.engine_group import EngineGroup, end_all, how, start_module
 from tutti.server.messages import Gone, ServerConfig, ServerFolder, State, encode
 
 log = logging.getLogger(__name__)
-SILENT_S = 6.0  # without a heartbeat: an engine that is stopped
 DRAIN_S = 30.0
 LOOK_S = 0.1
-FEWEST_S = 5.0  # an engine that lives no longer does not come up
-MOST_STARTS = 3  # of these in a row
+PLAN_FILE = "plan.json"
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -53,21 +52,34 @@ def bound(host: str, port: int) -> socket.socket:
 class Supervisor:
     """The processes of one server."""
 
-    def __init__(self, config: ServerConfig, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        tell: Callable[[str], None] = lambda _: None,
+        plan: Plan | None = None,
+    ) -> None:
+        """Take the port; `plan`: the engines that are started, else one."""
         self.config, self._tell = config, tell
         self._socket = bound(config.host, config.port)
         self._room = tempfile.TemporaryDirectory(prefix="tutti-")
         self.folder = ServerFolder(Path(self._room.name))
         self.port = int(self._socket.getsockname()[1])
-        self._engine: subprocess.Popen[bytes] | None = None
         self._apis: dict[int, subprocess.Popen[bytes]] = {}
         self._state = State()
-        self._begun, self._short = 0.0, 0
+        self._engines = [EngineGroup(0, self.folder)]
+        if plan is not None:
+            from tutti.server.planned import engine_groups
+
+            self.config = msgspec.structs.replace(config, plan=str(self.folder.path / PLAN_FILE))
+            save_plan(plan, Path(self.config.plan))
+            self._engines = engine_groups(plan, self.folder, config)
         self._stopping = False
 
     def __enter__(self) -> Self:
         self.folder.write("config.json", self.config)
-        self._start_engine()
+        for engine in self._engines:
+            engine.start()
+            self._say(self._state.with_engine(engine.state))
         for number in range(self.config.apis):
             self._start_api(number)
         return self
@@ -78,9 +90,8 @@ class Supervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end(self._apis.values())
-        if self._engine is not None:
-            self._end([self._engine])
+        end_all(self._apis.values())
+        end_all(process for engine in self._engines for process in engine.processes)
         self._socket.close()
         self._room.cleanup()
 
@@ -88,9 +99,15 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         """The processes, by what they are."""
         found = {f"api{number}": api.pid for number, api in self._apis.items()}
-        if self._engine is not None:
-            found["engine"] = self._engine.pid
+        for engine in self._engines:
+            for rank, process in enumerate(engine.processes):
+                found[f"engine{engine.number}" + (f".{rank}" if rank else "")] = process.pid
         return found
+
+    @property
+    def state(self) -> State:
+        """How the engines are."""
+        return self._state
 
     def stop(self, *_args: object) -> None:
         """Take nothing new; end when all that runs has ended."""
@@ -105,85 +122,44 @@ class Supervisor:
 
     def look(self) -> None:
         """Take note of who is ready; start again who is not there any more."""
-        self._look_at_engine()
+        self._look_at_engines()
         for number, api in list(self._apis.items()):
             code = api.poll()
             if code is not None:
-                self._tell(f"API process {number} ended ({_how(code)}); starting another")
+                self._tell(f"API process {number} ended ({how(code)}); starting another")
                 self._say_gone(_api_name(number))
                 self._start_api(number)
 
-    # --- the engine ------------------------------------------------------------------------
-
-    def _look_at_engine(self) -> None:
-        assert self._engine is not None
-        code, generation = self._engine.poll(), self._state.generation
-        if code is not None:
-            self._restart(f"the engine ended ({_how(code)})", refused=code == 2)
-            return
-        if not self._state.ready:
-            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-                data = self.folder.ready(generation).read_bytes()
-                said = msgspec.json.decode(data, type=State)
-                self._say(msgspec.structs.replace(said, draining=self._state.draining))
-                took = time.monotonic() - self._begun
-                self._tell(f"the engine is ready after {took:.1f} s")
-        path = self.folder.heartbeat(generation)
-        silent = time.time() - path.stat().st_mtime if path.exists() else 0.0
-        if silent > SILENT_S:
-            self._engine.kill()
-            self._engine.wait()
-            self._restart(f"the engine was silent for {silent:.0f} s and was ended", refused=False)
-
-    def _restart(self, why: str, *, refused: bool) -> None:
-        generation = self._state.generation
-        if refused:
-            path = self.folder.path / f"failed{generation}.json"
-            reason = msgspec.json.decode(path.read_bytes(), type=str) if path.exists() else why
-            raise InputError(reason)
-        self._short = self._short + 1 if time.monotonic() - self._begun < FEWEST_S else 0
-        if self._short >= MOST_STARTS:
-            raise TuttiError(f"{why}, {self._short} times in a row; see what it wrote above")
-        self._tell(f"{why}; starting another")
-        self._start_engine()
-
-    def _start_engine(self) -> None:
-        generation = self._state.generation + 1
-        # what the last one could take stays known: requests are queued until the next is ready
-        self._say(
-            msgspec.structs.replace(self._state, generation=generation, address="", ready=False)
-        )
-        self._begun = time.monotonic()
-        self._engine = self._start("engine_process", str(generation))
+    def _look_at_engines(self) -> None:
+        for engine in self._engines:
+            said = engine.look()
+            if said is not None:
+                self._say(self._state.with_engine(engine.state))
+                self._tell(said)
+        if all(engine.given_up for engine in self._engines):
+            raise TuttiError(self._engines[0].given_up)
 
     # --- API processes ---------------------------------------------------------------------
 
     def _start_api(self, number: int) -> None:
         descriptor = self._socket.fileno()
-        self._apis[number] = self._start(
-            "api_process", str(descriptor), _api_name(number).decode(), descriptor=descriptor
+        name = _api_name(number).decode()
+        self._apis[number] = start_module(
+            "api_process", self.folder, str(descriptor), name, passed=(descriptor,)
         )
 
     def _say_gone(self, client: bytes) -> None:
-        """Let the engine drop what a dead API process asked for."""
-        if not self._state.ready:
-            return
+        """Let engines drop what a dead API process asked for."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        with context.socket(zmq.DEALER) as own:
-            own.setsockopt(zmq.LINGER, 1000)
-            own.connect(self._state.address)
-            own.send(encode(Gone(client)))
+        for engine in self._state.engines:
+            if engine.ready:
+                with context.socket(zmq.DEALER) as own:
+                    own.setsockopt(zmq.LINGER, 1000)
+                    own.connect(engine.address)
+                    own.send(encode(Gone(client)))
         context.term()
 
     # --- all -------------------------------------------------------------------------------
-
-    def _start(
-        self, module: str, *words: str, descriptor: int | None = None
-    ) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", f"tutti.server.{module}", str(self.folder.path), *words]
-        passed = () if descriptor is None else (descriptor,)
-        # a group of its own: Ctrl-C reaches the supervisor alone, which ends all in order
-        return subprocess.Popen(command, pass_fds=passed, process_group=0, env=dict(os.environ))
 
     def _say(self, state: State) -> None:
         self._state = state
@@ -197,27 +173,9 @@ class Supervisor:
                 api.send_signal(signal.SIGTERM)
         until = time.monotonic() + DRAIN_S
         while time.monotonic() < until and any(api.poll() is None for api in self._apis.values()):
-            self._look_at_engine()
+            self._look_at_engines()
             time.sleep(LOOK_S)
-
-    @staticmethod
-    def _end(processes: object) -> None:
-        """End processes: asked first, then made to."""
-        alive = [p for p in processes if p.poll() is None]  # type: ignore[attr-defined]
-        for process in alive:
-            process.terminate()
-        until = time.monotonic() + 5.0
-        for process in alive:
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def _api_name(number: int) -> bytes:
     return f"api{number}-{os.getpid()}".encode()
-
-
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"code {code}"

@@ -15,6 +15,7 @@ from tutti.models.cached import cached_bytes
 from tutti.search.serving.question import ServeProblem
 
 F64 = NDArray[np.float64]
+STEP_TOKENS = np.array([1, 16, 32, 48, *range(64, 4097, 64)])
 BATCHES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
 
 
@@ -29,6 +30,7 @@ class ChipGroup:
     decode_s: F64  # of a layer, by `BATCHES`
     mixed_s: F64  # of a layer, with the tokens of prompts that come beside so many decodes
     prefill_s: float  # of a layer, for a mean prompt
+    step_s: F64  # of a layer's products, by `STEP_TOKENS`
     head_s: F64  # of head and sampling, by `BATCHES`
     layer_bytes: float  # of a layer's weights, on one chip
     ends_bytes: float  # of embedding and head, on one chip
@@ -90,6 +92,8 @@ def _kind(problem: ServeProblem, name: str, tp: int, island: int) -> ChipGroup:
         decode_s=np.array([blocks.seconds(load) for load in loads]) / layers,
         mixed_s=np.array([blocks.seconds(_mixed(problem, b)) for b in BATCHES.tolist()]) / layers,
         prefill_s=_prompt_seconds(problem, blocks, windows) / layers,
+        step_s=np.array([blocks.seconds(_plain(count, windows)) for count in STEP_TOKENS.tolist()])
+        / layers,
         head_s=np.array([head.seconds(load) for load in loads]),
         layer_bytes=weights / layers,
         ends_bytes=max(ends) if layers else 0.0,
@@ -97,6 +101,12 @@ def _kind(problem: ServeProblem, name: str, tp: int, island: int) -> ChipGroup:
         room_bytes=usable_bytes(pool.chip),
         price=None if per_hour is None else per_hour * tp,
     )
+
+
+def _plain(tokens: int, windows: tuple[int | None, ...]) -> StepLoad:
+    """Return a step of so many tokens that look at nothing."""
+    none = (0.0,) * len(windows)
+    return StepLoad(tokens, 0, 0, none, none)
 
 
 def prompt_tokens(problem: ServeProblem, batch: float) -> float:

@@ -20,13 +20,20 @@ from numpy.typing import NDArray
 from tutti.batching.settings import PAGES_SHARE
 from tutti.plan.serving import PAGE_SIZE, Role
 from tutti.search.serving.chains import Chain, chains
-from tutti.search.serving.kinds import BATCHES, ChipGroup, pages_room, prompt_tokens
+from tutti.search.serving.kinds import (
+    BATCHES,
+    STEP_TOKENS,
+    ChipGroup,
+    pages_room,
+    prompt_tokens,
+)
 from tutti.search.serving.question import ServeProblem
 
 SPARE_SEQUENCES = 1.15  # sequences are not all of the mean length at the same time
 HEADROOM = 1.25  # slots for more sequences than there are on average: nobody waits for one
 PROMPTS = 16  # at a time on a lane of a prefill engine
 SPREAD = 0.85  # of the limit per token, on average: some sequences meet more prompts than others
+KEEPS_UP = 1.15  # of the prompts' tokens that come, in steps of a pipeline: queues empty again
 _LAID_OUT = 2  # batches of a chain that are laid out in whole layers
 
 
@@ -296,7 +303,7 @@ def _option(
         sequences = lanes * max(1, min(PROMPTS, held))
     return EngineOption(
         kinds=chain, layers=layers, role=role, lanes=lanes, slots=sequences,
-        chunk=_chunk(problem, batch, per_token, role), pages=pages,
+        chunk=_chunk(problem, chain, layers, batch, per_token, role), pages=pages,
         rate=rate, ideal=ideal, per_token_s=per_token,
     )  # fmt: skip
 
@@ -319,20 +326,56 @@ def _unhurried(first: float, limit: float) -> float:
     return services / (1.0 + services)
 
 
-def _chunk(problem: ServeProblem, batch: int, per_token: float, role: Role) -> int:
+def _chunk(
+    problem: ServeProblem,
+    chain: Chain,
+    layers: tuple[int, ...],
+    batch: int,
+    per_token: float,
+    role: Role,
+) -> int:
     """Return the tokens of a step: decodes, and prompts somewhat faster than they come.
 
-    Small steps keep the stages of a pipeline alike; a limit on the first token asks for more.
+    A limit on the first token asks for more.
     """
     if role is Role.PREFILL:
         return problem.space.chunk
     if role is Role.DECODE:
         return max(problem.space.chunk, batch)
-    wanted = 1.5 * prompt_tokens(problem, batch)
+    coming = prompt_tokens(problem, batch)
     limit, prompt = problem.service.limits.first_token_s, problem.service.traffic.prompt.expected
-    if limit is not None:
-        wanted = max(wanted, 3.0 * prompt * per_token / limit)
+    hurried = 0.0 if limit is None else 3.0 * prompt * per_token / limit
+    if len(chain) > 1:
+        return _even_chunk(problem, chain, layers, batch, coming, hurried)
+    wanted = max(1.5 * coming, hurried)
     return batch + max(64, 64 * math.ceil(min(wanted, problem.space.chunk) / 64))
+
+
+def _even_chunk(
+    problem: ServeProblem,
+    chain: Chain,
+    layers: tuple[int, ...],
+    batch: int,
+    coming: float,
+    hurried: float,
+) -> int:
+    """Return the tokens of a step of a pipeline for which its slowest stage works least.
+
+    Chips multiply in tiles: a few rows beyond one may take as long as another whole tile, in every
+    step that has a prompt, and all stages wait for it. So a chunk ends where a tile does.
+    """
+    least = batch + max(KEEPS_UP * coming, min(hurried, float(problem.space.chunk)), 1.0)
+    fits = (least <= STEP_TOKENS) & (batch + problem.space.chunk >= STEP_TOKENS)
+    if not fits.any():
+        return math.ceil(least)
+    totals = STEP_TOKENS[fits]
+    share = np.minimum(1.0, coming / (totals - batch))  # of the steps, that have a chunk
+    work = np.zeros(len(totals))
+    stages = {(id(kind), count): kind for kind, count in zip(chain, layers, strict=True)}
+    for (_, count), kind in stages.items():
+        without = np.interp(batch, STEP_TOKENS, kind.step_s)
+        work = np.maximum(work, count * (share * kind.step_s[fits] + (1.0 - share) * without))
+    return int(totals[work <= 1.01 * work.min()].max())
 
 
 def _pages(chain: Chain, layers: tuple[int, ...]) -> int:

@@ -11,13 +11,13 @@ from tutti.batching import Request, Scheduler
 from tutti.batching.events import Tokens
 from tutti.batching.leap import ahead, leap
 from tutti.batching.request import Sequence
+from tutti.batching.router import PROMPT_WEIGHT
 from tutti.batching.step import Step
 from tutti.cost.serving.engine_prices import EnginePrices
 from tutti.cost.serving.step_load import StepLoad, load_of
 
 F64 = NDArray[np.float64]
 TOKEN = 1  # what every step samples
-PROMPT_WEIGHT = 0.1  # of a prompt's token against one that is decoded, for who has least to do
 
 
 @dataclass(slots=True, eq=False)

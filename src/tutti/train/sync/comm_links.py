@@ -7,7 +7,6 @@ the program says, gradients of 16 bits in float32: the same Plan gives the same 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -17,16 +16,16 @@ from tutti.collective import Group as CommRanks
 from tutti.collective import Operation
 from tutti.comm import Communicator
 from tutti.comm.choice import Named, Rule
-from tutti.comm.work import Work
 from tutti.cost.network.group_links import num_islands
 from tutti.cost.network.recorded_programs import GroupKind, Recorded, require_runnable
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
-from tutti.nn.parallel.groups import Group, Pending
+from tutti.nn.parallel.groups import Group
 from tutti.plan.check import embedded_cluster
 from tutti.plan.plan import CollectiveUse, Plan
+from tutti.ranks.comm_group import CommGroup
 from tutti.ranks.links import Done, Handle, Use
 from tutti.ranks.rank_places import Seats
 from tutti.simulate.measured import CollectiveRun
@@ -139,78 +138,6 @@ class CommLinks:
         return self._made[key]
 
 
-class CommGroup:
-    """The collectives of one group, by rows."""
-
-    def __init__(self, comm: Communicator, *, tells_counts: bool = False) -> None:
-        self._comm, self._tells_counts = comm, tells_counts
-        self.size, self.rank = comm.size, comm.index
-
-    def all_reduce(self, x: Tensor, *, maximum: bool = False) -> Tensor:
-        """Return the sum, or the maximum, over the ranks; x may be overwritten."""
-        x = x.contiguous()
-        self._comm.all_reduce(x, "max" if maximum else "sum").wait()
-        return x
-
-    def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
-        """Return the rows of all ranks."""
-        return self.start_all_gather(x, rows).wait()
-
-    def reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Tensor:
-        """Return this rank's rows of the sum over the ranks."""
-        return self._reduce_scatter(x, rows, overwrite=False).wait()
-
-    def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        """Give `send[i]` rows to rank i; return the `receive[i]` rows that each rank gave."""
-        return self.start_all_to_all(x, send, receive).wait()
-
-    def start_all_reduce(self, x: Tensor) -> Pending:
-        """Start a sum over the ranks; x is spent."""
-        x = x.contiguous()
-        return _Flight(self._comm.all_reduce(x), x)
-
-    def start_all_gather(self, x: Tensor, rows: Sequence[int]) -> Pending:
-        """Start gathering the rows of all ranks."""
-        out = x.new_empty((sum(rows), *x.shape[1:]))
-        return _Flight(self._comm.all_gather(x, out, _elements(rows, x)), out)
-
-    def start_reduce_scatter(self, x: Tensor, rows: Sequence[int]) -> Pending:
-        """Start summing over the ranks, for this rank's rows of it; x is spent."""
-        return self._reduce_scatter(x, rows, overwrite=True)
-
-    def _reduce_scatter(self, x: Tensor, rows: Sequence[int], *, overwrite: bool) -> Pending:
-        out = x.new_empty((rows[self.rank], *x.shape[1:]))
-        work = self._comm.reduce_scatter(x, out, _elements(rows, x), overwrite=overwrite)
-        return _Flight(work, out)
-
-    def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Pending:
-        """Start giving `send[i]` rows to rank i, and taking `receive[i]` from it.
-
-        Where the plan names a program, every rank has to know all counts: they are told first.
-        """
-        out = x.new_empty((sum(receive), *x.shape[1:]))
-        sent = _elements(send, x)
-        if self._tells_counts:
-            told = self._comm.all_gather(torch.tensor(sent)).wait()
-            counts = told.view(self.size, self.size).tolist()
-            return _Flight(self._comm.all_to_all(x, out, counts=counts), out)
-        received = _elements(receive, x)
-        work = self._comm.all_to_all(x, out, send_counts=sent, receive_counts=received)
-        return _Flight(work, out)
-
-
-class _Flight:
-    """A tensor that is being filled."""
-
-    def __init__(self, work: Work, tensor: Tensor) -> None:
-        self._work, self._tensor = work, tensor
-
-    def wait(self) -> Tensor:
-        """Return it when it is there; raise if it failed, naming rank, peer and step."""
-        self._work.wait()
-        return self._tensor
-
-
 class PlannedPrograms:
     """The collective programs of a plan, as rules that a communicator's chooser follows."""
 
@@ -281,8 +208,3 @@ def _recorded_use(use: Use, operation: Operation) -> CollectiveUse | None:
 
 def _wide(x: Tensor) -> torch.dtype | None:
     return torch.float32 if x.dtype in _NARROW else None
-
-
-def _elements(rows: Sequence[int], x: Tensor) -> list[int]:
-    width = math.prod(x.shape[1:])
-    return [count * width for count in rows]
