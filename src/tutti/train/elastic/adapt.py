@@ -94,15 +94,16 @@ class Adapter:
         """Look at the situation; return the change to make, if one pays."""
         if members.phase is not Phase.RUNNING:
             return None
-        if self._search is not None:
-            return self._found()
         situation = self._situation(members)
         now = time.monotonic()
         if situation.key != self._seen.key:
             self._seen, self._since = situation, now
         same = situation.key == self._asked.key
+        if self._search is not None and same:
+            return self._found()
         if (same and not self._wanted) or now < self._since + STILL_S:
             return None
+        self.close()  # what is still looked for is of a situation that is over
         why = situation.words(self._asked) or "asked to"
         self._asked = situation
         return self._begin(situation, why)
@@ -111,6 +112,7 @@ class Adapter:
         """End a search that is under way."""
         if self._search is not None:
             self._search.close()
+            self._search = None
 
     # --- what there is ---------------------------------------------------------------------------
 
