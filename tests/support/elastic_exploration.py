@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tests.support.elastic_world import World, check, moves, promptly, require_progress
-from tutti.elastic.agent_state import Enter, Leave
+from tutti.elastic.agent_state import Enter, Free, Leave
 from tutti.elastic.messages import Order, Status
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -66,24 +66,29 @@ def key(world: World) -> bytes:
     def order(found: Order | None) -> Any:
         if found is None:
             return None
-        return rank[found.number], found.generation, found.kind, found.seats, found.source
+        words = found.kind, found.gentle, found.seats, found.donors, found.source
+        return rank[found.number], found.generation, *words
 
     late = bool(world.late)
     return _ENCODER.encode((
         members.phase, members.generation, rank[members.order], asked[members.request],
         members.seats, members.source, members.asked, bool(members.why),
+        members.donors, members.gentle, members.drained, members.counted,
         [(n, h.silent, rank[h.status.order], h.status.reports) for n, h in members.hosts],
         [(a and (order(a.order), a.reports, a.leaving)) for a in world.agents],
-        [p and (*p[:6], [_mailed(c) for c in p.mail], *p[7:]) for p in world.processes],
+        [p and (*p[:7], [_mailed(c) for c in p.mail], *p[8:]) for p in world.processes],
         [(status(u.newest, h), late and status(u.before, h)) for h, u in enumerate(world.up)],
         [(order(d.newest), late and order(d.before)) for d in world.down],
         [q and (asked[q.request], q.chips, q.left)
          for q in (world.asked.newest, world.asked.before if late else None)],
-        world.faults, world.newcomers, world.late,
+        world.faults, world.newcomers, world.late, world.wishes,
     ))  # fmt: skip
 
 
-def _mailed(command: Enter | Leave) -> Any:
+def _mailed(command: Enter | Free | Leave) -> Any:
+    if isinstance(command, Free):
+        return "free"
     if isinstance(command, Leave):
-        return command.generation
-    return command.order.generation, command.order.seats, command.order.source
+        return command.generation, command.gentle
+    order = command.order
+    return order.generation, order.seats, order.donors, order.source

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from tutti.elastic.agent_state import AgentState, Died, Enter, Leave, Said, Start
+from tutti.elastic.agent_state import AgentState, Died, Enter, Free, Leave, Said, Start
 from tutti.elastic.events import (
+    Change,
+    Drain,
     Heard,
     Phase,
     Send,
@@ -39,10 +41,12 @@ class Process(NamedTuple):
     generation: int = 0
     step: int = -1
     seats: tuple[Seat, ...] = ()
+    donors: tuple[Seat, ...] = ()
     source: Source | None = None
     mail: tuple[Any, ...] = ()  # commands on their way
     said: bool = False  # whether the agent knows all this
-    made: bool = False  # a step in this generation
+    made: bool = False  # a step in this generation, or gave its state to it
+    pausing: bool = False
 
 
 class Link(NamedTuple):
@@ -73,6 +77,7 @@ class World:
     faults: int
     newcomers: int
     late: int  # messages that may yet come twice, or after a newer one
+    wishes: int = 0  # for another generation, or to drain a host
 
 
 class BrokenError(AssertionError):
@@ -83,7 +88,7 @@ def chip(host: int) -> str:
     return f"p/{host}/0"
 
 
-def begin(hosts: int, faults: int, newcomers: int, late: int = 1) -> World:
+def begin(hosts: int, faults: int, newcomers: int, late: int = 1, wishes: int = 0) -> World:
     """Return the world in which nobody has said a word."""
     total = hosts + newcomers
     agents: list[AgentState | None] = [
@@ -100,6 +105,7 @@ def begin(hosts: int, faults: int, newcomers: int, late: int = 1) -> World:
         faults=faults,
         newcomers=newcomers,
         late=late,
+        wishes=wishes,
     )
 
 
@@ -159,7 +165,9 @@ def _of_process(world: World, host: int, process: Process) -> Iterator[tuple[str
     if not process.said:
         yield f"p{host} says", said(world, host, process)
     if process.standing is Standing.ENTERING and _all_in(world, process):
-        yield f"p{host} runs", with_process(world, host, _news(process, standing=Standing.RUNNING))
+        yield f"p{host} is in", came_in(world, host, process)
+    if process.pausing and process.standing is Standing.RUNNING and _all_running(world, process):
+        yield f"pause of {process.generation}", paused(world, process)
     if process.standing is Standing.RUNNING and not process.made and _all_running(world, process):
         yield f"step of {process.generation}", stepped(world, process)
     if process.standing in (Standing.ENTERING, Standing.RUNNING) and _somebody_left(world, process):
@@ -184,6 +192,16 @@ def faults(world: World) -> Iterator[tuple[str, World]]:
             if known is not None and not known.silent:
                 yield f"h{host} seems silent", heard(less, Silent(f"h{host}"))
                 yield f"h{host} dies", died(less, host)
+    if world.wishes:
+        less = replace(world, wishes=world.wishes - 1)
+        if world.members.phase is Phase.RUNNING:
+            yield "change", heard(less, Change("a better plan"))
+        for host, agent in enumerate(world.agents):
+            place = f"p/{host}"
+            if agent is not None and place not in world.members.drained:
+                yield f"drain h{host}", heard(less, Drain(place))
+            elif agent is not None:
+                yield f"h{host} is back", heard(less, Drain(place, back=True))
     if world.newcomers:
         at = len(world.agents) - world.newcomers
         agent = AgentState.of(JOB, f"h{at}", (chip(at),), incarnation=1)
@@ -227,7 +245,7 @@ def _agent(world: World, host: int, agent: AgentState, commands: tuple[Any, ...]
         process = world.processes[host]
         if isinstance(command, Start):
             world = replace(world, processes=_set(world.processes, host, Process(command.process)))
-        elif isinstance(command, (Enter, Leave)) and process is not None:
+        elif isinstance(command, (Enter, Leave, Free)) and process is not None:
             mailed = process._replace(mail=(*process.mail, command))
             world = replace(world, processes=_set(world.processes, host, mailed))
     up = world.up[host].sent(agent.status())
@@ -282,8 +300,16 @@ def _news(process: Process, **changes: Any) -> Process:
 def obeyed(world: World, host: int, process: Process) -> World:
     command, *rest = process.mail
     process = process._replace(mail=tuple(rest))
+    if isinstance(command, Free):
+        if process.standing is Standing.IDLE:
+            process = _news(process, step=-1)
+        return with_process(world, host, process)
     if isinstance(command, Leave):
         active = process.standing in (Standing.ENTERING, Standing.RUNNING)
+        if command.gentle and process.standing is Standing.RUNNING:
+            if process.generation == command.generation:
+                process = process._replace(pausing=True)
+            return with_process(world, host, process)
         if active and process.generation == command.generation:
             process = _news(process, standing=Standing.IDLE)
         return with_process(world, host, process)
@@ -295,14 +321,40 @@ def obeyed(world: World, host: int, process: Process) -> World:
     step = process.step if chip(host) in source.holders else -1
     process = _news(
         process, standing=Standing.ENTERING, generation=order.generation, seats=order.seats,
-        source=source, step=step, made=False,
+        donors=order.donors, source=source, step=step, made=False, pausing=False,
     )  # fmt: skip
     return with_process(world, host, process)
 
 
-def _peers(world: World, process: Process) -> list[Process | None]:
-    found = list[Process | None]()
+def _gives(host: int, process: Process) -> bool:
+    return any(donor.chip == chip(host) for donor in process.donors)
+
+
+def came_in(world: World, host: int, process: Process) -> World:
+    """All have met: a seat has its state, a donor has given it."""
+    if not _gives(host, process):
+        return with_process(world, host, _news(process, standing=Standing.RUNNING))
+    assert process.source is not None
+    if process.step != process.source.step:
+        raise BrokenError(f"{chip(host)} gives step {process.step}, not {process.source.step}")
+    return with_process(world, host, _news(process, standing=Standing.IDLE, made=True))
+
+
+def paused(world: World, process: Process) -> World:
+    """All seats of a generation leave it after a step."""
     for seat in process.seats:
+        at = int(seat.host[1:])
+        own = world.processes[at]
+        assert own is not None
+        world = with_process(world, at, _news(own, standing=Standing.IDLE, pausing=False))
+    return world
+
+
+def _peers(
+    world: World, process: Process, seats: tuple[Seat, ...] | None = None
+) -> list[Process | None]:
+    found = list[Process | None]()
+    for seat in process.seats if seats is None else seats:
         other = world.processes[int(seat.host[1:])]
         found.append(other if other is not None and other.number == seat.process else None)
     return found
@@ -314,6 +366,11 @@ def _all_in(world: World, process: Process) -> bool:
         and p.generation == process.generation
         and p.standing in (Standing.ENTERING, Standing.RUNNING)
         for p in _peers(world, process)
+    ) and all(
+        p is not None
+        and p.generation == process.generation
+        and (p.standing is Standing.ENTERING or p.made)
+        for p in _peers(world, process, process.donors)
     )
 
 
@@ -330,7 +387,12 @@ def _somebody_left(world: World, process: Process) -> bool:
         or p.generation > process.generation
         or (p.generation == process.generation and p.standing is Standing.IDLE)
         for p in _peers(world, process)
-    )
+    ) or (process.standing is Standing.ENTERING and any(
+        p is None
+        or p.generation > process.generation
+        or (p.generation == process.generation and p.standing is Standing.IDLE and not p.made)
+        for p in _peers(world, process, process.donors)
+    ))  # fmt: skip
 
 
 def stepped(world: World, process: Process) -> World:
@@ -389,7 +451,13 @@ def require_progress(world: World, most: int = 120) -> None:
         members = world.members
         if members.phase in OVER:
             return
-        live = [p for p in world.processes if p is not None and p.generation == members.generation]
+        live = [
+            process
+            for host, process in enumerate(world.processes)
+            if process is not None
+            and process.generation == members.generation
+            and any(seat.chip == chip(host) for seat in members.seats)  # not who only gave
+        ]
         made = all(p.standing is Standing.RUNNING and p.made for p in live)
         if members.phase is Phase.RUNNING and live and made and _all_running(world, live[0]):
             return
@@ -438,7 +506,7 @@ def promptly(world: World) -> World:
             elif not process.said:
                 world = said(world, host, process)
             elif process.standing is Standing.ENTERING and _all_in(world, process):
-                world = with_process(world, host, _news(process, standing=Standing.RUNNING))
+                world = came_in(world, host, process)
             else:
                 continue
             break

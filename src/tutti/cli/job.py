@@ -1,11 +1,11 @@
-"""`tutti job`: what became of an elastic run, from its log."""
+"""`tutti job`: what became of an elastic run, from its log, and what is asked of it."""
 
 from __future__ import annotations
 
 import dataclasses
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tutti.elastic.journal import Entry
 
 app = typer.Typer(help="Elastic runs: their generations and decisions.", no_args_is_help=True)
+
+Place = Annotated[
+    str, typer.Argument(metavar="PLACE", help="POOL/NODE, or POOL/NODE/SLOT for one chip.")
+]
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The output folder of a run.")]
 
@@ -53,6 +57,35 @@ def status(run: Run, json: Json = False) -> None:
             f"{many(len(found), 'loss', 'losses')}; training again after {middle:.2f} s "
             f"(median; {min(found):.2f} to {max(found):.2f})"
         )
+
+
+@app.command()
+def drain(run: Run, place: Place) -> None:
+    """Let a running job leave chips after the step at hand, and go on with the others."""
+    _wish(run, "drain", place)
+    print_rich(f"asked: {place} is left after a step (tutti job status {run})")
+
+
+@app.command()
+def add(run: Run, place: Place) -> None:
+    """Let a running job use chips again that were drained, or failed too often."""
+    _wish(run, "add", place)
+    print_rich(f"asked: {place} is used again where that pays (tutti job status {run})")
+
+
+@app.command()
+def replan(run: Run) -> None:
+    """Let a running job look for a better plan, and take it if it pays in the time left."""
+    _wish(run, "replan", "")
+    print_rich(f"asked: a plan is looked for (tutti job status {run})")
+
+
+def _wish(run: Path, kind: Literal["drain", "add", "replan"], place: str) -> None:
+    from tutti.elastic.wishes import Wish, wish
+    from tutti.files import require_folder
+
+    require_folder(run)
+    wish(run, Wish(kind=kind, place=place))
 
 
 def recoveries(entries: list[Entry]) -> list[float]:

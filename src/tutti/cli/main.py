@@ -14,6 +14,7 @@ import typer
 
 from tutti.cli import (
     accelerator,
+    agent,
     calibrate,
     chips,
     cluster,
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 
 app.add_typer(accelerator.app, name="accelerator")
+app.command()(agent.agent)
 app.add_typer(align.app, name="align")
 app.add_typer(group.app, name="bench")
 app.command()(calibrate.calibrate)

@@ -1,8 +1,8 @@
 """Agent: the processes of one host, and its word to the controller.
 
-It gives `AgentState` processes, pipes and a socket: ranks come from a fork server, their deaths are
-noticed by pidfd, their pulses are read, and a status goes to the controller whenever something
-changed and with every heartbeat.
+It gives `AgentState` processes, pipes and a line to the controller: ranks come from a fork server,
+their deaths are noticed by pidfd, their pulses are read, and a status goes to the controller
+whenever something changed and with every heartbeat.
 """
 
 from __future__ import annotations
@@ -13,77 +13,69 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
-from tutti.elastic.agent_state import AgentState, Command, Died, End, Enter, Leave, Said, Start
+from tutti.elastic.agent_settings import AgentSettings
+from tutti.elastic.agent_state import (
+    AgentState,
+    Command,
+    Died,
+    End,
+    Enter,
+    Free,
+    Leave,
+    Said,
+    Start,
+)
+from tutti.elastic.controller_link import ControllerLink
 from tutti.elastic.fork_server import ForkServer
-from tutti.elastic.messages import Death, Order, Report, Standing, packed, unpacked
+from tutti.elastic.messages import (
+    ChipPulse,
+    Death,
+    Order,
+    Pulses,
+    Refusal,
+    Report,
+    Request,
+    Standing,
+)
+from tutti.elastic.rank_processes import (
+    RankProcess,
+    chip_pulse,
+    copy_steps,
+    how_ended,
+    is_alive,
+)
 from tutti.errors import InputError
 from tutti.observe.pulse import PulseReader, Reading
 
 STATUS_WAIT_S = 0.3  # for the fork server to say how a process ended
 STACK_S = 0.05  # for a stack to be written
 KILL_AFTER_S = 10.0  # a process that was told to leave and does not
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
-    """What an agent needs to know."""
-
-    job: str
-    host: str
-    chips: tuple[str, ...]
-    controller: str  # zmq's address of it
-    module: str  # whose `main` a rank's process runs
-    folder: Path  # of the run
-    memory: Path  # a folder in memory, for pulses and copies
-    environment: Mapping[str, Mapping[str, str]]  # of each chip's processes
-    heartbeat_s: float = 0.25
-    key: bytes = b""
-
-
-@dataclass(slots=True)
-class _Rank:
-    """A process, as its agent has it."""
-
-    chip: str
-    process: int
-    events: int  # the end to read from
-    commands: int  # the end to write to
-    log: Path
-    pid: int = 0
-    pidfd: int = -1
-    unread: bytes = b""
-    ended_at: float = 0.0
-    status: int | None = None
-    words: str = ""  # what it said was wrong
-    told_at: float = 0.0  # to leave
-    pulse: PulseReader | None = None
-    waiting: list[dict[str, Any]] = field(default_factory=list)
-
-
-Hear = Callable[[str, int, dict[str, Any]], None]  # chip, process, what it said
+QUIET_S = 1.0  # of all ranks of a host, until the controller is told what they do
+TELL_S = 0.25  # between two tellings
+_IN_GENERATION = (Standing.ENTERING, Standing.RUNNING)
 
 
 class Agent:
     """One host's agent, in a thread of its own."""
 
-    def __init__(self, settings: AgentSettings, hear: Hear) -> None:
-        self.settings, self._hear = settings, hear
+    def __init__(self, settings: AgentSettings) -> None:
+        self.settings = settings
         self.state = AgentState.of(
             settings.job, settings.host, settings.chips, incarnation=time.time_ns()
         )
-        self._ranks: dict[str, _Rank] = {}
-        self._numbers: dict[int, _Rank] = {}
+        self._ranks: dict[str, RankProcess] = {}
+        self._numbers: dict[int, RankProcess] = {}
         self._calls: list[Callable[[], None]] = []
         self._ears, self._bell = os.pipe()
         self._over = threading.Event()
+        self._tell_at = self._due = 0.0
         self._thread = threading.Thread(target=self._run, name="tutti-agent", daemon=True)
         self.error: BaseException | None = None
 
@@ -96,28 +88,40 @@ class Agent:
         self._calls.append(function)
         os.write(self._bell, b"!")
 
-    def ask_to_stop(self, number: int) -> None:
-        """Let the ranks finish their step, save and end."""
+    def drain(self) -> None:
+        """Ask that this host be left; it ends when the others go on without it."""
 
         def ask() -> None:
-            for rank in self._ranks.values():
-                self._tell(rank, {"stop": number})
+            self.state = self.state.drained()
+            self._report()
 
         self.call(ask)
 
-    def kill(self, chip: str, process: int, why: str) -> None:
-        """End a process that hangs; its stack goes to its log first, if it can be had."""
+    @property
+    def is_running(self) -> bool:
+        """Whether it serves."""
+        return self._thread.is_alive()
 
-        def end() -> None:
-            rank = self._ranks.get(chip)
-            if rank is not None and rank.process == process and rank.pid:
-                rank.words = why
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank.pid, signal.SIGUSR2)
-                    time.sleep(STACK_S)
-                    os.kill(rank.pid, signal.SIGKILL)
+    @property
+    def end(self) -> str | None:
+        """Why the controller let it go; None while it has not."""
+        order = self.state.order
+        return order.why if order is not None and order.kind == "stop" else None
 
-        self.call(end)
+    def _requested(self, request: Request) -> None:
+        if request.kind == "finish":
+            for rank in self._ranks.values():
+                self._tell(rank, {"stop": request.signal})
+            return
+        found = self._ranks.get(request.chip)
+        if found is None or found.process != request.process or not found.pid or found.words:
+            return
+        found.words = request.why
+        with contextlib.suppress(ProcessLookupError):
+            # its stack goes to its log first, if it can be had
+            os.kill(found.pid, signal.SIGUSR2)
+            time.sleep(STACK_S)
+            os.kill(found.pid, signal.SIGKILL)
 
     def pulses(self) -> dict[str, Reading]:
         """Return what every rank of this host is doing."""
@@ -152,27 +156,26 @@ class Agent:
         settings = self.settings
         (settings.folder / "logs").mkdir(parents=True, exist_ok=True)
         settings.memory.mkdir(parents=True, exist_ok=True)
-        log = settings.folder / "logs" / "fork-server.log"
+        log = settings.folder / "logs" / f"fork-server-{settings.host.replace('/', '-')}.log"
         self._server = ForkServer(settings.module, settings.folder, log=log)
-        context = zmq.Context()
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.connect(settings.controller)
+        self._link = ControllerLink(
+            settings.controller, settings.key, settings.job, settings.host, self.state.incarnation
+        )
         try:
             for report in self.state.reports:
                 self._start(report.chip, report.process)
+                self._look_for_copies(report.chip)  # of an agent that was here before
             self._report()
             while not self._over.is_set():
                 self._turn()
         finally:
             self._end_all()
             self._server.close()
-            self._socket.close()
-            context.term()
+            self._link.close()
 
     def _turn(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._link.socket, zmq.POLLIN)
         for descriptor in (self._ears, self._server.socket.fileno()):
             poller.register(descriptor, zmq.POLLIN)
         for rank in self._ranks.values():
@@ -185,8 +188,8 @@ class Agent:
             os.read(self._ears, 4096)
         while self._calls:
             self._calls.pop(0)()
-        while self._socket.poll(0):
-            self._message(self._socket.recv())
+        for asked in self._link.messages():
+            self._message(asked)
         for message in self._server.messages():
             self._forked(message)
         for rank in list(self._ranks.values()):
@@ -195,21 +198,49 @@ class Agent:
             if rank.pidfd in ready and not rank.ended_at:
                 rank.ended_at = time.monotonic()
             self._look(rank)
-        if time.monotonic() >= self._due:
+        now = time.monotonic()
+        if now >= self._due:
             self.state = self.state.refreshed()
             self._report()
+            self._link.again()
+        if now >= self._tell_at:
+            self._tell_at = now + TELL_S
+            self._tell_pulses()
+        if now - self._link.heard_at > self.settings.wait_s:
+            raise InputError(
+                f"nothing was heard of the controller at {self.settings.controller} for "
+                f"{self.settings.wait_s:g} s (elastic.wait_s)"
+            )
 
-    def _message(self, data: bytes) -> None:
-        try:
-            message = unpacked(data)
-        except msgspec.DecodeError:
-            return
-        if isinstance(message, Order) and message.job == self.settings.job:
+    def _message(self, message: Order | Request | Refusal) -> None:
+        if isinstance(message, Refusal):
+            raise InputError(f"refused: {message.why}")
+        if isinstance(message, Request):
+            self._requested(message)
+        else:
             self._after(message)
 
     def _report(self) -> None:
         self._due = time.monotonic() + self.settings.heartbeat_s
-        self._socket.send(packed(self.state.status()))
+        self._link.status(self.state.status())
+
+    def _hear(self, rank: RankProcess, values: dict[str, Any]) -> None:
+        self._link.words(rank.chip, rank.process, values)
+
+    def _tell_pulses(self) -> None:
+        """Say what the ranks do, if none of them has moved for a while."""
+        now, found = time.monotonic_ns(), list[ChipPulse]()
+        active = {r.chip for r in self.state.reports if r.standing in _IN_GENERATION}
+        for chip, reading in self.pulses().items():
+            if chip not in active:
+                continue
+            if now - reading.beat_ns < QUIET_S * 1e9:
+                return
+            found.append(chip_pulse(chip, reading, now))
+        if found:
+            settings = self.settings
+            told = Pulses(job=settings.job, host=settings.host, pulses=tuple(found))
+            self._link.pulses(told)
 
     def _after(self, event: Order | Said | Died) -> None:
         before = self.state
@@ -227,10 +258,12 @@ class Agent:
                 self._tell(self._ranks[chip], {
                     "enter": msgspec.to_builtins(order), "rank": seat.rank,
                 })  # fmt: skip
-            case Leave(chip, generation, why):
+            case Leave(chip, generation, why, gentle):
                 rank = self._ranks[chip]
-                rank.told_at = time.monotonic()
-                self._tell(rank, {"leave": generation, "why": why})
+                rank.told_at = 0.0 if gentle else time.monotonic()
+                self._tell(rank, {"leave": generation, "why": why, "gentle": gentle})
+            case Free(chip):
+                self._tell(self._ranks[chip], {"free": True})
             case End():
                 for rank in self._ranks.values():
                     self._tell(rank, {"end": True})
@@ -248,10 +281,8 @@ class Agent:
         log = settings.folder / "logs" / f"{chip.replace('/', '-')}.{process}.log"
         old = self._ranks.pop(chip, None)
         if old is not None:
-            for descriptor in (old.events, old.commands, old.pidfd):
-                if descriptor >= 0:
-                    os.close(descriptor)
-        rank = _Rank(chip=chip, process=process, events=events, commands=commands, log=log)
+            old.close()
+        rank = RankProcess(chip=chip, process=process, events=events, commands=commands, log=log)
         self._ranks[chip] = rank
         number = len(self._numbers)
         self._numbers[number] = rank
@@ -281,7 +312,7 @@ class Agent:
                 rank.status = message["status"]
                 rank.ended_at = rank.ended_at or time.monotonic()
 
-    def _look(self, rank: _Rank) -> None:
+    def _look(self, rank: RankProcess) -> None:
         now = time.monotonic()
         if rank.ended_at and (rank.status is not None or now > rank.ended_at + STATUS_WAIT_S):
             self._read(rank)
@@ -291,28 +322,30 @@ class Agent:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGKILL)
 
-    def _died(self, rank: _Rank) -> None:
+    def _died(self, rank: RankProcess) -> None:
         over = self.state.order is not None and self.state.order.kind == "stop"
         if self._ranks.get(rank.chip) is not rank or rank.ended_at == float("inf"):
             return
         reading = self.pulses().get(rank.chip)
         death = Death(
             process=rank.process,
-            how=rank.words or _how(rank.status),
+            how=rank.words or how_ended(rank.status),
             generation=0 if reading is None else reading.generation,
             step=0 if reading is None else reading.step,
             instruction=-1 if reading is None else reading.instruction,
         )
         rank.ended_at = float("inf")  # once
         if not over:
-            self._hear(rank.chip, rank.process, {"kind": "died", "how": death.how})
-        # what it copied last it had no time to say
-        known = self.state.report(rank.chip)
-        copies = _copy_steps(self.settings.memory, rank.chip)
-        self._after(Said(msgspec.structs.replace(known, copy_steps=copies)))
+            self._hear(rank, {"kind": "died", "how": death.how})
+        self._look_for_copies(rank.chip)  # what it copied last it had no time to say
         self._after(Died(rank.chip, death))
 
-    def _read(self, rank: _Rank) -> None:
+    def _look_for_copies(self, chip: str) -> None:
+        known, found = self.state.report(chip), copy_steps(self.settings.memory, chip)
+        if known.copy_steps != found:
+            self._after(Said(msgspec.structs.replace(known, copy_steps=found)))
+
+    def _read(self, rank: RankProcess) -> None:
         try:
             found = os.read(rank.events, 1 << 20)
         except (BlockingIOError, OSError):
@@ -325,7 +358,7 @@ class Agent:
         for line in lines:
             self._said(rank, json.loads(line))
 
-    def _said(self, rank: _Rank, values: dict[str, Any]) -> None:
+    def _said(self, rank: RankProcess, values: dict[str, Any]) -> None:
         if values["kind"] == "standing":
             values.pop("kind")
             if values["standing"] == Standing.IDLE:
@@ -338,9 +371,9 @@ class Agent:
         if values["kind"] == "error":
             rank.words = f"failed: {values['text']}"
             return  # told when it has ended
-        self._hear(rank.chip, rank.process, values)
+        self._hear(rank, values)
 
-    def _tell(self, rank: _Rank, value: dict[str, Any]) -> None:
+    def _tell(self, rank: RankProcess, value: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.write(rank.commands, json.dumps(value).encode() + b"\n")
 
@@ -349,46 +382,11 @@ class Agent:
         for rank in self._ranks.values():
             self._tell(rank, {"end": True})
         while time.monotonic() < limit and any(
-            r.pid and _alive(r.pid) for r in self._ranks.values()
+            r.pid and is_alive(r.pid) for r in self._ranks.values()
         ):
             time.sleep(0.02)
         for rank in self._ranks.values():
-            if rank.pid and _alive(rank.pid):
+            if rank.pid and is_alive(rank.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank.pid, signal.SIGKILL)
-            for descriptor in (rank.events, rank.commands, rank.pidfd):
-                if descriptor >= 0:
-                    os.close(descriptor)
-
-
-def _copy_steps(folder: Path, chip: str) -> tuple[tuple[int, int], ...]:
-    """Return generation and step of the whole copies of a chip, by their labels."""
-    found = list[tuple[int, int]]()
-    for label in sorted(folder.glob(f"copy-{chip.replace('/', '-')}-*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            words = json.loads(label.read_text(encoding="utf-8"))
-            found.append((int(words["generation"]), int(words["facts"]["progress"]["step"])))
-    return tuple(found)
-
-
-def process_state(pid: int) -> str:
-    """Return the kernel's letter for what a process does; empty if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def _alive(pid: int) -> bool:
-    return process_state(pid) not in ("", "Z", "X")
-
-
-def _how(status: int | None) -> str:
-    if status is None:
-        return "is gone"
-    if status >= 0:
-        return f"ended with status {status}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"was killed by signal {-status}"
+            rank.close()

@@ -55,6 +55,14 @@ class Leave:
     chip: str
     generation: int
     why: str
+    gentle: bool = False  # after the step at hand
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Let a process go of the state that it holds: others have it."""
+
+    chip: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class End:
     why: str
 
 
-Command = Start | Enter | Leave | End
+Command = Start | Enter | Leave | Free | End
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +85,7 @@ class AgentState:
     number: int = 1
     order: Order | None = None
     reports: tuple[Report, ...] = ()
-    leaving: tuple[tuple[str, int], ...] = ()  # (chip, generation) that were told to leave
+    leaving: tuple[tuple[str, int, bool], ...] = ()  # (chip, generation, gently) that were told
     draining: bool = False
 
     @classmethod
@@ -159,16 +167,22 @@ class AgentState:
         if order.kind == "stop":
             return self, (End(order.why),)
         state, found = self, list[Command]()
-        seats = {seat.chip: seat for seat in order.seats if seat.host == self.host}
+        everybody = (*order.seats, *order.donors)
+        seats = {seat.chip: seat for seat in everybody if seat.host == self.host}
         for report in self.reports:
             seat = seats.get(report.chip) if order.kind == "enter" else None
-            fits = seat is not None and seat.process == report.process
+            fits = seat is not None and (seat.process, seat.incarnation) == (
+                report.process,
+                self.incarnation,
+            )
             current = fits and report.generation == order.generation
             if report.standing in _ACTIVE and not current:
-                entry = (report.chip, report.generation)
+                entry = (report.chip, report.generation, order.gentle)
                 if entry not in state.leaving:
                     state = replace(state, leaving=(*state.leaving, entry))
-                    found.append(Leave(report.chip, report.generation, order.why))
+                    found.append(Leave(report.chip, report.generation, order.why, order.gentle))
+            elif seat is None and order.kind == "enter" and _is_full(report):
+                found.append(Free(report.chip))
             elif seat is not None and fits and _may_enter(report, order):
                 found.append(Enter(report.chip, seat, order))
                 # known before the process says so: from now on it may be in
@@ -178,6 +192,10 @@ class AgentState:
                     )
                 )
         return state, tuple(found)
+
+
+def _is_full(report: Report) -> bool:
+    return report.standing is Standing.IDLE and report.step >= 0
 
 
 def _may_enter(report: Report, order: Order) -> bool:

@@ -1,7 +1,8 @@
 """Controller: `Membership` on a socket and a clock, with a planner and a log.
 
-It runs until the job is over. What the ranks say (figures, warnings) comes to it through the
-agents and is passed on only if it is of the generation at hand.
+It runs until the job is over. Agents ask to join and are welcomed or refused. What the ranks say
+(figures, warnings) comes to it through the agents and is passed on only if it is of the generation
+at hand.
 """
 
 from __future__ import annotations
@@ -33,11 +34,30 @@ from tutti.elastic.events import (
 )
 from tutti.elastic.journal import Entry, Journal, now
 from tutti.elastic.membership import OVER, Membership
-from tutti.elastic.messages import VERSION, Report, Status, packed, unpacked
+from tutti.elastic.messages import (
+    VERSION,
+    ChipPulse,
+    HeardWords,
+    Hello,
+    Message,
+    Pulses,
+    Refusal,
+    Report,
+    Request,
+    SealError,
+    Seat,
+    Status,
+    Welcome,
+    Words,
+    packed,
+    unpacked,
+)
 
 SETTLE = Callable[[Settle, Membership], Settled | Unsettled]
-Passed = Callable[[int, str, dict[str, Any]], None]  # rank, kind, values
+Passed = Callable[[int, str, str, dict[str, Any]], None]  # rank, chip, kind, values
+Admit = Callable[[Hello], Welcome | str]  # or why not
 _LAST_WORD_S = 1.0  # for agents to hear that all is over
+_MOST_AT_ONCE = 4096  # messages, before the clock is looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +65,10 @@ class ControllerSettings:
     """What a controller needs to know."""
 
     job: str
-    death_after_s: float = 3.0
+    key: bytes = b""  # of messages
+    death_after_s: float = 2.5
     wait_s: float = 600.0
     bind: str = "tcp://127.0.0.1:*"
-
-
-@dataclass(frozen=True, slots=True)
-class RankSaid:
-    """What a rank's process said, or that it died."""
-
-    chip: str
-    process: int
-    values: dict[str, Any]
 
 
 class Controller:
@@ -76,6 +88,7 @@ class Controller:
         self.settings, self._journal, self._settle = settings, journal, settle
         self._rendezvous, self._passed = rendezvous, passed
         self.members = Membership(job=settings.job, generation=generation)
+        self.admit: Admit = lambda _hello: "this job takes no agents from elsewhere"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 200)
@@ -84,14 +97,19 @@ class Controller:
         self._identities: dict[str, bytes] = {}
         self._heard_at: dict[str, float] = {}
         self._addresses: dict[int, str] = {}
-        self._events: queue.SimpleQueue[RankSaid | Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._words: dict[str, tuple[int, int]] = {}  # incarnation and number heard of each host
+        self._requests: list[Request] = []  # that do not show yet
+        self.pulses: dict[str, tuple[int, ChipPulse]] = {}  # by chip, and when they came
         self._give_up_at = float("inf")
         self.watch: Callable[[Membership], Event | None] = lambda _members: None
         self.refused: dict[str, str] = {}  # agents of another job or version, and why
 
-    def hear(self, chip: str, process: int, values: dict[str, Any]) -> None:
-        """Take what a rank's process said; called by any thread."""
-        self._events.put(RankSaid(chip, process, values))
+    def restore(self, members: Membership) -> None:
+        """Go on where an earlier controller of the job ended; hosts have as long to come back."""
+        self.members = members
+        now = time.monotonic()
+        self._heard_at = {name: now for name, _ in members.hosts}
 
     def tell(self, event: Event) -> None:
         """Take an event from outside, such as a wish; called by any thread."""
@@ -107,9 +125,10 @@ class Controller:
     def turn(self, most_s: float = 0.02) -> None:
         """Take what has come, and look at the clock."""
         self._socket.poll(int(most_s * 1000))
-        while self._socket.poll(0):
+        for _ in range(_MOST_AT_ONCE):
+            if not self._socket.poll(0):
+                break
             identity, data = self._socket.recv_multipart()
-            self._drain()  # what a rank said before its agent's status counts before it, too
             self._message(identity, data)
         self._drain()
         at = time.monotonic()
@@ -125,11 +144,40 @@ class Controller:
 
     def _drain(self) -> None:
         while not self._events.empty():
-            event = self._events.get()
-            if isinstance(event, RankSaid):
-                self._rank_said(event)
-            else:
-                self._after(event)
+            self._after(self._events.get())
+
+    def kill(self, seat: Seat, why: str) -> None:
+        """Let a seat's agent end its process."""
+        self._requests.append(
+            Request(
+                job=self.settings.job, kind="kill", chip=seat.chip, process=seat.process, why=why
+            )
+        )
+        self._ask(seat.host, self._requests[-1])
+
+    def finish(self, signal: int) -> None:
+        """Let all ranks finish their step, save and end."""
+        self._requests.append(Request(job=self.settings.job, kind="finish", signal=signal))
+        for host in list(self._identities):
+            self._ask(host, self._requests[-1])
+
+    def _ask(self, host: str, request: Request) -> None:
+        known = self._identities.get(host)
+        if known is not None:
+            self._send(known, request)
+
+    def _ask_again(self, status: Status) -> None:
+        """Repeat what a host was asked for and does not show yet."""
+        processes = {(report.chip, report.process) for report in status.reports}
+        chips = {report.chip for report in status.reports}
+        for request in list(self._requests):
+            if request.kind == "finish" or (request.chip, request.process) in processes:
+                self._ask(status.host, request)
+            elif request.chip in chips:
+                self._requests.remove(request)
+
+    def _send(self, identity: bytes, message: Message) -> None:
+        self._socket.send_multipart([identity, packed(message, self.settings.key)])
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -140,26 +188,57 @@ class Controller:
 
     def _message(self, identity: bytes, data: bytes) -> None:
         try:
-            message = unpacked(data)
+            message = unpacked(data, self.settings.key)
+        except SealError:
+            self._send(identity, Refusal(why="another secret"))
+            return
         except msgspec.DecodeError:
             return
-        if not isinstance(message, Status):
+        match message:
+            case Status():
+                self._status(identity, message)
+            case Words() if message.job == self.settings.job:
+                self._heard_words(identity, message)
+            case Pulses() if message.job == self.settings.job:
+                now = time.monotonic_ns()
+                self.pulses.update({pulse.chip: (now, pulse) for pulse in message.pulses})
+            case Hello():
+                self._hello(identity, message)
+
+    def _hello(self, identity: bytes, hello: Hello) -> None:
+        answer = self.admit(hello)
+        known = self.members.host(hello.node)
+        if hello.version != VERSION:
+            answer = f"its messages are of version {hello.version}, those of this job of {VERSION}"
+        elif known is not None and not known.silent:
+            answer = f"node {hello.node} has an agent already"
+        if isinstance(answer, str):
+            self.refused.setdefault(hello.node, answer)
+            self._send(identity, Refusal(why=answer))
+        else:
+            self._send(identity, answer)
+
+    def _status(self, identity: bytes, status: Status) -> None:
+        why = ""
+        if status.job != self.settings.job or status.version != VERSION:
+            what = "job" if status.job != self.settings.job else "version"
+            why = f"agent of host {status.host}: another {what}"
+        why = why or self._claimed(status)
+        if why:
+            self.refused.setdefault(status.host, why)
+            self._send(identity, Refusal(why=why))
             return
-        if message.job != self.settings.job or message.version != VERSION:
-            what = "job" if message.job != self.settings.job else "version"
-            self.refused.setdefault(message.host, f"agent of host {message.host}: another {what}")
-            return
-        twice = self._claimed(message)
-        if twice:
-            self.refused.setdefault(message.host, twice)
-            return
-        self._identities[message.host] = identity
-        self._heard_at[message.host] = time.monotonic()
-        self._after(Heard(message))
+        self._identities[status.host] = identity
+        self._heard_at[status.host] = time.monotonic()
+        if self._requests:
+            self._ask_again(status)
+        self._after(Heard(status))
 
     def _claimed(self, status: Status) -> str:
         """Say which chip of an agent another one has already; empty if none."""
         chips = {report.chip for report in status.reports}
+        if status.host in self._identities:
+            return ""  # it was asked when it came
         for name, host in self.members.hosts:
             if name != status.host and not host.silent:
                 both = chips & {report.chip for report in host.status.reports}
@@ -167,18 +246,34 @@ class Controller:
                     return f"chip {min(both)} is claimed by hosts {name} and {status.host}"
         return ""
 
-    def _rank_said(self, said: RankSaid) -> None:
-        values = dict(said.values)
+    def _heard_words(self, identity: bytes, words: Words) -> None:
+        """Take words in their order; what came before is confirmed again, what is ahead waits."""
+        incarnation, last = self._words.get(words.host, (0, 0))
+        if words.incarnation != incarnation:
+            # of an agent that was there before this controller, the first that it still has
+            last = words.number - 1
+        if words.incarnation < incarnation or words.number > last + 1:
+            return
+        if words.number == last + 1:
+            last = words.number
+            self._words[words.host] = (words.incarnation, last)
+            self._rank_said(words.chip, words.process, dict(words.values))
+        self._send(
+            identity,
+            HeardWords(job=self.settings.job, incarnation=words.incarnation, number=last),
+        )
+
+    def _rank_said(self, chip: str, process: int, values: dict[str, Any]) -> None:
         kind = str(values.pop("kind"))
         if kind == "fatal":
             self._after(Fatal(str(values["text"])))
             return
         generation = int(values.pop("generation", self.members.generation))
-        rank = next((s.rank for s in self.members.seats if s.chip == said.chip), 0)
+        rank = next((s.rank for s in self.members.seats if s.chip == chip), 0)
         if kind in ("died", "warning", "error", "stranger") or self.members.accepts(
-            generation, said.chip, said.process
+            generation, chip, process
         ):
-            self._passed(rank, kind, values)
+            self._passed(rank, chip, kind, values)
 
     # --- out -----------------------------------------------------------------------------------
 
@@ -194,10 +289,11 @@ class Controller:
                 if order.kind == "enter":
                     generation = order.generation
                     if generation not in self._addresses:
-                        self._addresses[generation] = self._rendezvous(generation, len(order.seats))
+                        size = len(order.seats) + len(order.donors)
+                        self._addresses[generation] = self._rendezvous(generation, size)
                     order = msgspec.structs.replace(order, address=self._addresses[generation])
                 if host in self._identities:
-                    self._socket.send_multipart([self._identities[host], packed(order)])
+                    self._send(self._identities[host], order)
             case Settle():
                 self.tell(self._settle(instruction, self.members))
             case StartWaiting():
@@ -222,9 +318,13 @@ class Controller:
                 source=source.kind if entering and source is not None else "",
                 plan=members.plan if entering else "",
                 ranks=tuple(seat.chip for seat in members.seats) if entering else (),
+                seats=members.seats if entering else (),
+                order=members.order,
             )
         )
-        self._passed(0, "generation", {"generation": generation, "phase": phase.value, "text": why})
+        self._passed(
+            0, "", "generation", {"generation": generation, "phase": phase.value, "text": why}
+        )
 
     def _say_goodbye(self) -> None:
         """Tell every agent that all is over, for a while: whoever comes later finds nobody."""

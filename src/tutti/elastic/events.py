@@ -62,9 +62,17 @@ class WaitedEnough:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Somebody wants another generation: a better plan, a newcomer, a drained host."""
+    """Somebody wants another generation, after the step at hand: a better plan, a newcomer."""
 
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Chips are to be left, or may be used again: all of a place such as "pool/node"."""
+
+    place: str
+    back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,7 @@ class Fatal:
     why: str
 
 
-Event = Heard | Silent | Settled | Unsettled | WaitedEnough | Change | Fatal
+Event = Heard | Silent | Settled | Unsettled | WaitedEnough | Change | Drain | Fatal
 
 
 # --- instructions ----------------------------------------------------------------------------

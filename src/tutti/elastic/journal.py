@@ -12,6 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from tutti.elastic.messages import Seat
 from tutti.errors import InputError, TuttiError
 from tutti.files import write_text
 
@@ -36,6 +39,8 @@ class Entry:
     source: str = ""
     plan: str = ""
     ranks: tuple[str, ...] = ()  # chips
+    seats: tuple[Seat, ...] = ()
+    order: int = 0  # the number of the newest
 
 
 class Journal:
@@ -54,6 +59,7 @@ class Journal:
     def write(self, entry: Entry) -> None:
         """Write a decision; what was decided is on disk before anybody acts on it."""
         values = {name: getattr(entry, name) for name in entry.__slots__}
+        values["seats"] = msgspec.to_builtins(entry.seats)
         try:
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
@@ -83,8 +89,9 @@ def read_journal(folder: Path) -> list[Entry]:
     for number, line in enumerate(lines, start=1):
         try:
             values = json.loads(line)
-            found.append(Entry(**{**values, "ranks": tuple(values["ranks"])}))
-        except (ValueError, TypeError, KeyError):
+            seats = msgspec.convert(values.get("seats", []), tuple[Seat, ...])
+            found.append(Entry(**{**values, "ranks": tuple(values["ranks"]), "seats": seats}))
+        except (ValueError, TypeError, KeyError, msgspec.ValidationError):
             if number == len(lines):
                 break
             raise InputError(f"{path}, line {number}: is no decision; was it changed?") from None

@@ -2,8 +2,10 @@
 
 A generation is a set of seats that train together. Whenever one of them is lost, all are asked to
 leave; when every one that is left has said how far it came, somebody who knows plans and copies is
-asked to settle the next generation; then its seats are asked to enter. The generation's number
-only rises and is a fencing token: whatever carries a lower one is refused.
+asked to settle the next generation; then its seats are asked to enter. Whoever has state that
+counts, and no seat any more, is asked to give it to them. Where nobody is lost (a better plan, a
+host to be drained) all leave after the step at hand. The generation's number only rises and is a
+fencing token: whatever carries a lower one is refused.
 
     WAITING → SETTLING → ENTERING → RUNNING → FINISHED
        ↑         ↑  ↖──── LEAVING ←───┘ ↲
@@ -14,11 +16,13 @@ There is no clock here: that a host is silent, or that waiting was long enough, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tutti.elastic.events import (
     Change,
     Decided,
+    Drain,
     Event,
     Fatal,
     Heard,
@@ -32,29 +36,13 @@ from tutti.elastic.events import (
     Unsettled,
     WaitedEnough,
 )
-from tutti.elastic.messages import Death, Order, Report, Seat, Source, Standing, Status
+from tutti.elastic.hosts import Host, how_it_ended
+from tutti.elastic.messages import Order, Report, Seat, Source, Standing, Status
 
 SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
 
 
 OVER = frozenset({Phase.FINISHED, Phase.GIVEN_UP})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """An agent, as far as it was heard of."""
-
-    status: Status
-    silent: bool = False
-
-    @property
-    def usable(self) -> bool:
-        """Whether its chips may be given seats."""
-        return not self.silent and not self.status.draining
-
-    def report(self, chip: str) -> Report | None:
-        """Return what it says of a chip."""
-        return next((r for r in self.status.reports if r.chip == chip), None)
 
 
 # --- the machine -----------------------------------------------------------------------------
@@ -71,11 +59,16 @@ class Membership:
     request: int = 0
     why: str = ""
     seats: tuple[Seat, ...] = ()
+    donors: tuple[Seat, ...] = ()  # without a seat, but with state that the seats are given
+    gentle: bool = False  # leaving after the step at hand: nobody is lost
+    drained: tuple[str, ...] = ()  # places whose chips are not to be used
     plan: str = ""
     source: Source | None = None
     asked: tuple[str, ...] = ()  # the chips of the request that is open, or was refused
+    counted: tuple[Seat, ...] = ()  # whose state that request counts on
     hosts: tuple[tuple[str, Host], ...] = ()  # by name
-    faults: tuple[tuple[str, int, int, int], ...] = ()  # chip, process, step, instruction
+    faults: tuple[tuple[str, int, int, int, int], ...] = ()
+    # chip, its agent's incarnation, process, step, instruction
     told: tuple[tuple[str, int, int], ...] = field(default=())  # host, order, its number when told
 
     def host(self, name: str) -> Host | None:
@@ -85,13 +78,25 @@ class Membership:
     def chips(self) -> tuple[str, ...]:
         """Return the chips that may be given seats."""
         return tuple(
-            sorted(r.chip for _, host in self.hosts if host.usable for r in host.status.reports)
+            sorted(
+                report.chip
+                for _, host in self.hosts
+                if host.usable
+                for report in host.status.reports
+                if not self.is_drained(report.chip)
+            )
         )
+
+    def is_drained(self, chip: str) -> bool:
+        """Tell whether a chip is to be left."""
+        return any(chip == place or chip.startswith(f"{place}/") for place in self.drained)
 
     def seated(self, seat: Seat) -> Report | None:
         """Return what is heard of a seat; None if its process is gone."""
         host = self.host(seat.host)
-        found = None if host is None or host.silent else host.report(seat.chip)
+        if host is None or host.silent or host.status.incarnation != seat.incarnation:
+            return None
+        found = host.report(seat.chip)
         return found if found is not None and found.process == seat.process else None
 
     def accepts(self, generation: int, chip: str, process: int) -> bool:
@@ -138,7 +143,10 @@ class Membership:
                 return self._give_up(self.why) if self.phase is Phase.WAITING else None
             case Change(why):
                 running = self.phase in (Phase.RUNNING, Phase.ENTERING)
-                return self._leave(why) if running else None
+                return self._leave(why, gentle=True) if running else None
+            case Drain(place, back):
+                kept = tuple(known for known in self.drained if known != place)
+                return replace(self, drained=kept if back else (*kept, place))
             case Fatal(why):
                 return self._give_up(why)
 
@@ -150,21 +158,23 @@ class Membership:
                 return None  # late, or told twice
         taken = self._with_host(status.host, Host(status=status))
         new = tuple(
-            (report.chip, death.process, death.step, death.instruction)
+            (report.chip, status.incarnation, death.process, death.step, death.instruction)
             for report in status.reports
             for death in report.deaths
-            if not any(f[:2] == (report.chip, death.process) for f in self.faults)
+            if not any(
+                f[:3] == (report.chip, status.incarnation, death.process) for f in self.faults
+            )
         )
         if not new:
             return taken
         taken = replace(taken, faults=(*taken.faults, *new))
-        for _, _, step, instruction in new:
-            same = [f for f in taken.faults if f[2:] == (step, instruction)]
+        for *_, step, instruction in new:
+            same = [f for f in taken.faults if f[3:] == (step, instruction)]
             if step and len(same) >= SAME_FAULTS:
+                last = same[-1][0]
                 return taken._give_up(
                     f"{len(same)} processes ended at step {step}, instruction {instruction} "
-                    f"(the last on {same[-1][0]}: {_how(status, same[-1][0])}); going on would "
-                    "repeat it"
+                    f"(the last on {last}: {how_it_ended(status, last)}); going on would repeat it"
                 )
         return taken
 
@@ -177,29 +187,49 @@ class Membership:
             return None
         if isinstance(event, Unsettled):
             return replace(self, phase=Phase.WAITING, why=event.why)
-        seats = list[Seat]()
-        for rank, chip in enumerate(event.ranks):
-            found = next(
-                (
-                    Seat(rank=rank, chip=chip, host=name, process=report.process)
-                    for name, host in self.hosts
-                    if host.usable and (report := host.report(chip)) is not None
-                ),
-                None,
-            )
-            if found is None:  # lost in the meantime
-                return replace(self, asked=())
-            seats.append(found)
+        seats = [self._seat(rank, chip) for rank, chip in enumerate(event.ranks)]
+        given = self._donors(event.ranks, event.source)
+        donors = [self._seat(len(seats) + n, chip, any_host=True) for n, chip in enumerate(given)]
+        if None in seats or None in donors:  # lost in the meantime
+            return replace(self, asked=())
         return replace(
             self,
             phase=Phase.ENTERING,
             generation=self.generation + 1,
             order=self.order + 1,
-            seats=tuple(seats),
+            seats=tuple(seat for seat in seats if seat is not None),
+            donors=tuple(seat for seat in donors if seat is not None),
+            gentle=False,
             plan=event.plan,
             source=event.source,
             why=event.source.text,
         )
+
+    def _seat(self, rank: int, chip: str, *, any_host: bool = False) -> Seat | None:
+        """Return a seat for the process that a chip has now; None where it has none."""
+        for name, host in self.hosts:
+            report = host.report(chip)
+            if report is not None and not host.silent and (host.usable or any_host):
+                return Seat(
+                    rank=rank, chip=chip, host=name, process=report.process,
+                    incarnation=host.status.incarnation,
+                )  # fmt: skip
+        return None
+
+    def _donors(self, ranks: Sequence[str], source: Source) -> list[str]:
+        """Return the chips without a seat whose state, or copies on whose hosts, are needed."""
+        hosts = {
+            name
+            for name, host in self.hosts
+            if any(report.chip in ranks for report in host.status.reports)
+        }
+        # a seat on the same host reads the copies that lie there
+        far = [
+            chip
+            for chip in source.copies
+            if not any(host.report(chip) is not None for name, host in self.hosts if name in hosts)
+        ]
+        return [chip for chip in dict.fromkeys((*source.holders, *far)) if chip not in ranks]
 
     # --- where that leads ----------------------------------------------------------------------
 
@@ -207,11 +237,16 @@ class Membership:
         match self.phase:
             case Phase.ENTERING | Phase.RUNNING:
                 return self._watch(), ()
-            case Phase.LEAVING if all(map(self._has_left, self.seats)):
+            case Phase.LEAVING if self._all_left():
                 return self._ask()
-            case Phase.SETTLING | Phase.WAITING if not all(map(self._has_left, self.seats)):
+            case Phase.LEAVING if self.gentle and None in map(self.seated, self.seats):
+                # one is lost after all: the others need not wait for it
+                return self._leave(self.why), ()
+            case Phase.SETTLING | Phase.WAITING if not self._all_left():
                 return replace(self, phase=Phase.LEAVING), ()  # one came back, and still trains
-            case Phase.SETTLING if self.asked != self.chips():
+            case Phase.SETTLING if self.asked != self.chips() or None in map(
+                self.seated, self.counted
+            ):
                 return self._ask()
             case Phase.WAITING if self.chips() and self.asked != self.chips():
                 return self._ask()
@@ -223,10 +258,14 @@ class Membership:
             host = self.host(seat.host)
             if report is None:
                 return self._leave(self._loss(seat))
-            if host is not None and host.status.draining:
-                return self._leave(f"host {seat.host} is to be left")
+            if (host is not None and host.status.draining) or self.is_drained(seat.chip):
+                return self._leave(f"{seat.chip} on host {seat.host} is to be left", gentle=True)
             if report.standing is Standing.IDLE and report.generation == self.generation:
                 return self._leave(f"rank {seat.rank} ({seat.chip}) lost the others")
+        if self.phase is Phase.ENTERING:
+            for donor in self.donors:
+                if self.seated(donor) is None:
+                    return self._leave(self._loss(donor))
         there = [r for r in reports if r is not None and r.generation == self.generation]
         if len(there) == len(reports) and there:
             if all(r.standing is Standing.DONE for r in there):
@@ -235,7 +274,9 @@ class Membership:
                 )
             going = all(r.standing in (Standing.RUNNING, Standing.DONE) for r in there)
             if going and self.phase is Phase.ENTERING:
-                return replace(self, phase=Phase.RUNNING)
+                # whoever was only waited for may go now, or let go of its state; and is told so
+                free = bool(self.donors) or any(host.status.draining for _, host in self.hosts)
+                return replace(self, phase=Phase.RUNNING, donors=(), order=self.order + free)
         return self
 
     def _loss(self, seat: Seat) -> str:
@@ -243,7 +284,7 @@ class Membership:
         host = self.host(seat.host)
         if host is None or host.silent:
             return f"{who}: host {seat.host} is silent"
-        return f"{who} {_how(host.status, seat.chip, seat.process)}"
+        return f"{who} {how_it_ended(host.status, seat.chip, seat.process)}"
 
     def _has_left(self, seat: Seat) -> bool:
         report = self.seated(seat)
@@ -256,18 +297,30 @@ class Membership:
             return host is not None and host.status.order >= self.order
         return report.standing is Standing.IDLE
 
-    def _leave(self, why: str) -> Membership:
-        return replace(self, phase=Phase.LEAVING, order=self.order + 1, why=why)
+    def _all_left(self) -> bool:
+        return all(map(self._has_left, (*self.seats, *self.donors)))
+
+    def _leave(self, why: str, *, gentle: bool = False) -> Membership:
+        # before all are in there is no step that could be finished
+        gentle = gentle and self.phase is Phase.RUNNING
+        return replace(self, phase=Phase.LEAVING, order=self.order + 1, why=why, gentle=gentle)
 
     def _ask(self) -> tuple[Membership, tuple[Instruction, ...]]:
         chips = self.chips()
-        asking = replace(self, phase=Phase.SETTLING, request=self.request + 1, asked=chips)
         # one that was believed lost and is heard of again may still be training: it does not count
-        left = tuple(
-            report
-            for seat in self.seats
-            if self._has_left(seat) and (report := self.seated(seat)) is not None
+        counted = tuple(
+            seat
+            for seat in (*self.seats, *self.donors)
+            if self._has_left(seat) and self.seated(seat) is not None
         )
+        # who lost the others was heard of first; who was lost is known by now
+        lost = [seat for seat in self.seats if self.seated(seat) is None]
+        why = self._loss(lost[0]) if lost and self.phase is Phase.LEAVING else self.why
+        asking = replace(
+            self, phase=Phase.SETTLING, request=self.request + 1, asked=chips, counted=counted,
+            why=why,
+        )  # fmt: skip
+        left = tuple(report for report in map(self.seated, counted) if report is not None)
         return asking, (Settle(asking.request, chips, left),)
 
     def _give_up(self, why: str) -> Membership:
@@ -282,13 +335,24 @@ class Membership:
         common = {"job": self.job, "number": self.order, "generation": self.generation}
         if self.phase in OVER:
             return Order(**common, kind="stop", why=self.why)  # type: ignore[arg-type]
+        if self.phase is Phase.RUNNING and self._is_free(host):
+            why = "the host is drained, and the others go on without it"
+            return Order(**common, kind="stop", why=why)  # type: ignore[arg-type]
         if self.phase in (Phase.ENTERING, Phase.RUNNING):
             return Order(
                 **common,  # type: ignore[arg-type]
-                kind="enter", seats=self.seats, plan=self.plan, source=self.source,
+                kind="enter", seats=self.seats, donors=self.donors, plan=self.plan,
+                source=self.source,
             )  # fmt: skip
-        del host
-        return Order(**common, kind="leave", why=self.why)  # type: ignore[arg-type]
+        return Order(
+            **common,  # type: ignore[arg-type]
+            kind="leave", why=self.why, gentle=self.gentle,
+        )  # fmt: skip
+
+    def _is_free(self, name: str) -> bool:
+        host = self.host(name)
+        seated = any(seat.host == name for seat in self.seats)
+        return host is not None and host.status.draining and not seated
 
     def _tell(self) -> tuple[Membership, tuple[Send, ...]]:
         """Send the order to whoever has an older one; again whenever it is heard of without."""
@@ -314,15 +378,3 @@ class Membership:
         ):
             return self, ()
         return self._with_host(event.status.host, Host(status=event.status))._tell()
-
-
-def _how(status: Status, chip: str, process: int | None = None) -> str:
-    """Return how a process of a chip ended, as far as it was told."""
-    deaths: tuple[Death, ...] = ()
-    for report in status.reports:
-        if report.chip == chip:
-            deaths = report.deaths
-    for death in reversed(deaths):
-        if process is None or death.process == process:
-            return death.how
-    return "is gone"

@@ -7,12 +7,14 @@ comes twice or late is passed over. Nothing here knows a socket.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-VERSION = 1  # of these messages
+VERSION = 2  # of these messages
 
 
 class Standing(StrEnum):
@@ -71,6 +73,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     chip: str
     host: str
     process: int
+    incarnation: int = 0  # of the agent that started the process
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     sums: tuple[float, ...] = ()  # with which those finish the step who lack only them
     holders: tuple[str, ...] = ()  # chips whose processes have state that counts
+    copies: tuple[str, ...] = ()  # chips whose hosts have copies that count
     generations: tuple[int, ...] = ()  # by whose plan that state, and the copies, lie
     text: str = ""  # for people
 
@@ -92,24 +96,129 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     generation: int
     kind: Literal["leave", "enter", "stop"]
     seats: tuple[Seat, ...] = ()
+    donors: tuple[Seat, ...] = ()  # who only give their state to the seats; ranks behind theirs
     plan: str = ""  # its file, seen from the run's folder
     address: str = ""  # where the ranks meet
     source: Source | None = None
+    gentle: bool = False  # leave after the step at hand
     why: str = ""
     version: int = VERSION
 
 
-Message = Status | Order
+# --- joining ---------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """An agent asks to take part, with the chips of a node."""
+
+    node: str  # "pool/node"
+    version: int = VERSION
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    """It may."""
+
+    job: str
+    folder: str  # of the run, as the controller sees it
+    chips: tuple[str, ...]
+    world: int  # chips of the job's plan
+    heartbeat_s: float
+    wait_s: float  # without a controller
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
+    """It may not."""
+
+    why: str
+
+
+# --- what ranks say, and what is done to them --------------------------------------------------
+
+
+class Words(msgspec.Struct, frozen=True, kw_only=True, tag="words"):
+    """What a rank's process said; numbered without gaps, and sent again until it is heard."""
+
+    job: str
+    host: str
+    incarnation: int
+    number: int
+    chip: str
+    process: int
+    values: dict[str, Any]
+
+
+class HeardWords(msgspec.Struct, frozen=True, kw_only=True, tag="heard"):
+    """All words up to a number were heard."""
+
+    job: str
+    incarnation: int
+    number: int
+
+
+class ChipPulse(msgspec.Struct, frozen=True, kw_only=True):
+    """A pulse as its agent reads it; ages instead of times, for clocks differ between hosts."""
+
+    chip: str
+    generation: int
+    step: int
+    instruction: int
+    activity: int
+    idle_ns: int
+    links_idle_ns: int
+    state: str  # of the process, as the kernel says
+    operations: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+class Pulses(msgspec.Struct, frozen=True, kw_only=True, tag="pulses"):
+    """What the ranks of a host do; told only while none of them moves."""
+
+    job: str
+    host: str
+    pulses: tuple[ChipPulse, ...]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    """Something to do to processes; told again until it shows."""
+
+    job: str
+    kind: Literal["kill", "finish"]
+    chip: str = ""
+    process: int = 0
+    why: str = ""
+    signal: int = 0
+
+
+Message = (
+    Status | Order | Hello | Welcome | Refusal | Words | HeardWords | Pulses | Request
+)  # fmt: skip
 _DECODER = msgspec.msgpack.Decoder(Message)
 _ENCODER = msgspec.msgpack.Encoder()
+_SEAL_BYTES = 16
 
 
-def packed(message: Message) -> bytes:
-    """Return a message as bytes."""
-    return _ENCODER.encode(message)
+class SealError(Exception):
+    """A message of somebody who does not know the job's secret."""
 
 
-def unpacked(data: bytes) -> Message:
+def control_key(secret: bytes) -> bytes:
+    """Return the key of the messages of a job, from its secret."""
+    return hmac.digest(secret, b"tutti elastic control", hashlib.sha256)
+
+
+def packed(message: Message, key: bytes) -> bytes:
+    """Return a message as bytes, sealed."""
+    data = _ENCODER.encode(message)
+    return _seal(data, key) + data
+
+
+def unpacked(data: bytes, key: bytes) -> Message:
     """Return the message of some bytes; `msgspec.DecodeError` where there is none."""
-    found: Message = _DECODER.decode(data)
+    seal, rest = data[:_SEAL_BYTES], data[_SEAL_BYTES:]
+    if not hmac.compare_digest(seal, _seal(rest, key)):
+        raise SealError
+    found: Message = _DECODER.decode(rest)
     return found
+
+
+def _seal(data: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, data, hashlib.sha256)[:_SEAL_BYTES]

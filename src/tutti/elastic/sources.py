@@ -136,6 +136,7 @@ def _live(
             step=step,
             sums=tuple(sums) if finished else (),
             holders=tuple(report.chip for report in live.values()),
+            copies=tuple(copied[rank] for rank in lost),
             generations=generations,
             text=", ".join(parts),
         )
@@ -152,5 +153,11 @@ def _copied(
             ranks = _copies_of(reports, then, generations, step)
             if ranks and not missing_state(then.plan, spec, ranks):
                 text = f"step {step} from copies in memory"
-                yield Source(kind="memory", step=step, generations=generations, text=text)
+                yield Source(
+                    kind="memory",
+                    step=step,
+                    copies=tuple(ranks.values()),
+                    generations=generations,
+                    text=text,
+                )
                 return

@@ -71,6 +71,7 @@ def test_every_verb_ends_with_the_code_of_its_error(
 
 
 MISSING = {
+    "agent": ["--join", "nowhere", "--node", "fast/0"],
     "calibrate": ["nowhere.csv", "-o", "out"],
     "chips": ["A801"],
     "convert": ["nowhere", "-o", "out"],
@@ -94,6 +95,9 @@ MISSING = {
     "doctor dumps": ["nowhere"],
     "doctor logs": ["nowhere.log"],
     "doctor run": ["nowhere"],
+    "job add": ["nowhere", "fast/0"],
+    "job drain": ["nowhere", "fast/0"],
+    "job replan": ["nowhere"],
     "job status": ["nowhere"],
     "model show": ["llama-2-7"],
 }

@@ -14,7 +14,25 @@ from tutti.elastic.controller import Controller, ControllerSettings
 from tutti.elastic.events import Phase, Settle, Settled, Unsettled
 from tutti.elastic.journal import Journal, read_journal
 from tutti.elastic.membership import Membership
-from tutti.elastic.messages import Order, Report, Source, Standing, Status, packed, unpacked
+from tutti.elastic.messages import (
+    VERSION,
+    HeardWords,
+    Hello,
+    Message,
+    Order,
+    Refusal,
+    Report,
+    Source,
+    Standing,
+    Status,
+    Welcome,
+    Words,
+    control_key,
+    packed,
+    unpacked,
+)
+
+KEY = control_key(b"what the agents of tests know")
 
 
 class Peer:
@@ -30,15 +48,21 @@ class Peer:
     def say(self, *chips: str, job: str = "job", **changes: Any) -> None:
         self.number += 1
         reports = tuple(Report(chip=c, process=1, standing=Standing.IDLE) for c in chips)
-        values = {"incarnation": 1, "reports": reports, "version": 1, **changes}
-        self.socket.send(packed(Status(job=job, host=self.host, number=self.number, **values)))
+        values = {"incarnation": 1, "reports": reports, "version": VERSION, **changes}
+        self.send(Status(job=job, host=self.host, number=self.number, **values))
+
+    def send(self, message: Message, key: bytes = KEY) -> None:
+        self.socket.send(packed(message, key))
+
+    def heard(self) -> list[Message]:
+        found = []
+        while self.socket.poll(0):
+            found.append(unpacked(self.socket.recv(), KEY))
+        return found
 
     def order(self) -> Order | None:
-        found = None
-        while self.socket.poll(0):
-            found = unpacked(self.socket.recv())
-        assert found is None or isinstance(found, Order)
-        return found
+        found = [message for message in self.heard() if isinstance(message, Order)]
+        return found[-1] if found else None
 
     def close(self) -> None:
         self.socket.close()
@@ -53,7 +77,7 @@ def settle(question: Settle, members: Membership) -> Settled | Unsettled:
 
 @pytest.fixture
 def controller(tmp_path: Path) -> Iterator[Controller]:
-    settings = ControllerSettings(job="job", death_after_s=0.3, wait_s=0.5)
+    settings = ControllerSettings(job="job", key=KEY, death_after_s=0.3, wait_s=0.5)
     journal = Journal(tmp_path)
     made = Controller(settings, journal, settle, lambda *_: "here:1", lambda *_: None)
     yield made
@@ -108,3 +132,64 @@ def test_strangers_are_refused_in_words(controller: Controller) -> None:
         peer.socket.send(b"nonsense")
         peer.close()
     controller.turn()
+
+
+def turned(controller: Controller, peer: Peer, count: int) -> list[Message]:
+    """Return the next messages to a peer."""
+    found, limit = list[Message](), time.monotonic() + 10
+    while len(found) < count:
+        assert time.monotonic() < limit, found
+        controller.turn()
+        found += peer.heard()
+    return found
+
+
+def test_an_agent_is_welcomed_or_told_why_not(controller: Controller) -> None:
+    welcome = Welcome(job="job", folder="f", chips=("p/1/0",), world=2, heartbeat_s=0.2, wait_s=9.0)
+    controller.admit = lambda hello: welcome if hello.node == "p/1" else "no such node"
+    peer = Peer(controller, "p/1")
+    peer.send(Hello(node="p/1"))
+    peer.send(Hello(node="p/7"))
+    peer.send(Hello(node="p/1", version=99))
+    peer.send(Hello(node="p/1"), key=control_key(b"another secret"))
+    peer.say("p/1/0")
+    peer.send(Hello(node="p/1"))
+    found = turned(controller, peer, 5)
+    assert found[0] == welcome
+    whys = [message.why for message in found[1:] if isinstance(message, Refusal)]
+    assert whys == [
+        "no such node",
+        f"its messages are of version 99, those of this job of {VERSION}",
+        "another secret",
+        "node p/1 has an agent already",
+    ]
+    peer.close()
+
+
+def test_words_are_heard_once_and_in_order(tmp_path: Path) -> None:
+    heard: list[int] = []
+    journal = Journal(tmp_path)
+    settings = ControllerSettings(job="job", key=KEY)
+    controller = Controller(
+        settings, journal, settle, lambda *_: "here:1",
+        lambda rank, chip, kind, values: heard.append(values["n"]),
+    )  # fmt: skip
+    peer = Peer(controller, "a")
+
+    def say(number: int) -> None:
+        values = {"kind": "warning", "n": number}
+        peer.send(
+            Words(
+                job="job", host="a", incarnation=5, number=number, chip="p/0/0", process=1,
+                values=values,
+            )
+        )  # fmt: skip
+
+    for number in (1, 1, 3, 2, 3):
+        say(number)
+    acknowledged = [m.number for m in turned(controller, peer, 4) if isinstance(m, HeardWords)]
+    assert acknowledged == [1, 1, 2, 3]
+    assert heard == [1, 2, 3]
+    peer.close()
+    controller.close()
+    journal.close()

@@ -15,7 +15,8 @@ from tests.support import elastic_world as world
 from tests.support.elastic_exploration import explore
 from tutti.elastic.agent_state import AgentState
 from tutti.elastic.events import Phase
-from tutti.elastic.membership import Host, Membership
+from tutti.elastic.hosts import Host
+from tutti.elastic.membership import Membership
 from tutti.elastic.messages import Standing
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tutti.elastic.journal import FOLDER
 from tutti.ranks.links import Handle
-from tutti.schedule.instruction import Instruction
+from tutti.schedule.instruction import Instruction, Lane
 from tutti.train.run.config import DrillConfig
 
 if TYPE_CHECKING:
@@ -24,20 +24,33 @@ class DrillError(RuntimeError):
     """What an injected exception is."""
 
 
-def install(worker: Worker, drills: Sequence[DrillConfig], folder: Path) -> None:
-    """Let the faults that are meant for this rank happen when their time comes."""
-    own = [(n, d) for n, d in enumerate(drills) if d.rank == worker.context.rank]
-    if not own:
+def install(worker: Worker, drills: Sequence[DrillConfig], folder: Path, chip: str) -> None:
+    """Let the faults that are meant for this rank, or its chip, happen when their time comes."""
+    rank = worker.context.rank
+    mine = [
+        (number, drill)
+        for number, drill in enumerate(drills)
+        if (drill.chip == chip if drill.chip else drill.rank == rank)
+    ]
+    if not mine:
         return
+    own = [(number, drill) for number, drill in mine if drill.fault != "slow"]
+    slow = [drill for _, drill in mine if drill.fault == "slow"]
     engine = worker.engine
 
     def around(entry: Instruction, run: Callable[[], Handle]) -> Handle:
-        del entry
+        step = worker.progress.step + 1
         for number, drill in own:
-            due = drill.step == worker.progress.step + 1 and drill.instruction == engine.end.at
+            due = drill.step == step and drill.instruction == engine.end.at
             if due and _first(folder / FOLDER / f"drill-{number}"):
                 _happen(drill)
-        return run()
+        began = time.perf_counter()
+        handle = run()
+        for drill in slow:
+            now = drill.step <= step and (not drill.until or step <= drill.until)
+            if now and entry.lane is Lane.COMPUTE:
+                time.sleep((drill.factor - 1) * (time.perf_counter() - began))
+        return handle
 
     engine.around = around
 

@@ -83,13 +83,30 @@ class HeldState:
 @torch.no_grad()
 def fill(engine: Engine, control: Communicator, held: Sequence[HeldState], step: int) -> Facts:
     """Fill an engine with the state of a step from what the ranks hold; all ranks call it."""
-    mine = [state for state in held if state.step == step]
-    offered = [piece for state in mine for piece in state.pieces]
     wanted = kept_pieces(engine)
     for piece in wanted:
         if piece.copy and piece.kind is not StateKind.WEIGHT:
             piece.memory.zero_()  # the owner's end has them
     needed = [p for p in wanted if not p.copy or p.kind is StateKind.WEIGHT]
+    found = _exchange(control, held, needed, step)
+    engine.follow_masters()
+    engine.step_number = found.updates
+    engine.scaling.load_state_dict(dict(found.loss_scale))
+    return found
+
+
+@torch.no_grad()
+def offer(control: Communicator, held: Sequence[HeldState], step: int) -> None:
+    """Take part in filling others' engines without having one."""
+    _exchange(control, held, (), step)
+
+
+def _exchange(
+    control: Communicator, held: Sequence[HeldState], needed: Sequence[Piece], step: int
+) -> Facts:
+    """Move what each rank needs to it; return the facts of the step."""
+    mine = [state for state in held if state.step == step]
+    offered = [piece for state in mine for piece in state.pieces]
     words = {
         "offers": to_words(_by_key(offered)),
         "wants": to_words(_by_key(needed)),
@@ -109,11 +126,7 @@ def fill(engine: Engine, control: Communicator, held: Sequence[HeldState], step:
             + "; go on from a checkpoint with --resume"
         )
     _carry_out(moves, _Pieces(offered), _Pieces(needed), control)
-    engine.follow_masters()
-    found = Facts.from_words(facts)
-    engine.step_number = found.updates
-    engine.scaling.load_state_dict(dict(found.loss_scale))
-    return found
+    return Facts.from_words(facts)
 
 
 def _by_key(pieces: Iterable[Piece]) -> dict[str, list[Rectangle]]:

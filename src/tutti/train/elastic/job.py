@@ -1,12 +1,14 @@
-"""`tutti train` of a file with `elastic:`: controller and agent in one, on this machine's chips."""
+"""`tutti train` of a file with `elastic:`: controller and first agent in one.
+
+Without `elastic.listen` all chips of the plan are this machine's; with it, those of one node are,
+and agents on other hosts bring theirs.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-import statistics
-import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,24 +16,38 @@ from typing import Any
 
 from tutti.comm.entry.store import StoreServer
 from tutti.comm.entry.trust import Key
-from tutti.elastic.agent import Agent, AgentSettings
+from tutti.elastic.agent import Agent
+from tutti.elastic.agent_settings import AgentSettings
 from tutti.elastic.controller import Controller, ControllerSettings
-from tutti.elastic.events import Fatal, Phase
-from tutti.elastic.journal import Entry, Journal, last_generation, now
-from tutti.errors import InputError, StoppedError, TuttiError
+from tutti.elastic.events import Drain, Event, Fatal, Phase
+from tutti.elastic.join import (
+    RANK_MODULE,
+    SECRET_IN_RUN,
+    address_of,
+    chip_environment,
+    memory_folder,
+    with_given,
+    zmq_address,
+)
+from tutti.elastic.journal import FOLDER, Entry, Journal, last_generation, now, read_journal
+from tutti.elastic.membership import Membership
+from tutti.elastic.messages import Hello, Welcome, control_key
+from tutti.elastic.restore import is_over, restored
+from tutti.elastic.wishes import Wishes
+from tutti.errors import InputError, StoppedError, TuttiError, hint
+from tutti.files import write_text
 from tutti.launch.identity import used_chips
-from tutti.launch.secret import SECRET, Secret, new_secret
+from tutti.launch.secret import SECRET, SECRET_FILE, Secret, find_secret, new_secret
 from tutti.observe.folder import METRICS
-from tutti.observe.record import PoolTimes, StepRecord
-from tutti.observe.sinks import JsonLines
 from tutti.ranks.local_processes import RankEvent
+from tutti.train.elastic.adapt import Adapter
+from tutti.train.elastic.figures import Figures
 from tutti.train.elastic.settle import Settler
 from tutti.train.elastic.watches import HangWatch, SlowWatch
 from tutti.train.run.planning import Job
 from tutti.train.run.starting import Resume
 
-RANK_MODULE = "tutti.train.elastic.rank"
-_SHARED_MEMORY = Path("/dev/shm")
+JOB_FILE = f"{FOLDER}/job"
 Listener = Callable[[RankEvent], None]
 
 
@@ -49,50 +65,101 @@ class ElasticRun:
         assert job.config.elastic is not None
         self.job, self.config = job, job.config.elastic
         self._listener = listener
-        self._secret = new_secret()
         self._servers: list[StoreServer] = []
         self._figures = Figures(job)
         self.asked_by, self._asked = 0, 0
         self.summary: dict[str, Any] | None = None
         folder = job.config.folder
+        earlier = _earlier(folder) if resume is not False else []
         self._journal = Journal(folder)
-        self.name = uuid.uuid4().hex[:12]
-        settings = ControllerSettings(
-            job=self.name, death_after_s=self.config.death_after_s, wait_s=self.config.wait_s
-        )
+        self.name, self._secret = _identity(folder, again=bool(earlier))
+        self._key = control_key(self._secret.encode())
+        self._host, port = ("127.0.0.1", "*")
+        if self.config.listen:
+            self._host, number = address_of(self.config.listen, "elastic.listen")
+            port = str(number)
         self._settler = Settler(job, resume=resume)
-        self.controller = Controller(
-            settings, self._journal, self._settler, self._rendezvous, self._passed,
-            generation=last_generation(folder),
-        )  # fmt: skip
-        self._memory = Path(tempfile.mkdtemp(prefix="tutti-elastic-", dir=_memory_folder()))
-        self.agent = Agent(self._agent_settings(environment or {}), self._hear)
+        self.controller = self._controller(port)
+        if earlier:
+            self._go_on(earlier)
+        self._memory = memory_folder(self.name, self._own_host())
+        self.agent = Agent(self._agent_settings(environment or {}))
         self._slow = SlowWatch(job)
-        self.controller.watch = HangWatch(job, self.agent, self.config.hang_after_s)
+        self._hangs = HangWatch(
+            job, self.controller, lambda: self._settler.current, self.config.hang_after_s
+        )
+        self._adapter = Adapter(job, self._settler, self._decided)
+        self._wishes = Wishes(folder)
+        self.controller.watch = self._watch
+
+    def _controller(self, port: str) -> Controller:
+        settings = ControllerSettings(
+            job=self.name, key=self._key, bind=zmq_address(self._host, port),
+            death_after_s=self.config.death_after_s, wait_s=self.config.wait_s,
+        )  # fmt: skip
+        try:
+            made = Controller(
+                settings, self._journal, self._settler, self._rendezvous, self._passed,
+                generation=last_generation(self.job.config.folder),
+            )  # fmt: skip
+        except OSError as error:
+            raise InputError(
+                f"elastic.listen is '{self.config.listen}': {error.strerror or error}; give an "
+                "address of this host and a free port"
+            ) from None
+        if self.config.listen:
+            made.admit = self._admit
+        return made
+
+    def _go_on(self, earlier: list[Entry]) -> None:
+        """Take up a job whose controller was lost, with the agents that wait for it."""
+        members = restored(self.name, earlier)
+        if members is not None:
+            self._settler.restore(earlier)
+            self.controller.restore(members)
+
+    def _admit(self, hello: Hello) -> Welcome | str:
+        chips = chips_of_node(self.job, hello.node)
+        if not chips:
+            known = ", ".join(nodes_of(self.job))
+            return f"cluster '{self.job.cluster.name}' has no such node (it has {known})"
+        if hello.node == self._own_node():
+            return "the controller is on that node itself"
+        return Welcome(
+            job=self.name,
+            folder=str(self.job.config.folder.resolve()),
+            chips=chips,
+            world=len(used_chips(self.job.plan)),
+            heartbeat_s=self.config.heartbeat_s,
+            wait_s=self.config.wait_s,
+        )
+
+    def _own_node(self) -> str:
+        """Return the node whose chips are here; empty where all are."""
+        if not self.config.listen:
+            return ""
+        first = next(iter(used_chips(self.job.plan)))
+        return self.config.node or f"{first.pool}/{first.node}"
+
+    def _own_host(self) -> str:
+        return self._own_node() or "here"
 
     def _agent_settings(self, environment: Mapping[int, Mapping[str, str]]) -> AgentSettings:
-        chips = {str(chip): rank for chip, rank in used_chips(self.job.plan).items()}
-        threads = str(max(1, (os.cpu_count() or 1) // len(chips)))
-        common = {
-            "LOCAL_WORLD_SIZE": str(len(chips)), "WORLD_SIZE": str(len(chips)),
-            "MASTER_ADDR": "127.0.0.1", SECRET: self._secret,
-        }  # fmt: skip
-        given = {
-            chip: {
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
-                **common, "LOCAL_RANK": str(rank), **environment.get(rank, {}),
-            }
-            for chip, rank in chips.items()
-        }  # fmt: skip
+        used = {str(chip): rank for chip, rank in used_chips(self.job.plan).items()}
+        node = self._own_node()
+        chips = chips_of_node(self.job, node) if node else chips_here(self.job)
+        plain = chip_environment(chips, world=len(used), master=self._host, secret=self._secret)
+        given = {chip: environment.get(used.get(chip, -1), {}) for chip in chips}
         return AgentSettings(
             job=self.name,
-            host="here",
-            chips=tuple(chips),
+            host=self._own_host(),
+            chips=chips,
             controller=self.controller.address,
             module=RANK_MODULE,
             folder=self.job.config.folder.resolve(),
             memory=self._memory,
-            environment=given,
+            environment=with_given(plain, given),
+            key=self._key,
             heartbeat_s=self.config.heartbeat_s,
         )
 
@@ -102,8 +169,10 @@ class ElasticRun:
         try:
             members = self.controller.run()
         finally:
+            self._adapter.close()
             self.agent.close()
             self.controller.close()
+            (self.job.config.folder / SECRET_IN_RUN).unlink(missing_ok=True)
             self._figures.close()
             for server in self._servers:
                 server.close()
@@ -121,10 +190,37 @@ class ElasticRun:
             )
         return {**self.summary, **self._figures.summary(self.job)}
 
-    def _hear(self, chip: str, process: int, values: dict[str, Any]) -> None:
-        if values["kind"] == "died":
-            self._settler.died(chip)
-        self.controller.hear(chip, process, values)
+    def _watch(self, members: Membership) -> Event | None:
+        self._hangs(members)
+        if self.agent.error is not None:
+            return Fatal(f"the agent of this host failed: {self.agent.error}")
+        for asked in self._wishes.take():
+            if asked.kind == "replan":
+                self._adapter.ask()
+            else:
+                back = asked.kind == "add"
+                self._decided(asked.kind, f"{asked.place}, as somebody asked")
+                if back:
+                    self._settler.forgive(asked.place)
+                    self._adapter.forgive(asked.place)
+                self.controller.tell(Drain(asked.place, back=back))
+        return self._adapter.look(members)
+
+    def _decided(self, phase: str, text: str) -> None:
+        """Write a decision, and say it."""
+        members = self.controller.members
+        self._journal.write(
+            Entry(
+                at=now(),
+                generation=members.generation,
+                phase=phase,
+                why=text,
+                step=self._adapter.step,
+                order=members.order,
+            )
+        )
+        if self._listener is not None:
+            self._listener(RankEvent(0, "notice", {"text": f"{phase}: {text}"}))
 
     def _logs(self) -> Path:
         return self.job.config.folder / "logs"
@@ -134,7 +230,7 @@ class ElasticRun:
         self._asked += 1
         self.asked_by = self.asked_by or by
         if self._asked == 1:
-            self.agent.ask_to_stop(by)
+            self.controller.finish(by)
         else:
             self.controller.tell(Fatal("asked to end at once"))
 
@@ -142,40 +238,41 @@ class ElasticRun:
 
     def _rendezvous(self, generation: int, size: int) -> str:
         key = Key(Secret(self._secret.encode()), "store", f"generation-{generation}")
-        server = StoreServer(key, size, "127.0.0.1")
+        server = StoreServer(key, size, self._host)
         self._servers.append(server)
         for old in self._servers[:-2]:
             old.close()
         del self._servers[:-2]
-        return f"127.0.0.1:{server.port}"
+        return f"{self._host}:{server.port}"
 
     def _took(self, values: dict[str, Any]) -> None:
         """Look at what every rank computed in a step; say which chip became slow, or well."""
         members = self.controller.members
-        for verdict in self._slow.step(members, int(values["step"]), values["compute_s"]):
+        found = self._slow.step(
+            members, self._settler.current, self._adapter.slow, int(values["step"]),
+            values["compute_s"],
+        )  # fmt: skip
+        for verdict in found:
             chip = members.seats[verdict.rank].chip
             text = f"rank {verdict.rank} ({chip}) {verdict.why}"
-            phase = "slow" if verdict.slow else "well again"
-            self._journal.write(
-                Entry(
-                    at=now(),
-                    generation=members.generation,
-                    phase=phase,
-                    why=text,
-                    step=verdict.step,
-                )
-            )
-            if self._listener is not None:
-                self._listener(RankEvent(verdict.rank, "warning", {"text": text}))
+            self._decided("slow" if verdict.slow else "well again", text)
+            if verdict.slow:
+                self._adapter.slow[chip] = verdict.factor
+            else:
+                self._adapter.slow.pop(chip, None)
 
-    def _passed(self, rank: int, kind: str, values: dict[str, Any]) -> None:
+    def _passed(self, rank: int, chip: str, kind: str, values: dict[str, Any]) -> None:
         if kind == "done":
             self.summary = values
+        if kind == "died":
+            self._settler.died(chip)
         if kind == "times":
             self._took(values)
             return
-        if kind == "step" and not self._figures.take(values):
-            return
+        if kind == "step":
+            if not self._figures.take(values):
+                return
+            self._adapter.took(int(values["step"]), float(values["seconds"]))
         if kind == "validation":
             self._figures.validation(int(values["step"]), float(values["loss"]))
         if self._listener is None:
@@ -192,71 +289,55 @@ class ElasticRun:
             self._listener(RankEvent(rank, kind, values))
 
 
-class Figures:
-    """The figures of a run, by step; a step that is made again replaces what was said of it."""
-
-    def __init__(self, job: Job) -> None:
-        self._path = job.config.folder / METRICS
-        self._lines: JsonLines | None = None
-        self._records: dict[int, dict[str, Any]] = {}
-        self._validation: dict[int, float] = {}
-        self._last = 0
-
-    def take(self, values: dict[str, Any]) -> bool:
-        """Take a step; False if it was known."""
-        late = bool(values.pop("late", False))
-        step = int(values["step"])
-        if late and step in self._records:
-            return False
-        self._records[step] = values
-        again = [step]
-        if self._lines is None or step <= self._last:
-            if self._lines is not None:
-                self._lines.close()
-            self._lines = JsonLines(self._path, after=step - 1)
-            if late:  # heard of after steps that came later; else the run went back to here
-                again = [n for n in sorted(self._records) if n >= step]
-        for number in again:
-            self._lines.write(_record(self._records[number]))
-        self._last = again[-1]
-        return True
-
-    def validation(self, step: int, loss: float) -> None:
-        """Take a loss on held-out data."""
-        self._validation[step] = loss
-        if self._lines is not None:
-            self._lines.validation(step, loss)
-
-    def summary(self, job: Job) -> dict[str, Any]:
-        """Return what all generations together came to."""
-        steps = sorted(self._records)
-        if not steps:
-            return {}
-        seconds = [float(self._records[step]["seconds"]) for step in steps]
-        steady = statistics.median(seconds[1:] or seconds)
-        return {
-            "first_step": steps[0] - 1,
-            "losses": [float(self._records[step]["loss"]) for step in steps],
-            "validation": sorted(self._validation.items()),
-            "seconds_per_step": steady,
-            "tokens_per_s": job.plan.job.tokens / steady if steady else 0.0,
-        }
-
-    def close(self) -> None:
-        """Write no more."""
-        if self._lines is not None:
-            self._lines.close()
+# --- where the chips are -----------------------------------------------------------------------
 
 
-def _record(values: dict[str, Any]) -> StepRecord:
-    pools = values.get("pools")
-    whole = {name: PoolTimes(**found) for name, found in pools.items()} if pools else None
-    return StepRecord(**{**values, "pools": whole})
+def nodes_of(job: Job) -> list[str]:
+    """Return the nodes of a job's cluster."""
+    return [f"{pool.name}/{node}" for pool in job.cluster.pools for node in range(pool.nodes)]
 
 
-def _memory_folder() -> str | None:
-    """Return where files lie in memory; None: wherever temporary files go."""
-    return str(_SHARED_MEMORY) if os.access(_SHARED_MEMORY, os.W_OK) else None
+def chips_of_node(job: Job, node: str) -> tuple[str, ...]:
+    """Return the chips of a node; none where there is no such node."""
+    if node not in nodes_of(job):
+        return ()
+    pool = job.cluster.pool(node.split("/")[0])
+    return tuple(f"{node}/{slot}" for slot in range(pool.node.num_chips))
+
+
+def chips_here(job: Job) -> tuple[str, ...]:
+    """Return the chips of a job that runs on one machine: all of the nodes that its plan uses."""
+    used = [f"{chip.pool}/{chip.node}" for chip in used_chips(job.plan)]
+    return tuple(chip for node in dict.fromkeys(used) for chip in chips_of_node(job, node))
+
+
+def _earlier(folder: Path) -> list[Entry]:
+    """Return the decisions of a run that was cut off with its controller."""
+    try:
+        entries = read_journal(folder)
+    except InputError:
+        return []
+    return [] if is_over(entries) else entries
+
+
+def _identity(folder: Path, *, again: bool) -> tuple[str, str]:
+    """Return the job's name and secret; those of before where agents wait for it."""
+    environ = dict(os.environ)
+    name_file, secret_file = folder / JOB_FILE, folder / SECRET_IN_RUN
+    known = again and name_file.is_file() and secret_file.is_file()
+    name = name_file.read_text(encoding="ascii").strip() if known else uuid.uuid4().hex[:12]
+    if environ.get(SECRET) or environ.get(SECRET_FILE):
+        secret = find_secret(environ, 2).reveal().decode()
+    elif known:
+        secret = find_secret({SECRET_FILE: str(secret_file)}, 2).reveal().decode()
+    else:
+        secret = new_secret()
+    write_text(name_file, f"{name}\n")
+    secret_file.unlink(missing_ok=True)
+    descriptor = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secret)
+    return name, secret
 
 
 def check_elastic(job: Job) -> None:
@@ -269,6 +350,12 @@ def check_elastic(job: Job) -> None:
             f"elastic.min_chips is {elastic.min_chips}, but cluster '{job.cluster.name}' has "
             f"{most} chips"
         )
+    if elastic.node and not elastic.listen:
+        raise InputError(
+            "elastic.node is given, but not elastic.listen: without it all chips are here"
+        )
+    if elastic.node and elastic.node not in nodes_of(job):
+        raise InputError(f"elastic.node is '{elastic.node}'; {hint(elastic.node, nodes_of(job))}")
     measure = job.config.measure
     for name in ("tensorboard", "prometheus_port", "wandb", "mlflow", "tensors"):
         if getattr(measure, name):

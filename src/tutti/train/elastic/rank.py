@@ -42,10 +42,12 @@ from tutti.ranks.events import PipeEvents
 from tutti.ranks.rendezvous import job_secret
 from tutti.train.checkpoint import Progress
 from tutti.train.data.opening import PackedData, open_data
+from tutti.train.elastic.donors import connect_with_donors, give, offers_of
 from tutti.train.elastic.drills import install
 from tutti.train.elastic.finish import finish_step
+from tutti.train.elastic.generation_events import GenerationEvents, live_generation
 from tutti.train.elastic.held_state import HeldState, fill
-from tutti.train.elastic.host_copies import HostCopies, labelled, read_copy
+from tutti.train.elastic.host_copies import HostCopies, labelled
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.agreement import job_facts
 from tutti.train.run.build_rank import build_engine, join, load_weights
@@ -53,7 +55,7 @@ from tutti.train.run.planning import Job, prepared
 from tutti.train.run.rank_context import RankContext
 from tutti.train.run.safety import hardware_differences
 from tutti.train.run.weights import model_folder
-from tutti.train.run.worker import StopRequest, Worker
+from tutti.train.run.worker import PausedError, StopRequest, Worker
 from tutti.train.sync.comm_links import CommLinks
 
 BEAT_S = 0.1  # of the thread that owns the connections
@@ -106,17 +108,6 @@ def main(descriptors: Sequence[int]) -> int:
     return 0
 
 
-class GenerationEvents:
-    """Events with the generation that they are of."""
-
-    def __init__(self, events: PipeEvents, generation: int) -> None:
-        self._events, self._generation = events, generation
-
-    def send(self, kind: str, **values: object) -> None:
-        """Tell one."""
-        self._events.send(kind, **values, generation=self._generation)
-
-
 class ElasticRank:
     """One chip's process."""
 
@@ -156,6 +147,10 @@ class ElasticRank:
                 if self.standing is Standing.DONE:
                     self._say(Standing.IDLE)
                 continue
+            if "free" in order:
+                self._live, self._kept, self._held = None, None, (0, -1)
+                self._say(Standing.IDLE)
+                continue
             wanted = msgspec.convert(order["enter"], Order)
             if wanted.generation > self._told_to_leave:
                 self._enter(wanted, int(order["rank"]))
@@ -173,6 +168,9 @@ class ElasticRank:
                     break
                 if "stop" in command:
                     self.stop.ask(int(command["stop"]))
+                elif command.get("gentle"):
+                    self._pause(int(command["leave"]))
+                    self._orders.put(command)
                 elif "leave" in command:
                     self._leave(int(command["leave"]), str(command.get("why", "")))
                     self._orders.put(command)
@@ -180,6 +178,14 @@ class ElasticRank:
                     self._orders.put(command)
         self._orders.put(None)
         threading.Timer(2.0, os._exit, [0]).start()  # it may hang in something; nobody needs it
+
+    def _pause(self, generation: int) -> None:
+        """Let all ranks of a generation leave it after the step at hand."""
+        live = self._live
+        if live is not None and generation == self.generation and self.standing is Standing.RUNNING:
+            live.pausing = True
+        else:
+            self._leave(generation, "it is over before it began")
 
     def _leave(self, generation: int, why: str) -> None:
         """Let whatever the main thread waits for in a generation fail."""
@@ -224,7 +230,11 @@ class ElasticRank:
         self.pulse.at(-1, Activity.MOVING)
         assert order.source is not None
         try:
-            offers = self._offers(order, order.source)
+            self._settle(order.source)
+            offers = offers_of(order, self.chip, self._kept, self.memory)
+            if rank >= len(order.seats):
+                self._give(order, rank, offers)
+                return
             job = self._job_of(order.plan)
             position = job.cluster.pool(self.chip.split("/")[0]).chip
             slot = int(self.chip.split("/")[2])
@@ -238,8 +248,38 @@ class ElasticRank:
             with ExitStack() as stack:
                 stack.callback(self._opened, None, None)
                 self._train(context, order, offers, stack)
-        except (CommError, StoreError) as error:
+        except (CommError, StoreError, PausedError) as error:
             self._left(error)
+
+    def _settle(self, source: Source) -> None:
+        """Keep what this process holds of the step that all go on from; let go of the rest."""
+        counts = source.kind == "memory" and self.chip in source.holders
+        live, self._live = self._live, None
+        if live is not None and counts:
+            if live.progress.step < source.step and live.engine.end.pending:
+                self._finished(live, finish_step(live.engine, source.sums))
+            self._kept = HeldState.taken(live.engine, live.progress)
+            self._held = (live_generation(live), live.context.rank)
+        if not counts:
+            self._kept, self._held = None, (0, -1)
+
+    def _give(self, order: Order, rank: int, offers: list[HeldState]) -> None:
+        """Give this process's state to the seats of a generation, and have no part in it."""
+        assert order.source is not None
+        with ExitStack() as stack:
+            stack.callback(self._opened, None, None)
+            store = self._met(order, rank, self._job_of(order.plan).config.timeout_s, stack)
+            give(order, rank, store, offers, stack, lambda comm: self._opened(store, comm))
+        self._say(Standing.IDLE)  # what it gave it keeps until all run
+
+    def _met(self, order: Order, rank: int, timeout_s: float, stack: ExitStack) -> StoreClient:
+        """Return the store where those of a generation meet."""
+        host, _, port = order.address.rpartition(":")
+        key = Key(job_secret(), "store", f"generation-{order.generation}")
+        store = StoreClient(key, rank, host, int(port), timeout_s=timeout_s)
+        stack.callback(store.close)
+        self._opened(store, None)
+        return store
 
     def _job_of(self, plan: str) -> Job:
         """Return the job under a plan; the rest of it stays."""
@@ -251,12 +291,7 @@ class ElasticRank:
     def _train(
         self, context: RankContext, order: Order, offers: list[HeldState], stack: ExitStack
     ) -> None:
-        host, _, port = order.address.rpartition(":")
-        key = Key(job_secret(), "store", f"generation-{order.generation}")
-        timeout_s = context.config.timeout_s
-        store = StoreClient(key, context.rank, host, int(port), timeout_s=timeout_s)
-        stack.callback(store.close)
-        self._opened(store, None)
+        store = self._met(order, context.rank, context.config.timeout_s, stack)
         assert self._accelerator is not None
         assert order.source is not None
         joined = join(context, self._accelerator, stack, store)
@@ -270,10 +305,9 @@ class ElasticRank:
         predicted = context.job.predicted()
         links = CommLinks(joined.comm, context.plan, context.spec, context.job.cluster)
         engine = build_engine(context, self._accelerator, links, predicted)
-        source = order.source
 
         def load(worker: Worker) -> Progress:
-            return self._load(worker, source, offers)
+            return self._load(worker, order, store, offers)
 
         worker = Worker(
             context, joined, links, (engine, predicted), self.stop, stack, load=load,
@@ -285,18 +319,27 @@ class ElasticRank:
         engine.end.pulse = self.pulse
         self._begin_copies(worker)
         elastic = context.config.elastic
-        install(worker, elastic.drill if elastic is not None else (), self.folder)
+        install(worker, elastic.drill if elastic is not None else (), self.folder, self.chip)
         self._say(Standing.RUNNING)
         summary = worker.train()
         if context.rank == 0:
             context.events.send("done", **summary)
         self._say(Standing.DONE)
 
-    def _load(self, worker: Worker, source: Source, offers: list[HeldState]) -> Progress:
-        context, engine = worker.context, worker.engine
-        if source.kind == "memory":
-            facts = fill(engine, worker.joined.control, offers, source.step)
+    def _load(
+        self, worker: Worker, order: Order, store: StoreClient, offers: list[HeldState]
+    ) -> Progress:
+        context, engine, source = worker.context, worker.engine, order.source
+        assert source is not None
+        if source.kind == "memory" and order.donors:
+            with ExitStack() as stack:
+                comm = connect_with_donors(order, context.rank, store, context.job)
+                stack.callback(comm.close)
+                facts = fill(engine, comm.control("control"), offers, source.step)
+                comm.barrier().wait()  # donors may let go
             return facts.progress
+        if source.kind == "memory":
+            return fill(engine, worker.joined.control, offers, source.step).progress
         resume = source.step if source.kind == "disk" else False
         return load_weights(context, engine, worker.checkpointer, worker.data, resume)
 
@@ -341,41 +384,3 @@ class ElasticRank:
         seconds = worker.history.steady_s or 1e-3  # it was cut off: what steps take, roughly
         record = worker.advance(result, seconds)
         worker.context.events.send("step", **record.to_document(), late=True)
-
-    def _offers(self, order: Order, source: Source) -> list[HeldState]:
-        """Return what this process holds of the step that all go on from; let go of the rest."""
-        counts = source.kind == "memory" and self.chip in source.holders
-        live, self._live = self._live, None
-        if live is not None and counts:
-            if live.progress.step < source.step and live.engine.end.pending:
-                self._finished(live, finish_step(live.engine, source.sums))
-            self._kept = HeldState.taken(live.engine, live.progress)
-            self._held = (live_generation(live), live.context.rank)
-        if not counts:
-            self._kept, self._held = None, (0, -1)
-        offers = [self._kept] if self._kept is not None else []
-        if source.kind != "memory":
-            return offers
-        first = min((s for s in order.seats if s.host == _own_host(order, self.chip)),
-                    key=lambda s: s.rank)  # fmt: skip
-        seated = {seat.chip for seat in order.seats}
-        for chip, generation, step, label in labelled(self.memory):
-            if generation not in source.generations or step != source.step:
-                continue
-            if chip in source.holders:
-                continue
-            orphan = chip not in seated and first.chip == self.chip
-            if chip == self.chip or orphan:
-                offers.append(read_copy(label))
-        return offers
-
-
-def live_generation(worker: Worker) -> int:
-    """Return the generation of a worker."""
-    events = worker.context.events
-    assert isinstance(events, GenerationEvents)
-    return events._generation
-
-
-def _own_host(order: Order, chip: str) -> str:
-    return next(seat.host for seat in order.seats if seat.chip == chip)

@@ -1,24 +1,25 @@
 """What the next generation is: the plan for the chips that are there, and its state's source.
 
-The job's own plan, where all its chips are there again; else what is left of the plan at hand. The
-files of plans lie in the run's folder, so that ranks read what was decided.
+The plan that was decided on, or the one at hand, where all its chips are there; else what is left
+of it. The files of plans lie in the run's folder, so that ranks read what was decided.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
 from tutti.elastic.controller import all_reports
-from tutti.elastic.events import Settle, Settled, Unsettled
-from tutti.elastic.journal import FOLDER
+from tutti.elastic.events import Phase, Settle, Settled, Unsettled
+from tutti.elastic.journal import FOLDER, Entry
 from tutti.elastic.membership import Membership
 from tutti.elastic.sources import Past, find_source
 from tutti.hardware.topology import Position
 from tutti.launch.identity import used_chips
 from tutti.observe.folder import CHECKPOINTS
-from tutti.plan.files import save_plan
+from tutti.plan.files import load_plan, save_plan
 from tutti.plan.plan import Plan
 from tutti.search.replan.surviving_plan import surviving_plan
 from tutti.train.checkpoint.folders import complete_folders, resolve
@@ -35,15 +36,34 @@ class Settler:
         self._job, self._resume = job, resume
         self._past: dict[int, Past] = {}
         self._plans: dict[str, Plan] = {}
-        self._current = job.plan
+        self.current = job.plan  # of the generation at hand
+        self.target: Plan | None = None  # that was decided on
         self._begun = started  # a generation of this run has trained: checkpoints are its own
         self._deaths: dict[str, list[float]] = {}  # when processes of a chip ended
+
+    def restore(self, entries: Sequence[Entry]) -> None:
+        """Take the generations of a job whose controller was lost."""
+        folder = self._job.config.folder
+        for entry in entries:
+            if entry.phase != Phase.ENTERING:
+                continue
+            if entry.plan not in self._plans:
+                self._plans[entry.plan] = load_plan(folder / entry.plan)
+            self.current = self._plans[entry.plan]
+            self._past[entry.generation] = Past(plan=self.current, chips=entry.ranks)
+        self._begun = True
 
     def died(self, chip: str) -> None:
         """Take note that a process of a chip ended."""
         self._deaths.setdefault(chip, []).append(time.monotonic())
 
-    def _bad(self) -> set[str]:
+    def forgive(self, place: str) -> None:
+        """Forget how often the processes of a place ended."""
+        for chip in list(self._deaths):
+            if chip == place or chip.startswith(f"{place}/"):
+                del self._deaths[chip]
+
+    def bad(self) -> set[str]:
         """Return the chips whose processes end too often to be given a seat."""
         elastic = self._job.config.elastic
         assert elastic is not None
@@ -56,7 +76,7 @@ class Settler:
         """Return the next generation, or why there is none."""
         job = self._job
         assert job.config.elastic is not None
-        bad, least = self._bad(), job.config.elastic.min_chips
+        bad, least = self.bad(), job.config.elastic.min_chips
         chips_left = [chip for chip in question.chips if chip not in bad]
         but = (
             f" ({many(len(bad), 'chip')} failed too often: {', '.join(sorted(bad))})" if bad else ""
@@ -65,6 +85,11 @@ class Settler:
             return Unsettled(
                 question.request,
                 f"{many(len(chips_left), 'chip')} left{but}, elastic.min_chips is {least}",
+            )
+        absent = [str(c) for c in used_chips(job.plan) if str(c) not in chips_left]
+        if not self._past and absent:
+            return Unsettled(
+                question.request, f"the job begins when all chips are there; not yet: {absent[0]}"
             )
         plan = self._plan(set(chips_left))
         if plan is None:
@@ -80,11 +105,12 @@ class Settler:
             question.left, all_reports(members), self._past, job.spec, self._checkpoint()
         )
         name = self._saved(plan)
-        if plan != job.plan:
-            text = f"{source.text}; {many(len(chips), 'chip')} under what is left of the plan{but}"
+        if plan != self.current or but:
+            under = "a new plan" if plan == self.target else "what is left of the plan"
+            text = f"{source.text}; {many(len(chips), 'chip')} under {under}{but}"
             source = msgspec.structs.replace(source, text=text)
         self._past[members.generation + 1] = Past(plan=plan, chips=chips)
-        self._current = plan
+        self.current, self.target = plan, None
         return Settled(question.request, chips, name, source)
 
     def _learn(self, members: Membership) -> None:
@@ -93,11 +119,16 @@ class Settler:
             del self._past[generation]
 
     def _plan(self, chips: set[str]) -> Plan | None:
-        for plan in (self._job.plan, self._current):
-            if {str(chip) for chip in used_chips(plan)} <= chips:
+        job = self._job
+        for plan in (self.target, self.current):
+            if plan is not None and {str(chip) for chip in used_chips(plan)} <= chips:
                 return plan
-        lost = frozenset(chip for chip in _all_chips(self._job) if str(chip) not in chips)
-        return surviving_plan(self._job.plan, self._job.spec, self._job.cluster, lost=lost)
+        lost = frozenset(chip for chip in _all_chips(job) if str(chip) not in chips)
+        for plan in (self.current, job.plan):
+            left = surviving_plan(plan, job.spec, job.cluster, lost=lost)
+            if left is not None:
+                return left
+        return None
 
     def _saved(self, plan: Plan) -> str:
         for name, known in self._plans.items():

@@ -3,108 +3,169 @@
 from __future__ import annotations
 
 import functools
+import statistics
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from tutti.diagnose.slow import SlowRanks, Verdict
-from tutti.elastic.agent import Agent, process_state
+from tutti.diagnose.slow import FIRST, ON_END, SlowRanks, Verdict
+from tutti.elastic.controller import Controller
 from tutti.elastic.events import Phase
 from tutti.elastic.hangs import Observed, find_hang
 from tutti.elastic.membership import Membership
+from tutti.elastic.messages import ChipPulse
+from tutti.observe.pulse import Activity, OpenOperation, Reading
+from tutti.plan.plan import Plan
 from tutti.ranks.rank_places import Seats, class_of
 from tutti.schedule.instruction import Lane
 from tutti.schedule.schedule import build_schedule
 from tutti.train.run.planning import Job
 
 LOOK_S = 0.25  # between two looks at the pulses
+FRESH_S = 1.0  # agents tell what their ranks do as long as none of them moves
 
 
 class HangWatch:
     """Looks at the pulses of a generation that runs, and ends whoever keeps the others waiting."""
 
-    def __init__(self, job: Job, agent: Agent, after_s: float) -> None:
-        self._job, self._agent = job, agent
+    def __init__(
+        self, job: Job, controller: Controller, plan: Callable[[], Plan], after_s: float
+    ) -> None:
+        """Take what to look at; `plan` is the one of the generation at hand."""
+        self._job, self._controller, self._plan = job, controller, plan
+        self._words: tuple[Plan, list[list[str]]] | None = None
         self._after_s = after_s
         self._next, self._judged = 0.0, 0
 
     def __call__(self, members: Membership) -> None:
         """Look, every so often."""
         now = time.monotonic()
-        if now < self._next or members.phase is not Phase.RUNNING:
+        if now < self._next or members.phase not in (Phase.RUNNING, Phase.LEAVING):
+            return
+        if members.phase is Phase.LEAVING and not members.gentle:
             return
         self._next = now + LOOK_S
         if self._judged == members.generation:
             return
-        readings = self._agent.pulses()
-        ranks = list[Observed]()
+        now_ns, ranks = time.monotonic_ns(), list[Observed]()
         for seat in members.seats:
-            found = readings.get(seat.chip)
-            if found is None or found.generation != members.generation:
+            told_ns, pulse = self._controller.pulses.get(seat.chip, (0, None))
+            if pulse is None or now_ns - told_ns > FRESH_S * 1e9:
+                return  # something on its host moves
+            if pulse.generation != members.generation:
                 return
-            ranks.append(
-                Observed(
-                    chip=seat.chip,
-                    reading=found,
-                    state=process_state(found.process),
-                    instruction=self._instruction(seat.rank, found.instruction),
-                )
-            )
+            ranks.append(self._observed(seat.rank, pulse, told_ns))
         source = members.source
         first = (source.step if source is not None else 0) + 1
         hang = find_hang(
-            ranks, now_ns=time.monotonic_ns(), after_s=self._after_s + self._step_s,
+            ranks, now_ns=now_ns, after_s=self._after_s + self._step_s,
             first_step=first,
         )  # fmt: skip
         if hang is not None:
             self._judged = members.generation
-            self._agent.kill(hang.chip, members.seats[hang.rank].process, hang.why)
+            self._controller.kill(members.seats[hang.rank], hang.why)
+
+    def _observed(self, rank: int, pulse: ChipPulse, told_ns: int) -> Observed:
+        reading = Reading(
+            process=0,
+            rank=rank,
+            generation=pulse.generation,
+            step=pulse.step,
+            instruction=pulse.instruction,
+            activity=Activity(pulse.activity),
+            beats=0,
+            beat_ns=told_ns - pulse.idle_ns,
+            link_beats=0,
+            link_beat_ns=told_ns - pulse.links_idle_ns,
+            operations=tuple(OpenOperation(name, peers, 0) for name, peers in pulse.operations),
+        )
+        instruction = self._instruction(rank, pulse.instruction)
+        return Observed(
+            chip=pulse.chip, reading=reading, state=pulse.state, instruction=instruction
+        )
 
     @functools.cached_property
     def _step_s(self) -> float:
         """Seconds that a step should take; twice that is not yet a hang."""
         return 2 * self._job.predicted().step_seconds
 
-    @functools.cached_property
-    def _lists(self) -> list[list[str]]:
-        plan = self._job.plan
-        schedule, seats = build_schedule(plan), Seats(plan, self._job.spec)
-        return [
-            [str(entry) for entry in schedule.classes[class_of(schedule, seats[rank])].instructions]
-            for rank in range(plan.num_ranks)
-        ]
-
     def _instruction(self, rank: int, index: int) -> str:
-        words = self._lists[rank] if rank < len(self._lists) else []
+        """Return an instruction of a rank in words."""
+        plan = self._plan()
+        if self._words is None or self._words[0] != plan:
+            schedule, seats = build_schedule(plan), Seats(plan, self._job.spec)
+            lists = [
+                [str(e) for e in schedule.classes[class_of(schedule, seats[rank])].instructions]
+                for rank in range(plan.num_ranks)
+            ]
+            self._words = (plan, lists)
+        words = self._words[1][rank] if rank < len(self._words[1]) else []
         return words[index] if 0 <= index < len(words) else ""
 
 
 class SlowWatch:
-    """Compares what the ranks of a generation compute with the plan, their past and each other."""
+    """Compares what the ranks of a generation compute with the plan, their past and each other.
+
+    A chip that was slow when a generation began is well when it becomes quicker than it was.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._generation, self._ranks = 0, SlowRanks(())
+        self._recovering: dict[int, _Recovery] = {}
 
-    def step(self, members: Membership, number: int, compute_s: Sequence[float]) -> list[Verdict]:
-        """Take a step of a generation; return what changed."""
+    def step(
+        self,
+        members: Membership,
+        plan: Plan,
+        slow: Mapping[str, float],
+        number: int,
+        compute_s: Sequence[float],
+    ) -> list[Verdict]:
+        """Take a step of a generation; return what changed. `slow` are the chips known to be."""
         if self._generation != members.generation:
             self._generation = members.generation
-            whole = len(compute_s) == len(self._expected)
-            self._ranks = SlowRanks(self._expected if whole else [1.0] * len(compute_s))
-        return self._ranks.step(number, compute_s)
+            self._ranks = SlowRanks(self._expected(plan))
+            self._recovering = {
+                seat.rank: _Recovery(slow[seat.chip]) for seat in members.seats if seat.chip in slow
+            }
+        found = self._ranks.step(number, compute_s)
+        for rank, recovery in list(self._recovering.items()):
+            if recovery.step(compute_s[rank]):
+                del self._recovering[rank]
+                found.append(
+                    Verdict(
+                        rank=rank, step=number, factor=1.0, why="is as quick as it should be again"
+                    )
+                )
+        return found
 
-    @functools.cached_property
-    def _expected(self) -> list[float]:
-        """Seconds that each rank of the job's plan should compute in a step."""
-        found = self._job.predicted()
-        seats = Seats(self._job.plan, self._job.spec)
+    def _expected(self, plan: Plan) -> list[float]:
+        """Return the seconds that each rank of a plan should compute in a step."""
+        found = replace(self._job, plan=plan).predicted()
+        seats = Seats(plan, self._job.spec)
         classes = []
         for rank_class, costs in zip(
             found.schedule.classes, found.priced.costs.classes, strict=True
         ):
             pairs = zip(rank_class.instructions, costs.seconds.tolist(), strict=True)
             classes.append(sum(s for entry, s in pairs if entry.lane is Lane.COMPUTE))
-        return [
-            classes[class_of(found.schedule, seats[rank])]
-            for rank in range(self._job.plan.num_ranks)
-        ]
+        return [classes[class_of(found.schedule, seats[rank])] for rank in range(plan.num_ranks)]
+
+
+class _Recovery:
+    """A chip that is slow, and may become well: what it takes against what it took at first."""
+
+    def __init__(self, factor: float) -> None:
+        self._bar = (1 + 1 / factor) / 2
+        self._first: list[float] = []
+        self._recent: deque[float] = deque(maxlen=ON_END)
+
+    def step(self, compute_s: float) -> bool:
+        """Take a step; tell whether it is well from now on."""
+        if len(self._first) < FIRST + ON_END:
+            self._first.append(compute_s)
+            return False
+        self._recent.append(compute_s / statistics.median(self._first[FIRST:]))
+        return len(self._recent) == ON_END and max(self._recent) < self._bar

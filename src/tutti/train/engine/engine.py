@@ -114,7 +114,7 @@ class Engine:
         self._sums = LateSums(accelerator)
         self._known: StepResult | None = None  # of this step, once it was read
         self._evaluation: Evaluation | None = None  # made when asked for
-        self.signal = False  # told to all ranks at the end of the step
+        self.signal = 0  # added up over all ranks at the end of the step
         self.watcher: Watcher | None = None  # sees reduced gradients before the optimizer does
         self.around: Around | None = None  # sees every instruction before and after it is started
         self.before_update: Callable[[], None] | None = None  # before the step's sums are joined

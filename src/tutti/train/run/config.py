@@ -111,12 +111,15 @@ class MeasureConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillConfig:
-    """A fault that is injected for a rehearsal, once."""
+    """A fault that is injected for a rehearsal, once; a slow chip, from one step to another."""
 
-    fault: Literal["kill", "stop", "sleep", "spin", "exception"]
+    fault: Literal["kill", "stop", "sleep", "spin", "exception", "slow"]
     rank: Natural = 0
     step: Count = 1  # in which it happens
     instruction: Natural = 0  # of the rank's list
+    chip: str = ""  # POOL/NODE/SLOT instead of a rank: a slow chip keeps its place
+    factor: Annotated[float, AtLeast(1)] = 1.5  # of a slow chip: times as long as it would take
+    until: Natural = 0  # the last step in which it is slow; 0: to the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +130,12 @@ class ElasticConfig:
     min_chips: Count = 1  # with fewer it waits
     wait_s: Annotated[Seconds, AtLeast(0)] = 600.0  # for chips, then it gives up
     heartbeat_s: Annotated[Seconds, Above(0)] = 0.25
-    death_after_s: Annotated[Seconds, Above(0)] = 3.0  # of silence of a host
+    death_after_s: Annotated[Seconds, Above(0)] = 2.5  # of silence of a host
     hang_after_s: Annotated[Seconds, Above(0)] = 5.0  # without any progress beyond the plan's
     restarts_per_hour: Count = 60
+    replan: Literal["auto", "ask", "never"] = "auto"  # whether a better plan is looked for
+    listen: str = ""  # HOST:PORT where agents of other hosts join; empty: all chips are here
+    node: str = ""  # POOL/N of the chips that are here; empty: the node of rank 0
     drill: tuple[DrillConfig, ...] = ()
 
     def __post_init__(self) -> None:

@@ -24,10 +24,12 @@ from tutti.plan.check import require_valid
 from tutti.plan.files import load_plan, refer_to_model, save_plan
 from tutti.plan.plan import Plan
 from tutti.ranks.local_capacity import DEVICE
+from tutti.search.answer.result import ProvenPlan
 from tutti.search.ask_from_values import Limits, make_problem
 from tutti.search.planner import plan as search_plan
 from tutti.search.planner import plan_uniform
 from tutti.search.question.effort import Report, silent
+from tutti.search.question.space import Problem
 from tutti.simulate.estimate import Estimate, estimate
 from tutti.train.run.claim import make_folder
 from tutti.train.run.config import AUTO, JobConfig, TrainConfig
@@ -164,9 +166,10 @@ def notices(job: Job) -> Iterator[str]:
         )
 
 
-def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Report) -> Plan:
+def problem_of(config: TrainConfig, spec: ModelSpec, cluster: Cluster) -> Problem:
+    """Return the question of a training file to the planner."""
     job = config.job
-    problem = make_problem(
+    return make_problem(
         spec,
         cluster,
         global_batch=job.global_batch,
@@ -188,11 +191,20 @@ def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Re
         ),
         sources=sources_of(job),
     )
-    if not job.uniform:
-        result = search_plan(problem, compare=False, report=report)
-        if result.interrupted:
-            raise StoppedError("stopped while planning; nothing was trained")
-        return result.best.plan
+
+
+def search_question(problem: Problem, report: Report = silent) -> ProvenPlan:
+    """Return the planner's answer."""
+    result = search_plan(problem, compare=False, report=report)
+    if result.interrupted:
+        raise StoppedError("stopped while planning; nothing was trained")
+    return result.best
+
+
+def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Report) -> Plan:
+    problem = problem_of(config, spec, cluster)
+    if not config.job.uniform:
+        return search_question(problem, report).plan
     found = plan_uniform(problem)
     if isinstance(found, str):
         raise InputError(f"no plan treats all chips alike ({found}); drop 'uniform: true'")

@@ -41,15 +41,30 @@ def check_sources(config: TrainConfig, resume: Resume, *, overwrite: bool = Fals
         raise InputError("--resume goes on with a run, --overwrite begins anew; choose one")
     require_held_out(config)
     check_data(config.data, model_folder=model_folder(config.model))
-    if resume is not False:
-        resolve(config.folder / CHECKPOINTS, which_checkpoint(resume))
-    else:
+    if resume is False:
         wants_pretrained(config)
+    elif not was_cut_off(config, resume):
+        resolve(config.folder / CHECKPOINTS, which_checkpoint(resume))
+
+
+def was_cut_off(config: TrainConfig, resume: Resume) -> bool:
+    """Tell whether an elastic run ended with its controller: agents may hold its state."""
+    if config.elastic is None or resume is not True:
+        return False
+    from tutti.elastic.journal import read_journal
+    from tutti.elastic.restore import is_over
+
+    try:
+        return not is_over(read_journal(config.folder))
+    except InputError:
+        return False
 
 
 def check_resumed(job: Job, resume: Resume) -> None:
     """Refuse to go on under another model or another batch than the checkpoint's."""
     if resume is False:
+        return
+    if was_cut_off(job.config, resume) and not complete_folders(job.config.folder / CHECKPOINTS):
         return
     path = resolve(job.config.folder / CHECKPOINTS, which_checkpoint(resume))[0]
     manifest = read_manifest(path)

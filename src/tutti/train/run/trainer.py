@@ -133,7 +133,8 @@ def run_local(
     environment: dict[int, dict[str, str]] | None = None,
 ) -> TrainResult:
     """Run all ranks of a job on this machine and return what it came to."""
-    if not environment:  # otherwise the caller has placed the ranks
+    elsewhere = job.config.elastic is not None and bool(job.config.elastic.listen)
+    if not environment and not elsewhere:  # otherwise the caller has placed the ranks
         require_chips_here(job.plan, job.cluster, os.environ)
     check_inputs(job.config, resume, overwrite=overwrite)
     check_resumed(job, resume)

@@ -49,6 +49,13 @@ from tutti.train.sync.comm_links import CommLinks
 Load = Callable[["Worker"], Progress]  # fills the engine; says how far the run is
 
 
+PAUSE = 1 << 20  # what a rank adds to the sum of signals to let all pause; stopping adds 1
+
+
+class PausedError(Exception):
+    """All ranks leave after a step, as asked; their state stays."""
+
+
 class StopRequest:
     """Whether this rank was asked to stop, and by which signal."""
 
@@ -132,6 +139,7 @@ class Worker:
         self.checkpointer = open_checkpoints(context, joined.saving, stack, may_publish)
         self.progress = load(self)
         self.after_step: Callable[[], None] = lambda: None  # when a step is in the progress
+        self.pausing = False  # asked to leave after a step, without an end
         self.history = History(first_step=self.progress.step)
         self._stack = stack
         self.engine.recorder.ring = open_ring(context, self.engine, self.progress.step, stack)
@@ -191,7 +199,7 @@ class Worker:
         traced = self.tracer.wants(number)
         self.engine.end.between(number)
         begin = time.perf_counter()
-        self.engine.signal = bool(self.stop.signal)
+        self.engine.signal = bool(self.stop.signal) + PAUSE * self.pausing
         result = self.engine.step(feeder.step(step), settings)
         seconds = time.perf_counter() - begin
         self.engine.end.between()
@@ -206,7 +214,10 @@ class Worker:
         self.checkpointer.poll()
         if config.validation.every and number % config.validation.every == 0:
             history.validation.append((number, self._validate(number)))
-        stopping = result.signals > 0
+        pauses, stops = divmod(result.signals, PAUSE)
+        if pauses and not stops and number < config.steps:
+            raise PausedError(f"all pause after step {number}")
+        stopping = stops > 0
         if self._due(number) and not stopping:
             self.joined.meet()
             self.measure.finish()  # a run that goes on from here has the figures before it

@@ -1,0 +1,36 @@
+"""Hosts as the controller knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tutti.elastic.messages import Death, Report, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """An agent, as far as it was heard of."""
+
+    status: Status
+    silent: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether its chips may be given seats."""
+        return not self.silent and not self.status.draining
+
+    def report(self, chip: str) -> Report | None:
+        """Return what it says of a chip."""
+        return next((r for r in self.status.reports if r.chip == chip), None)
+
+
+def how_it_ended(status: Status, chip: str, process: int | None = None) -> str:
+    """Return how a process of a chip ended, as far as it was told."""
+    deaths: tuple[Death, ...] = ()
+    for report in status.reports:
+        if report.chip == chip:
+            deaths = report.deaths
+    for death in reversed(deaths):
+        if process is None or death.process == process:
+            return death.how
+    return "is gone"

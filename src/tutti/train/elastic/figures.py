@@ -1,0 +1,73 @@
+"""The figures of an elastic run, as its controller writes them."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from tutti.observe.folder import METRICS
+from tutti.observe.record import PoolTimes, StepRecord
+from tutti.observe.sinks import JsonLines
+from tutti.train.run.planning import Job
+
+
+class Figures:
+    """The figures of a run, by step; a step that is made again replaces what was said of it."""
+
+    def __init__(self, job: Job) -> None:
+        self._path = job.config.folder / METRICS
+        self._lines: JsonLines | None = None
+        self._records: dict[int, dict[str, Any]] = {}
+        self._validation: dict[int, float] = {}
+        self._last = 0
+
+    def take(self, values: dict[str, Any]) -> bool:
+        """Take a step; False if it was known."""
+        late = bool(values.pop("late", False))
+        step = int(values["step"])
+        if late and step in self._records:
+            return False
+        self._records[step] = values
+        again = [step]
+        if self._lines is None or step <= self._last:
+            if self._lines is not None:
+                self._lines.close()
+            self._lines = JsonLines(self._path, after=step - 1)
+            if late:  # heard of after steps that came later; else the run went back to here
+                again = [n for n in sorted(self._records) if n >= step]
+        for number in again:
+            self._lines.write(_record(self._records[number]))
+        self._last = again[-1]
+        return True
+
+    def validation(self, step: int, loss: float) -> None:
+        """Take a loss on held-out data."""
+        self._validation[step] = loss
+        if self._lines is not None:
+            self._lines.validation(step, loss)
+
+    def summary(self, job: Job) -> dict[str, Any]:
+        """Return what all generations together came to."""
+        steps = sorted(self._records)
+        if not steps:
+            return {}
+        seconds = [float(self._records[step]["seconds"]) for step in steps]
+        steady = statistics.median(seconds[1:] or seconds)
+        return {
+            "first_step": steps[0] - 1,
+            "losses": [float(self._records[step]["loss"]) for step in steps],
+            "validation": sorted(self._validation.items()),
+            "seconds_per_step": steady,
+            "tokens_per_s": job.plan.job.tokens / steady if steady else 0.0,
+        }
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._lines is not None:
+            self._lines.close()
+
+
+def _record(values: dict[str, Any]) -> StepRecord:
+    pools = values.get("pools")
+    whole = {name: PoolTimes(**found) for name, found in pools.items()} if pools else None
+    return StepRecord(**{**values, "pools": whole})
