@@ -74,6 +74,7 @@ MISSING = {
     "calibrate": ["nowhere.csv", "-o", "out"],
     "chips": ["A801"],
     "convert": ["nowhere", "-o", "out"],
+    "dashboard": ["nowhere"],
     "generate": ["nowhere", "a prompt"],
     "launch": ["nowhere.json"],
     "plan": ["llama-2-7", "small-mixed"],

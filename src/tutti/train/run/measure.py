@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ import torch
 
 from tutti.comm import Communicator
 from tutti.comm.work import Work
+from tutti.errors import InputError
 from tutti.launch.secret import all_here
 from tutti.models.flops import flops_per_token
-from tutti.observe.folder import METRICS, TENSORBOARD
+from tutti.observe.folder import METRICS, SERIES, TENSORBOARD
+from tutti.observe.rank_series import FILE, RankSeries
 from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
 from tutti.observe.sinks import JsonLines, Prometheus, Sink, Sinks, TensorBoard
 from tutti.observe.trackers import MlFlow, WeightsAndBiases
@@ -52,6 +55,7 @@ class Measure:
         self._pending: tuple[StepRecord, Work] | None = None
         self._sinks: Sinks | None = None
         self._lines: JsonLines | None = None
+        self._series: RankSeries | None = None
         self._engine.recorder.expect(expected_seconds(engine, predicted))
 
     def mfu(self, seconds: float) -> float:
@@ -65,13 +69,27 @@ class Measure:
             yield
             return
         self._sinks = Sinks(list(self._opened(after)))
+        self._series = self._opened_series()
         try:
             yield
         finally:
+            if self._series is not None:
+                self._series.close()
+            self._series = None
             for record in self._unwritten():  # the others are gone, and their times with them
                 self._sinks.write(record)
             self._sinks.close()
             self._sinks = self._lines = None
+
+    def _opened_series(self) -> RankSeries | None:
+        """Open where every rank's figures go; a folder that cannot be written is said."""
+        context = self._context
+        try:
+            path = context.config.folder / SERIES / FILE
+            return RankSeries(path, len(self._pools), say=context.warn)
+        except (OSError, InputError) as error:
+            context.warn(f"figures of ranks are not kept ({error})")
+            return None
 
     def _unwritten(self) -> list[StepRecord]:
         """Return the steps whose lines wait for the ranks' times."""
@@ -122,6 +140,7 @@ class Measure:
             hfu=self.mfu(seconds) * (estimate.hfu / estimate.mfu if estimate.mfu else 1.0),
             predicted_s=estimate.step_seconds,
             skipped=result.skipped,
+            at=time.time(),
         )
 
     def step(self, record: StepRecord) -> None:
@@ -166,6 +185,8 @@ class Measure:
             self._context.events.send("times", step=record.step, compute_s=compute)
         if self._sinks is not None:
             self._sinks.write(whole)
+        if self._series is not None:
+            self._series.write(times, at=record.at)
         self._context.events.send("step", **whole.to_document())
 
     def validation(self, step: int, loss: float) -> None:
