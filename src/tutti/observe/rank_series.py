@@ -21,7 +21,7 @@ from tutti.observe.store import Floats, SeriesStore
 
 JOB = "job"  # whose series these are, where others have a host's name
 FILE = "ranks.sqlite"
-_FIGURES = {
+RANK_FIELDS = {  # figure → field of a rank's times
     "rank_step_seconds": "step_s",
     "rank_compute_seconds": "compute_s",
     "rank_communication_seconds": "communication_s",
@@ -36,7 +36,7 @@ _LEAST_S, _SHARE = 1.0, 0.02
 
 def rank_names(num_ranks: int) -> tuple[str, ...]:
     """Return the keys of all ranks' figures, figure by figure."""
-    return tuple(key(name, str(rank)) for name in _FIGURES for rank in range(num_ranks))
+    return tuple(key(name, str(rank)) for name in RANK_FIELDS for rank in range(num_ranks))
 
 
 class RankSeries:
@@ -58,7 +58,7 @@ class RankSeries:
         if not self._works:
             return
         row: Floats = np.array(
-            [getattr(own, name) for name in _FIGURES.values() for own in times], np.float32
+            [getattr(own, name) for name in RANK_FIELDS.values() for own in times], np.float32
         )
         with self._lock, self._failing():
             second = int(time.time() if at is None else at)

@@ -105,14 +105,18 @@ class SeriesStore:
         self.flush()
         self._base.close()
 
+    def close_reading(self) -> None:
+        """Let go of a file that was only read."""
+        self._base.close()
+
     def _merge(self, host: str, minute: _Minute) -> None:
         """Take over what the file already has of a minute: the run was started again in it."""
-        row = self._base.execute(
+        rows = self._rows(
             "select layout, data from chunks where level = 1 and start = ? and host = ?",
             (minute.start, host),
-        ).fetchone()
-        if row is not None and self._layouts_by_id().get(row[0]) == minute.names:
-            minute.values[:] = _unpacked(row[1], (len(minute.names), CHUNK))
+        )
+        if rows and self._layouts_by_id().get(rows[0][0]) == minute.names:
+            minute.values[:] = _unpacked(rows[0][1], (len(minute.names), CHUNK))
 
     def _layouts_by_id(self) -> dict[int, tuple[str, ...]]:
         return {

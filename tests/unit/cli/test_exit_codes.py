@@ -92,6 +92,8 @@ MISSING = {
     "cluster show": ["nowhere"],
     "comm bench": ["--op", "adition"],
     "data show": ["nowhere.jsonl"],
+    "doctor": ["nowhere.yaml"],
+    "doctor check": ["--plan", "nowhere.json"],
     "doctor dumps": ["nowhere"],
     "doctor logs": ["nowhere.log"],
     "doctor run": ["nowhere"],
