@@ -13,27 +13,11 @@ from collections.abc import Sequence
 import pytest
 
 from tutti.accelerator.devices.cpu import CpuAccelerator
-from tutti.accelerator.devices.emulated import EmulatedAccelerator
 from tutti.diagnose.active.chips import read_chip
+from tutti.diagnose.active.rehearsal import rehearsed
 from tutti.diagnose.cluster.chips import ChipReading, slow_chips
 from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import OperatorTime, Profile
-
-FAST, OLD = 2.0, 5.0  # how many times slower than this host: 2.5 apart
-
-
-def readings(slow: float, *, repeats: int = 15) -> list[ChipReading]:
-    """Four quick and four old chips; one of the quick ones is so many times slower."""
-    made = [
-        EmulatedAccelerator(chip="fast" if i < 4 else "old", mode="dilated",
-                            factor=(FAST if i < 4 else OLD) * (slow if i == 2 else 1.0))
-        for i in range(8)
-    ]  # fmt: skip
-    return [
-        dataclasses.replace(read_chip(chip, repeats=repeats), name=f"host{i}/chip 0")
-        for i, chip in enumerate(made)
-    ]
-
 
 def names(found: Sequence[ChipReading]) -> list[str]:
     return [chip.name for chip in slow_chips(found)]
@@ -42,9 +26,9 @@ def names(found: Sequence[ChipReading]) -> list[str]:
 @pytest.mark.slow
 def test_a_slow_one_among_emulated_chips() -> None:
     trials = 20
-    clear = sum(names(readings(1.5)) == ["host2/chip 0"] for _ in range(trials))
-    slight = sum(names(readings(1.2)) == ["host2/chip 0"] for _ in range(trials))
-    alarms = sum(bool(names(readings(1.0))) for _ in range(trials))
+    clear = sum(names(rehearsed(1.5)) == ["host2/fast chip"] for _ in range(trials))
+    slight = sum(names(rehearsed(1.2)) == ["host2/fast chip"] for _ in range(trials))
+    alarms = sum(bool(names(rehearsed(1.0))) for _ in range(trials))
     print(f"1.5×: {clear} of {trials}; 1.2×: {slight} of {trials}; false alarms: {alarms}")
     assert clear == trials
     assert slight >= 0.9 * trials

@@ -52,6 +52,12 @@ def check(
         bool, typer.Option("--all-pairs", help="Let every host meet every other.")
     ] = False,
     device: Annotated[str | None, typer.Option(help="One device instead of all here.")] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Play eight emulated chips, one of them slow: is it found?"
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check this machine's chips and, under torchrun, the NICs and links between hosts."""
@@ -59,6 +65,12 @@ def check(
     from tutti.cli.shared.torch_needed import require_torch
 
     require_torch("doctor check")
+    if rehearse:
+        from tutti.diagnose.active.rehearsal import rehearsed
+        from tutti.diagnose.cluster.answer import check_finding
+
+        notes = ["a rehearsal: eight emulated chips of two kinds, one slowed on purpose"]
+        print_finding(check_finding(rehearsed(), None, [], notes), json=json)
     found = checked(cluster, profiles=profile or (), plan=plan, all_pairs=all_pairs, device=device)
     if found is not None:
         print_finding(found, json=json)

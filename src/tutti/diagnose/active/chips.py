@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import statistics
+import time
 from collections.abc import Sequence
 
 import torch
 
 from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.arithmetic import Product, wrong_product
+from tutti.accelerator.devices.emulated import EmulatedAccelerator
 from tutti.accelerator.find import count, kinds, open_accelerator
 from tutti.accelerator.products import product
 from tutti.accelerator.profiling.cases import ProfileCase, prepare
@@ -26,7 +27,7 @@ CALL_S = 0.1  # the longest call of a Profile that is made again
 LEAST_CALL_S = 1e-3  # shorter ones tell of the host more than of the chip
 CASES = 3
 REPEATS = 7
-HOST_SIDE, CHIP_SIDE = 384, 4096  # of the product that is timed where there is no Profile
+HOST_SIDE, CHIP_SIDE = 256, 4096  # of the product that is timed where there is no Profile
 _OPERATOR = "linear"
 _CHECKED = (Product(64, 512, 512), Product(256, 1024, 768))
 
@@ -42,14 +43,21 @@ def chips_here(device: str | None = None) -> list[Accelerator]:
 
 
 def read_chip(
-    accelerator: Accelerator, profiles: Sequence[Profile] = (), *, repeats: int = REPEATS
+    accelerator: Accelerator,
+    profiles: Sequence[Profile] = (),
+    *,
+    repeats: int = REPEATS,
+    checks_products: bool = True,
 ) -> ChipReading:
     """Return what a chip takes for what its Profile has; without one, for a product of our own."""
-    chip, timer = accelerator.chip, timer_for(accelerator)
+    chip = accelerator.chip
+    timer = None if isinstance(accelerator, EmulatedAccelerator) else timer_for(accelerator)
+    issues = timer is not None and timer.issues
     profile = next((p for p in profiles if p.chip.casefold() == chip.casefold()), None)
     kinds_ = [row.dtype for row in profile.operators] if profile is not None else []
-    dtype = statistics.mode(kinds_) if kinds_ else Dtype.BF16 if timer.issues else Dtype.FP32
-    said = wrong_product(accelerator, _CHECKED, TORCH_DTYPES[dtype])
+    dtype = statistics.mode(kinds_) if kinds_ else Dtype.BF16 if issues else Dtype.FP32
+    kind = TORCH_DTYPES[dtype]
+    said = wrong_product(accelerator, _CHECKED, kind) if checks_products else None
     seconds: dict[str, float] = {}
     expected: dict[str, float] = {}
     rows = _rows(profile, dtype)
@@ -57,13 +65,13 @@ def read_chip(
         seconds["products"] = _against(accelerator, timer, dtype, rows, repeats)
         expected["products"] = 1.0
     else:
-        side = CHIP_SIDE if timer.issues else HOST_SIDE
-        matrix = torch.ones(side, side, dtype=TORCH_DTYPES[dtype], device=accelerator.device)
+        side = CHIP_SIDE if issues else HOST_SIDE
+        matrix = torch.ones(side, side, dtype=kind, device=accelerator.device)
         seconds["products"] = _median(
             accelerator, timer, lambda: product(matrix, matrix), 5e-3, repeats
         )
     known = {one.kind: one for one in profile.links} if profile is not None else {}
-    for one in device_links(accelerator, timer) if known else ():
+    for one in device_links(accelerator, timer) if known and timer is not None else ():
         if one.kind in known:
             seconds[one.kind] = 1.0 / one.bandwidth
             expected[one.kind] = 1.0 / known[one.kind].bandwidth
@@ -86,7 +94,7 @@ def _rows(profile: Profile | None, dtype: Dtype) -> list[OperatorTime]:
 
 def _against(
     accelerator: Accelerator,
-    timer: Timer,
+    timer: Timer | None,
     dtype: Dtype,
     rows: Sequence[OperatorTime],
     repeats: int,
@@ -102,17 +110,20 @@ def _against(
 
 
 def _median(
-    accelerator: Accelerator, timer: Timer, run: Run, about_s: float, repeats: int
+    accelerator: Accelerator, timer: Timer | None, run: Run, about_s: float, repeats: int
 ) -> float:
-    """Return the median of some samples; an emulated chip takes its emulated time."""
-    samples, pace = Samples(), getattr(accelerator, "paced", contextlib.nullcontext)
-
-    def paced() -> None:
-        with pace():
-            run()
-
-    paced()
-    calls = 1 if pace is not contextlib.nullcontext else timer.calls_for(about_s)
+    """Return the median of some samples; an emulated chip takes its emulated time by the clock."""
+    run()
+    if timer is None:
+        return statistics.median(_paced(accelerator, run) for _ in range(repeats))
+    samples = Samples()
     for _ in range(repeats):
-        timer.sample(paced if calls == 1 else run, calls, samples)
+        timer.sample(run, timer.calls_for(about_s), samples)
     return samples.median
+
+
+def _paced(accelerator: Accelerator, run: Run) -> float:
+    began = time.perf_counter()
+    with accelerator.paced():
+        run()
+    return time.perf_counter() - began
