@@ -37,6 +37,10 @@ say "10. The same with all chips treated alike, for $few steps: enough to know h
   "$train[$out/fast.json,$out/slow.json] --steps $few -o $out/uniform --set job.uniform=true $short"
 say "11. Planned against uniform, predicted against measured; losses compare at step $few" \
   "tutti report planned=$out/planned uniform=$out/uniform --html $out/report.html"
+say '12. A slow chip among eight emulated ones of two kinds: found by the check of real ones' \
+  'tutti doctor --rehearse; test $? -eq 1  # found'
+say '13. The dashboard of both runs, saved as one page (tutti dashboard FOLDER… shows it live)' \
+  "tutti dashboard planned=$out/planned uniform=$out/uniform --save $out/dashboard.html"
 printf '\nOpen %s in a browser: losses, speed, and where each pool spends its time.\n' \
   "$out/report.html"
 printf 'The plan of the large cluster is drawn in %s. Next: docs/start.md\n' "$out/plan.html"

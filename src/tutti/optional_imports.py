@@ -13,6 +13,7 @@ _EXTRAS = {
     "transformers": "huggingface",
     "jinja2": "huggingface",
     "fastapi": "serve",
+    "starlette": "dashboard",
     "uvicorn": "serve",
     "httptools": "serve",
     "zmq": "serve",

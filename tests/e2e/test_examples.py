@@ -52,6 +52,8 @@ def test_quickstart(tmp_path: Path, pair: Path) -> None:
     assert "llama-3.2-1b on small-mixed" in (out / "plan.html").read_text()
     assert "paid back after" in done.stdout
     assert "planned" in (out / "report.html").read_text()
+    assert '"heat/0"' in (out / "dashboard.html").read_text()
+    assert re.search(r"cause +host2/fast chip takes 1\.\d\d× as long as its twins", done.stdout)
     for name in ("fast", "slow"):
         learnt = json.loads((out / f"{name}.json").read_text())
         assert learnt["chip"] == f"CPU-{name}"

@@ -36,6 +36,7 @@ from tutti.cli import (
 )
 from tutti.cli.align import align
 from tutti.cli.bench import group
+from tutti.cli.dashboard import dashboard
 from tutti.cli.doctor import group as doctor_group
 from tutti.cli.plan import plan
 from tutti.cli.shared import terminal
@@ -60,6 +61,7 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(job.app, name="job")
 app.add_typer(comm.app, name="comm")
 app.command()(convert.convert)
+app.command()(dashboard.dashboard)
 app.add_typer(data.app, name="data")
 app.add_typer(doctor_group.app, name="doctor")
 app.command()(generate.generate)

@@ -24,6 +24,10 @@ def report(
     html: Annotated[
         Path | None, typer.Option(help="Write a self-contained page with curves and bars.")
     ] = None,
+    series: Annotated[
+        Path | None,
+        typer.Option(help="Write the figures by the second of the (one) run as Parquet."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show losses, speed and where the time went of one run, or of several beside each other."""
@@ -37,12 +41,14 @@ def report(
             raise InputError(f"two runs are called '{name}'; name them: planned=FOLDER")
     if html is not None:
         write_training_page(html, found)
+    if series is not None:
+        _export(runs, series)
     if json:
         print_json({"runs": [_document(run, found) for run in found]})
         return
     print_rich(_table(found))
-    if html is not None:
-        typer.echo(f"written to {html}")
+    for path in filter(None, (html, series)):
+        typer.echo(f"written to {path}")
 
 
 def _read(text: str) -> RunFigures:
@@ -52,6 +58,16 @@ def _read(text: str) -> RunFigures:
     if equals and not Path(text).exists():
         return read_run(Path(folder), name)
     return read_run(Path(text))
+
+
+def _export(runs: list[Path], path: Path) -> None:
+    from tutti.errors import InputError
+    from tutti.observe.parquet import export_series
+
+    if len(runs) > 1:
+        raise InputError("--series: is of one run; name one")
+    _, equals, folder = str(runs[0]).partition("=")
+    export_series(Path(folder if equals and not runs[0].exists() else runs[0]), path)
 
 
 def _document(run: RunFigures, runs: Sequence[RunFigures]) -> dict[str, Any]:

@@ -5,19 +5,28 @@ kind of chip, and a host may be busy for a moment; so a ratio counts only agains
 (its own past) and what its twins (chips of which the plan expects the same) show in the same step.
 It is slow when that stays above a bar for some steps on end, and well again when it stays below a
 lower one: noise between the two changes nothing.
+
+Where there is no past (a check before a run, the rings of one that is over), twins alone are held
+against each other: `slower_than_twins`. Both take what all twins show alike out by `in_common`.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+Chip = TypeVar("Chip", bound=Hashable)
 
 SLOW, WELL = 1.25, 1.10  # times as long as before and as its twins
 ON_END = 5  # steps that must agree
 PAST = 10  # steps whose median is what was before
 FIRST = 2  # steps at the start that count for nothing: compiling, fresh memory
+APART = 1.1  # times as long as its twins, of medians over many passes
+_SPREADS = 5.0  # of the twins' own spread
+_LEAST_SPREAD = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +82,7 @@ class SlowRanks:
         rank = self._ranks[index]
         # what slows all of them alike is no chip's: a longer batch, a busy host
         others = [own[twin] for twin in self._twins[index] if not self._ranks[twin].slow]
-        common = max(1.0, statistics.median(others)) if len(others) >= 2 else 1.0
-        rank.recent.append(own[index] / common)
+        rank.recent.append(own[index] / in_common(others))
         if len(rank.recent) < ON_END:
             return None
         factor = statistics.median(rank.recent)
@@ -87,6 +95,36 @@ class SlowRanks:
             rank.slow = False
             return Verdict(rank=index, step=number, factor=1.0, why="is as quick as before again")
         return None
+
+
+def in_common(others: Sequence[float]) -> float:
+    """Return by how much all of a chip's twins are slower alike; of one twin nothing is known."""
+    return max(1.0, statistics.median(others)) if len(others) >= 2 else 1.0
+
+
+def slower_than_twins(
+    ratios: Mapping[Chip, float], *, bar: float = APART, least: int = 3
+) -> dict[Chip, float]:
+    """Return those of equal chips that are slower than the others, and how many times.
+
+    `ratios` are medians over many passes: seconds, or seconds over what was expected. Of two
+    chips neither is known to be the slow one, so there must be `least` of them.
+    """
+    if len(ratios) < least:
+        return {}
+    middle = statistics.median(ratios.values())
+    spread = max(deviation(list(ratios.values())), _LEAST_SPREAD * middle)
+    return {
+        chip: ratio / middle
+        for chip, ratio in ratios.items()
+        if ratio > bar * middle and ratio > middle + _SPREADS * spread
+    }
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation as the median tells it, which outliers do not move."""
+    middle = statistics.median(values)
+    return 1.4826 * statistics.median(abs(v - middle) for v in values)
 
 
 def _twins(expected_s: Sequence[float]) -> Mapping[int, tuple[int, ...]]:

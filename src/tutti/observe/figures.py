@@ -1,13 +1,17 @@
-"""Every figure of a host that is sampled: its name by Prometheus' rules, kind, and meaning.
+"""Every figure that is kept by the second: its name by Prometheus' rules, kind, and meaning.
 
-Names have base units (seconds, bytes, celsius, ratio); what only grows ends with `_total`. The page
+Names have base units (seconds, bytes, celsius, ratio); what only grows ends with `_total`. Those of
+hosts are sampled; those of ranks are where each rank's last step went. The page
 docs/reference/metrics.md shows this table.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+_QUOTED = re.compile(r"\\(.)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,5 +60,28 @@ FIGURES = {
         _figure("chip_clock_hertz", "chip", "clock of the multiprocessors"),
         _figure("chip_throttle_reasons", "chip", "why its clock is held down, as bits"),
         _figure("chip_ecc_uncorrected_total", "chip", "uncorrectable errors of its memory"),
+        _figure("rank_step_seconds", "rank", "a rank's last step, from its begin to its end"),
+        _figure("rank_compute_seconds", "rank", "its last step in passes and the optimizer"),
+        _figure("rank_communication_seconds", "rank", "waiting for the network itself"),
+        _figure("rank_bubble_seconds", "rank", "waiting for other ranks"),
+        _figure("rank_copy_seconds", "rank", "waiting for copies between host and chip"),
+        _figure("rank_data_seconds", "rank", "waiting for data"),
+        _figure("rank_other_seconds", "rank", "the engine's own work"),
+        _figure("rank_memory_peak_bytes", "rank", "the most memory that was in use at once"),
     )
 }  # fmt: skip
+
+
+def key(name: str, label: str = "") -> str:
+    """Return the key of a figure; an unknown name is a mistake in code."""
+    figure = FIGURES[f"tutti_{name}"]
+    if not figure.label:
+        return figure.name
+    quoted = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{figure.name}{{{figure.label}="{quoted}"}}'
+
+
+def label_of(name: str) -> str:
+    """Return the label of a key, as it was before it was quoted; "" where there is none."""
+    inside = name.partition("{")[2].partition('="')[2].removesuffix('"}')
+    return _QUOTED.sub(lambda found: "\n" if found[1] == "n" else found[1], inside)

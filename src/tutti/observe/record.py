@@ -88,6 +88,7 @@ class StepRecord:
     balance: float = 0.0
     skipped: bool = False
     pools: Mapping[str, PoolTimes] | None = None
+    at: float | None = None  # when it ended, in seconds since 1970
 
     def to_document(self) -> dict[str, object]:
         """Return plain values, without what there is not."""
@@ -99,7 +100,7 @@ class StepRecord:
         found = {
             name: float(value)
             for name, value in self.to_document().items()
-            if isinstance(value, (int, float)) and name != "step"
+            if isinstance(value, (int, float)) and name not in ("step", "at")
         }
         for pool, times in (self.pools or {}).items():
             found |= {f"{pool}/{name}": float(value) for name, value in asdict(times).items()}

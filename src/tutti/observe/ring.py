@@ -181,11 +181,17 @@ def _events(data: bytes) -> tuple[Event, ...]:
     return tuple(sorted(found))
 
 
-def read_rings(folder: Path) -> tuple[list[RingReading], list[str]]:
-    """Return the rings in a folder by rank, and notes about those that cannot be used."""
+def read_rings(folder: Path, *, most: int | None = None) -> tuple[list[RingReading], list[str]]:
+    """Return the rings in a folder by rank, and notes about those that cannot be used.
+
+    `most` is of how many files, the newest ones.
+    """
     found: dict[int, RingReading] = {}
     notes: list[str] = []
-    for path in sorted(folder.glob("rank-*.ring")):
+    paths = sorted(folder.glob("rank-*.ring"))
+    if most is not None:
+        paths = sorted(sorted(paths, key=_changed)[-most:])
+    for path in paths:
         try:
             ring = read_ring(path)
         except InputError as error:
@@ -197,6 +203,13 @@ def read_rings(folder: Path) -> tuple[list[RingReading], list[str]]:
     if len(rings) < len(found):
         notes.append(f"{len(found) - len(rings)} rings of an earlier run are left out")
     return rings, notes
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def ring_path(folder: Path, rank: int) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from tutti.observe.figures import FIGURES
+from tutti.observe.figures import key
 
 Values = dict[str, float]
 Say = Callable[[str], None]
@@ -47,15 +47,6 @@ class Sampler(Protocol):
     def sample(self) -> Values:
         """Return what it counts now."""
         ...
-
-
-def key(name: str, label: str = "") -> str:
-    """Return the key of a figure; an unknown name is a mistake in code."""
-    figure = FIGURES[f"tutti_{name}"]
-    if not figure.label:
-        return figure.name
-    quoted = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'{figure.name}{{{figure.label}="{quoted}"}}'
 
 
 def _number(path: Path) -> float | None:

@@ -15,7 +15,8 @@ from tutti.observe.samplers import Sampler, Values, host_samplers
 from tutti.observe.store import SeriesStore
 
 Say = Callable[[str], None]
-_FLUSH_S = 10.0  # what a kill may lose
+_FLUSH_S = 1.0  # what a kill may lose, and by how much a reader is behind
+_SUMMARIES = 60  # flushes after which the longer values are written, too
 
 
 class Rates:
@@ -64,6 +65,7 @@ class HostSampling:
 
     def _run(self) -> None:
         rates, host, flushed = Rates(), platform.node(), time.monotonic()
+        flushes = 0
         try:
             while True:
                 now = time.time()
@@ -71,9 +73,9 @@ class HostSampling:
                 for sampler in self._samplers:
                     values |= sampler.sample()
                 self._store.append(host, int(now), rates.of(values, time.monotonic()))
-                if time.monotonic() - flushed > _FLUSH_S:
-                    flushed = time.monotonic()
-                    self._store.flush()
+                if time.monotonic() - flushed >= _FLUSH_S:
+                    flushed, flushes = time.monotonic(), flushes + 1
+                    self._store.flush(summaries=flushes % _SUMMARIES == 0)
                 if self._stop.wait(max(0.0, self._every - (time.time() - now))):
                     return
         except (InputError, OSError) as error:

@@ -1,18 +1,20 @@
-"""Where figures go: a file of JSON lines, TensorBoard, Prometheus."""
+"""Where figures go: a file of JSON lines, TensorBoard, sinks of others; Prometheus has its own."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from tutti.errors import InputError
+from tutti.errors import InputError, hint
 from tutti.files import write_text
 from tutti.observe.folder import SOON
 from tutti.observe.record import StepRecord
+from tutti.plug_ins import reason
 
 
 class Sink(Protocol):
@@ -86,80 +88,37 @@ def _step_of(line: str) -> int:
 
 
 class TensorBoard:
-    """Scalars in an event file."""
+    """Scalars in an event file; the package `tensorboard` alone is enough."""
 
     def __init__(self, folder: Path) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
             raise InputError(
                 "measure.tensorboard: the package 'tensorboard' is not installed; "
                 "pip install 'tutti-ml[observe]'"
             ) from None
-        self._writer: Any = SummaryWriter(str(folder))
+        self._event: Any = event_pb2.Event
+        self._summary: Any = summary_pb2.Summary
+        self._writer: Any = EventFileWriter(str(folder))
+
+    def _add(self, values: Mapping[str, float], step: int) -> None:
+        each = [self._summary.Value(tag=n, simple_value=v) for n, v in values.items()]
+        summary = self._summary(value=each)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
     def write(self, record: StepRecord) -> None:
         """Write every figure."""
-        for name, value in record.scalars().items():
-            self._writer.add_scalar(name, value, record.step)
+        self._add(record.scalars(), record.step)
 
     def validation(self, step: int, loss: float) -> None:
         """Write the loss."""
-        self._writer.add_scalar("validation_loss", loss, step)
+        self._add({"validation_loss": loss}, step)
 
     def close(self) -> None:
         """Write what is left."""
         self._writer.close()
-
-
-class Prometheus:
-    """Gauges that a Prometheus server fetches over HTTP."""
-
-    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
-        try:
-            import prometheus_client
-        except ImportError:
-            raise InputError(
-                "measure.prometheus_port: the package 'prometheus-client' is not installed; "
-                "pip install 'tutti-ml[observe]'"
-            ) from None
-        self._registry = prometheus_client.CollectorRegistry()
-        self._client: Any = prometheus_client
-        self._gauges: dict[str, Any] = {}
-        try:
-            self._server, self._thread = prometheus_client.start_http_server(
-                port, address, registry=self._registry
-            )
-        except OSError as error:
-            raise InputError(
-                f"measure.prometheus_port: {port} cannot be listened on ({error.strerror})"
-            ) from None
-
-    def _set(self, name: str, value: float, pool: str = "") -> None:
-        plain = "tutti_" + re.sub(r"[^a-z0-9_]", "_", name.lower())
-        if plain not in self._gauges:
-            labels = ("pool",) if pool else ()
-            self._gauges[plain] = self._client.Gauge(plain, name, labels, registry=self._registry)
-        gauge = self._gauges[plain]
-        (gauge.labels(pool) if pool else gauge).set(value)
-
-    def write(self, record: StepRecord) -> None:
-        """Set every gauge."""
-        self._set("step", record.step)
-        for name, value in record.scalars().items():
-            pool, slash, figure = name.rpartition("/")
-            self._set(f"pool_{figure}" if slash else name, value, pool)
-
-    def validation(self, step: int, loss: float) -> None:
-        """Set the gauge."""
-        del step
-        self._set("validation_loss", loss)
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 class Sinks:
@@ -182,3 +141,22 @@ class Sinks:
         """Close each."""
         for sink in self._sinks:
             sink.close()
+
+
+GROUP = "tutti.sinks"
+
+
+def sink_of_others(name: str, folder: Path, facts: Mapping[str, object]) -> Sink:
+    """Return a sink that an installed package offers under an entry point of `tutti.sinks`.
+
+    It names a function of the run's folder and facts about the run, which returns the sink.
+    """
+    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in known:
+        remedy = hint(name, known) if known else f"no installed package offers one ({GROUP})"
+        raise InputError(f"measure.sinks: no sink '{name}'; {remedy}")
+    try:
+        made: Sink = known[name].load()(folder, facts)
+    except Exception as error:  # another's package may fail in any way
+        raise InputError(f"measure.sinks: '{name}' cannot be opened ({reason(error)})") from error
+    return made

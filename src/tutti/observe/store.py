@@ -12,7 +12,7 @@ import functools
 import json
 import sqlite3
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,24 +95,28 @@ class SeriesStore:
             self._merge(host, minute)
         minute.values[:, second - start] = row
 
-    def flush(self) -> None:
-        """Write what is not yet in the file."""
+    def flush(self, *, summaries: bool = True) -> None:
+        """Write what is not yet in the file; without `summaries` only seconds, which is faster."""
         for host, minute in self._open.items():
-            self._write(host, minute, whole=True)
+            self._write(host, minute, whole=summaries)
 
     def close(self) -> None:
         """Write what is left, and let go of the file."""
         self.flush()
         self._base.close()
 
+    def close_reading(self) -> None:
+        """Let go of a file that was only read."""
+        self._base.close()
+
     def _merge(self, host: str, minute: _Minute) -> None:
         """Take over what the file already has of a minute: the run was started again in it."""
-        row = self._base.execute(
+        rows = self._rows(
             "select layout, data from chunks where level = 1 and start = ? and host = ?",
             (minute.start, host),
-        ).fetchone()
-        if row is not None and self._layouts_by_id().get(row[0]) == minute.names:
-            minute.values[:] = _unpacked(row[1], (len(minute.names), CHUNK))
+        )
+        if rows and self._layouts_by_id().get(rows[0][0]) == minute.names:
+            minute.values[:] = _unpacked(rows[0][1], (len(minute.names), CHUNK))
 
     def _layouts_by_id(self) -> dict[int, tuple[str, ...]]:
         return {
@@ -182,6 +186,19 @@ class SeriesStore:
         rows = self._rows("select names from layouts", ())
         return sorted({name for (text,) in rows for name in json.loads(text)})
 
+    def last_second(self) -> int:
+        """Return the last second that has a value; 0 where none has."""
+        row = self._rows(
+            "select start, layout, data from chunks where level = 1 order by start desc limit 1", ()
+        )
+        if not row:
+            return 0
+        start, layout, data = row[0]
+        names = self._layouts_by_id()[layout]
+        _, values = next(_figures(data, [0], (len(names), CHUNK), str(self._path)))
+        known = np.flatnonzero(np.isfinite(values))
+        return int(start + (known[-1] if len(known) else 0))
+
     def read(self, name: str, start: int, stop: int, *, level: int = 1) -> list[Series]:
         """Return a figure of every host that has it, from `start` up to but not with `stop`.
 
@@ -203,8 +220,7 @@ class SeriesStore:
             if not wanted:
                 continue
             shape = (len(names), CHUNK) if level == 1 else (len(names), 3, CHUNK)
-            for i in wanted:
-                values = _figure(data, i, shape, str(self._path))
+            for i, values in _figures(data, wanted, shape, str(self._path)):
                 parts.setdefault((host, names[i]), []).append((begin, values))
         return [_series(key, chunks, start, stop, level) for key, chunks in parts.items()]
 
@@ -246,25 +262,34 @@ def _block(rows: Floats) -> bytes:
     return zlib.compress(bits.view(np.uint8).reshape(-1, 4).T.tobytes(), 1)
 
 
-def _figure(data: bytes, index: int, shape: tuple[int, ...], name: str = "the store") -> Floats:
-    """Return one figure of a row; `shape` is of all of them."""
+def _figures(
+    data: bytes, wanted: Sequence[int], shape: tuple[int, ...], name: str = "the store"
+) -> Iterator[tuple[int, Floats]]:
+    """Yield figures of a row by their indices, which rise; `shape` is of all of them."""
     try:
         count = int.from_bytes(data[:4], "little")
-        ends = np.cumsum(np.frombuffer(data, "<u4", count, 4)) + 4 * (count + 1)
-        block = index // _BLOCK
-        begin = 4 * (count + 1) if block == 0 else int(ends[block - 1])
-        raw = np.frombuffer(zlib.decompress(data[begin : int(ends[block])]), np.uint8)
-        bits = np.ascontiguousarray(raw.reshape(4, -1).T).view(np.uint32).reshape(-1, CHUNK)
-        held = min(_BLOCK, shape[0] - block * _BLOCK)
-        each = bits.reshape(held, -1, CHUNK)[index % _BLOCK]
-        values = np.bitwise_xor.accumulate(each, axis=1).view(np.float32)
-        return values.reshape(shape[1:])
+        ends = [int(end) for end in np.cumsum(np.frombuffer(data, "<u4", count, 4))]
+        first, unpacked = 4 * (count + 1), -1
+        values: Floats = np.zeros(0, np.float32)
+        for index in wanted:
+            block = index // _BLOCK
+            if block != unpacked:
+                begin = ends[block - 1] if block else 0
+                raw = np.frombuffer(
+                    zlib.decompress(data[first + begin : first + ends[block]]), np.uint8
+                )
+                bits = np.ascontiguousarray(raw.reshape(4, -1).T).view(np.uint32)
+                held = min(_BLOCK, shape[0] - block * _BLOCK)
+                each = bits.reshape(held, -1, CHUNK)
+                values = np.bitwise_xor.accumulate(each, axis=2).view(np.float32)
+                unpacked = block
+            yield index, values[index % _BLOCK].reshape(shape[1:])
     except (ValueError, IndexError, zlib.error):
         raise DamagedError(f"{name}: a row is damaged") from None
 
 
 def _unpacked(data: bytes, shape: tuple[int, ...]) -> Floats:
-    return np.stack([_figure(data, i, shape) for i in range(shape[0])])
+    return np.stack([values for _, values in _figures(data, range(shape[0]), shape)])
 
 
 @functools.lru_cache(maxsize=256)
@@ -275,13 +300,19 @@ def _names(text: str) -> list[str]:
 def _series(
     key: tuple[str, str], chunks: list[tuple[int, Floats]], start: int, stop: int, level: int
 ) -> Series:
-    seconds = np.concatenate([begin + level * np.arange(CHUNK) for begin, _ in chunks])
-    values = np.concatenate([part if level > 1 else np.tile(part, (3, 1)) for _, part in chunks], 1)
-    kept = (seconds >= start) & (seconds < stop) & np.isfinite(values[1])
-    least, mean, most = values[:, kept]
+    seconds = _seconds(tuple(begin for begin, _ in chunks), level)
+    values = np.concatenate([part for _, part in chunks], axis=-1)
+    mean = values if level == 1 else values[1]
+    kept = np.flatnonzero((seconds >= start) & (seconds < stop) & np.isfinite(mean))
+    least, mean, most = [values[kept]] * 3 if level == 1 else values[:, kept]
     return Series(
         host=key[0], name=key[1], seconds=seconds[kept], mean=mean, least=least, most=most
     )
+
+
+@functools.lru_cache(maxsize=8)
+def _seconds(begins: tuple[int, ...], level: int) -> npt.NDArray[np.int64]:
+    return np.concatenate([begin + level * np.arange(CHUNK) for begin in begins])
 
 
 def _said(path: Path, error: sqlite3.Error) -> InputError:

@@ -131,7 +131,11 @@ class Seats:
 
 def class_of(schedule: Schedule, seat: Seat) -> int:
     """Return to which of a schedule's classes of equal ranks a seat belongs."""
-    place = seat.place
+    return class_at(schedule, seat.place)
+
+
+def class_at(schedule: Schedule, place: RankPlace) -> int:
+    """Return to which of a schedule's classes of equal ranks a place belongs."""
     wanted = (place.pipeline, place.stage, place.replica)
     return next(
         i for i, c in enumerate(schedule.classes) if (c.pipeline, c.stage, c.replica) == wanted

@@ -63,7 +63,7 @@ def overlay_page(result: SimulationResult, step: MeasuredStep) -> Page:
         f"{plan.job.schedule.value}{emulated} · {step.clock}",
         sections=(
             Section(id="summary", heading="", body=tiles_html(_tiles(result, step, pools))),
-            _timeline(result, step, arrays),
+            overlay_timeline(result, step, arrays),
             _kinds(compare_kinds(result, step), ""),
             *(_kinds(compare_kinds(result, step, p.pool), p.pool) for p in pools if len(pools) > 1),
             _parts(pools),
@@ -90,7 +90,8 @@ def _tiles(result: SimulationResult, step: MeasuredStep, pools: Sequence[PoolPar
     return found
 
 
-def _timeline(result: SimulationResult, step: MeasuredStep, arrays: Pack) -> Section:
+def overlay_timeline(result: SimulationResult, step: MeasuredStep, arrays: Pack) -> Section:
+    """Return the timelines of the simulated classes, each above its real ranks."""
     rows: list[GanttRow] = []
     simulated: list[int] = []  # the row of each class
     hidden = 0

@@ -79,7 +79,7 @@ class Page:
         }
         text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
         return (
-            f'<script type="application/json" id="values">{_inert(text)}</script>\n'
+            f'<script type="application/json" id="values">{inert(text)}</script>\n'
             f'<script type="text/plain" id="arrays">{self.arrays.text()}</script>\n'
         )
 
@@ -93,7 +93,7 @@ def escape(text: str) -> str:
     return html.escape(text, quote=True)
 
 
-def _inert(text: str) -> str:
+def inert(text: str) -> str:
     """Keep a name inside JSON from closing its script element."""
     return text.replace("<", "\\u003c")
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tutti.observe.figures import FIGURES
-from tutti.observe.samplers import ChipSampler, HostSampler, NicSampler, key
+from tutti.observe.figures import FIGURES, key
+from tutti.observe.samplers import ChipSampler, HostSampler, NicSampler
 
 
 def lay(root: Path, files: dict[str, str]) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from tests.unit.observe.test_record import rank, record
 from tutti.errors import InputError
+from tutti.observe.prometheus import Prometheus
 from tutti.observe.record import StepRecord, by_pool
-from tutti.observe.sinks import JsonLines, Prometheus, Sinks, TensorBoard, figure_lines
+from tutti.observe.sinks import JsonLines, Sinks, TensorBoard, figure_lines
 
 
 @pytest.fixture
@@ -110,8 +111,8 @@ def test_prometheus_fetches_the_newest(prometheus: tuple[Prometheus, int]) -> No
     found = scraped(port)
     assert found["tutti_step"] == 3
     assert found["tutti_loss"] == 2.5
-    assert found['tutti_pool_compute_s{pool="fast"}'] == 0.2
-    assert found['tutti_pool_compute_s{pool="slow"}'] == 0.7
+    assert found['tutti_pool_compute_seconds{pool="fast"}'] == 0.2
+    assert found['tutti_pool_compute_seconds{pool="slow"}'] == 0.7
     assert found["tutti_validation_loss"] == 2.0
 
 

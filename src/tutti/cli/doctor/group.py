@@ -1,4 +1,7 @@
-"""`tutti doctor …`: one verb, one answer. Exit codes: 0 healthy, 1 found, 2 undetermined."""
+"""`tutti doctor …`: one verb, one answer. Exit codes: 0 healthy, 1 found, 2 undetermined.
+
+Without one of its verbs it is `check`: `tutti doctor`, `tutti doctor CLUSTER`.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,71 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from tutti.cli.doctor.answer import print_finding
 from tutti.cli.shared.output import Json
 
-app = typer.Typer(help="What is wrong, where, and what to do.", no_args_is_help=True)
+_HELP = ("-h", "--help")
+
+
+class _Doctor(TyperGroup):
+    """Takes what is none of its verbs as words of `check`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Put `check` where no verb stands."""
+        if not args or (args[0] not in self.commands and args[0] not in _HELP):
+            args = ["check", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(help="What is wrong, where, and what to do.", cls=_Doctor)
 
 
 @app.callback()
 def _group() -> None:
     """What is wrong, where, and what to do. Exit codes: 0 healthy, 1 found, 2 undetermined."""
+
+
+@app.command()
+def check(
+    cluster: Annotated[
+        str | None,
+        typer.Argument(help="A cluster file or name: the rates that its NICs should reach."),
+    ] = None,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(help="What `tutti profile` wrote, or a shipped one's name; several."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Test the links that this plan uses, and no others.")
+    ] = None,
+    all_pairs: Annotated[
+        bool, typer.Option("--all-pairs", help="Let every host meet every other.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="One device instead of all here.")] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Play eight emulated chips, one of them slow: is it found?"
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Check this machine's chips and, under torchrun, the NICs and links between hosts."""
+    from tutti.cli.doctor.check import check as checked
+    from tutti.cli.shared.torch_needed import require_torch
+
+    require_torch("doctor check")
+    if rehearse:
+        from tutti.diagnose.active.rehearsal import rehearsed
+        from tutti.diagnose.cluster.answer import check_finding
+
+        notes = ["a rehearsal: eight emulated chips of two kinds, one slowed on purpose"]
+        print_finding(check_finding(rehearsed(), None, [], notes), json=json)
+    found = checked(cluster, profiles=profile or (), plan=plan, all_pairs=all_pairs, device=device)
+    if found is not None:
+        print_finding(found, json=json)
 
 
 @app.command()

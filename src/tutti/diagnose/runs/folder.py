@@ -113,6 +113,8 @@ def read_figures(path: Path, notes: list[str]) -> list[Figure]:
     for number, line in enumerate(lines, start=1):
         try:
             value = json.loads(line)
+            if "validation_loss" in value:
+                continue
             found.append(
                 Figure(line=number, step=int(value["step"]), seconds=float(value["seconds"]),
                        predicted_s=value.get("predicted_s"), pools=value.get("pools") or {})

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tutti.diagnose.finding import Component, Evidence, Finding, Where
+from tutti.diagnose.slow import deviation, slower_than_twins
 from tutti.observe.ring import RingReading
 from tutti.observe.ring_export import spans
 
@@ -65,22 +66,17 @@ def change_point(seconds: Sequence[float]) -> int | None:
     best, found = 0.0, None
     for at in range(_LEAST_SIDE, len(seconds) - _LEAST_SIDE + 1):
         before, after = statistics.median(seconds[:at]), statistics.median(seconds[at:])
-        spread = max(_deviation(seconds[:at]), _deviation(seconds[at:]), 1e-3 * before)
+        spread = max(deviation(seconds[:at]), deviation(seconds[at:]), 1e-3 * before)
         score = (after - before) / spread * min(at, len(seconds) - at) ** 0.5
         if after > _LEAST_RATIO * before and after - before > 3 * spread and score > best:
             best, found = score, at
     return found if best > _LEAST_DEVIATIONS else None
 
 
-def _deviation(values: Sequence[float]) -> float:
-    middle = statistics.median(values)
-    return 1.4826 * statistics.median(abs(v - middle) for v in values)
-
-
 def _irregular(steady: Sequence[Figure]) -> list[str]:
     middle = statistics.median(f.seconds for f in steady)
     late = max(
-        _IRREGULAR * middle, middle + _LEAST_DEVIATIONS * _deviation([f.seconds for f in steady])
+        _IRREGULAR * middle, middle + _LEAST_DEVIATIONS * deviation([f.seconds for f in steady])
     )
     odd = [f for f in steady if f.seconds > late]
     if not odd:
@@ -146,17 +142,15 @@ def _twins(rings: Sequence[RingReading]) -> Finding | None:
                 values
             )
     for group in twins.values():
-        if len(group) < 3:
-            continue  # of two, neither is known to be the slow one
-        middle = statistics.median(group.values())
-        spread = max(_deviation(list(group.values())), 0.01 * middle)
-        rank = max(group, key=lambda r: group[r])
-        if group[rank] > _LEAST_RATIO * middle and group[rank] > middle + 5 * spread:
+        apart = slower_than_twins(group)
+        if apart:
+            rank = max(apart, key=lambda r: apart[r])
+            middle = group[rank] / apart[rank]
             ring = next(r for r in rings if r.rank == rank)
             says = f"{group[rank]:.3g} s of computing in a step, twins {middle:.3g} s"
             return Finding(
                 component=Component.CHIP,
-                cause=f"rank {rank} computes {group[rank] / middle:.2f}× as long as its twins",
+                cause=f"rank {rank} computes {apart[rank]:.2f}× as long as its twins",
                 confidence=0.7,
                 where=Where(ranks=(rank,), hosts=(ring.host,)),
                 evidence=(

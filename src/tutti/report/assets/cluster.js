@@ -18,7 +18,7 @@ Tutti.parts.cluster = (element, data) => {
   const views = pools.map((pool, index) => {
     const slots = pool.blocks.reduce((count, [, list]) => count + list.length, 0);
     return {
-      ...pool, slots, figure: figures[index], canvas: figures[index].querySelector("canvas"),
+      ...pool, index, slots, figure: figures[index], canvas: figures[index].querySelector("canvas"),
       owner: Tutti.arrays[pool.owner], place: Tutti.arrays[pool.place], at: null,
     };
   });
@@ -128,15 +128,17 @@ Tutti.parts.cluster = (element, data) => {
         const owner = view.owner[node * view.slots + slot];
         const [x, y] = [left + at.cells[slot][0], top + at.cells[slot][1]];
         pen.globalAlpha = chosen.size && !chosen.has(owner - FIRST) ? 0.15 : 1;
-        pen.fillStyle = owner >= FIRST ? colors[owner - FIRST] : owner === SPARE ? spare : idle;
+        // a caller may colour chips by a figure: `paint` gives [colour, ink], or nothing
+        const painted = data.paint ? data.paint(view.index, node * view.slots + slot) : null;
+        pen.fillStyle = painted ? painted[0] : owner < FIRST || data.paint ? (owner === SPARE ? spare : idle) : colors[owner - FIRST];
         pen.fillRect(x, y, at.cell, at.cell);
-        if (owner < FIRST && at.cell >= 5) {
+        if ((data.paint ? !painted : owner < FIRST) && at.cell >= 5) {
           pen.strokeStyle = theme.line;
           pen.strokeRect(x + 0.5, y + 0.5, at.cell - 1, at.cell - 1);
         }
         if (owner >= FIRST && at.cell >= 18) {
           const [pipeline, stage] = groups[owner - FIRST];
-          pen.fillStyle = inks[owner - FIRST];
+          pen.fillStyle = painted ? painted[1] : data.paint ? theme.quiet : inks[owner - FIRST];
           pen.fillText(several && at.cell >= 28 ? `${pipeline}.${stage}` : `${stage}`, x + at.cell / 2, y + at.cell / 2 + 1);
         }
       }
@@ -230,7 +232,7 @@ Tutti.parts.cluster = (element, data) => {
     hovered = found;
     if (moved) new Set(touched).forEach(draw);
     if (!found) Tutti.tip(event, "");
-    else Tutti.tip(event, `${found.view.name}/${found.node}/${found.slot}`, words(found));
+    else Tutti.tip(event, `${found.view.name}/${found.node}/${found.slot}`, [...(data.tell ? data.tell(found.view.index, found.chip) : []), ...words(found)]);
   }
 
   for (const view of views) {
@@ -301,7 +303,7 @@ Tutti.parts.cluster = (element, data) => {
   return () => {
     readTheme();
     measure();
-    legend();
+    if (!data.paint) legend();
     element.dataset.chips = views.reduce((count, view) => count + draw(view), 0);
   };
 };

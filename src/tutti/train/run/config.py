@@ -105,6 +105,7 @@ class MeasureConfig:
     wandb_mode: Literal["offline", "online"] = "offline"  # offline: `wandb sync` sends it later
     mlflow: str = ""  # an experiment of MLflow
     mlflow_uri: str = ""  # its tracking server; "": a folder beside the figures
+    sinks: tuple[str, ...] = ()  # of installed packages, by their entry points in `tutti.sinks`
     trace_steps: tuple[Count, ...] = ()  # of which a Chrome trace is written
     tensors: str = ""  # a folder for every step's gradients and weights, which `tutti align` reads
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +18,14 @@ import torch
 
 from tutti.comm import Communicator
 from tutti.comm.work import Work
+from tutti.errors import InputError
 from tutti.launch.secret import all_here
 from tutti.models.flops import flops_per_token
-from tutti.observe.folder import METRICS, TENSORBOARD
+from tutti.observe.folder import METRICS, SERIES, TENSORBOARD
+from tutti.observe.prometheus import Prometheus
+from tutti.observe.rank_series import FILE, RankSeries
 from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
-from tutti.observe.sinks import JsonLines, Prometheus, Sink, Sinks, TensorBoard
+from tutti.observe.sinks import JsonLines, Sink, Sinks, TensorBoard, sink_of_others
 from tutti.observe.trackers import MlFlow, WeightsAndBiases
 from tutti.ranks.rank_places import class_of
 from tutti.schedule.instruction import Op, What
@@ -46,12 +50,15 @@ class Measure:
         self._work = flops_per_token(context.spec, plan.job.sequence_length) * plan.job.tokens
         places = [engine.seats.map.place(rank) for rank in range(plan.num_ranks)]
         self._pools = [place.chip.pool for place in places]
+        self._places = [(place.chip.pool, place.chip.node) for place in places]
+        self._port: Prometheus | None = None
         self._taken: tuple[StepRecord, Readings] | None = None
         # rank 0 writes a step when its times are there; if it is lost first, others know these
         self.recent: deque[StepRecord] = deque(maxlen=4)
         self._pending: tuple[StepRecord, Work] | None = None
         self._sinks: Sinks | None = None
         self._lines: JsonLines | None = None
+        self._series: RankSeries | None = None
         self._engine.recorder.expect(expected_seconds(engine, predicted))
 
     def mfu(self, seconds: float) -> float:
@@ -65,13 +72,27 @@ class Measure:
             yield
             return
         self._sinks = Sinks(list(self._opened(after)))
+        self._series = self._opened_series()
         try:
             yield
         finally:
+            if self._series is not None:
+                self._series.close()
+            self._series = None
             for record in self._unwritten():  # the others are gone, and their times with them
                 self._sinks.write(record)
             self._sinks.close()
-            self._sinks = self._lines = None
+            self._sinks = self._lines = self._port = None
+
+    def _opened_series(self) -> RankSeries | None:
+        """Open where every rank's figures go; a folder that cannot be written is said."""
+        context = self._context
+        try:
+            path = context.config.folder / SERIES / FILE
+            return RankSeries(path, len(self._pools), say=context.warn)
+        except (OSError, InputError) as error:
+            context.warn(f"figures of ranks are not kept ({error})")
+            return None
 
     def _unwritten(self) -> list[StepRecord]:
         """Return the steps whose lines wait for the ranks' times."""
@@ -86,8 +107,8 @@ class Measure:
             yield TensorBoard(config.folder / TENSORBOARD)
         if measure.prometheus_port is not None:
             address = "127.0.0.1" if all_here(os.environ) else "0.0.0.0"
-            yield Prometheus(measure.prometheus_port, address)
-
+            self._port = Prometheus(measure.prometheus_port, address, places=self._places)
+            yield self._port
         warn, plan = self._context.warn, self._context.plan
         facts = {
             "model": plan.model.name, "cluster": plan.cluster.name, "ranks": plan.num_ranks,
@@ -95,6 +116,8 @@ class Measure:
             "precision": plan.job.precision.compute.value, "steps": config.steps,
             "seed": config.seed, **dataclasses.asdict(config.optimizer),
         }  # fmt: skip
+        for name in measure.sinks:
+            yield sink_of_others(name, config.folder, facts)
         if measure.wandb:
             yield WeightsAndBiases(
                 measure.wandb, config.folder, mode=measure.wandb_mode, after=after, facts=facts,
@@ -122,6 +145,7 @@ class Measure:
             hfu=self.mfu(seconds) * (estimate.hfu / estimate.mfu if estimate.mfu else 1.0),
             predicted_s=estimate.step_seconds,
             skipped=result.skipped,
+            at=time.time(),
         )
 
     def step(self, record: StepRecord) -> None:
@@ -166,6 +190,10 @@ class Measure:
             self._context.events.send("times", step=record.step, compute_s=compute)
         if self._sinks is not None:
             self._sinks.write(whole)
+        if self._series is not None:
+            self._series.write(times, at=record.at)
+        if self._port is not None:
+            self._port.ranks(times)
         self._context.events.send("step", **whole.to_document())
 
     def validation(self, step: int, loss: float) -> None:

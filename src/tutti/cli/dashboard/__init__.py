@@ -1,0 +1,1 @@
+"""`tutti dashboard`: runs in a browser."""

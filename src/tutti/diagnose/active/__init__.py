@@ -1,0 +1,1 @@
+"""Measurements that the doctor makes itself: chips alone, hosts in pairs. Needs torch."""

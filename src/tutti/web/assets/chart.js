@@ -1,0 +1,75 @@
+// One chart over steps. `lines` are {name, color, values, dash}; all share `steps`.
+const { html, render, useState, useEffect, useRef, useLayoutEffect } = htmPreact;
+
+function Chart({ title, steps, lines, text, zero }) {
+  const box = useRef(null);
+  const made = useRef(null);
+  const shape = lines.map(({ name, color, dash }) => `${name}${color}${dash}`).join("|");
+  const theme = useTheme();
+
+  useLayoutEffect(() => {
+    const css = (name) => Tutti.css(Tutti.color(name));
+    const axis = { stroke: css("quiet"), grid: { stroke: css("line"), width: 1 }, ticks: { stroke: css("line"), width: 1 }, font: "12px system-ui, sans-serif" };
+    const options = {
+      width: Math.max(280, box.current.clientWidth), height: 240,
+      scales: { x: { time: false }, y: { range: (_, low, high) => bounds(low, high, zero) } },
+      axes: [axis, { ...axis, size: 64, values: (_, marks) => marks.map((v) => text(v)) }],
+      legend: { live: true },
+      series: [
+        { label: "step" },
+        ...lines.map(({ name, color, dash }) => ({
+          label: name, stroke: css(color), width: 2, dash: dash ? [6, 5] : undefined, spanGaps: true,
+          points: { show: steps.length < 40, size: 5 }, value: (_, v) => (v === null ? "–" : text(v)),
+        })),
+      ],
+    };
+    const plot = new uPlot(options, data(), box.current);
+    made.current = plot;
+    const stop = onWidth(box.current, (width) => plot.setSize({ width: Math.max(280, width), height: 240 }));
+    return () => {
+      stop();
+      plot.destroy();
+      made.current = null;
+    };
+  }, [shape, theme, steps.length < 40]);
+
+  const data = () => [steps, ...lines.map(({ values }) => values)];
+  useEffect(() => made.current && made.current.setData(data()));
+  const last = lines.map(({ name, values }) => `${name} ${text(values.findLast((v) => v !== null) ?? null)}`).join(", ");
+  return html`<figure class="chart"><figcaption>${title}</figcaption><div ref=${box} role="img" aria-label=${`${title} over ${steps.length} steps; at the end ${last}`}></div></figure>`;
+}
+
+function bounds(low, high, zero) {
+  if (low === null || high === null || !Number.isFinite(low) || !Number.isFinite(high)) return [0, 1];
+  if (zero) low = Math.min(0, low);
+  const pad = (high - low || Math.abs(high) || 1) * 0.06;
+  return [zero && low === 0 ? 0 : low - pad, high + pad];
+}
+
+// Changes when the reader's colour scheme does.
+function useTheme() {
+  const query = matchMedia("(prefers-color-scheme: dark)");
+  const [dark, set] = useState(query.matches);
+  useEffect(() => {
+    const heard = () => set(query.matches);
+    query.addEventListener("change", heard);
+    return () => query.removeEventListener("change", heard);
+  }, []);
+  return dark;
+}
+
+// Call when an element got another width, after the frame in which it did; returns how to stop.
+function onWidth(element, call) {
+  let [known, frame] = [element.clientWidth, 0];
+  const watcher = new ResizeObserver(() => {
+    if (element.clientWidth === known) return;
+    known = element.clientWidth;
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(() => call(known));
+  });
+  watcher.observe(element);
+  return () => {
+    cancelAnimationFrame(frame);
+    watcher.disconnect();
+  };
+}
