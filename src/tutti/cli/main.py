@@ -36,6 +36,7 @@ from tutti.cli import (
 from tutti.cli.align import align
 from tutti.cli.bench import group
 from tutti.cli.doctor import group as doctor_group
+from tutti.cli.fabric import group as fabric_group
 from tutti.cli.plan import plan
 from tutti.cli.shared import terminal
 from tutti.errors import TuttiError
@@ -60,6 +61,7 @@ app.add_typer(comm.app, name="comm")
 app.command()(convert.convert)
 app.add_typer(data.app, name="data")
 app.add_typer(doctor_group.app, name="doctor")
+app.add_typer(fabric_group.app, name="fabric")
 app.command()(generate.generate)
 app.command()(launch.launch)
 app.add_typer(model.app, name="model")

@@ -94,6 +94,7 @@ MISSING = {
     "doctor dumps": ["nowhere"],
     "doctor logs": ["nowhere.log"],
     "doctor run": ["nowhere"],
+    "fabric design": ["--chips", "16", "--switch", "51T"],
     "job status": ["nowhere"],
     "model show": ["llama-2-7"],
 }
