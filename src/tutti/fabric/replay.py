@@ -180,12 +180,9 @@ def busy_seconds(teams: Teams, efficiency: float = 1.0) -> Floats:
     """Return for how long each link is busy with what the teams send over it."""
     flows = teams.flows
     weights = np.repeat(teams.num_bytes / flows.per_transfer, flows.per_transfer)
-    load = np.zeros(len(flows.rates))
-    for column in range(flows.links.shape[1]):
-        used = flows.links[:, column] >= 0
-        load += np.bincount(
-            flows.links[used, column], weights=weights[used], minlength=len(flows.rates)
-        )
+    used = flows.links >= 0
+    each = np.broadcast_to(weights[:, None], flows.links.shape)[used]
+    load = np.bincount(flows.links[used], weights=each, minlength=len(flows.rates))
     rates = flows.rates * efficiency
     found: Floats = np.divide(load, rates, out=np.zeros_like(load), where=rates > 0)
     return found

@@ -25,7 +25,12 @@ def fair_paces(offsets: Integers, links: Any, weights: Floats | None, rates: Flo
     paces = np.full(len(offsets) - 1, np.inf)
     flat = np.ascontiguousarray(links).reshape(-1)
     given = np.ones(1) if weights is None else np.ascontiguousarray(weights).reshape(-1)
-    compiled(fill)(offsets, flat, given, weights is not None, np.asarray(rates), paces)
+    rates = np.asarray(rates)
+    if 2 * len(flat) < len(rates):  # few flows on many links: only theirs count
+        used = np.unique(flat)
+        flat = np.where(flat < 0, -1, np.searchsorted(used, flat)).astype(np.int32)
+        rates = np.where(used < 0, 1.0, rates[used])
+    compiled(fill)(offsets, flat, given, weights is not None, rates, paces)
     return paces
 
 

@@ -12,12 +12,12 @@ from tutti.fabric.wiring import Floats, Wiring
 from tutti.report.heat import Cell, heat_html
 from tutti.report.page import Page, Section
 from tutti.report.tables import Column, Row, table_html
-from tutti.report.tiles import Tile, notes_html, tiles_html
-from tutti.simulate.fabric_step import PlanOnFabric
+from tutti.report.tiles import Tile, tiles_html
+from tutti.simulate.fabric_step import PlanOnFabric, Sent
 from tutti.units import bytes_text, seconds_text
 
-_BINS = 40
-_LINKS = 30
+_BINS = 20
+_LINKS = 24
 
 
 def utilisation(
@@ -25,13 +25,13 @@ def utilisation(
 ) -> tuple[list[int], Floats, float]:
     """Return the busiest links, their share of time busy (link × bin), and a bin's seconds.
 
-    Over the longest step, as simulated; plans with shorter steps repeat theirs.
+    Over the longest step, as simulated on the fabric; plans with shorter steps repeat theirs.
     """
-    horizon = max(plan.found.result.step_seconds for plan in plans)
+    horizon = max(plan.together_s for plan in plans)
     width = horizon / bins
-    runs: list[tuple[Floats, Floats]] = []  # bytes per link, and how much of a run is in each bin
+    runs: list[tuple[Sent, Floats]] = []  # with how many runs there are in each bin
     for plan in plans:
-        result = plan.found.result
+        result = plan.result
         turns = max(1, int(np.ceil(horizon / max(result.step_seconds, 1e-12) - 1e-9)))
         for sent in plan.sent:
             at = sent.traffic.first
@@ -44,14 +44,18 @@ def utilisation(
                     edges[None, :-1], low[:, None], high[:, None]
                 )
                 share += (inside / np.maximum(high - low, 1e-15)[:, None]).sum(axis=0)
-            runs.append((sent.bytes_by_link, share))
-    total = sum((by_link * share.sum() for by_link, share in runs), np.zeros(len(rates)))
+            runs.append((sent, share))
+    total = np.zeros(len(rates))
+    for sent, share in runs:
+        total[sent.links] += sent.bytes_by_link * share.sum()
     busy = np.divide(total, rates * horizon, out=np.zeros_like(total), where=rates > 0)
     busy[wiring.island_out :] = 0.0
     chosen = _chosen(busy, wiring)
     table = np.zeros((len(chosen), bins))
-    for by_link, share in runs:
-        table += by_link[chosen][:, None] * share[None, :]
+    for sent, share in runs:
+        own = np.zeros(len(rates))
+        own[sent.links] = sent.bytes_by_link
+        table += own[chosen][:, None] * share[None, :]
     return chosen, table / (rates[chosen][:, None] * width), width
 
 
@@ -76,7 +80,8 @@ def write_fabric_page(
 ) -> None:
     """Write one self-contained page."""
     links, shares, width = utilisation(plans, wiring, rates)
-    columns = [seconds_text(i * width) for i in range(shares.shape[1])]
+    count = shares.shape[1]
+    columns = [f"{100 * i // count}" for i in range(count)]
     rows = []
     for link, row in zip(links, shares, strict=True):
         name = link_name(wiring, link)
@@ -84,7 +89,7 @@ def write_fabric_page(
             column: Cell(
                 share=float(np.sqrt(min(value, 1.0))),
                 text=f"{100 * value:.0f}" if value >= 0.005 else "",
-                detail=f"{name}: {100 * value:.1f} % at {column}",
+                detail=f"{name}: {100 * value:.1f} % from {column} % of the step on",
             )
             for column, value in zip(columns, row.tolist(), strict=True)
         }  # fmt: skip
@@ -93,11 +98,13 @@ def write_fabric_page(
         title=" beside ".join(plan.name for plan in plans),
         subtitle=f"On {wiring.cluster.name}, flow by flow · {said}",
         sections=(
-            Section(id="summary", heading="", body=tiles_html(_tiles(plans)) + notes_html(
-                ["The flow model knows no queues: nothing is lost, marked or paused."])),
+            Section(id="summary", heading="", body=tiles_html(_tiles(plans)),
+                    intro="Flows share links fairly; the model knows no queues: nothing is lost, "
+                    "marked or paused."),
             Section(
                 id="heat", heading="The busiest links over the step",
-                intro="Percent of a link's rate; each tier's busiest, every direction for itself.",
+                intro=f"Percent of a link's rate, by percent of the step ({seconds_text(width)} "
+                "each); the busiest links of each tier and direction.",
                 body=heat_html("link", columns, rows),
             ),
             *(_section(plan, number) for number, plan in enumerate(plans)),

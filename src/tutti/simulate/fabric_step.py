@@ -20,8 +20,10 @@ from tutti.fabric.paths import Rules
 from tutti.fabric.replay import Teams, busy_seconds
 from tutti.fabric.shares import fair_paces
 from tutti.fabric.wiring import Floats, Integers, Wiring
+from tutti.hardware.fabric import Routing
 from tutti.simulate.estimate import Estimate
 from tutti.simulate.plan_traffic import Flight, Traffic
+from tutti.simulate.result import SimulationResult
 from tutti.simulate.run import simulate
 
 MOST_SETS = 48  # of traffic under way together that are solved, longest first
@@ -40,7 +42,8 @@ class Sent:
     slowest_flow: float
     flows: int
     whole: Teams  # all its flights as one
-    bytes_by_link: Floats  # of one run
+    links: Integers  # that it uses
+    bytes_by_link: Floats  # of one run, on each of them
     pace: float  # of `whole`, alone
 
     @property
@@ -62,7 +65,12 @@ class PlanOnFabric:
     sent: tuple[Sent, ...]
     priced_s: float  # the step as `tutti simulate` says
     alone_s: float
-    together_s: float
+    result: SimulationResult  # simulated again, beside the other plans
+
+    @property
+    def together_s(self) -> float:
+        """The step beside the other plans."""
+        return self.result.step_seconds
 
 
 def plans_on_fabric(
@@ -93,11 +101,28 @@ def plans_on_fabric(
         PlanOnFabric(
             name=name, found=estimate, sent=tuple(own),
             priced_s=estimate.result.step_seconds,
-            alone_s=_step(estimate, own, [one.shared_s for one in own]),
-            together_s=_step(estimate, own, [one.together_s for one in own]),
+            alone_s=_step(estimate, own, [one.shared_s for one in own]).step_seconds,
+            result=_step(estimate, own, [one.together_s for one in own]),
         )
         for name, estimate, own in zip(names, found, sent, strict=True)
     ]  # fmt: skip
+
+
+def stall(
+    traffic: Sequence[Traffic], wiring: Wiring, rules: Rules, failures: Failures
+) -> tuple[float, int]:
+    """Return for how long connections stand still when something fails, and how many do.
+
+    Packets that are spread over all ways are counted by the ways that a hash would give them.
+    """
+    if rules.routing is Routing.SPRAY:
+        rules = replace(rules, routing=Routing.ECMP)
+    longest, hit = 0.0, 0
+    for one in traffic:
+        healthy = _teams(one.flights, wiring, rules, None).flows
+        seconds, flows = failures.stalls(wiring, healthy.links)
+        longest, hit = max(longest, seconds), hit + flows
+    return longest, hit
 
 
 def _require_apart(names: Sequence[str], found: Sequence[Estimate]) -> None:
@@ -159,16 +184,18 @@ def _alone(
     index = found.result.program.class_of(int(at))
     priced = found.priced.costs.classes[index].seconds[at - found.result.program.offsets[index]]
     used = whole.paces(efficiency)
+    links, carried = _bytes(whole, wiring)
     return Sent(
         traffic=traffic, priced_s=float(priced), alone_s=seconds, slowest_flow=slowest,
-        flows=flows, whole=whole, bytes_by_link=_bytes(whole, wiring),
+        flows=flows, whole=whole, links=links, bytes_by_link=carried,
         pace=float(used[np.bincount(whole.teams, minlength=len(used)) > 0].min()),
     )  # fmt: skip
 
 
-def _bytes(teams: Teams, wiring: Wiring) -> Floats:
-    carried = busy_seconds(teams) * teams.flows.rates
-    return carried[: wiring.num_links]
+def _bytes(teams: Teams, wiring: Wiring) -> tuple[Integers, Floats]:
+    carried = (busy_seconds(teams) * teams.flows.rates)[: wiring.num_links]
+    used = np.flatnonzero(carried)
+    return used, carried[used]
 
 
 def _intervals(found: Estimate, sent: Sent) -> tuple[Floats, Floats]:
@@ -268,7 +295,7 @@ def _together(sent: Sequence[Sent], wiring: Wiring) -> list[float]:
     return [float(part.min()) for part in np.split(paces, ends[:-1])]
 
 
-def _step(found: Estimate, sent: Sequence[Sent], seconds: Sequence[float]) -> float:
+def _step(found: Estimate, sent: Sequence[Sent], seconds: Sequence[float]) -> SimulationResult:
     """Return the step with these seconds of its traffic; the NICs' sharing is in them."""
     costs = found.priced.costs
     given = [costs_of.seconds.copy() for costs_of in costs.classes]
@@ -280,4 +307,4 @@ def _step(found: Estimate, sent: Sequence[Sent], seconds: Sequence[float]) -> fl
         replace(old, seconds=new, leaves_node=None)
         for old, new in zip(costs.classes, given, strict=True)
     )
-    return simulate(found.result.program, replace(costs, classes=classes)).step_seconds
+    return simulate(found.result.program, replace(costs, classes=classes))

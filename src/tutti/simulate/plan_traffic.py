@@ -22,6 +22,7 @@ from tutti.cost.plan.step_context import StepContext
 from tutti.fabric.wiring import Floats, Integers, Wiring
 from tutti.hardware.topology import Position
 from tutti.plan.check import embedded_model
+from tutti.schedule.boundary import Boundary
 from tutti.schedule.instruction import Instruction, Op
 from tutti.simulate.estimate import Estimate
 
@@ -126,7 +127,8 @@ def _collective(
             ))  # fmt: skip
     return Traffic(
         name=_stage_name(wish.use, pricer, shared), program=choice.algorithm,
-        operation=wish.operation, ranks=group.size, groups=len(everyone), num_bytes=wish.num_bytes, chunks=choice.chunks, flights=flights,
+        operation=wish.operation, ranks=group.size, groups=len(everyone),
+        num_bytes=wish.num_bytes, chunks=choice.chunks, flights=flights,
         efficiency=shared.efficiency(wish.links.pools),
     )  # fmt: skip
 
@@ -146,10 +148,14 @@ def _boundary(
         list(wire.receiver.chips), wiring
     )  # fmt: skip
     rows: list[tuple[int, int, float]] = []
-    for rank in range(wire.sender.num_chips):
+    copies, own, other = _alike_copies(wire)
+    for rank in range(wire.sender.num_chips // copies):
         for sender, receiver, batch, sequence in wire.from_rank(rank):
             moved = (batch[1] - batch[0]) * (sequence[1] - sequence[0]) * token
-            rows.append((int(here[sender]), int(there[receiver]), moved))
+            rows += (
+                (int(here[sender + copy * own]), int(there[receiver + copy * other]), moved)
+                for copy in range(copies)
+            )
     rows = [row for row in rows if row[0] != row[1] and row[2] > 0]
     if not rows:
         return None
@@ -165,6 +171,17 @@ def _boundary(
         )],
         efficiency=shared.efficiency(pools),
     )  # fmt: skip
+
+
+def _alike_copies(wire: Boundary) -> tuple[int, int, int]:
+    """Return how many copies send alike, each to its own, and how far they are apart."""
+    ends = (wire.sender.replicas, wire.receiver.replicas)
+    if any(len(replicas) > 1 for replicas in ends):
+        return 1, 0, 0
+    here, there = ends[0][0], ends[1][0]
+    if (here.count, here.sequences) != (there.count, there.sequences):
+        return 1, 0, 0
+    return here.count, here.width, there.width
 
 
 def _numbers(chips: list[Position], wiring: Wiring) -> Integers:

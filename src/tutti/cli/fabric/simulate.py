@@ -62,6 +62,12 @@ def simulate(
     traffic = [plan_traffic(one, wiring) for one in found]
     results = plans_on_fabric(_names(plans), found, traffic, wiring, rules=rules, failures=failures)
     said = _said(rules, failures)
+    if failures is not None:
+        from tutti.simulate.fabric_step import stall
+        from tutti.units import seconds_text
+
+        seconds, hit = stall([one for own in traffic for one in own], wiring, rules, failures)
+        said += f" ({hit:,} connections stood still for up to {seconds_text(seconds)})"
     if html is not None:
         from tutti.report.fabric import write_fabric_page
 
