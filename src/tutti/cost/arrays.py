@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.leaves import spanning_tier
 from tutti.hardware.pool import Pool
 from tutti.models.anatomy import BlockWidths
 from tutti.models.spec import ModelSpec
@@ -194,9 +195,7 @@ class Machine(Arrays):
         num_chips = len(inside.slots) if inside is not None else node.num_chips
         link = inside.bandwidth if inside is not None else node.effective_bridge.bandwidth
         share = num_chips / node.num_chips
-        tiers = cluster.fabric.tiers
-        meet = next((i for i, t in enumerate(tiers) if t.nodes and t.nodes >= pool.nodes), None)
-        top = len(tiers) - 1 if meet is None else meet
+        top = spanning_tier(cluster.fabric, pool)
         oversubscription = cluster.fabric.oversubscription_to(top) if pool.nodes > 1 else 1.0
         wanted = Dtype.BF16 if dtype in _NARROW else dtype
         return cls.filled(

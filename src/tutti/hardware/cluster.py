@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,6 +51,7 @@ class Cluster:
                 raise ValueError(f"two pools are called '{name}'; give each its own name")
         self._check_definitions()
         self._check_links(names)
+        self._check_leaves()
 
     def _check_definitions(self) -> None:
         nodes: dict[str, NodeType] = {}
@@ -78,6 +80,27 @@ class Cluster:
                             f"'{home.name}' and '{away.name}' cannot meet: pool '{pool.name}' has "
                             "chips without a NIC; add 'nics', or a link with 'bandwidth'"
                         )
+
+    def _check_leaves(self) -> None:
+        most = self.fabric.tiers[0].nodes
+        held: Counter[int] = Counter()
+        for pool in self.pools:
+            held.update(pool.leaves.numbers)
+        for leaf, nodes in sorted(held.items()):
+            if most is not None and nodes > most:
+                raise ValueError(
+                    f"leaf {leaf} is named by {nodes} nodes, but tier "
+                    f"'{self.fabric.tiers[0].name}' joins {most}; spread them, or raise 'nodes'"
+                )
+        for tier in self.fabric.tiers[:1]:
+            for pool in self.pools:
+                fastest = max((nic.rate for nic in pool.node.nics), default=0.0)
+                port = fastest / self.fabric.planes
+                if tier.port_rate is not None and port > tier.port_rate * (1 + 1e-9):
+                    raise ValueError(
+                        f"pool '{pool.name}' has NIC ports of {port * 8e-9:g} Gb/s, but the ports "
+                        f"of tier '{tier.name}' run at {tier.port_rate * 8e-9:g} Gb/s"
+                    )
 
     # --- files ---------------------------------------------------------------------------
 

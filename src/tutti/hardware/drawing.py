@@ -103,7 +103,10 @@ def _fabric(cluster: Cluster) -> Panel:
 def _groups(cluster: Cluster, nodes: int | None) -> int:
     if nodes is None:
         return 1
-    return sum(math.ceil(pool.nodes / nodes) for pool in cluster.pools)
+    named = {leaf for pool in cluster.pools for leaf in pool.leaves.numbers}
+    each = cluster.fabric.tiers[0].nodes or 1
+    own = sum(math.ceil(p.nodes / nodes) for p in cluster.pools if not len(p.leaves))
+    return own + len({leaf * each // nodes for leaf in named})
 
 
 def _segments(groups: int) -> Text:

@@ -26,6 +26,27 @@ class Tier:
     """Bandwidth offered from below ÷ bandwidth carried by this tier; 1 is non-blocking."""
     latency_s: Seconds = 2e-6
     """One way, end to end, for a message that turns around at this tier."""
+    ports: Count | None = None
+    """Of one switch; left out: as many as it takes."""
+    port_rate: BytesPerSecond | None = None
+    """Of one port; left out: what the tier carries, spread evenly."""
+    parallel_links: Count = 1
+    """Cables between one switch of this tier and each one below it."""
+
+    def __post_init__(self) -> None:
+        if self.ports is not None and self.ports < 2:
+            raise ValueError(f"tier '{self.name}': a switch of {self.ports} port joins nothing")
+
+
+class Routing(StrEnum):
+    """How a switch, or a sender, chooses among equal ways up."""
+
+    SPRAY = "spray"  # packet by packet, evenly: what prices assume where nothing is said
+    ECMP = "ecmp"  # a hash of each connection's five numbers, another one in each switch
+    POLARISED = "polarised"  # the same hash in all switches: choices repeat themselves
+    SOURCE_PORT = "source_port"  # senders pick ports whose paths others leave alone
+    FLOWLET = "flowlet"  # a connection hashes anew after each pause
+    ADAPTIVE = "adaptive"  # each switch takes the way that is least used
 
 
 class CrossKind(StrEnum):
@@ -71,9 +92,20 @@ class Fabric:
     tiers: tuple[Tier, ...] = (Tier(name="switch"),)
     rail_optimized: bool = False
     """NIC i of every node hangs on leaf i: the same rail meets at the leaf, others above it."""
+    rail_only: bool = False
+    """Rails never meet, not even above the leaves: who sends to another rail hops inside a node."""
+    planes: Count = 1
+    """Separate fabrics that every NIC has a port in; each port has its share of the NIC's rate."""
+    routing: Routing = Routing.SPRAY
+    connections: Count = 1
+    """Connections between each pair of chips that talk."""
+    in_switch_reduction: bool = False
+    """Switches add up what passes through them (SHARP)."""
     links: tuple[CrossLink, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.rail_only and not self.rail_optimized:
+            raise ValueError("'rail_only' needs 'rail_optimized: true'")
         if not self.tiers:
             raise ValueError("'tiers' is empty; leave it out for one non-blocking switch")
         names = [tier.name for tier in self.tiers]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from tutti.document import AtLeast, AtMost, Watts
 from tutti.hardware.chip import Chip, Dtype, check_name
+from tutti.hardware.leaves import Leaves
 from tutti.hardware.node import NodeType
 
 NodeCount = Annotated[int, AtLeast(1), AtMost(1_000_000)]
@@ -25,9 +27,16 @@ class Pool:
     price_per_chip_hour: Price | None = None
     watts: Watts | None = None
     """Per chip, where it is not the chip's own figure."""
+    leaves: Leaves = field(default_factory=Leaves)
+    """The leaf group of each node; none named: leaves of its own, filled in order."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "pool")
+        if len(self.leaves) not in (0, self.nodes):
+            raise ValueError(
+                f"'leaves' names the leaves of {len(self.leaves)} nodes, but there are "
+                f"{self.nodes}; name one for each, such as '0*{self.nodes}'"
+            )
         if self.nodes > 1 and not self.node.all_reach_a_nic:
             raise ValueError(
                 f"{self.nodes} nodes of type '{self.node.name}', but some chips reach no NIC; "
@@ -38,6 +47,16 @@ class Pool:
     def chip(self) -> Chip:
         """The kind of chip in every node."""
         return self.node.chip
+
+    def of_nodes(self, nodes: Sequence[int | None]) -> Pool:
+        """Return the pool of some of its nodes, each in its place; None stands for a new node.
+
+        Where new nodes hang nobody knows: a pool with new ones names no leaves.
+        """
+        known = [node for node in nodes if node is not None]
+        named = len(self.leaves) and len(known) == len(nodes)
+        numbers = tuple(self.leaves.numbers[node] for node in known) if named else ()
+        return replace(self, nodes=len(nodes), leaves=Leaves(numbers))
 
     @property
     def num_chips(self) -> int:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from tutti.errors import InputError
 from tutti.hardware.fabric import CrossKind, CrossLink, Fabric
+from tutti.hardware.leaves import meeting_tier
 from tutti.hardware.pool import Pool
 
 # Copy to host memory, wake the forwarder, copy back: assumed until a profile measures it.
@@ -91,7 +92,7 @@ def link_between(cluster: Network, first: Position, second: Position) -> Link:
     """Return the link between two chips; an InputError if one does not exist."""
     home, away = _pool_of(cluster, first), _pool_of(cluster, second)
     if home.name != away.name:
-        return _cross_pool(cluster, home, away, first.slot, second.slot)
+        return _cross_pool(cluster, home, away, first, second)
     if first.node != second.node:
         return _between_nodes(cluster, home, first, second)
     return _inside_node(home, first.slot, second.slot)
@@ -143,12 +144,7 @@ def _between_nodes(cluster: Network, pool: Pool, first: Position, second: Positi
     lowest = 0
     if fabric.rail_optimized and not same_rail:
         lowest = min(1, len(fabric.tiers) - 1)
-    meet = len(fabric.tiers) - 1
-    for index in range(lowest, len(fabric.tiers)):
-        group = fabric.tiers[index].nodes
-        if group is None or first.node // group == second.node // group:
-            meet = index
-            break
+    meet = meeting_tier(fabric, pool, first.node, pool, second.node, lowest)
     tier = fabric.tiers[meet]
     on_rail = fabric.rail_optimized and same_rail and meet == 0
     return Link(
@@ -168,8 +164,11 @@ def default_cross_link(home: Pool, away: Pool) -> CrossLink:
     return CrossLink(pools=(home.name, away.name), kind=CrossKind.HOST_FORWARDED)
 
 
-def _cross_pool(cluster: Network, home: Pool, away: Pool, first: int, second: int) -> Link:
+def _cross_pool(cluster: Network, home: Pool, away: Pool, start: Position, end: Position) -> Link:
     fabric, cross = cluster.fabric, cluster.cross_link(home.name, away.name)
+    first, second = start.slot, end.slot
+    meet = meeting_tier(fabric, home, start.node, away, end.node)
+    tier = fabric.tiers[meet]
     forwarded = cross.kind is CrossKind.HOST_FORWARDED
     pair = _cross_bandwidth(
         cross, home, away, home.node.nic_port_rate(first), away.node.nic_port_rate(second)
@@ -179,17 +178,15 @@ def _cross_pool(cluster: Network, home: Pool, away: Pool, first: int, second: in
     )
     latency = cross.latency_s
     if latency is None:
-        latency = 0.0 if cross.same_host else fabric.top.latency_s
+        latency = 0.0 if cross.same_host else tier.latency_s
         latency += HOST_FORWARD_LATENCY_S if forwarded else 0.0
     return Link(
         kind=LinkKind.CROSS_POOL,
-        medium="shared memory" if cross.same_host else fabric.top.name,
+        medium="shared memory" if cross.same_host else tier.name,
         latency_s=latency,
         bandwidth=pair,
         chip_bandwidth=share,
-        oversubscription=1.0
-        if cross.same_host
-        else fabric.oversubscription_to(len(fabric.tiers) - 1),
+        oversubscription=1.0 if cross.same_host else fabric.oversubscription_to(meet),
         host_forwarded=forwarded,
     )
 

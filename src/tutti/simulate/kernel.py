@@ -6,22 +6,17 @@ write only by index: arrays under numba, lists (which Python indexes faster) wit
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 import sys
-from collections.abc import Callable
 from typing import Any, Literal
+
+from tutti.loops import compiled, has_numba
+
+__all__ = ["Backend", "attribute_idle", "choose", "compiled", "execute", "has_numba"]
 
 Backend = Literal["auto", "numba", "python"]
 
 # Below this many instructions, loading numba takes longer than the loop in plain Python.
 SHORT = 20_000
-
-
-def has_numba() -> bool:
-    """Tell whether numba is installed."""
-    return importlib.util.find_spec("numba") is not None
 
 
 def choose(backend: Backend, size: int) -> Literal["numba", "python"]:
@@ -30,16 +25,6 @@ def choose(backend: Backend, size: int) -> Literal["numba", "python"]:
         return backend
     worth_it = size >= SHORT or "numba" in sys.modules
     return "numba" if worth_it and has_numba() else "python"
-
-
-@functools.cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loop compiled, from the cache on disk where there is a place for one."""
-    njit = importlib.import_module("numba").njit
-    try:
-        return njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # no folder that the cache could lie in
-        return njit(nogil=True)(function)  # type: ignore[no-any-return]
 
 
 def execute(

@@ -101,6 +101,7 @@ MISSING = {
     "job add": ["nowhere", "fast/0"],
     "job drain": ["nowhere", "fast/0"],
     "job replan": ["nowhere"],
+    "fabric design": ["--chips", "16", "--switch", "51T"],
     "job status": ["nowhere"],
     "model show": ["llama-2-7"],
 }

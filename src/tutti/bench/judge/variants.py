@@ -62,8 +62,8 @@ def split_pool(cluster: Cluster) -> Cluster | None:
         return None
     half = largest.nodes // 2
     parts = (
-        replace(largest, nodes=half),
-        replace(largest, name=f"{largest.name}-rest", nodes=largest.nodes - half),
+        largest.of_nodes(range(half)),
+        replace(largest.of_nodes(range(half, largest.nodes)), name=f"{largest.name}-rest"),
     )
     pools: list[Pool] = []
     for pool in cluster.pools:
@@ -82,7 +82,8 @@ def more(question: DrawnQuestion) -> Iterator[tuple[str, Cluster]]:
     cluster = question.cluster
     grown = cluster.pools[question.number % len(cluster.pools)]
     pools = tuple(
-        replace(pool, nodes=pool.nodes + 1) if pool is grown else pool for pool in cluster.pools
+        pool.of_nodes([None] * (pool.nodes + 1)) if pool is grown else pool
+        for pool in cluster.pools
     )
     if grown.node.all_reach_a_nic:
         yield "a node", replace(cluster, pools=pools)

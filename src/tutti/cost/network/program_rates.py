@@ -19,8 +19,8 @@ from tutti.collective.expand import rounds
 from tutti.collective.group import Edge, Group
 from tutti.collective.layout import Layout
 from tutti.collective.program import Action, Operation, Step
-from tutti.cost.network.fluid_transfers import Flow, makespan
 from tutti.cost.network.group_links import GroupLinks
+from tutti.fabric.rounds import Flow, makespan
 
 Wire = tuple[str, int, int]  # what, island or seat, rail
 _HALVES = {

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from tutti.collective import Operation
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import RankState
+from tutti.cost.network.group_links import GroupLinks
 from tutti.cost.network.group_placement import placement_of
 from tutti.cost.network.programs import choose_program
 from tutti.cost.plan.gradient_groups import operation_of
 from tutti.cost.plan.pool_prices import UnitTimes
 from tutti.cost.plan.step_context import StepContext
 from tutti.hardware.chip import Dtype
+from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.plan.plan import CollectiveUse, covers
 from tutti.schedule.boundary import must_join
@@ -28,6 +32,20 @@ class Price(NamedTuple):
 
     seconds: float
     leaves_node: bool = False
+
+
+class Wish(NamedTuple):
+    """A collective that an instruction asks for; `every` lists the groups that do it at once."""
+
+    use: CollectiveUse
+    operation: Operation
+    num_bytes: float
+    links: GroupLinks
+    every: Callable[[], list[tuple[Position, ...]]]
+
+
+def _alone(chips: tuple[Position, ...]) -> list[tuple[Position, ...]]:
+    return [chips]
 
 
 class ClassPricer:
@@ -103,6 +121,16 @@ class ClassPricer:
         )
 
     def _collective(self, entry: Instruction) -> Price:
+        total, leaves = 0.0, False
+        for wish in self.wishes(entry):
+            total += self.shared.choose(
+                wish.use, wish.operation, wish.num_bytes, wish.links
+            ).seconds
+            leaves = leaves or wish.links.nodes > 1
+        return Price(total, leaves)
+
+    def wishes(self, entry: Instruction) -> list[Wish]:
+        """Return the collectives that gathering parameters or reducing gradients asks for."""
         kind = ParameterClass(entry.what.value)
         precision = self.shared.plan.job.precision
         units = range(entry.start, entry.stop)
@@ -114,7 +142,7 @@ class ClassPricer:
         scope = self.rank_class.pipeline if entry.scope is Scope.PIPELINE else None
         links = self.shared.groups.of(entry.start, kind, scope)
         if links is None:
-            return Price(0.0)
+            return []
         gather = entry.op is Op.GATHER_PARAMETERS
         element = precision.gradients.num_bytes
         if gather:
@@ -123,20 +151,21 @@ class ClassPricer:
             narrow = blocks and level == 3 and precision.compute is Dtype.FP8
             own = (Dtype.FP8 if narrow else precision.parameters).num_bytes
             element = self.prices.kernels.gathered_bytes or own
-        size = count * element
-        operation = operation_of(entry, level)
         use: CollectiveUse = "parameters" if gather else "gradients"
-        return Price(self.shared.choose(use, operation, size, links).seconds, links.nodes > 1)
+        operation = operation_of(entry, level)
+        every = partial(self.shared.groups.every, entry.start, kind, scope)
+        return [Wish(use, operation, count * element, links, every)]
 
-    def _final_reduction(self, unit: int, kind: ParameterClass) -> Price:
+    def _final_reduction(self, unit: int, kind: ParameterClass) -> list[Wish]:
         """A rank's shard, part by part, with those who keep the part in other pipelines."""
-        total, leaves = 0.0, False
         element = self.shared.plan.job.precision.gradients.num_bytes
-        for chips, count in self.shared.final_reductions(unit, kind, self.rank_state):
-            links = self.shared.links(chips)
-            choice = self.shared.choose("gradients", Operation.ALL_REDUCE, count * element, links)
-            total, leaves = total + choice.seconds, leaves or links.nodes > 1
-        return Price(total, leaves)
+        return [
+            Wish(
+                "gradients", Operation.ALL_REDUCE, count * element, self.shared.links(chips),
+                partial(_alone, chips),
+            )
+            for chips, count in self.shared.final_reductions(unit, kind, self.rank_state)
+        ]  # fmt: skip
 
     def _tied(self, entry: Instruction) -> Price:
         """The tied table travels once, in messages, between the stages that hold its two copies."""

@@ -49,23 +49,43 @@ class Groups:
             self._known[key] = links
         return self._known[key]
 
+    def every(
+        self, unit: int, kind: ParameterClass, pipeline: int | None
+    ) -> list[tuple[Position, ...]]:
+        """Return the chips of all groups that share parameters of a unit, as `of` orders them.
+
+        One group per tensor (or expert) position; a side with fewer positions meets several.
+        """
+        holders = [held for held in self._index.of(unit) if pipeline in (None, held[0])]
+        stages = [stage for _, _, stage in holders]
+        expert = kind is ParameterClass.EXPERT
+        experts = [group.chips for stage in stages for group in stage.experts]
+        tensors = [replica.tp for stage in stages for replica in stage.replicas]
+        widths = experts if expert else tensors
+        return [
+            tuple(chip for stage in stages for chip in _sharing(stage, kind, position))
+            for position in range(max(widths, default=0))
+        ]
+
     def everyone(self) -> int:
         """The number of ranks."""
         return self._num_ranks
 
 
-def _sharing(stage: Stage, kind: ParameterClass) -> Iterator[Position]:
+def _sharing(stage: Stage, kind: ParameterClass, at: int = 0) -> Iterator[Position]:
     if kind is ParameterClass.EXPERT:
         chips, position = stage.chips, 0
         for group in stage.experts:
             for _ in range(group.count):
-                yield chips.at(position)
+                yield chips.at(position + min(at, group.chips - 1))
                 position += group.chips
         return
     for replica in stage.replicas:
         for copy in range(replica.count):
             for cp in range(replica.cp):
-                yield replica.chips.at(copy * replica.width + cp * replica.tp)
+                yield replica.chips.at(
+                    copy * replica.width + cp * replica.tp + min(at, replica.tp - 1)
+                )
 
 
 def operation_of(entry: Instruction, level: int) -> Operation:

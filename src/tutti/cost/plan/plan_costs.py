@@ -19,6 +19,7 @@ from tutti.cost.memory.instruction_memory import Overheads, StaticBytes
 from tutti.cost.memory.rank_state import RankState, workload_of
 from tutti.cost.network.recorded_programs import Asked, written_choices
 from tutti.cost.plan.class_prices import ClassPricer
+from tutti.cost.plan.equal_instructions import Kinds
 from tutti.cost.plan.layer_prices import LayerPrices
 from tutti.cost.plan.pool_prices import PoolPrices
 from tutti.cost.plan.simulator_inputs import ClassCosts, StepCosts
@@ -154,15 +155,9 @@ def _extrapolations(works: Sequence[_Work]) -> tuple[str, ...]:
 def _class_costs(
     rank_class: RankClass, shared: StepContext, kernels: Kernels, overheads: Overheads
 ) -> tuple[ClassCosts, StaticBytes]:
-    place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
-    rank_state = RankState(shared.plan, shared.model, place, kernels, shared.index, shared.elements)
-    source = shared.prices[rank_state.replica.chips.pools[0]]
-    memory = source.memory(rank_state)
-    kinds = shared.kinds(rank_class.instructions)
-    if source.units_alike:
-        kinds = kinds.joined(rank_state.likeness)
+    pricer, kinds = class_pricer(rank_class, shared, kernels)
+    source, memory = pricer.prices, pricer.memory
     flow = memory.flow(kinds)
-    pricer = ClassPricer(rank_class, shared, rank_state, memory)
     prices = {example: pricer.price(example) for example in kinds.examples}
     costs = ClassCosts(
         seconds=kinds.spread(lambda example: prices[example].seconds),
@@ -173,3 +168,26 @@ def _class_costs(
         overlap_slowdown=source.overlap_slowdown,
     )
     return costs, flow.static
+
+
+def class_pricer(
+    rank_class: RankClass, shared: StepContext, kernels: Kernels
+) -> tuple[ClassPricer, Kinds]:
+    """Return who prices a class's instructions, and the kinds of them."""
+    place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
+    rank_state = RankState(shared.plan, shared.model, place, kernels, shared.index, shared.elements)
+    source = shared.prices[rank_state.replica.chips.pools[0]]
+    memory = source.memory(rank_state)
+    kinds = shared.kinds(rank_class.instructions)
+    if source.units_alike:
+        kinds = kinds.joined(rank_state.likeness)
+    return ClassPricer(rank_class, shared, rank_state, memory), kinds
+
+
+def step_context(
+    schedule: Schedule, model: ModelSpec, cluster: Cluster, sources: Sources
+) -> StepContext:
+    """Return what the prices of a schedule's instructions look up."""
+    used = {name for _, _, stage in schedule.plan.stages() for name in stage.chips.pools}
+    prices = pool_prices(schedule.plan, model, cluster, sources, used)
+    return StepContext(schedule, model, cluster, prices)

@@ -170,7 +170,7 @@ def _more_nodes(problem: Problem) -> Iterator[tuple[str, Problem]]:
     for factor in (2, 4, 8):
         try:
             pools = tuple(
-                replace(pool, nodes=pool.nodes * factor) for pool in problem.cluster.pools
+                pool.of_nodes([None] * (pool.nodes * factor)) for pool in problem.cluster.pools
             )
         except ValueError:  # nodes without NICs stay alone
             return

@@ -119,7 +119,7 @@ def _content(cluster: Cluster, pool: Pool) -> tuple[object, ...]:
         if other != pool.name
     )
     return (pool.chip.name, document, -pool.nodes, pool.stack, str(pool.price_per_chip_hour),
-            str(pool.watts), links)  # fmt: skip
+            str(pool.watts), str(pool.leaves), links)  # fmt: skip
 
 
 def _link_text(link: CrossLink) -> str:
@@ -128,8 +128,12 @@ def _link_text(link: CrossLink) -> str:
 
 def _are_one(cluster: Cluster, one: Pool, other: Pool) -> bool:
     """Tell whether nothing distinguishes the nodes of two pools."""
-    if replace(other, name=one.name, nodes=one.nodes) != one or not _joins_like_nodes(
-        cluster, cluster.cross_link(one.name, other.name)
+    alike = replace(other, name=one.name, nodes=one.nodes, leaves=one.leaves)
+    if (
+        len(one.leaves)
+        or len(other.leaves)
+        or alike != one
+        or not _joins_like_nodes(cluster, cluster.cross_link(one.name, other.name))
     ):
         return False
     rest: Sequence[str] = [p.name for p in cluster.pools if p.name not in (one.name, other.name)]

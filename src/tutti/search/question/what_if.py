@@ -108,7 +108,7 @@ def _apply(draft: _Draft, part: str) -> None:
 
 def _finished(draft: _Draft, text: str) -> Change:
     words = ", ".join(draft.words)
-    pools = tuple(replace(p, nodes=len(draft.nodes[p.name])) for p in draft.pools.values())
+    pools = tuple(p.of_nodes(draft.nodes[p.name]) for p in draft.pools.values())
     if not pools:
         raise _error(text, f"nothing would be left of '{draft.before.name}'")
     before = draft.before

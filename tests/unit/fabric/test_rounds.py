@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti.cost.network.fluid_transfers import Flow, makespan
+from tutti.fabric.rounds import Flow, makespan
 
 RATES = {"a": 1.0, "b": 4.0, "c": 1.0, "d": 4.0}
 

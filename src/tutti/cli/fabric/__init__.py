@@ -1,0 +1,1 @@
+"""`tutti fabric`: the network designed and simulated."""

@@ -1,0 +1,19 @@
+"""`tutti fabric`: one command per question about a network."""
+
+from __future__ import annotations
+
+import typer
+
+from tutti.cli.fabric.check import check
+from tutti.cli.fabric.design import design
+from tutti.cli.fabric.simulate import simulate
+
+app = typer.Typer(help="The network between nodes.", no_args_is_help=True)
+app.command()(check)
+app.command()(design)
+app.command()(simulate)
+
+
+@app.callback()
+def _group() -> None:
+    """The network between nodes."""

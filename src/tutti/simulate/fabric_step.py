@@ -1,0 +1,310 @@
+"""Plans on a fabric: what their traffic takes, alone and beside each other, and what the step is.
+
+Each kind of traffic is routed once and replayed alone. Then the simulated steps say which kinds
+are under way at the same time, and for how long; the sets that last longest are solved together.
+A kind's seconds are those it takes alone × how much slower it is, on average, in company; the step
+is simulated again with them. Several plans repeat their steps beside each other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tutti.errors import InputError
+from tutti.fabric.failures import Failures
+from tutti.fabric.paths import Rules
+from tutti.fabric.replay import Teams, busy_seconds
+from tutti.fabric.shares import fair_paces
+from tutti.fabric.wiring import Floats, Integers, Wiring
+from tutti.hardware.fabric import Routing
+from tutti.simulate.estimate import Estimate
+from tutti.simulate.plan_traffic import Flight, Traffic
+from tutti.simulate.result import SimulationResult
+from tutti.simulate.run import simulate
+
+MOST_SETS = 48  # of traffic under way together that are solved, longest first
+_REPEATS = 4  # of the longest step that several plans are followed for
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sent:
+    """One kind of traffic on the fabric."""
+
+    traffic: Traffic
+    priced_s: float  # by the cost model
+    alone_s: float
+    shared_s: float = 0.0  # beside what the same plan sends at the time
+    together_s: float = 0.0  # beside the other plans, too
+    slowest_flow: float
+    flows: int
+    whole: Teams  # all its flights as one
+    links: Integers  # that it uses
+    bytes_by_link: Floats  # of one run, on each of them
+    pace: float  # of `whole`, alone
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes per second and chip that the collective comes to, as benchmarks count."""
+        size, seconds = self.traffic.ranks, self.together_s
+        if self.traffic.program == "send" or seconds <= 0:
+            return 0.0
+        factor = 2.0 if self.traffic.operation == "all_reduce" else 1.0
+        return factor * (size - 1) / size * self.traffic.num_bytes / seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanOnFabric:
+    """One plan's step on the fabric."""
+
+    name: str
+    found: Estimate
+    sent: tuple[Sent, ...]
+    priced_s: float  # the step as `tutti simulate` says
+    alone_s: float
+    result: SimulationResult  # simulated again, beside the other plans
+
+    @property
+    def together_s(self) -> float:
+        """The step beside the other plans."""
+        return self.result.step_seconds
+
+
+def plans_on_fabric(
+    names: Sequence[str],
+    found: Sequence[Estimate],
+    traffic: Sequence[Sequence[Traffic]],
+    wiring: Wiring,
+    *,
+    rules: Rules | None = None,
+    failures: Failures | None = None,
+) -> list[PlanOnFabric]:
+    """Send the traffic of plans over one fabric at the same time."""
+    _require_apart(names, found)
+    sent = [
+        [_alone(one, estimate, wiring, rules, failures) for one in own]
+        for estimate, own in zip(found, traffic, strict=True)
+    ]
+    for estimate, own in zip(found, sent, strict=True):
+        factors = _factors([(estimate, own)], wiring)
+        for one, factor in zip(own, factors, strict=True):
+            one.shared_s = one.together_s = one.alone_s * factor
+    if len(found) > 1:
+        factors = _factors(list(zip(found, sent, strict=True)), wiring)
+        everyone = [one for own in sent for one in own]
+        for one, factor in zip(everyone, factors, strict=True):
+            one.together_s = max(one.shared_s, one.alone_s * factor)
+    return [
+        PlanOnFabric(
+            name=name, found=estimate, sent=tuple(own),
+            priced_s=estimate.result.step_seconds,
+            alone_s=_step(estimate, own, [one.shared_s for one in own]).step_seconds,
+            result=_step(estimate, own, [one.together_s for one in own]),
+        )
+        for name, estimate, own in zip(names, found, sent, strict=True)
+    ]  # fmt: skip
+
+
+def stall(
+    traffic: Sequence[Traffic], wiring: Wiring, rules: Rules, failures: Failures
+) -> tuple[float, int]:
+    """Return for how long connections stand still when something fails, and how many do.
+
+    Packets that are spread over all ways are counted by the ways that a hash would give them.
+    """
+    if rules.routing is Routing.SPRAY:
+        rules = replace(rules, routing=Routing.ECMP)
+    longest, hit = 0.0, 0
+    for one in traffic:
+        healthy = _teams(one.flights, wiring, rules, None).flows
+        seconds, flows = failures.stalls(wiring, healthy.links)
+        longest, hit = max(longest, seconds), hit + flows
+    return longest, hit
+
+
+def _require_apart(names: Sequence[str], found: Sequence[Estimate]) -> None:
+    owner: dict[object, str] = {}
+    for name, estimate in zip(names, found, strict=True):
+        for _, _, stage in estimate.schedule.plan.stages():
+            for chip in stage.chips:
+                if owner.setdefault(chip, name) != name:
+                    raise InputError(
+                        f"{owner[chip]} and {name} both use chip {chip}; plan them on chips apart"
+                    )
+
+
+def _teams(
+    flights: Sequence[Flight], wiring: Wiring, rules: Rules | None, failures: Failures | None
+) -> Teams:
+    return Teams(
+        wiring,
+        np.concatenate([flight.sources for flight in flights]),
+        np.concatenate([flight.targets for flight in flights]),
+        np.concatenate([flight.num_bytes for flight in flights]),
+        np.concatenate([flight.teams for flight in flights]),
+        rules, failures,
+    )  # fmt: skip
+
+
+def link_efficiency(wiring: Wiring, traffic: Traffic, links: int) -> Floats:
+    """Return what of each link's rate the software makes use of."""
+    found = np.full(links, traffic.efficiency.fabric)
+    found[wiring.island_out : wiring.num_links] = traffic.efficiency.island
+    return found
+
+
+def _alone(
+    traffic: Traffic,
+    found: Estimate,
+    wiring: Wiring,
+    rules: Rules | None,
+    failures: Failures | None,
+) -> Sent:
+    """Replay one kind of traffic, nothing else under way."""
+    steps: list[float] = []
+    slowest, flows = np.inf, 0
+    for flight in traffic.flights:
+        teams = _teams([flight], wiring, rules, failures)
+        efficiency = link_efficiency(wiring, traffic, len(teams.flows.rates))
+        paces = teams.paces(efficiency)
+        used = paces[np.bincount(flight.teams, minlength=len(paces)) > 0]
+        waits = (teams.latency_s + traffic.efficiency.hop_s) * flight.rounds
+        steps.append(waits + 1.0 / float(used.min()))
+        slowest = min(slowest, float(teams.connections(efficiency).min(initial=np.inf)))
+        flows = max(flows, teams.flows.size)
+    whole = _teams(traffic.flights, wiring, rules, failures)
+    efficiency = link_efficiency(wiring, traffic, len(whole.flows.rates))
+    # a chunk passes all steps, the others follow at the pace of the slowest
+    chunks = traffic.chunks
+    seconds = (sum(steps) + (chunks - 1) * max(steps)) / chunks
+    at = traffic.first[0]
+    index = found.result.program.class_of(int(at))
+    priced = found.priced.costs.classes[index].seconds[at - found.result.program.offsets[index]]
+    used = whole.paces(efficiency)
+    links, carried = _bytes(whole, wiring)
+    return Sent(
+        traffic=traffic, priced_s=float(priced), alone_s=seconds, slowest_flow=slowest,
+        flows=flows, whole=whole, links=links, bytes_by_link=carried,
+        pace=float(used[np.bincount(whole.teams, minlength=len(used)) > 0].min()),
+    )  # fmt: skip
+
+
+def _bytes(teams: Teams, wiring: Wiring) -> tuple[Integers, Floats]:
+    carried = (busy_seconds(teams) * teams.flows.rates)[: wiring.num_links]
+    used = np.flatnonzero(carried)
+    return used, carried[used]
+
+
+def _intervals(found: Estimate, sent: Sent) -> tuple[Floats, Floats]:
+    """Return when a kind of traffic is under way in the simulated step."""
+    at = sent.traffic.first
+    return found.result.start[at], found.result.end[at]
+
+
+def _sets(plans: Sequence[tuple[Estimate, Sequence[Sent]]]) -> dict[int, float]:
+    """Return for how long each set of kinds is under way together; a set is a number's bits."""
+    horizon = max(found.result.step_seconds for found, _ in plans)
+    if len(plans) > 1:
+        horizon *= _REPEATS
+    times: list[Floats] = []
+    bits: list[Integers] = []
+    number = 0
+    for found, own in plans:
+        step = found.result.step_seconds
+        turns = int(np.ceil(horizon / step)) if len(plans) > 1 and step > 0 else 1
+        for one in own:
+            start, end = _intervals(found, one)
+            lasting = end > start
+            for turn in range(turns):
+                for moment, sign in ((start[lasting], 1), (end[lasting], -1)):
+                    times.append(moment + turn * step)
+                    bits.append(np.full(len(moment), sign * (number + 1), dtype=np.int64))
+            number += 1
+    if not times:
+        return {}
+    moment, change = np.concatenate(times), np.concatenate(bits)
+    order = np.lexsort((change, moment))
+    found_sets: dict[int, float] = defaultdict(float)
+    active, last = 0, 0.0
+    depth = [0] * number
+    for now, kind in zip(moment[order].tolist(), change[order].tolist(), strict=True):
+        if active and now > last:
+            found_sets[active] += now - last
+        last = now
+        at = abs(kind) - 1
+        depth[at] += 1 if kind > 0 else -1
+        active = active | (1 << at) if depth[at] > 0 else active & ~(1 << at)
+    return found_sets
+
+
+def _factors(plans: Sequence[tuple[Estimate, Sequence[Sent]]], wiring: Wiring) -> list[float]:
+    """Return how many times longer each kind takes, on average over the time it is under way."""
+    everyone = [one for _, own in plans for one in own]
+    longer, lasted = np.zeros(len(everyone)), np.zeros(len(everyone))
+    sets = sorted(_sets(plans).items(), key=lambda item: (-item[1], item[0]))
+    solved = 0
+    for active, seconds in sets:
+        members = [i for i in range(len(everyone)) if active >> i & 1]
+        if len(members) == 1 or solved >= MOST_SETS:
+            if len(members) == 1:
+                longer[members] += seconds
+                lasted[members] += seconds
+            continue
+        solved += 1
+        paces = _together([everyone[i] for i in members], wiring)
+        for i, pace in zip(members, paces, strict=True):
+            longer[i] += seconds * max(1.0, everyone[i].pace / pace)
+            lasted[i] += seconds
+    found: list[float] = np.divide(
+        longer, lasted, out=np.ones_like(longer), where=lasted > 0
+    ).tolist()
+    return found
+
+
+def _together(sent: Sequence[Sent], wiring: Wiring) -> list[float]:
+    """Return the pace of each kind when all are under way: its slowest team's."""
+    links, weights, counts, extra = [], [], [], []
+    next_link = wiring.num_links
+    efficiency = np.ones(wiring.num_links)
+    widest = max(one.whole.flows.links.shape[1] for one in sent)
+    for one in sent:
+        flows, each = one.whole.flows, one.whole.flows.per_transfer
+        rates = flows.rates * link_efficiency(wiring, one.traffic, len(flows.rates))
+        efficiency = np.minimum(efficiency, link_efficiency(wiring, one.traffic, wiring.num_links))
+        own = flows.links.astype(np.int64)
+        own = np.where(own >= wiring.num_links, own - wiring.num_links + next_link, own)
+        next_link += len(flows.rates) - wiring.num_links
+        extra.append(rates[wiring.num_links :])
+        order = np.argsort(np.repeat(one.whole.teams, each), kind="stable")
+        padded = np.full((len(own), widest), -1, dtype=np.int64)
+        padded[:, : own.shape[1]] = own[order]
+        links.append(padded)
+        share = np.repeat(one.whole.num_bytes / each, each)[order]
+        weights.append(np.repeat(share, widest))
+        counts.append(np.bincount(one.whole.teams) * each * widest)
+    base = sent[0].whole.flows.rates[: wiring.num_links] * efficiency
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
+    paces = fair_paces(
+        offsets, np.concatenate(links).astype(np.int32), np.concatenate(weights),
+        np.concatenate([base, *extra]),
+    )  # fmt: skip
+    ends = np.cumsum([len(count) for count in counts])
+    return [float(part.min()) for part in np.split(paces, ends[:-1])]
+
+
+def _step(found: Estimate, sent: Sequence[Sent], seconds: Sequence[float]) -> SimulationResult:
+    """Return the step with these seconds of its traffic; the NICs' sharing is in them."""
+    costs = found.priced.costs
+    given = [costs_of.seconds.copy() for costs_of in costs.classes]
+    offsets = found.result.program.offsets
+    for one, value in zip(sent, seconds, strict=True):
+        for index, at in one.traffic.instructions.items():
+            given[index][at - int(offsets[index])] = value
+    classes = tuple(
+        replace(old, seconds=new, leaves_node=None)
+        for old, new in zip(costs.classes, given, strict=True)
+    )
+    return simulate(found.result.program, replace(costs, classes=classes))

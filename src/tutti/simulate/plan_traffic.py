@@ -1,0 +1,188 @@
+"""What a plan sends between chips, and by which instructions: all groups, boundaries, tied tables.
+
+Every tensor position of a gradient's or parameter's group is there, not one for all; boundaries
+with every piece that travels. When it is sent says the simulated step. Traffic inside blocks
+(tensor, context and expert groups) is part of a block's seconds and not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tutti.collective import Layout, Operation, build
+from tutti.collective.phases import phases
+from tutti.cost.network.programs import Efficiency
+from tutti.cost.plan.class_prices import ClassPricer, Wish
+from tutti.cost.plan.plan_costs import class_pricer, step_context
+from tutti.cost.plan.sources import Sources
+from tutti.cost.plan.step_context import StepContext
+from tutti.fabric.wiring import Floats, Integers, Wiring
+from tutti.hardware.topology import Position
+from tutti.plan.check import embedded_model
+from tutti.schedule.boundary import Boundary
+from tutti.schedule.instruction import Instruction, Op
+from tutti.simulate.estimate import Estimate
+
+_WISHING = (Op.GATHER_PARAMETERS, Op.REDUCE_GRADIENTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flight:
+    """Transfers that are under way together: chips by number, bytes, the team of each."""
+
+    sources: Integers
+    targets: Integers
+    num_bytes: Floats
+    teams: Integers
+    rounds: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Traffic:
+    """What one kind of instruction sends each time it runs."""
+
+    name: str
+    program: str
+    operation: Operation
+    ranks: int  # of one group
+    groups: int
+    num_bytes: float
+    chunks: int
+    flights: list[Flight]
+    efficiency: Efficiency
+    instructions: dict[int, Integers] = field(default_factory=dict)  # class → flat indices
+
+    @property
+    def first(self) -> Integers:
+        """The instructions of the class that stands for the others in time."""
+        return self.instructions[min(self.instructions)]
+
+
+def plan_traffic(found: Estimate, wiring: Wiring, sources: Sources | None = None) -> list[Traffic]:
+    """Return all traffic of a plan between instructions; what stays in one chip is left out."""
+    sources = sources or Sources()
+    schedule, cluster = found.schedule, wiring.cluster
+    shared = step_context(schedule, embedded_model(schedule.plan), cluster, sources)
+    known: dict[object, Traffic | None] = {}
+    program = found.result.program
+    for index, rank_class in enumerate(schedule.classes):
+        pricer, kinds = class_pricer(rank_class, shared, sources.kernels)
+        for code, example in enumerate(kinds.examples):
+            for key, traffic in _traffic(example, pricer, shared, wiring, known):
+                known[key] = traffic
+                if traffic is not None:
+                    own = np.flatnonzero(kinds.codes == code) + int(program.offsets[index])
+                    seen = traffic.instructions.get(index, np.zeros(0, dtype=np.int64))
+                    traffic.instructions[index] = np.union1d(seen, own)
+    return [traffic for traffic in known.values() if traffic is not None]
+
+
+def _traffic(
+    entry: Instruction,
+    pricer: ClassPricer,
+    shared: StepContext,
+    wiring: Wiring,
+    known: dict[object, Traffic | None],
+) -> Iterator[tuple[object, Traffic | None]]:
+    key: object
+    if entry.op in _WISHING:
+        for wish in pricer.wishes(entry):
+            key = (wish.use, wish.operation, wish.num_bytes, id(wish.links))
+            yield key, known[key] if key in known else _collective(wish, pricer, shared, wiring)
+    elif entry.op is Op.SEND:
+        wire = shared.schedule.boundary(pricer.rank_class.pipeline, entry.start, entry.what)
+        key = ("send", id(wire.sender), id(wire.receiver))
+        yield key, known[key] if key in known else _boundary(entry, pricer, shared, wiring)
+
+
+def _collective(
+    wish: Wish, pricer: ClassPricer, shared: StepContext, wiring: Wiring
+) -> Traffic | None:
+    choice = shared.choose(wish.use, wish.operation, wish.num_bytes, wish.links)
+    if choice.algorithm == "none":
+        return None
+    group = wish.links.group
+    program = build(wish.operation, choice.algorithm, group)
+    layout = Layout.of(program, 5040 * group.size)
+    scale = wish.num_bytes / layout.total
+    everyone = wish.every()
+    seats = np.array(
+        [[wiring.chip(chips[rank]) for rank in group.ranks] for chips in everyone], dtype=np.int64
+    )
+    flights = []
+    for index in range(len(program.steps)):
+        for phase in phases(program, index, layout):
+            if not len(phase.sources):
+                continue
+            many = len(everyone)
+            per_group = int(phase.teams.max()) + 1
+            flights.append(Flight(
+                sources=seats[:, phase.sources].ravel(), targets=seats[:, phase.targets].ravel(),
+                num_bytes=np.tile(phase.elements * scale, many),
+                teams=(np.arange(many)[:, None] * per_group + phase.teams[None, :]).ravel(),
+                rounds=phase.rounds,
+            ))  # fmt: skip
+    return Traffic(
+        name=_stage_name(wish.use, pricer, shared), program=choice.algorithm,
+        operation=wish.operation, ranks=group.size, groups=len(everyone),
+        num_bytes=wish.num_bytes, chunks=choice.chunks, flights=flights,
+        efficiency=shared.efficiency(wish.links.pools),
+    )  # fmt: skip
+
+
+def _stage_name(what: str, pricer: ClassPricer, shared: StepContext) -> str:
+    own = pricer.rank_class
+    several = f" of pipeline {own.pipeline}" if len(shared.plan.pipelines) > 1 else ""
+    return f"{what} of stage {own.stage}{several}"
+
+
+def _boundary(
+    entry: Instruction, pricer: ClassPricer, shared: StepContext, wiring: Wiring
+) -> Traffic | None:
+    wire = shared.schedule.boundary(pricer.rank_class.pipeline, entry.start, entry.what)
+    token = shared.model.hidden * shared.plan.job.precision.stream.num_bytes
+    here, there = _numbers(list(wire.sender.chips), wiring), _numbers(
+        list(wire.receiver.chips), wiring
+    )  # fmt: skip
+    rows: list[tuple[int, int, float]] = []
+    copies, own, other = _alike_copies(wire)
+    for rank in range(wire.sender.num_chips // copies):
+        for sender, receiver, batch, sequence in wire.from_rank(rank):
+            moved = (batch[1] - batch[0]) * (sequence[1] - sequence[0]) * token
+            rows += (
+                (int(here[sender + copy * own]), int(there[receiver + copy * other]), moved)
+                for copy in range(copies)
+            )
+    rows = [row for row in rows if row[0] != row[1] and row[2] > 0]
+    if not rows:
+        return None
+    a, b, size = (np.array(column) for column in zip(*rows, strict=True))
+    pools = (*wire.sender.chips.pools, *wire.receiver.chips.pools)
+    return Traffic(
+        name=f"boundary at unit {entry.start}, {entry.what.value}", program="send",
+        operation=Operation.SEND_RECEIVE, ranks=wire.sender.num_chips + wire.receiver.num_chips,
+        groups=1, num_bytes=float(size.sum()), chunks=1,
+        flights=[Flight(
+            sources=a.astype(np.int64), targets=b.astype(np.int64),
+            num_bytes=size.astype(np.float64), teams=np.zeros(len(rows), dtype=np.int64), rounds=1,
+        )],
+        efficiency=shared.efficiency(pools),
+    )  # fmt: skip
+
+
+def _alike_copies(wire: Boundary) -> tuple[int, int, int]:
+    """Return how many copies send alike, each to its own, and how far they are apart."""
+    ends = (wire.sender.replicas, wire.receiver.replicas)
+    if any(len(replicas) > 1 for replicas in ends):
+        return 1, 0, 0
+    here, there = ends[0][0], ends[1][0]
+    if (here.count, here.sequences) != (there.count, there.sequences):
+        return 1, 0, 0
+    return here.count, here.width, there.width
+
+
+def _numbers(chips: list[Position], wiring: Wiring) -> Integers:
+    return np.array([wiring.chip(chip) for chip in chips], dtype=np.int64)
