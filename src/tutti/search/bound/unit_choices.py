@@ -278,12 +278,13 @@ def _places(tables: Tables, table: ConfigTable) -> Iterator[_States]:
                 seconds=0.5 * shared * table.gradient_bytes / fastest,
             )
         if 3 in space.shard:
-            moved = 2.0 * table.parameter_bytes + table.gradient_bytes
+            gathered = table.parameter_bytes - table.frozen_bytes
+            moved = 2.0 * gathered + table.gradient_bytes
             least = np.minimum(table.parameter_bytes, table.gradient_bytes)
             yield _States(
                 static=held * resident,
                 passing=shared * least,
-                forward=shared * table.parameter_bytes,
+                forward=shared * gathered,
                 seconds=0.5 * shared * moved / fastest,
             )
 
