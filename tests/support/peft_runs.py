@@ -15,6 +15,7 @@ from tests.support.threads import World
 from tests.support.tiny_configs import TINY
 from tests.support.training import batches_of, in_fp32, sample, settings, whole_tensors
 from tutti.accelerator import open_accelerator
+from tutti.accelerator.quantised import frozen
 from tutti.huggingface import open_checkpoint
 from tutti.huggingface.peft.writing import write_adapter
 from tutti.models.load import load_model
@@ -198,3 +199,19 @@ def run_peft(spec: ModelSpec, folder: Path, target: Path, steps: int) -> tuple[l
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses, model
+
+
+# --- few bits ----------------------------------------------------------------------------------
+
+
+def rounded_folder(name: str, kind: str, folder: Path) -> Path:
+    """Return a tiny model whose blocks' linear weights are what few bits stand for."""
+    model = tiny_model(dict(TINY[name]))
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            linear = ".layers." in key and weight.dim() > 1 and not key.endswith("mlp.gate.weight")
+            if linear:
+                made = frozen(weight, kind)
+                assert made is not None
+                weight.copy_(made.dequantised(torch.float32))
+    return saved(model, folder)

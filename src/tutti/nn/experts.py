@@ -146,6 +146,8 @@ class Experts(Holder):
             return True
         weight: Tensor | QuantisedWeight = self.experts.up_weight
         row = torch.empty(1, weight.shape[-1], device=weight.device)
+        if isinstance(weight, QuantisedWeight) and weight.widens:
+            return True
         if isinstance(weight, QuantisedWeight):
             return self.operators.chosen("quantised_grouped_linear", row, weight, row).asks_host
         row = row.to(weight.dtype)

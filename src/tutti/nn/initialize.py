@@ -18,8 +18,9 @@ from tutti.models import NormSpec, Parameter, ParameterKind
 from tutti.models.tuning import DOWN, is_adapter
 from tutti.nn.linear import Linear
 from tutti.nn.model import Model
+from tutti.nn.narrow_base import fill_narrow
 from tutti.nn.norm import HeadNorm, Norm
-from tutti.nn.storage import Logical
+from tutti.nn.storage import Logical, Piece
 
 DEVIATION = 0.02  # transformers' initializer_range
 RUN_ELEMENTS = 1 << 16
@@ -40,6 +41,13 @@ def initialize(
         for parameter in [module.weight]
         if parameter is not None
     }
+
+    def drawn(name: str, piece: Piece, slices: tuple[slice, ...]) -> Tensor:
+        if on_device:
+            return torch.zeros(tuple(cut.stop - cut.start for cut in slices))
+        return normal(seed, name, piece.parameter, slices) * deviation
+
+    fill_narrow(model, drawn, _device(model))
     for logical in model.logical_tensors():
         parameter, view = logical.piece.parameter, logical.view
         if id(logical.owner) in offsets:
@@ -61,6 +69,11 @@ def begin_magnitudes(model: Model) -> None:
     for module in model.modules():
         if isinstance(module, Linear) and module.low_rank is not None:
             module.low_rank.begin_magnitudes(module.weight)
+
+
+def _device(model: Model) -> torch.device | None:
+    """Return where the model's parameters are; None: nowhere."""
+    return next((p.device for p in model.parameters() if not p.is_meta), None)
 
 
 def _is_fixed(parameter: Parameter) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor
 
@@ -102,8 +102,10 @@ class ColumnLinear(Linear):
 
     @property
     def _in_pieces(self) -> bool:
-        parallel = self.parallel  # beside an adapter, products run as a whole
-        return parallel.tensor.size > 1 and parallel.overlap_chunks > 1 and self.low_rank is None
+        parallel, weight = self.parallel, cast(object, self.weight)
+        if self.low_rank is not None or isinstance(weight, QuantisedWeight):
+            return False  # beside an adapter, products run as a whole
+        return parallel.tensor.size > 1 and parallel.overlap_chunks > 1
 
     @property
     def takes_narrow(self) -> bool:
@@ -133,8 +135,10 @@ class RowLinear(Linear):
 
     @property
     def _in_pieces(self) -> bool:
-        parallel = self.parallel  # beside an adapter, products run as a whole
-        return parallel.tensor.size > 1 and parallel.overlap_chunks > 1 and self.low_rank is None
+        parallel, weight = self.parallel, cast(object, self.weight)
+        if self.low_rank is not None or isinstance(weight, QuantisedWeight):
+            return False  # beside an adapter, products run as a whole
+        return parallel.tensor.size > 1 and parallel.overlap_chunks > 1
 
     @property
     def takes_narrow(self) -> bool:

@@ -272,7 +272,8 @@ class RankState:
             return 0
         own = {p.name for p in self._elements.ownership.tensors(head)}
         shared = {p.tied_to for p in self.model.parameters(head) if p.name not in own}
-        tables = (p for p in self.model.parameters(0) if f"0.{p.name}" in shared)
+        first = (p for p in self.model.parameters(0) if p.trainable)
+        tables = (p for p in first if f"0.{p.name}" in shared)
         tied = sum(table.local_size(tp=self.workload.tp) for table in tables)
         return tied if unit else -tied
 

@@ -33,7 +33,10 @@ from tutti.search.pricing.unit_tables import FULL, KINDS, NONE, Config, ConfigTa
 FloatArray = npt.NDArray[np.float64]
 # Columns of a ConfigTable.
 _BY_RECOMPUTE = ("forward", "recompute", "backward_input", "backward_weight", "kept")
-_BY_UNIT = ("passing", "dense", "expert", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
+_BY_UNIT = (
+    "passing", "dense", "expert", "parameter_bytes", "gradient_bytes", "optimizer_bytes",
+    "frozen_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -177,8 +177,8 @@ def _fixed(engine: Engine, *, frozen: bool = False) -> Iterator[Span]:
     for unit in engine.seat.units:
         for span in engine.seats.ownership.untrained(unit):
             logical = engine.tensors.get((unit, span.blocks[0].name))
-            if logical is None or not span.is_held_by(engine.seat.rank):
-                continue
+            if logical is None or not span.is_held_by(engine.seat.rank) or logical.owner.is_meta:
+                continue  # what is held in few bits is read elsewhere
             if frozen or is_saved(engine.spec, logical.piece.parameter):
                 yield span
 

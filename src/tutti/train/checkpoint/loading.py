@@ -13,6 +13,7 @@ import torch
 
 from tutti.errors import InputError
 from tutti.models.tuning import is_adapter
+from tutti.nn.narrow_base import fill_narrow
 from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Manifest
 from tutti.train.checkpoint.storage import Stored, Target, read_into, read_metadata
@@ -70,6 +71,9 @@ def load_weights(engine: Engine, source: Checkpoint, *, seed: int = 0) -> None:
             f"{source.folder}: holds a {source.spec.name} that differs from the planned "
             f"{engine.spec.name}; plan again for this folder"
         )
+    fill_narrow(
+        engine.model, lambda name, _, slices: source.read(name, slices), engine.accelerator.device
+    )
     for piece in kept_pieces(engine, most_bytes=MOST_PIECE_BYTES, frozen=True):
         if is_adapter(piece.name) and piece.kind is StateKind.WEIGHT:
             continue
