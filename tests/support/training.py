@@ -274,6 +274,7 @@ def train_alone(
     initialize(model, seed=1, deviation=0.1)
     parameters = [p for p in model.parameters() if p.requires_grad]
     decays = _decaying(model)
+    frozen = [(t, t.view.clone()) for t in model.logical_tensors() if t.piece.parameter.frozen]
     masters = [p.data for p in parameters]
     if precision.master is not None:
         masters = [p.data.to(TORCH_DTYPES[precision.master]) for p in parameters]
@@ -291,6 +292,9 @@ def train_alone(
             output = model(None, batch)
             total = output.loss if output.balance is None else output.loss + output.balance
             total.backward()
+            for logical, _ in frozen:  # beside trained ones in one parameter
+                if logical.gradient is not None:
+                    logical.gradient.zero_()
             loss_sum += float(output.loss.detach())
             tokens += batch.num_tokens
             for own, p in zip(sums, parameters, strict=True):
@@ -306,6 +310,8 @@ def train_alone(
             _update(plan.job.optimizer, *lists, step + 1, factor, decaying=decaying)
         for p, master in zip(parameters, masters, strict=True):
             p.data.copy_(master)
+        for logical, first in frozen:
+            logical.view.copy_(first)
         found.losses.append(loss_sum / tokens)
         found.norms.append(norm)
     found.weights = {t.name: t.view for t in model.logical_tensors()}

@@ -12,6 +12,7 @@ from tutti.accelerator.host import adapted, quantised, quantised_pages  # noqa: 
 from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.quantised import QuantisedWeight
+from tutti.accelerator.quantised.frozen_products import frozen_grouped_linear, frozen_linear
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.accelerator.reference.narrow import NarrowRows
 from tutti.errors import InputError
@@ -76,6 +77,9 @@ class Inference(Narrowing):
         self, x: Tensor | NarrowRows, weight: QuantisedWeight, bias: Tensor | None = None
     ) -> Tensor:
         """Return x·Wᵀ + b of a weight of 8 or 4 bits; what it stands for, rounded to x's dtype."""
+        if weight.widens:
+            assert isinstance(x, Tensor)
+            return frozen_linear(x, weight, bias)
         y: Tensor = self._run("quantised_linear", x, weight, bias)
         return y
 
@@ -83,6 +87,8 @@ class Inference(Narrowing):
         self, x: Tensor, weight: QuantisedWeight, counts: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """Return runs of `counts[e]` rows times expert e's weight of 8 or 4 bits."""
+        if weight.widens:
+            return frozen_grouped_linear(x, weight, counts, bias)
         y: Tensor = self._run("quantised_grouped_linear", x, weight, counts, bias)
         return y
 

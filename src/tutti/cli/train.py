@@ -245,6 +245,8 @@ def _summary(result: TrainResult) -> list[str]:
         lines.append(f"checkpoint: {result.checkpoint}")
     if result.best is not None and result.best != result.checkpoint:
         lines.append(f"lowest validation loss: {result.best}")
+    if result.adapter is not None:
+        lines.append(f"adapter for peft: {result.adapter}")
     if result.huggingface is not None:
         lines.append(f"Hugging Face folder: {result.huggingface}")
     lines.append(f"figures: {result.output / 'metrics.jsonl'}")

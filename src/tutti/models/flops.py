@@ -18,6 +18,7 @@ from tutti.models.builder import FLOAT_BYTES, MASK_BYTES, Builder
 from tutti.models.operators import AttentionShape, Kept, Operator, OperatorKind, Workload
 from tutti.models.parts import AttentionSpec, BlockSpec, MoeSpec, Residual
 from tutti.models.spec import ModelSpec
+from tutti.models.tuned_operators import tuned_operators
 
 
 def unit_operators(spec: ModelSpec, unit: int, work: Workload) -> tuple[Operator, ...]:
@@ -34,10 +35,12 @@ def unit_operators(spec: ModelSpec, unit: int, work: Workload) -> tuple[Operator
                 f"{work.experts_tp} ways"
             )
     if unit == 0:
-        return _embedding(spec, work)
-    if unit == spec.head_unit:
-        return _head(spec, work)
-    return _block(spec, spec.layer_blocks[unit - 1], work)
+        found = _embedding(spec, work)
+    elif unit == spec.head_unit:
+        found = _head(spec, work)
+    else:
+        found = _block(spec, spec.layer_blocks[unit - 1], work)
+    return found if spec.tuning is None else tuned_operators(spec, unit, work, found)
 
 
 @functools.lru_cache(maxsize=256)
@@ -66,8 +69,20 @@ def attention_flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
 
 
 def flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
-    """Return the model FLOPs of training on one token: 6·N + 6·Σ heads·(d_qk + d_v)·context."""
-    return 6.0 * matmul_parameters(spec) + 6.0 * attention_flops_per_token(spec, sequence_length)
+    """Return the model FLOPs of training on one token: 6·N + 6·Σ heads·(d_qk + d_v)·context.
+
+    Of what is frozen, 4·N: its weights have no gradients.
+    """
+    products = 6.0 * matmul_parameters(spec) - 2.0 * _frozen_matmul_parameters(spec)
+    return products + 6.0 * attention_flops_per_token(spec, sequence_length)
+
+
+@functools.lru_cache(maxsize=256)
+def _frozen_matmul_parameters(spec: ModelSpec) -> int:
+    """Return what of N has no weight gradient."""
+    units = range(spec.num_units) if spec.tuning is not None else ()
+    frozen = (p for unit in units for p in spec.parameters(unit) if not p.trainable)
+    return sum(p.activated_size * p.matmul_uses for p in frozen)
 
 
 # --- the ends --------------------------------------------------------------------------------

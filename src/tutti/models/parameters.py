@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tutti.models.anatomy import BlockWidths, Sliced, attention_products, block_norm_names
 from tutti.models.parts import (
@@ -25,6 +25,9 @@ from tutti.models.parts import (
     NormSpec,
     QkNormSpec,
 )
+
+if TYPE_CHECKING:
+    from tutti.models.tuning import Tuning
 
 Interval = tuple[int, int]  # half-open
 
@@ -64,6 +67,7 @@ class Parameter:
     in_part: Literal["never", "spread", "always"] = "never"
     tied_to: str | None = None  # "unit.name" of the tensor it is a copy of
     trainable: bool = True
+    frozen: bool = False  # a weight that this job does not train; not what nobody ever trains
     buffer: bool = False  # state that is saved but that nobody counts as a parameter
 
     @property
@@ -160,6 +164,10 @@ class Units(Protocol):
     def head_unit(self) -> int:
         """Its number."""
 
+    @property
+    def tuning(self) -> Tuning | None:
+        """What of it is trained; None: everything."""
+
     def block(self, unit: int) -> BlockSpec:
         """Return a unit between them."""
 
@@ -169,6 +177,15 @@ class Units(Protocol):
 @functools.lru_cache(maxsize=8192)
 def unit_parameters(spec: Units, unit: int) -> tuple[Parameter, ...]:
     """Return the tensors of one unit of a model."""
+    if spec.tuning is not None:
+        from tutti.models.tuning import tuned_parameters  # which is made of parameters
+
+        is_block = 0 < unit < spec.head_unit
+        return tuned_parameters(spec.tuning, unit, _own_parameters(spec, unit), is_block=is_block)
+    return _own_parameters(spec, unit)
+
+
+def _own_parameters(spec: Units, unit: int) -> tuple[Parameter, ...]:
     if unit == 0:
         return _embedding_parameters(spec)
     if unit == spec.head_unit:

@@ -16,6 +16,7 @@ from tutti.document import Count, Natural
 from tutti.errors import InputError
 from tutti.models.parameters import Parameter, unit_parameters
 from tutti.models.parts import BlockSpec, DropoutSpec, EmbeddingSpec, HeadSpec
+from tutti.models.tuning import Tuning, layer_of, require_targets
 
 NO_DROPOUT = DropoutSpec()
 Cycle = tuple[tuple[Natural, Count], ...]
@@ -44,6 +45,20 @@ def _kind_table(cycle: Cycle, num_layers: int) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=256)
+def _tuned_kinds(spec: ModelSpec) -> tuple[str, ...]:
+    """Return kinds that tell units apart of which other tensors are trained."""
+    names: dict[object, str] = {}
+    counts: dict[str, int] = {}
+    for unit, kind in enumerate(_kind_table(spec.cycle, spec.num_layers)):
+        key = (kind, spec.parameters(unit))
+        if key not in names:
+            counts[kind] = counts.get(kind, 0) + 1
+            names[key] = kind if counts[kind] == 1 else f"{kind}, tuning {counts[kind]}"
+    table = enumerate(_kind_table(spec.cycle, spec.num_layers))
+    return tuple(names[kind, spec.parameters(unit)] for unit, kind in table)
+
+
+@functools.lru_cache(maxsize=256)
 def _layer_table(cycle: Cycle, num_layers: int) -> tuple[int, ...]:
     once = [index for index, count in cycle for _ in range(min(count, num_layers))]
     return tuple((once * (num_layers // len(once) + 1))[:num_layers])
@@ -66,6 +81,7 @@ class ModelSpec:
     dropout: DropoutSpec = NO_DROPOUT
     prediction_heads: Natural = 0  # extra (multi-token) prediction heads that are trained
     published_prediction_heads: Natural = 0  # what the checkpoint has; transformers drops them
+    tuning: Tuning | None = None  # what of it is trained; None: everything
 
     def __post_init__(self) -> None:
         if not self.blocks or not self.cycle:
@@ -154,7 +170,27 @@ class ModelSpec:
     @property
     def unit_kinds(self) -> tuple[str, ...]:
         """The kind of every unit, in order."""
+        if self.tuning is not None:
+            return _tuned_kinds(self)
         return _kind_table(self.cycle, self.num_layers)
+
+    @property
+    def untuned(self) -> ModelSpec:
+        """The model itself, whatever of it is trained."""
+        return self if self.tuning is None else replace(self, tuning=None)
+
+    def with_tuning(self, tuning: Tuning | None) -> ModelSpec:
+        """Return the model with only parts of it, or adapters, trained."""
+        if tuning is None:
+            return self.untuned
+        blocks = range(1, self.head_unit)
+        layers = [layer_of(p) for u in blocks for p in self.untuned.parameters(u) if p.matmul_uses]
+        require_targets(tuning, layers)
+        found = replace(self, tuning=tuning)
+        every = [p for unit in range(found.num_units) for p in found.parameters(unit)]
+        if not any(p.trainable for p in every):
+            raise InputError(f"{self.name}: nothing is left to train; freeze less, or add adapters")
+        return found
 
     @property
     def ties_weights(self) -> bool:
@@ -199,14 +235,20 @@ class ModelSpec:
         return _parameter_counts(self)[0]
 
     @property
+    def num_trained(self) -> int:
+        """The parameters that have a gradient."""
+        return _parameter_counts(self)[2]
+
+    @property
     def num_activated(self) -> int:
         """The parameters that one token uses; of the experts only its own."""
         return _parameter_counts(self)[1]
 
 
 @functools.lru_cache(maxsize=256)
-def _parameter_counts(spec: ModelSpec) -> tuple[int, int]:
-    """Return how many parameters there are, and how many of them one token uses."""
+def _parameter_counts(spec: ModelSpec) -> tuple[int, int, int]:
+    """Return how many parameters there are, how many a token uses, and how many are trained."""
     units = range(spec.num_units)
     counted = [p for unit in units for p in spec.parameters(unit) if p.counted]
-    return sum(p.size for p in counted), sum(p.activated_size for p in counted)
+    trained = sum(p.size for p in counted if not p.frozen)
+    return sum(p.size for p in counted), sum(p.activated_size for p in counted), trained

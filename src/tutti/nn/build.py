@@ -44,6 +44,8 @@ def build_unit(
         dtype=dtype,
         device=None if device is None else torch.device(device),
         context_kind=context_kind,
+        adapter=None if spec.tuning is None else spec.tuning.adapter,
+        narrow_base=spec.tuning is not None and spec.tuning.base != "wide",
     )
     if unit == 0:
         return Embedding(make, spec)

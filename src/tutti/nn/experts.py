@@ -21,6 +21,7 @@ from tutti.models import MoeSpec
 from tutti.nn.balance import balance_loss
 from tutti.nn.batch import Batch
 from tutti.nn.linear import Linear
+from tutti.nn.low_rank import LowRank
 from tutti.nn.mlp import Mlp
 from tutti.nn.parallel.collectives import Journey, enter, leave, own_share, rejoin
 from tutti.nn.parallel.groups import ParallelContext, own_experts, shares
@@ -57,6 +58,8 @@ class ExpertMlp(Holder):
         for kind in ("weight", "bias"):
             self.hold(f"up_{kind}", make, *(f"{name}.{kind}" for name in names))
             self.hold(f"down_{kind}", make, f"moe.experts.down.{kind}")
+        self.low_rank_up = LowRank.of(make, names)
+        self.low_rank_down = LowRank.of(make, ("moe.experts.down",))
         sliced = not make.parallel.expert_counts and make.parallel.tensor.size > 1
         # of sliced experts the ranks' outputs are summed: one rank adds the bias
         self.adds_bias = not sliced or make.parallel.tensor.rank == 0
@@ -80,6 +83,8 @@ class ExpertMlp(Holder):
         x = operators.grouped_linear(
             rows, self.up_weight, counts, self.up_bias, later=later, may_narrow=True
         )
+        if self.low_rank_up is not None:
+            x = self.low_rank_up.added_by_experts(x, rows, counts, later)
         if spec.gated:
             x = operators.gated_activation(
                 x, kind=spec.activation, alpha=spec.activation_alpha, limit=spec.activation_limit
@@ -87,9 +92,12 @@ class ExpertMlp(Holder):
         else:
             x = operators.activation(x, kind=spec.activation)
         bias = self.down_bias if self.adds_bias else None
-        return operators.grouped_linear(
+        y = operators.grouped_linear(
             x, self.down_weight, counts, bias, later=later, may_narrow=True
         )
+        if self.low_rank_down is None:
+            return y
+        return self.low_rank_down.added_by_experts(y, x, counts, later)
 
 
 class Experts(Holder):
@@ -138,6 +146,8 @@ class Experts(Holder):
             return True
         weight: Tensor | QuantisedWeight = self.experts.up_weight
         row = torch.empty(1, weight.shape[-1], device=weight.device)
+        if isinstance(weight, QuantisedWeight) and weight.widens:
+            return True
         if isinstance(weight, QuantisedWeight):
             return self.operators.chosen("quantised_grouped_linear", row, weight, row).asks_host
         row = row.to(weight.dtype)

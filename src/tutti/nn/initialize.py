@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 
 from tutti.models import NormSpec, Parameter, ParameterKind
+from tutti.models.tuning import DOWN, is_adapter
+from tutti.nn.linear import Linear
 from tutti.nn.model import Model
+from tutti.nn.narrow_base import fill_narrow
 from tutti.nn.norm import HeadNorm, Norm
+from tutti.nn.storage import Logical, Piece
 
 DEVIATION = 0.02  # transformers' initializer_range
 RUN_ELEMENTS = 1 << 16
@@ -37,17 +41,56 @@ def initialize(
         for parameter in [module.weight]
         if parameter is not None
     }
+
+    def drawn(name: str, piece: Piece, slices: tuple[slice, ...]) -> Tensor:
+        if on_device:
+            return torch.zeros(tuple(cut.stop - cut.start for cut in slices))
+        return normal(seed, name, piece.parameter, slices) * deviation
+
+    fill_narrow(model, drawn, _device(model))
     for logical in model.logical_tensors():
         parameter, view = logical.piece.parameter, logical.view
         if id(logical.owner) in offsets:
             view.fill_(offsets[id(logical.owner)])
-        elif parameter.kind in (ParameterKind.BIAS, ParameterKind.NORM) or not parameter.trainable:
+        elif is_adapter(parameter.name):
+            view.copy_(first_factor(seed, logical))
+        elif parameter.kind in (ParameterKind.BIAS, ParameterKind.NORM) or _is_fixed(parameter):
             view.zero_()
         elif on_device:
             view.normal_(std=deviation)
         else:
             name = parameter.tied_to or logical.name
             view.copy_(normal(seed, name, parameter, logical.slices) * deviation)
+    begin_magnitudes(model)
+
+
+def begin_magnitudes(model: Model) -> None:
+    """Let DoRA's magnitudes be the lengths of the weights' rows; tensor-parallel ranks together."""
+    for module in model.modules():
+        if isinstance(module, Linear) and module.low_rank is not None:
+            module.low_rank.begin_magnitudes(module.weight)
+
+
+def _device(model: Model) -> torch.device | None:
+    """Return where the model's parameters are; None: nowhere."""
+    return next((p.device for p in model.parameters() if not p.is_meta), None)
+
+
+def _is_fixed(parameter: Parameter) -> bool:
+    """Tell whether nobody ever trains it, whatever a job freezes."""
+    return not parameter.trainable and not parameter.frozen
+
+
+def first_factor(seed: int, logical: Logical) -> Tensor:
+    """Return this rank's slice of an adapter's factor as it begins: together they add nothing.
+
+    `down` is uniform within ±1/√inputs, as PEFT's; magnitudes follow from the weights.
+    """
+    if not logical.name.endswith(DOWN):
+        return torch.zeros(tuple(s.stop - s.start for s in logical.slices))
+    drawn = normal(seed, logical.name, logical.piece.parameter, logical.slices)
+    uniform: Tensor = torch.special.ndtr(drawn) * 2.0 - 1.0
+    return uniform / math.sqrt(logical.piece.parameter.shape[-1])
 
 
 def _identity(norm: NormSpec) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.reference.narrow import NarrowRows
+from tutti.nn.low_rank import LowRank
 from tutti.nn.parallel.collectives import enter, leave
 from tutti.nn.parallel.overlap import Beside, Layer, column_products, row_product
 from tutti.nn.storage import Holder, Maker
@@ -41,9 +42,13 @@ class Linear(Holder):
         self.hold("weight", make, *(f"{name}.weight" for name in names))
         self.hold("bias", make, *(f"{name}.bias" for name in names))
         self.widths = [piece.stop - piece.start for piece in self.pieces["weight"]]
+        self.low_rank = LowRank.of(make, names)
 
     def forward(self, x: Tensor | NarrowRows, later: WeightGradients | None = None) -> Tensor:
         """Return the outputs of all layers."""
+        if self.low_rank is not None:
+            y = self._tuned(x, self.low_rank, later)
+            return y if self.bias is None else y + self.bias
         y = self.operators.linear(
             x, self.weight, self.bias, later=later, may_narrow=self.may_narrow
         )
@@ -52,11 +57,20 @@ class Linear(Holder):
         assert isinstance(x, Tensor)
         return self.adapted.added(self.operators, y, x)
 
+    def _tuned(
+        self, x: Tensor | NarrowRows, low_rank: LowRank, later: WeightGradients | None
+    ) -> Tensor:
+        """Return the outputs without the bias, with what trained adapters add."""
+        assert isinstance(x, Tensor)
+        y = self.operators.linear(x, self.weight, later=later, may_narrow=self.may_narrow)
+        return low_rank.added(y, x, self.weight, later)
+
     @property
     def takes_narrow(self) -> bool:
         """Whether rows may come in 8 bits, rounded by whoever makes them: it would round them."""
         weight: object = self.weight
-        if not isinstance(weight, QuantisedWeight) or self.adapted is not None:
+        adapted = self.adapted is not None or self.low_rank is not None
+        if not isinstance(weight, QuantisedWeight) or adapted:
             return False
         return weight.narrow_inputs and weight.order is None
 
@@ -88,7 +102,10 @@ class ColumnLinear(Linear):
 
     @property
     def _in_pieces(self) -> bool:
-        return self.parallel.tensor.size > 1 and self.parallel.overlap_chunks > 1
+        parallel, weight = self.parallel, cast(object, self.weight)
+        if self.low_rank is not None or isinstance(weight, QuantisedWeight):
+            return False  # beside an adapter, products run as a whole
+        return parallel.tensor.size > 1 and parallel.overlap_chunks > 1
 
     @property
     def takes_narrow(self) -> bool:
@@ -113,10 +130,15 @@ class RowLinear(Linear):
     def __init__(self, make: Maker, name: str) -> None:
         super().__init__(make, name)
         self.parallel = make.parallel
+        if self.low_rank is not None:
+            self.low_rank.group = self.parallel.tensor
 
     @property
     def _in_pieces(self) -> bool:
-        return self.parallel.tensor.size > 1 and self.parallel.overlap_chunks > 1
+        parallel, weight = self.parallel, cast(object, self.weight)
+        if self.low_rank is not None or isinstance(weight, QuantisedWeight):
+            return False  # beside an adapter, products run as a whole
+        return parallel.tensor.size > 1 and parallel.overlap_chunks > 1
 
     @property
     def takes_narrow(self) -> bool:
@@ -130,6 +152,8 @@ class RowLinear(Linear):
         if self._in_pieces:
             beside = Beside.of(self.parallel, self.operators, x.shape[0], later)
             y = row_product(x, self.weight, beside)
+        elif self.low_rank is not None:
+            y = leave(self._tuned(x, self.low_rank, later), self.parallel)
         else:
             y = self.operators.linear(x, self.weight, later=later, may_narrow=self.may_narrow)
             y = y if self.adapted is None else self.adapted.added(self.operators, y, x)

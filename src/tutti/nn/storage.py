@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tutti.accelerator.operators import Operators
 from tutti.models import Parameter
+from tutti.models.tuning import AdapterSpec, is_narrowed
 from tutti.nn.parallel.groups import ParallelContext, own_experts
 from tutti.plan.plan import ContextKind
 
@@ -86,6 +87,8 @@ class Maker:
     dtype: torch.dtype
     device: torch.device | None
     context_kind: ContextKind = ContextKind.ALL_GATHER
+    adapter: AdapterSpec | None = None
+    narrow_base: bool = False  # frozen weights get their memory later, in few bits
     prefix: str = ""
 
     def under(self, prefix: str) -> Maker:
@@ -128,10 +131,12 @@ class Maker:
         first = pieces[0]
         shape = [cut.stop - cut.start for cut in first.slices]
         shape[first.dim] = pieces[-1].stop
-        trained = first.parameter.trainable
+        trained = any(piece.parameter.trainable for piece in pieces)
         # a router's correction is added up in small steps, which half precision would lose
-        dtype = self.dtype if trained else torch.promote_types(self.dtype, torch.float32)
-        tensor = torch.empty(shape, dtype=dtype, device=self.device)
+        plain = trained or first.parameter.frozen
+        dtype = self.dtype if plain else torch.promote_types(self.dtype, torch.float32)
+        later = self.narrow_base and all(is_narrowed(piece.parameter) for piece in pieces)
+        tensor = torch.empty(shape, dtype=dtype, device="meta" if later else self.device)
         return nn.Parameter(tensor, requires_grad=trained)
 
 

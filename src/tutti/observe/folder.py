@@ -6,6 +6,7 @@ METRICS = "metrics.jsonl"  # a line per step
 SOON = ".metrics-soon.jsonl"  # steps whose lines are not complete yet
 TENSORBOARD = "tensorboard"
 CHECKPOINTS = "checkpoints"
+ADAPTER = "adapter"  # what was trained of it, as peft loads it
 EXPORT = "huggingface"  # the trained model, as transformers loads it
 RUN_FILE = "run.json"  # the job as it was asked for
 PLAN_FILE = "plan.json"

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tutti.models.parameters import Parameter, ParameterClass
 from tutti.models.spec import ModelSpec
+from tutti.models.tuning import is_narrowed
 from tutti.plan.plan import Plan
 from tutti.schedule.buckets import Bucket, make_buckets
 from tutti.schedule.holders import HolderGroup, IntArray
@@ -26,6 +27,7 @@ class Elements(NamedTuple):
     trained: IntArray  # of these, with a gradient
     kept: FloatArray  # whose optimizer state lies here: a unit's part of its bucket's
     copied: FloatArray  # of the kept ones, those that the owner of tied weights updates
+    narrow: IntArray  # of the held ones, frozen and in few bits
 
 
 class RankElements:
@@ -72,20 +74,20 @@ class RankElements:
         self, place: StagePlace, unit: int, kind: ParameterClass, groups: Sequence[HolderGroup]
     ) -> Elements:
         bucket = self._buckets[unit]
-        held, trained = self._whole(place, unit, kind, groups)
+        held, trained, narrow = self._whole(place, unit, kind, groups)
         units = range(*bucket.span(kind))
         whole = not bucket.level(kind) and not any(map(self.ownership.has_copies, units))
         if whole or not trained.any():
-            return Elements(held, trained, trained.astype(float), np.zeros(held.size))
+            return Elements(held, trained, trained.astype(float), np.zeros(held.size), narrow)
         others = [self._whole(place, u, kind, groups)[1] for u in units]
         kept, copied = self._spans(place, bucket, kind)
         part = trained / np.maximum(1, np.sum(others, axis=0))
-        return Elements(held, trained, kept * part, copied * part)
+        return Elements(held, trained, kept * part, copied * part, narrow)
 
     def _whole(
         self, place: StagePlace, unit: int, kind: ParameterClass, groups: Sequence[HolderGroup]
     ) -> tuple[IntArray, ...]:
-        """Return how many elements each rank computes with, and how many of them it trains."""
+        """Return how many elements each rank computes with, trains, and holds in few bits."""
         key = (place, kind, id(groups), self._kinds[unit])
         if key not in self._held:
             bucket = self._buckets[unit]
@@ -93,7 +95,11 @@ class RankElements:
             every = [parameter for parameter in tensors if not parameter.buffer]
             trained = [parameter for parameter in every if parameter.trainable]
             here = [group for group in groups if (group.pipeline, group.stage) == place]
-            self._held[key] = tuple(self._by_rank(place, here, each) for each in (every, trained))
+            tuning = self._model.tuning
+            few = tuning is not None and tuning.base != "wide"
+            narrow = [p for p in every if few and is_narrowed(p)]
+            lists = (every, trained, narrow)
+            self._held[key] = tuple(self._by_rank(place, here, each) for each in lists)
         return self._held[key]
 
     def _by_rank(

@@ -16,7 +16,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tutti.models.parameters import Interval, Parameter, ParameterClass
 from tutti.models.spec import ModelSpec
@@ -192,11 +192,17 @@ class Ownership:
         return self._joined(tensors, self.groups(units.start, rule), pipeline)
 
     def untrained(self, unit: int) -> Iterator[Span]:
-        """Yield the parts of a unit's tensors that no optimizer moves: a router's correction."""
+        """Yield the parts of a unit's tensors that no optimizer moves, a block each.
+
+        A router's correction, and what the job has frozen.
+        """
+        spread = any(stage.experts for _, _, stage in self.plan.holders(unit))
         for parameter in self.tensors(unit):
             if not parameter.trainable:
-                groups = self.groups(unit, self.plan.synchronisation_of(unit))
-                yield from self._joined([(unit, parameter)], groups, None)
+                kind = parameter.group if spread else ParameterClass.DENSE
+                groups = self.groups(unit, self.plan.synchronisation_of(unit, kind))
+                for span in self._joined([(unit, parameter)], groups, None):
+                    yield from (replace(span, blocks=(block,)) for block in span.blocks)
 
     def _joined(
         self,

@@ -45,6 +45,45 @@ def quantise(weight: Tensor, kind: str) -> QuantisedWeight | None:
     )
 
 
+# NF4: quantiles of the normal distribution, scaled to ±1, zero exact (Dettmers et al. 2023)
+NF4_LEVELS = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+NF4_GROUPS = (64, 32, 16)
+INT8_GROUPS = (128, 64, 32, 16)
+
+
+def frozen(weight: Tensor, kind: str) -> QuantisedWeight | None:
+    """Return a weight (…, out, in) that training only reads, in int8 or NF4; None: no groups.
+
+    Groups of columns have a scale each, their largest number. They are as narrow as 16 where tensor
+    parallelism cuts the columns so.
+    """
+    wide = weight.float()
+    groups = NF4_GROUPS if kind == "nf4" else INT8_GROUPS
+    group = next((size for size in groups if wide.shape[-1] % size == 0), None)
+    if group is None:
+        return None
+    parts = wide.unflatten(-1, (-1, group))
+    largest = parts.abs().amax(-1).clamp_min(_TINY)
+    if kind == "int8":
+        scales = largest / 127.0
+        codes = (parts / scales.unsqueeze(-1)).round().to(torch.int8).flatten(-2)
+        return QuantisedWeight(
+            codes=codes, scales=scales, zeros=None, block=(1, group), widens=True
+        )
+    levels = torch.tensor(NF4_LEVELS, device=wide.device)
+    between = (levels[1:] + levels[:-1]) / 2
+    nearest = torch.bucketize((parts / largest.unsqueeze(-1)).contiguous(), between)
+    codes = halved(nearest.flatten(-2).to(torch.uint8))
+    return QuantisedWeight(
+        codes=codes, scales=largest, zeros=None, block=(1, group), levels=levels, widens=True
+    )
+
+
 _TINY = torch.finfo(torch.float32).tiny  # of a row of zeros
 
 

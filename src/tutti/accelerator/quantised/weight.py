@@ -3,8 +3,8 @@
 An element is (code − zero) · scale. Scale and zero are those of its block of rows and columns: all
 of them (a scale per tensor), one row (per channel), some columns of a row (groups), or 128 × 128.
 Codes are 8-bit floats, 8-bit integers, or 4-bit integers −8 to 7, stored as 0 to 15, two columns in
-a byte, the first in its low half. Some files sort columns by their group: `order` says which input
-each column belongs to.
+a byte, the first in its low half; with `levels` a 4-bit code is one of 16 numbers instead (NF4).
+Some files sort columns by their group: `order` says which input each column belongs to.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class QuantisedWeight:
     zeros: Tensor | None  # as the scales, integers; None: 0
     block: tuple[int, int]  # rows and columns of one scale
     order: Tensor | None = None  # (in,): the input of each column
+    levels: Tensor | None = None  # (16,): what the codes 0 to 15 stand for; None: code − 8
+    widens: bool = False  # products are made with the wide weight: training only reads it
     narrow_inputs: bool = False  # each row it is multiplied with is rounded to 8 bits, too
     laid_out: dict[str, Any] = field(default_factory=dict, repr=False)  # by devices, for products
 
@@ -38,6 +40,8 @@ class QuantisedWeight:
         """As a user calls it."""
         if self.codes.dtype in FLOATS:
             return "fp8"
+        if self.levels is not None:
+            return "nf4"
         return "int4" if self.halves else "int8"
 
     @property
@@ -70,6 +74,7 @@ class QuantisedWeight:
             scales=self.scales.to(device),
             zeros=None if self.zeros is None else self.zeros.to(device),
             order=None if self.order is None else self.order.to(device),
+            levels=None if self.levels is None else self.levels.to(device),
             laid_out={},
         )
 
@@ -128,8 +133,8 @@ class QuantisedWeight:
         """Return the codes as numbers."""
         if not self.halves:
             return self.codes.to(dtype)
-        both = torch.stack((self.codes & 15, self.codes >> 4), dim=-1)
-        return both.flatten(-2).to(dtype) - 8
+        both = torch.stack((self.codes & 15, self.codes >> 4), dim=-1).flatten(-2)
+        return both.to(dtype) - 8 if self.levels is None else self.levels.to(dtype)[both.int()]
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         """Return the weight that it stands for: computed in float32 at least, then rounded."""
@@ -176,7 +181,7 @@ def joined(parts: Sequence[QuantisedWeight]) -> QuantisedWeight | None:
     """Return the weights of experts as one; None: they are too unlike."""
     if len({part.block for part in parts}) > 1:
         parts = [part.by_rows() for part in parts]
-    like = {(part.codes.dtype, part.shape, part.block) for part in parts}
+    like = {(part.kind, part.codes.dtype, part.shape, part.block) for part in parts}
     if len(like) > 1 or any(part.order is not None for part in parts):
         return None
     first = parts[0]
@@ -196,7 +201,7 @@ def stacked(parts: Sequence[QuantisedWeight]) -> QuantisedWeight | None:
     """Return weights of one input as one, one below the other; None: they are too unlike."""
     if len(parts) == 1:
         return parts[0]
-    if len({(part.codes.dtype, part.shape[-1], part.block[1]) for part in parts}) > 1:
+    if len({(part.kind, part.codes.dtype, part.shape[-1], part.block[1]) for part in parts}) > 1:
         return None
     first = parts[0]
     for part in parts[1:]:
@@ -218,6 +223,8 @@ def stacked(parts: Sequence[QuantisedWeight]) -> QuantisedWeight | None:
         zeros=zeros,
         block=parts[0].block,
         order=first.order,
+        levels=first.levels,
+        widens=first.widens,
         narrow_inputs=first.narrow_inputs,
     )
 

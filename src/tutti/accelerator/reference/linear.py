@@ -19,7 +19,8 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, later: WeightGradients | None = None
 ) -> Tensor:
     """Return x·Wᵀ + b; with `later`, the weight's gradient is left there by backward."""
-    if later is None or not torch.is_grad_enabled():
+    trained = weight.requires_grad or (bias is not None and bias.requires_grad)
+    if later is None or not trained or not torch.is_grad_enabled():  # keeps no input for nothing
         return linear_product(x, weight, bias)
     y: Tensor = _LaterLinear.apply(x, weight, bias, later)
     return y

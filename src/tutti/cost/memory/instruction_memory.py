@@ -22,6 +22,7 @@ from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.anatomy import feed_forward_products, rank_kv_heads
 from tutti.models.parameters import ParameterClass
+from tutti.models.tuning import BASE_BYTES
 from tutti.plan.plan import ContextKind, UnitRanges, covers
 from tutti.schedule.instruction import Instruction, Op, What
 
@@ -216,6 +217,9 @@ class MemoryModel:
             return 0.0
         way_in, _ = feed_forward_products("mlp", model.hidden, mlp.hidden, mlp.gated, tp=work.tp)
         weight: float = way_in.columns * way_in.depth
+        if model.tuning is not None:  # what is frozen has no gradient
+            trained = sum(share.trained for share in self.rank_state.shares(unit))
+            weight = min(weight, trained)
         added = 0.0 if self._stays_as_made(unit) else self.precision.gradients.num_bytes
         fresh = weight * (work.element_bytes + added)
         return fresh + self._input_gradients(unit)
@@ -248,8 +252,24 @@ class MemoryModel:
                     elements += share.kept
                 elif share.level:
                     elements += share.copied
-            self._parameters[key] = elements * self.precision.parameters.num_bytes
+            saved = sum(share.narrow for share in self.rank_state.shares(unit)) * self._saved_bytes
+            self._parameters[key] = elements * self.precision.parameters.num_bytes - saved
         return self._parameters[key]
+
+    @property
+    def _saved_bytes(self) -> float:
+        """What a frozen weight takes less where it is held in few bits."""
+        tuning = self.rank_state.model.tuning
+        if tuning is None or tuning.base == "wide":
+            return 0.0
+        return self.precision.parameters.num_bytes - BASE_BYTES[tuning.base]
+
+    def frozen_bytes(self, unit: int) -> float:
+        """Return the bytes of parameters that are not trained: every holder has all of them."""
+        shares = self.rank_state.shares(unit)
+        wide = sum(share.held - share.trained for share in shares)
+        narrow = sum(share.narrow for share in shares)
+        return wide * self.precision.parameters.num_bytes - narrow * self._saved_bytes
 
     def _gradients(self, unit: int) -> float:
         """How many gradients of a unit a rank holds between two micro-batches."""

@@ -81,6 +81,7 @@ class Share(NamedTuple):
     trained: int  # of these, with a gradient
     kept: float  # whose optimizer state it keeps
     copied: float  # of the kept ones: updated by the owner of tied weights, without state here
+    narrow: int = 0  # of the held ones: frozen, and in few bits
 
     @property
     def updated(self) -> float:
@@ -218,6 +219,7 @@ class RankState:
                 int(elements.trained[at]),
                 float(elements.kept[at]),
                 float(elements.copied[at]),
+                int(elements.narrow[at]),
             )
         return self._shares[key]
 
@@ -226,9 +228,9 @@ class RankState:
         return self.share(unit, ParameterClass.DENSE), self.share(unit, ParameterClass.EXPERT)
 
     def _of(self, unit: int, kind: ParameterClass) -> Elements:
-        held, trained, kept, copied = self._elements.of(self.place[:2], unit, kind)
+        held, trained, kept, copied, narrow = self._elements.of(self.place[:2], unit, kind)
         at = self._ranks
-        return Elements(held[at], trained[at], kept[at], copied[at])
+        return Elements(held[at], trained[at], kept[at], copied[at], narrow[at])
 
     def _fullest(self) -> int:
         """Return which rank of the group holds most bytes of parameters and their state."""
@@ -270,7 +272,8 @@ class RankState:
             return 0
         own = {p.name for p in self._elements.ownership.tensors(head)}
         shared = {p.tied_to for p in self.model.parameters(head) if p.name not in own}
-        tables = (p for p in self.model.parameters(0) if f"0.{p.name}" in shared)
+        first = (p for p in self.model.parameters(0) if p.trainable)
+        tables = (p for p in first if f"0.{p.name}" in shared)
         tied = sum(table.local_size(tp=self.workload.tp) for table in tables)
         return tied if unit else -tied
 

@@ -31,7 +31,8 @@ def storage_seconds(plan: Plan, model: ModelSpec, cluster: Cluster) -> StorageSe
         per_parameter += precision.master.num_bytes
     if plan.job.optimizer == "adamw":
         per_parameter += 2 * precision.moments.num_bytes
-    size = model.num_parameters * per_parameter
+    adapts = model.tuning is not None and model.tuning.adapter is not None
+    size = (model.num_trained if adapts else model.num_parameters) * per_parameter
     nodes = len({(chip.pool, chip.node) for _, _, stage in plan.stages() for chip in stage.chips})
     if target is None:
         return StorageSeconds(

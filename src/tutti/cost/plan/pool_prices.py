@@ -37,6 +37,7 @@ from tutti.cost.operators.unit_times import (
     head_seconds,
     optimizer_seconds,
 )
+from tutti.cost.plan.tuned_units import tuned_seconds
 from tutti.hardware.chip import Chip, Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
@@ -329,6 +330,14 @@ class PoolPrices:
         return self._price(strategy, unit, spans)
 
     def _price(self, strategy: Strategy, unit: int, spans: Spans) -> UnitSeconds:
+        whole = self._price_whole(strategy, unit, spans)
+        if self._model.tuning is None:
+            return whole
+        calls = self._measured, self._machine, self.constants
+        return tuned_seconds(whole, self._model, unit, strategy, *calls)
+
+    def _price_whole(self, strategy: Strategy, unit: int, spans: Spans) -> UnitSeconds:
+        """Price a unit as if all of it were trained."""
         model, machine = self._model, self._machine
         measured = None
         if self._measured is not None:

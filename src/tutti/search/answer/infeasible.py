@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tutti.errors import InputError
+from tutti.models.tuning import BASE_BYTES
 from tutti.plan.job import PRECISIONS, Precision
 from tutti.search.answer.result import ProvenPlan
 from tutti.search.pricing.unit_tables import Tables
@@ -71,7 +72,11 @@ def _with_memory(problem: Problem, times: float) -> Problem:
 
 def _too_much_state(problem: Problem) -> str:
     """Say so where parameters and what trains them exceed all memory, however they are shared."""
-    states = problem.model.num_parameters * _state_bytes(problem.job.precision)
+    model, precision = problem.model, problem.job.precision
+    frozen = (model.num_parameters - model.num_trained) * precision.parameters.num_bytes
+    if model.tuning is not None and model.tuning.base != "wide":
+        frozen *= BASE_BYTES[model.tuning.base] / precision.parameters.num_bytes
+    states = model.num_trained * _state_bytes(precision) + frozen
     chips = sum(pool.num_chips * pool.chip.memory_bytes for pool in problem.pools)
     hosts = 0.0
     if problem.space.offload:

@@ -268,7 +268,7 @@ def _step_seconds(tables: Tables) -> float:
     if not tables.units_alike:
         return 0.0
     chips = sum(pool.num_chips for pool in problem.pools)
-    share = problem.model.num_parameters / chips
+    share = problem.model.num_trained / chips
     return min(tables.prices[pool.name].optimizer(share) for pool in problem.pools)
 
 

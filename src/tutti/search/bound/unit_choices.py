@@ -33,7 +33,10 @@ from tutti.search.pricing.unit_tables import FULL, KINDS, NONE, Config, ConfigTa
 FloatArray = npt.NDArray[np.float64]
 # Columns of a ConfigTable.
 _BY_RECOMPUTE = ("forward", "recompute", "backward_input", "backward_weight", "kept")
-_BY_UNIT = ("passing", "dense", "expert", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
+_BY_UNIT = (
+    "passing", "dense", "expert", "parameter_bytes", "gradient_bytes", "optimizer_bytes",
+    "frozen_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -278,12 +281,13 @@ def _places(tables: Tables, table: ConfigTable) -> Iterator[_States]:
                 seconds=0.5 * shared * table.gradient_bytes / fastest,
             )
         if 3 in space.shard:
-            moved = 2.0 * table.parameter_bytes + table.gradient_bytes
+            gathered = table.parameter_bytes - table.frozen_bytes
+            moved = 2.0 * gathered + table.gradient_bytes
             least = np.minimum(table.parameter_bytes, table.gradient_bytes)
             yield _States(
                 static=held * resident,
                 passing=shared * least,
-                forward=shared * table.parameter_bytes,
+                forward=shared * gathered,
                 seconds=0.5 * shared * moved / fastest,
             )
 

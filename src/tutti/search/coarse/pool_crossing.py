@@ -18,7 +18,7 @@ class Crossing:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         element = problem.job.precision.gradients.num_bytes
-        self._gradient_bytes = problem.model.num_parameters * element
+        self._gradient_bytes = problem.model.num_trained * element
         self._pair_bandwidth: dict[tuple[str, ...], float] = {}
 
     def seconds(self, chains: Sequence[Chain]) -> float:

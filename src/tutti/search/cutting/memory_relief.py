@@ -79,7 +79,8 @@ class Slot:
 def static_bytes(slot: Slot) -> FloatArray:
     """Return, per unit, the bytes of states that lie on a chip from step to step."""
     table = slot.table
-    standing = _held(slot, table.parameter_bytes, 3) + _held(slot, table.optimizer_bytes, 1)
+    sharded = _held(slot, table.parameter_bytes - table.frozen_bytes, 3) + table.frozen_bytes
+    standing = sharded + _held(slot, table.optimizer_bytes, 1)
     return standing if slot.makes_once else standing + _held(slot, table.gradient_bytes, 2)
 
 
@@ -92,7 +93,8 @@ def made_bytes(slot: Slot) -> FloatArray:
     if not slot.makes_once:
         return np.zeros_like(table.gradient_bytes)
     alone = max(slot.sharers, slot.expert_sharers, table.config.tp, table.config.ep) <= 1
-    return table.parameter_bytes if alone else table.gradient_bytes
+    made: FloatArray = np.minimum(table.parameter_bytes, table.gradient_bytes)
+    return made if alone else table.gradient_bytes
 
 
 def _held(slot: Slot, size: FloatArray, level: int) -> FloatArray:

@@ -72,6 +72,7 @@ class ConfigTable:
     gradient_bytes: FloatArray
     optimizer_bytes: FloatArray
     boundary: float  # bytes of a rank's part of a boundary tensor
+    frozen_bytes: FloatArray | float = 0.0  # of the parameters, what no level shards
     gradients_made: bool = True  # by a step's only micro-batch: measured layers hold them always
     overlap_chunks: int = 1  # into which tensor-parallel collectives are best cut
 
@@ -222,6 +223,7 @@ class Tables:
             "dense": parameters(ParameterClass.DENSE),
             "expert": parameters(ParameterClass.EXPERT),
             "parameter_bytes": state(What.PARAMETERS),
+            "frozen_bytes": by_unit([memory.frozen_bytes(unit) for unit in units]),
             "gradient_bytes": state(What.GRADIENTS),
             "optimizer_bytes": state(What.OPTIMIZER),
         }

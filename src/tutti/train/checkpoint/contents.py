@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from tutti.models.parameters import Parameter
+from tutti.models.spec import ModelSpec
 from tutti.schedule.ownership import Block, Span
 from tutti.train.checkpoint.rectangles import Rectangle, rectangles
 from tutti.train.state.span_gradients import local_part
@@ -59,13 +60,18 @@ def stored_name(unit: int, parameter: Parameter) -> str:
     return parameter.tied_to or f"{unit}.{parameter.name}"
 
 
-def kept_pieces(engine: Engine, *, most_bytes: int | None = None) -> list[Piece]:
-    """Return everything that a rank keeps, as it must be loaded."""
+def kept_pieces(
+    engine: Engine, *, most_bytes: int | None = None, frozen: bool = False
+) -> list[Piece]:
+    """Return everything that a rank keeps, as it must be loaded.
+
+    With `frozen` also what a run with adapters does not save: its base.
+    """
     found: list[Piece] = []
     for state in engine.parameters.all_states():
         for index, own in _kept(state):
             found += _pieces(engine, state, index, own, most_bytes=most_bytes)
-    for span in _fixed(engine):
+    for span in _fixed(engine, frozen=frozen):
         found += _fixed_pieces(engine, span.blocks[0], (0, span.size), most_bytes=most_bytes)
     return found
 
@@ -166,12 +172,21 @@ def _of_whole(block: Block, inner: Rectangle) -> Rectangle:
 # --- what is not trained -------------------------------------------------------------------
 
 
-def _fixed(engine: Engine) -> Iterator[Span]:
+def _fixed(engine: Engine, *, frozen: bool = False) -> Iterator[Span]:
     """Yield the parts of tensors that no optimizer moves (a router's correction): a block each."""
     for unit in engine.seat.units:
         for span in engine.seats.ownership.untrained(unit):
-            if span.is_held_by(engine.seat.rank) and (unit, span.blocks[0].name) in engine.tensors:
+            logical = engine.tensors.get((unit, span.blocks[0].name))
+            if logical is None or not span.is_held_by(engine.seat.rank) or logical.owner.is_meta:
+                continue  # what is held in few bits is read elsewhere
+            if frozen or is_saved(engine.spec, logical.piece.parameter):
                 yield span
+
+
+def is_saved(spec: ModelSpec, parameter: Parameter) -> bool:
+    """Tell whether checkpoints hold a tensor: beside adapters, frozen ones are the base's."""
+    adapts = spec.tuning is not None and spec.tuning.adapter is not None
+    return not (adapts and parameter.frozen)
 
 
 def _fixed_pieces(
@@ -198,6 +213,8 @@ def expected_keys(engine: Engine) -> dict[str, int]:
         ((unit, parameter) for parameter in engine.spec.parameters(unit))
         for unit in range(engine.spec.num_units)
     ):
+        if not is_saved(engine.spec, parameter):
+            continue
         kinds = [StateKind.WEIGHT, *(moments if parameter.trainable else [])]
         for kind in kinds:
             found[f"{kind}/{stored_name(unit, parameter)}"] = parameter.size

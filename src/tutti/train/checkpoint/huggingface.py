@@ -152,10 +152,10 @@ def export_hf(
     return export(source, target, dtype=wanted, progress=progress)
 
 
-def load_hf(engine: Engine, folder: Path) -> None:
+def load_hf(engine: Engine, folder: Path, *, seed: int = 0) -> None:
     """Begin with the weights of a Hugging Face or tutti folder: a rank reads its own slices.
 
     Afterwards the masters hold them as precisely as the folder does: `take_masters` must not be
     called.
     """
-    load_weights(engine, open_checkpoint(folder))
+    load_weights(engine, open_checkpoint(folder), seed=seed)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from tutti.errors import InputError
+from tutti.models.tuning import is_adapter
+from tutti.nn.narrow_base import fill_narrow
 from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Manifest
 from tutti.train.checkpoint.storage import Stored, Target, read_into, read_metadata
@@ -59,19 +61,31 @@ def load_state(
 
 
 @torch.no_grad()
-def load_weights(engine: Engine, source: Checkpoint) -> None:
-    """Fill an engine with a model's weights, as a run begins: no moments, step 0."""
-    if source.spec.fingerprint != engine.spec.fingerprint:
+def load_weights(engine: Engine, source: Checkpoint, *, seed: int = 0) -> None:
+    """Fill an engine with a model's weights, as a run begins: no moments, step 0.
+
+    Adapters, which the model does not have, begin by the seed.
+    """
+    if source.spec.fingerprint != engine.spec.untuned.fingerprint:
         raise InputError(
             f"{source.folder}: holds a {source.spec.name} that differs from the planned "
             f"{engine.spec.name}; plan again for this folder"
         )
-    for piece in kept_pieces(engine, most_bytes=MOST_PIECE_BYTES):
+    fill_narrow(
+        engine.model, lambda name, _, slices: source.read(name, slices), engine.accelerator.device
+    )
+    for piece in kept_pieces(engine, most_bytes=MOST_PIECE_BYTES, frozen=True):
+        if is_adapter(piece.name) and piece.kind is StateKind.WEIGHT:
+            continue
         if piece.kind is StateKind.WEIGHT:
             piece.memory.copy_(source.read(piece.name, piece.rectangle.slices))
             source.drop()
         else:
             piece.memory.zero_()
+    if engine.spec.tuning is not None and engine.spec.tuning.adapter is not None:
+        from tutti.train.checkpoint.adapters import begin_adapters
+
+        begin_adapters(engine, seed)
     engine.follow_masters()
     engine.step_number = 0
 

@@ -174,8 +174,11 @@ class Passes:
                     gradients.append(self.gradients.pop((unit + 1, micro_batch)))
                 else:
                     gradients.append(self._weight(name, value))
-            with self.graphs.watched(unit):
-                torch.autograd.backward(outputs, gradients)
+            if not outputs:  # nothing of it is trained, and nobody waits for its gradient
+                self.gradients.pop((unit + 1, micro_batch), None)
+            else:
+                with self.graphs.watched(unit):
+                    torch.autograd.backward(outputs, gradients)
             if live.x is not None:
                 assert live.x.grad is not None
                 self.gradients[unit, micro_batch] = live.x.grad

@@ -178,20 +178,28 @@ def load_weights(
     """Load, read or make the engine's weights; return how far the run is."""
     config = context.config
     if resume is not False:
+        if context.spec.tuning is not None and context.spec.tuning.adapter is not None:
+            begin_weights(context, engine)  # a checkpoint has only what is trained
         context.say("reading the checkpoint")
         progress = checkpointer.load(engine, which_checkpoint(resume))
         _check_data(progress, data, context.plan.job.global_batch)
         return progress
+    begin_weights(context, engine)
+    return Progress(seed=config.seed)
+
+
+def begin_weights(context: RankContext, engine: Engine) -> None:
+    """Read or make the weights that the run begins with."""
+    config = context.config
     if wants_pretrained(config):
         folder = model_folder(config.model)
         assert folder is not None
         context.say(f"reading the weights of {folder}")
-        load_hf(engine, folder)
+        load_hf(engine, folder, seed=config.seed)
     else:
         context.say("making random weights")
         initialize(engine.model, seed=config.seed)
         engine.take_masters()
-    return Progress(seed=config.seed)
 
 
 def _check_data(progress: Progress, data: PackedData, global_batch: int) -> None:

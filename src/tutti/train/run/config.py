@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from tutti import files
 from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, Seconds, build, plain
 from tutti.errors import InputError
+from tutti.models.tuning import Tuning
 from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
 from tutti.train.state.learning_rate import LearningRate
 
@@ -82,7 +83,8 @@ class CheckpointConfig:
     keep_best: bool = True  # also the one with the lowest validation loss, if that is taken
     asynchronous: bool = True
     final: bool = True  # also after the last step
-    huggingface: bool = True  # at the end, as a folder that transformers loads
+    huggingface: bool = True  # at the end, as a folder that transformers or peft loads
+    merged: bool = False  # of adapters also the model with them, as a folder for transformers
     missing: Literal["error", "zero"] = "error"  # moments that a resumed checkpoint lacks
 
 
@@ -159,6 +161,7 @@ class TrainConfig:
     steps: Count = 100
     data: DataConfig
     job: JobConfig = field(default_factory=JobConfig)
+    tuning: Tuning | None = None  # what is trained: adapters, or all but what is frozen
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)

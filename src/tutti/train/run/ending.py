@@ -13,7 +13,7 @@ from typing import Any
 
 from tutti.errors import TuttiError
 from tutti.huggingface.workspace import partial_of
-from tutti.observe.folder import CHECKPOINTS, EXPORT
+from tutti.observe.folder import ADAPTER, CHECKPOINTS, EXPORT
 from tutti.train.checkpoint import Checkpointer, Progress, export_hf
 from tutti.train.checkpoint.coordinator import Coordinator
 from tutti.train.checkpoint.folders import find_best, folder_name, newest_first
@@ -65,7 +65,8 @@ class Ended:
 def finish(run: Ended) -> dict[str, Any]:
     """Save and export what is due; return what the run came to, or raise on every rank."""
     config, history = run.context.config, run.history
-    saves, exported = config.checkpoints, ""
+    saves = config.checkpoints
+    exported: dict[str, str] = {}
     if history.losses and (saves.final or not run.done):
         run.checkpointer.save(run.engine, run.progress)
     problem = _last_save(run.checkpointer)
@@ -89,7 +90,8 @@ def finish(run: Ended) -> dict[str, Any]:
         "predicted_s": run.predicted_s,
         "checkpoint": str(kept[0][0]) if kept else None,
         "best": None if best is None else str(best),
-        "huggingface": exported or None,
+        "huggingface": exported.get(EXPORT),
+        "adapter": exported.get(ADAPTER),
         "stopped_by": 0 if run.done else run.stopped_by or int(signal.SIGTERM),
     }
 
@@ -103,33 +105,55 @@ def _last_save(checkpointer: Checkpointer) -> str:
     return f"{checkpointer.failure(tried[0])}; mend it and go on with --resume"
 
 
-def _export(context: RankContext, step: int, *, again: bool) -> tuple[str, str]:
-    """Write the last step as a Hugging Face folder, in place of an older one; on rank 0.
+def _export(context: RankContext, step: int, *, again: bool) -> tuple[dict[str, str], str]:
+    """Write the last step as folders that other libraries load, over older ones; on rank 0.
 
-    Returns the folder, and the problem if there is one. Unless `again`, one that is there stays.
+    Returns the folders, and the problem if there is one. Unless `again`, those that are there stay.
     """
-    target = context.config.folder / EXPORT
-    if model_folder(context.config.model) is None:
+    base = model_folder(context.config.model)
+    if base is None:
         text = f"no Hugging Face folder: '{context.config.model}' is a name, and has no config.json"
         context.warn(text)
-        return "", ""
+        return {}, ""
     checkpoint = context.config.folder / CHECKPOINTS / folder_name(step)
-    if not again and (target.exists() or not checkpoint.is_dir()):
-        return str(target) if target.exists() else "", ""
-    context.say(f"writing {target}")
-    fresh = target.with_name(f".{EXPORT}.new")
-    _remove_half(fresh)
-    try:
-        export_hf(checkpoint, fresh)
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(fresh, target)
-    except (TuttiError, OSError) as error:
+    written: dict[str, str] = {}
+    for name, write in _writers(context, checkpoint, base).items():
+        target = context.config.folder / name
+        if not again and (target.exists() or not checkpoint.is_dir()):
+            written |= {name: str(target)} if target.exists() else {}
+            continue
+        context.say(f"writing {target}")
+        fresh = target.with_name(f".{name}.new")
         _remove_half(fresh)
-        return "", (
-            f"no Hugging Face folder could be written: {error}; the weights are in {checkpoint}, "
-            "--resume writes it again"
-        )
-    return str(target), ""
+        try:
+            write(fresh)
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(fresh, target)
+        except (TuttiError, OSError) as error:
+            _remove_half(fresh)
+            return {}, (
+                f"no {'PEFT' if name == ADAPTER else 'Hugging Face'} folder could be written: "
+                f"{error}; the weights are in {checkpoint}, --resume writes it again"
+            )
+        written[name] = str(target)
+    return written, ""
+
+
+def _writers(
+    context: RankContext, checkpoint: Path, base: Path
+) -> dict[str, Callable[[Path], object]]:
+    """Return what writes each folder of the trained model, by its name."""
+    tuning = context.spec.tuning
+    if tuning is None or tuning.adapter is None:
+        return {EXPORT: lambda fresh: export_hf(checkpoint, fresh)}
+    from tutti.train.checkpoint.adapters import export_adapter, export_merged
+
+    found: dict[str, Callable[[Path], object]] = {
+        ADAPTER: lambda fresh: export_adapter(checkpoint, fresh, base=base)
+    }
+    if context.config.checkpoints.merged:
+        found[EXPORT] = lambda fresh: export_merged(checkpoint, fresh, base=base)
+    return found
 
 
 def _remove_half(fresh: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tutti import files
@@ -17,8 +17,10 @@ from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.local import has_bf16, is_cpu, local_cluster
 from tutti.hardware.profile import Profile, shipped_profiles
+from tutti.huggingface.peft.layers import fused_layers
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
+from tutti.models.tuning import Tuning
 from tutti.observe.folder import PLAN_FILE, RUN_FILE
 from tutti.plan.check import require_valid
 from tutti.plan.files import load_plan, refer_to_model, save_plan
@@ -90,7 +92,8 @@ def prepare(config: TrainConfig, report: Report = silent) -> Job:
     if config.plan is not None:
         return prepared(config, load_plan(Path(config.plan)))
     spec = load_model(config.model)
-    return prepared(config, _searched(config, spec, cluster_of(config), report), spec)
+    planned = tuned(spec, config.tuning)
+    return prepared(config, _searched(config, planned, cluster_of(config), report), spec)
 
 
 def cluster_of(config: TrainConfig) -> Cluster:
@@ -111,6 +114,8 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
     spec = trained(spec or load_model(config.model), config)
     cluster = plan.cluster.cluster or cluster_of(config)
     known = refer_to_model(spec)
+    if spec.tuning is not None and plan.model.hash == spec.untuned.fingerprint:
+        plan = replace(plan, model=known)  # of the whole model: less of it is trained
     if plan.model.hash and plan.model.hash != known.hash:
         raise InputError(
             f"the plan is for model '{plan.model.name}', but '{config.model}' has another shape; "
@@ -123,7 +128,16 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
 def trained(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
     """Return the model with what of it is trained as the job says, else as its own config does."""
     balance = None if config.balance_loss == "config" else config.balance_loss == "on"
-    return spec.with_training(balance=balance, padding=config.padding_row == "trained")
+    found = spec.with_training(balance=balance, padding=config.padding_row == "trained")
+    return tuned(found, config.tuning)
+
+
+def tuned(spec: ModelSpec, tuning: Tuning | None) -> ModelSpec:
+    """Return the model with what is trained of it; layers that its folder fuses share a factor."""
+    if tuning is not None and tuning.adapter is not None:
+        adapter = replace(tuning.adapter, joined=fused_layers(spec))
+        tuning = replace(tuning, adapter=adapter)
+    return spec.with_tuning(tuning)
 
 
 def require_held_out(config: TrainConfig) -> None:

@@ -26,6 +26,7 @@ class TrainResult:
     checkpoint: Path | None
     huggingface: Path | None
     output: Path
+    adapter: Path | None = None  # the folder for peft, where adapters were trained
     best: Path | None = None  # the checkpoint with the lowest validation loss
     finished: bool = True  # all steps were made
     stopped_by: str = ""  # the signal that ended it before: SIGINT (Ctrl-C) or SIGTERM
@@ -68,6 +69,7 @@ def result_of(summary: dict[str, Any], job: Job, *, asked_by: int = 0) -> TrainR
         checkpoint=None if path is None else Path(path),
         huggingface=None if exported is None else Path(exported),
         output=folder,
+        adapter=Path(summary["adapter"]) if summary.get("adapter") else None,
         best=None if best is None else Path(best),
         finished=finished,
         stopped_by="" if finished else by,

@@ -81,6 +81,8 @@ class Synchronised:
         self._seats, self._seat, self._links, self._job = seats, seat, links, job
         self._accelerator = accelerator
         self._tensors = tensors
+        # parameters with frozen parts, which no gather would bring back, are never let go
+        self._lasting = {id(t.owner) for t in tensors.values() if not t.piece.parameter.trainable}
         self.exchanges: dict[tuple[int, ParameterClass], Exchange] = {}
         self._of_unit: dict[int, list[Exchange]] = {unit: [] for unit in seat.units}
         for bucket in buckets:
@@ -260,7 +262,8 @@ class Synchronised:
     def release(self, exchange: Exchange) -> None:
         """Let go of the memory of parameters."""
         for owner in exchange.owners():
-            self._accelerator.resize(owner.untyped_storage(), 0)
+            if id(owner) not in self._lasting:
+                self._accelerator.resize(owner.untyped_storage(), 0)
 
 
 def allocate(owner: nn.Parameter, accelerator: Accelerator) -> None:

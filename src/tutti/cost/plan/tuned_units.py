@@ -1,0 +1,81 @@
+"""Seconds of a unit of which only parts, or adapters beside it, are trained.
+
+What is frozen has no weight gradients; what adapters add are small products of their own, priced
+like any other: by the chip's measured ones, or by the formula.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tutti.cost.arrays import FloatArray, Machine, Strategy
+from tutti.cost.constants import Constants
+from tutti.cost.measured.calls import Call
+from tutti.cost.measured.chip import MeasuredChip
+from tutti.cost.measured.unit import measured_unit
+from tutti.cost.operators.operator_times import Passes, gemm_seconds
+from tutti.cost.operators.unit_times import UnitSeconds
+from tutti.models.spec import ModelSpec
+from tutti.models.tuned_operators import AdapterProduct, adapter_products
+from tutti.models.tuning import trained_share
+
+
+def tuned_seconds(
+    whole: UnitSeconds,
+    model: ModelSpec,
+    unit: int,
+    strategy: Strategy,
+    measured: MeasuredChip | None,
+    machine: Machine,
+    constants: Constants,
+) -> UnitSeconds:
+    """Return a unit's seconds from those that it would take if all of it were trained."""
+    share = trained_share(model.parameters(unit))
+    rows = np.where(strategy.sequence_parallel > 0, strategy.tokens / strategy.tp, strategy.tokens)
+    products = list(
+        adapter_products(model, unit, tokens=strategy.tokens, own=rows, tp=strategy.tp)  # type: ignore[arg-type]  # arrays of strategies
+    )
+    added = _passes(products, measured, machine, constants)
+    again = strategy.recompute_gemm * added.forward
+    left = whole.backward_weight * share
+    parts = {
+        **whole.parts,
+        "gemm": whole.parts.get("gemm", np.zeros(())) - (whole.backward_weight - left),
+        "adapters": added.forward + added.backward + again,
+    }
+    return replace(
+        whole,
+        forward=whole.forward + added.forward,
+        recompute=whole.recompute + again,
+        backward_input=whole.backward_input + added.backward_input,
+        backward_weight=left + added.backward_weight,
+        parts=parts,
+    )
+
+
+def _passes(
+    products: list[AdapterProduct],
+    measured: MeasuredChip | None,
+    machine: Machine,
+    constants: Constants,
+) -> Passes:
+    nothing: FloatArray = np.zeros(())
+    if measured is not None:
+        return measured_unit(measured, [_call(product) for product in products]).total
+    total = Passes(nothing, nothing, nothing)
+    for product in products:
+        m, n, k = product.rows, product.columns, product.depth
+        forward, by_input, by_weight = (
+            gemm_seconds(*sizes, machine, constants) for sizes in ((m, n, k), (m, k, n), (k, n, m))
+        )
+        total = total.plus(Passes(forward, by_input, by_weight))
+    return total
+
+
+def _call(product: AdapterProduct) -> Call:
+    dims = (product.rows, product.columns, product.depth)
+    if product.experts:
+        return Call(operator="grouped_linear", dims=(*dims, float(product.experts)))
+    return Call(operator="linear", dims=dims)

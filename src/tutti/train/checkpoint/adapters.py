@@ -1,0 +1,81 @@
+"""Adapters at both ends of a run: how they begin, and the folders that they end in.
+
+A run with adapters saves what it trains; the frozen weights are read from the model's folder again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tutti.errors import DamagedError, InputError
+from tutti.huggingface import open_checkpoint
+from tutti.huggingface.conversion import Conversion, export
+from tutti.huggingface.peft.merging import MergedModel
+from tutti.huggingface.peft.writing import write_adapter
+from tutti.huggingface.tensors import to_torch
+from tutti.models.tuning import is_adapter
+from tutti.nn.initialize import begin_magnitudes, first_factor
+from tutti.train.checkpoint.contents import StateKind, kept_pieces
+from tutti.train.checkpoint.folders import LATEST, resolve
+from tutti.train.checkpoint.huggingface import SavedModel
+from tutti.train.checkpoint.manifest import MANIFEST, damage
+from tutti.train.checkpoint.rectangles import Rectangle
+
+if TYPE_CHECKING:
+    from tutti.train.engine.engine import Engine
+
+
+@torch.no_grad()
+def begin_adapters(engine: Engine, seed: int) -> None:
+    """Fill the adapters of an engine whose frozen weights are there: they add nothing yet."""
+    held = {t.name: t for t in engine.model.logical_tensors() if is_adapter(t.name)}
+    for logical in held.values():
+        logical.view.copy_(first_factor(seed, logical))
+    begin_magnitudes(engine.model)
+    for piece in kept_pieces(engine):
+        if piece.name in held and piece.kind is StateKind.WEIGHT:
+            logical = held[piece.name]
+            starts = tuple(cut.start for cut in logical.slices)
+            sizes = tuple(cut.stop - cut.start for cut in logical.slices)
+            inner = piece.rectangle.within(Rectangle(starts, sizes))
+            piece.memory.copy_(logical.view[inner.slices])
+
+
+def trained_tensors(
+    checkpoint: Path, like: Path | None = None
+) -> tuple[SavedModel, dict[str, Tensor]]:
+    """Return what a run has trained, by our names, from a checkpoint or a run's latest."""
+    if not (checkpoint / MANIFEST).is_file():
+        checkpoint = resolve(checkpoint, LATEST)[0]
+    problem = damage(checkpoint, thorough=True)
+    if problem is not None:
+        raise DamagedError(problem)
+    saved = SavedModel(checkpoint, like=like)
+    if saved.spec.tuning is None or saved.spec.tuning.adapter is None:
+        raise InputError(f"{checkpoint}: is of a whole model and has no adapters")
+    found = {}
+    for name in saved.names():
+        parameter = saved.parameter(name)
+        if parameter.trainable and parameter.tied_to is None:
+            bounds = tuple((0, size) for size in parameter.shape)
+            found[name] = to_torch(saved.raw(name, bounds), saved.dtype(name))
+    return saved, found
+
+
+def export_adapter(checkpoint: Path, target: Path, *, base: Path, like: Path | None = None) -> Path:
+    """Write a checkpoint's adapters as a folder that `peft` loads."""
+    saved, tensors = trained_tensors(checkpoint, like)
+    write_adapter(target, saved.spec, tensors, base=str(base.resolve()))
+    return target
+
+
+def export_merged(
+    checkpoint: Path, target: Path, *, base: Path, like: Path | None = None
+) -> Conversion:
+    """Write the base with a checkpoint's adapters added to it, as a Hugging Face folder."""
+    saved, tensors = trained_tensors(checkpoint, like)
+    return export(MergedModel(open_checkpoint(base), saved.spec, tensors), target)
