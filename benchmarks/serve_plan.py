@@ -6,7 +6,7 @@ once, so that what counts is how long the last engine works. Measured: the plann
 corrected by queues, and an even split; each beside what the simulator says. A run counts if the
 host kept up with the chips (overrun at most 5 %).
 
-    python benchmarks/serve_plan.py [--requests 96] [--output 24] [--json FILE]
+    python benchmarks/serve_plan.py [--requests 64] [--output 8] [--step-s 0.2] [--json FILE]
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MODEL = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }  # fmt: skip
-# chips so slow that a step of the small model takes 40 and 120 ms: the host computes it in a few
+# chips so slow that a step of the small model takes 0.2 and 0.6 s; the host computes it in a few ms
 CLUSTER = """
 name: emulated-3-1-slow
 chips:
@@ -53,13 +53,13 @@ chips:
     vendor: emulated
     architecture: declared time
     emulated: true
-    peak: {fp32: 21.6 GFLOP/s, bf16: 21.6 GFLOP/s}
+    peak: {fp32: PEAK_FAST, bf16: PEAK_FAST}
     memory_bytes: 4 GiB
     memory_bandwidth: BANDWIDTH_FAST
     launch_overhead_s: 125 ns
   - name: Slow-1
     base: Slow-3
-    peak: {fp32: 7.2 GFLOP/s, bf16: 7.2 GFLOP/s}
+    peak: {fp32: PEAK_SLOW, bf16: PEAK_SLOW}
     memory_bandwidth: BANDWIDTH_SLOW
     launch_overhead_s: 375 ns
 nodes:
@@ -98,10 +98,16 @@ def write_folder(folder: Path) -> Path:
     return folder
 
 
-def deployment(folder: Path, shares: tuple[float, float], output: int) -> Plan:
-    """Return one engine on each chip, with these shares of the requests."""
+def deployment(folder: Path, shares: tuple[float, float], output: int, step_s: float = 0.2) -> Plan:
+    """Return one engine on each chip, with these shares of the requests.
+
+    `step_s`: what a step takes on the fast one.
+    """
     path = folder.parent / "cluster.yaml"
-    text = CLUSTER.replace("BANDWIDTH_FAST", "5.4 GB/s").replace("BANDWIDTH_SLOW", "1.8 GB/s")
+    text = CLUSTER
+    for name, part in (("FAST", step_s), ("SLOW", SPEED * step_s)):
+        text = text.replace(f"PEAK_{name}", f"{0.878 / part} GFLOP/s")
+        text = text.replace(f"BANDWIDTH_{name}", f"{219.5 / part} MB/s")
     path.write_text(text)
     spec = load_model(str(folder))
     pipelines = tuple(
@@ -183,8 +189,9 @@ def measured(folder: Path, plan: Plan, routing: str, requests: int, output: int)
 def main() -> None:
     """Measure, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=96)
-    parser.add_argument("--output", type=int, default=24)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--output", type=int, default=8)
+    parser.add_argument("--step-s", type=float, default=0.2, help="longer, on a busy host")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     part = 1.0 / (SPEED + 1)
@@ -197,7 +204,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as room:
         folder = write_folder(Path(room) / "model")
         for name, (shares, routing) in cases.items():
-            plan = deployment(folder, shares, given.output)
+            plan = deployment(folder, shares, given.output, given.step_s)
             said = predicted(plan, given.requests, given.output)
             row = measured(folder, replace(plan), routing, given.requests, given.output)
             row["predicted"] = said

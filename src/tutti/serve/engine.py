@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tutti.batching import Cancelled, Finish, Received, Request, Scheduler, Step, Tokens
 from tutti.batching import Sequence as Sample
-from tutti.errors import InputError, TuttiError
+from tutti.errors import InputError
 from tutti.serve.drafting import Drafter, Pace
 from tutti.serve.live import Live
 from tutti.serve.loading import open_drafter, open_worker
@@ -43,10 +43,6 @@ if TYPE_CHECKING:
     from tutti.serve.worker import Worker
 
 GREEDY = SamplingParameters()
-
-
-class RequestFailedError(TuttiError):
-    """A request whose logits were no numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +191,8 @@ class Engine:
         if parameters.stop:
             self._tokenizer_for("'stop'")
         adapter = self.worker.adapters.find(parameters.adapter) if parameters.adapter else None
+        # what lies behind a window is no longer in pages, and would be missing elsewhere
+        behind = handover is not None and self.worker.settings.window is not None
         request = Request(
             id=number,
             prompt=tuple(tokens),
@@ -203,7 +201,7 @@ class Engine:
             priority=parameters.priority,
             adapter="" if adapter is None else adapter.key,
             salt=parameters.salt,
-            shares_prefix=parameters.prompt_logprobs is None and pooling != "mean",
+            shares_prefix=parameters.prompt_logprobs is None and pooling != "mean" and not behind,
             waits=parameters.looks_back,
             answered=parameters.answered,
         )
@@ -216,10 +214,7 @@ class Engine:
         for sample in samples:
             self._by_sequence[sample.id] = (number, sample.sample)
             mixed = mixed_seed(seed, sample.sample)
-            own = Work(
-                parameters=parameters, seed=mixed, pooling=pooling, adapter=adapter,
-                handover=handover,
-            )  # fmt: skip
+            own = Work(parameters, mixed, pooling=pooling, adapter=adapter, handover=handover)
             self.worker.expect(sample, own)
         return number
 
@@ -231,8 +226,7 @@ class Engine:
     def step(self) -> list[Piece]:
         """Compute one step; return what it added.
 
-        Where steps may be under way at a time, the next one is given to the device before this
-        one's tokens are waited for.
+        Where several may be under way, the next is launched before this one is waited for.
         """
         self.launch()
         return self.finish()
@@ -325,18 +319,11 @@ class Engine:
             kept[sample.finish] = kept.get(sample.finish, 0) + 1
             self.counters.preemptions += sample.preemptions
             last = wanted.live.end(index, sample.finish)
-            at = next(
-                (
-                    i
-                    for i, piece in enumerate(pieces)
-                    if (piece.request, piece.sample) == (number, index)
-                ),
-                None,
-            )
-            if at is None:
-                pieces.append(last)
+            own = [i for i, p in enumerate(pieces) if (p.request, p.sample) == (number, index)]
+            if own:
+                pieces[own[0]] = wanted.live.joined(pieces[own[0]], last)
             else:
-                pieces[at] = wanted.live.joined(pieces[at], last)
+                pieces.append(last)
             if wanted.live.is_over:
                 cached = wanted.samples[0].cached
                 self.counters.cached_tokens += cached

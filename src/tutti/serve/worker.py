@@ -34,7 +34,7 @@ from tutti.serve.warm_steps import WarmSteps
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Work:
     """What a worker is told of a sequence beside its tokens."""
 

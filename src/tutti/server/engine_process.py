@@ -55,7 +55,7 @@ LOAD_S = 0.5  # between two reports of how busy it is
 
 
 @dataclass(frozen=True, slots=True)
-class _Asker:
+class Asker:
     """Whose request it is, and what it is called there."""
 
     client: bytes
@@ -78,7 +78,7 @@ class EngineLoop:
         self._engine, self._socket, self._grammars = engine, socket, grammars
         self._adapters = adapters
         self._warms = warms
-        self._askers: dict[int, _Asker] = {}
+        self._askers: dict[int, Asker] = {}
         self._numbers: dict[tuple[bytes, int], int] = {}
         self._clients: set[bytes] = set()
         self._said = 0.0
@@ -135,7 +135,7 @@ class EngineLoop:
         except TuttiError as error:
             self._send(client, [Refused(message.id, str(error))])
             return
-        self._askers[number] = _Asker(client, message.id, message.pooling)
+        self._askers[number] = Asker(client, message.id, message.pooling)
         self._numbers[client, message.id] = number
 
     def _change(self, client: bytes, number: int, change: Callable[[ServedAdapters], None]) -> None:
@@ -153,7 +153,7 @@ class EngineLoop:
             self._engine.cancel(number)
             self._engine.take(number)
 
-    def _forget(self, number: int) -> _Asker | None:
+    def _forget(self, number: int) -> Asker | None:
         asker = self._askers.pop(number, None)
         if asker is not None:
             self._numbers.pop((asker.client, asker.id), None)

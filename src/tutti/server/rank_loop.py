@@ -15,8 +15,8 @@ from tutti.server.crew import Add, Crew, Ear, Forget, Stop, Word
 from tutti.server.engine_process import (
     IDLE_MS,
     LOAD_S,
+    Asker,
     EngineLoop,
-    _Asker,
     load_of_lanes,
     parameters_of,
 )
@@ -120,7 +120,7 @@ class PlannedLoop(EngineLoop):
             self._send(client, [Refused(message.id, str(error))])
             return
         self._words.append(add)
-        self._askers[number] = _Asker(client, message.id, message.pooling)
+        self._askers[number] = Asker(client, message.id, message.pooling)
         self._numbers[client, message.id] = number
 
     def _cancel(self, number: int | None) -> None:

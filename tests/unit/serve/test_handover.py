@@ -19,7 +19,7 @@ from tests.support.handovers import (  # noqa: E402
     prefilled,
     random_cut,
 )
-from tests.support.models import spec_of  # noqa: E402
+from tests.support.models import CONFIGS, spec_of  # noqa: E402
 from tests.support.tiny_configs import TINY, tiny_config  # noqa: E402
 from tutti.models import ModelSpec, read_config  # noqa: E402
 from tutti.serve.handover.arrivals import Arrivals  # noqa: E402
@@ -57,6 +57,20 @@ def handed_over(spec: ModelSpec, source: Side, target: Side) -> None:
 def test_tokens_are_those_of_one_engine(case: str) -> None:
     kind, source, target = CASES[case]
     handed_over(spec_of(kind), source, target)
+
+
+def test_pages_behind_a_window_are_not_missed() -> None:
+    """A prompt whose beginning is known is computed anew: part of it is no longer in pages."""
+    config = {**CONFIGS["dense"], "model_type": "mistral", "sliding_window": 3}
+    config.pop("attention_bias")
+    spec = read_config(config, "windowed")
+    source, target = Side(cut=(((0, 4), 1),), page_size=2), Side(cut=(((0, 4), 1),), page_size=2)
+    prompts = [[9, 8, 7, 6, 5, 4, 3, 2, 1], [9, 8, 7, 6, 5, 4, 3, 2, 1, 11, 12]]
+    expected = alone(spec, prompts, COUNT, page_size=2, pages=60)
+    firsts, mail = prefilled(spec, source, target, prompts)
+    found, cached = decoded(spec, target, prompts, firsts, mail, COUNT)
+    assert [[first, *rest] for first, rest in zip(firsts, found, strict=True)] == expected
+    assert cached == [8, 10]
 
 
 @pytest.mark.parametrize(("given", "taken"), [("int8", "int8"), ("int8", None), (None, "int8")])
