@@ -40,6 +40,7 @@ from tutti.elastic.messages import (
     HeardWords,
     Hello,
     Message,
+    Order,
     Pulses,
     Refusal,
     Report,
@@ -57,6 +58,8 @@ SETTLE = Callable[[Settle, Membership], Settled | Unsettled]
 Passed = Callable[[int, str, str, dict[str, Any]], None]  # rank, chip, kind, values
 Admit = Callable[[Hello], Welcome | str]  # or why not
 _LAST_WORD_S = 1.0  # for agents to hear that all is over
+_SAY_S = 1.0  # between two words that hosts are waited for
+_LOOK_S = 0.05  # between two looks for silent hosts
 _MOST_AT_ONCE = 4096  # messages, before the clock is looked at
 
 
@@ -98,10 +101,13 @@ class Controller:
         self._heard_at: dict[str, float] = {}
         self._addresses: dict[int, str] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._newest: dict[str, tuple[int, int]] = {}  # status of each host that was heard
+        self._packed: tuple[Order, bytes] | None = None  # the last that was sent
         self._words: dict[str, tuple[int, int]] = {}  # incarnation and number heard of each host
         self._requests: list[Request] = []  # that do not show yet
         self.pulses: dict[str, tuple[int, ChipPulse]] = {}  # by chip, and when they came
-        self._give_up_at = float("inf")
+        self._waiting_at = -_SAY_S
+        self._give_up_at, self._look_at = float("inf"), 0.0
         self.watch: Callable[[Membership], Event | None] = lambda _members: None
         self.refused: dict[str, str] = {}  # agents of another job or version, and why
 
@@ -126,21 +132,29 @@ class Controller:
         """Take what has come, and look at the clock."""
         self._socket.poll(int(most_s * 1000))
         for _ in range(_MOST_AT_ONCE):
-            if not self._socket.poll(0):
+            try:
+                identity, data = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
                 break
-            identity, data = self._socket.recv_multipart()
             self._message(identity, data)
         self._drain()
         at = time.monotonic()
-        for name, heard_at in self._heard_at.items():
-            if at - heard_at > self.settings.death_after_s:
-                self._after(Silent(name))
+        if at >= self._look_at:
+            self._look_at = at + _LOOK_S
+            self._find_silent(at)
         if at > self._give_up_at:
             self._give_up_at = float("inf")
             self._after(WaitedEnough())
         found = self.watch(self.members)
         if found is not None:
             self._after(found)
+
+    def _find_silent(self, at: float) -> None:
+        for name, heard_at in self._heard_at.items():
+            if at - heard_at > self.settings.death_after_s:
+                host = self.members.host(name)
+                if host is not None and not host.silent:
+                    self._after(Silent(name))
 
     def _drain(self) -> None:
         while not self._events.empty():
@@ -232,7 +246,24 @@ class Controller:
         self._heard_at[status.host] = time.monotonic()
         if self._requests:
             self._ask_again(status)
-        self._after(Heard(status))
+        if not self._is_heartbeat(status):
+            self._after(Heard(status))
+
+    def _is_heartbeat(self, status: Status) -> bool:
+        """Tell whether a status says nothing new, as most do: no look at all hosts for it."""
+        stamp = (status.incarnation, status.number)
+        late = stamp <= self._newest.get(status.host, (0, -1))
+        self._newest[status.host] = max(stamp, self._newest.get(status.host, stamp))
+        known = self.members.host(status.host)
+        if late or known is None or known.silent or status.order < self.members.order:
+            return late
+        same = known.status
+        return (
+            status.reports == same.reports
+            and status.order == same.order
+            and status.incarnation == same.incarnation
+            and status.draining == same.draining
+        )
 
     def _claimed(self, status: Status) -> str:
         """Say which chip of an agent another one has already; empty if none."""
@@ -286,14 +317,9 @@ class Controller:
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case Send(host, order):
-                if order.kind == "enter":
-                    generation = order.generation
-                    if generation not in self._addresses:
-                        size = len(order.seats) + len(order.donors)
-                        self._addresses[generation] = self._rendezvous(generation, size)
-                    order = msgspec.structs.replace(order, address=self._addresses[generation])
                 if host in self._identities:
-                    self._send(self._identities[host], order)
+                    identity, data = self._identities[host], self._order(order)
+                    self._socket.send_multipart([identity, data])
             case Settle():
                 self.tell(self._settle(instruction, self.members))
             case StartWaiting():
@@ -301,8 +327,28 @@ class Controller:
             case Decided(generation, phase, why):
                 self._decided(generation, phase, why)
 
+    def _order(self, order: Order) -> bytes:
+        """Return an order as bytes; all hosts get the same, so it is packed once."""
+        if self._packed is not None and self._packed[0] is order:
+            return self._packed[1]
+        whole = order
+        if order.kind == "enter":
+            generation = order.generation
+            if generation not in self._addresses:
+                size = len(order.seats) + len(order.donors)
+                self._addresses[generation] = self._rendezvous(generation, size)
+            whole = msgspec.structs.replace(order, address=self._addresses[generation])
+        self._packed = (order, packed(whole, self.settings.key))
+        return self._packed[1]
+
     def _decided(self, generation: int, phase: Phase, why: str) -> None:
         members = self.members
+        if not members.seats and phase in (Phase.SETTLING, Phase.WAITING):
+            # before the first generation every host that comes is a question of its own
+            at = time.monotonic()
+            if phase is Phase.SETTLING or at < self._waiting_at + _SAY_S:
+                return
+            self._waiting_at = at
         source = members.source
         entering = phase is Phase.ENTERING
         if entering:

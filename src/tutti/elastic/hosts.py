@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tutti.elastic.messages import Death, Report, Status
+from tutti.elastic.messages import Death, Report, Seat, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +35,19 @@ def how_it_ended(status: Status, chip: str, process: int | None = None) -> str:
         if process is None or death.process == process:
             return death.how
     return "is gone"
+
+
+def seat_on(
+    places: Mapping[str, tuple[str, Host]], rank: int, chip: str, *, any_host: bool = False
+) -> Seat | None:
+    """Return a seat for the process that a chip has now; None where it has none."""
+    if chip not in places:
+        return None
+    name, host = places[chip]
+    report = host.report(chip)
+    if report is None or not (host.usable or any_host):
+        return None
+    return Seat(
+        rank=rank, chip=chip, host=name, process=report.process,
+        incarnation=host.status.incarnation,
+    )  # fmt: skip

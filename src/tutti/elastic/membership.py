@@ -16,7 +16,7 @@ There is no clock here: that a host is silent, or that waiting was long enough, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
 from dataclasses import dataclass, field, replace
 
 from tutti.elastic.events import (
@@ -36,7 +36,7 @@ from tutti.elastic.events import (
     Unsettled,
     WaitedEnough,
 )
-from tutti.elastic.hosts import Host, how_it_ended
+from tutti.elastic.hosts import Host, how_it_ended, seat_on
 from tutti.elastic.messages import Order, Report, Seat, Source, Standing, Status
 
 SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
@@ -73,7 +73,9 @@ class Membership:
 
     def host(self, name: str) -> Host | None:
         """Return a host by its name."""
-        return next((host for known, host in self.hosts if known == name), None)
+        at = bisect.bisect_left(self.hosts, name, key=_name)
+        found = self.hosts[at] if at < len(self.hosts) else None
+        return found[1] if found is not None and found[0] == name else None
 
     def chips(self) -> tuple[str, ...]:
         """Return the chips that may be given seats."""
@@ -179,17 +181,27 @@ class Membership:
         return taken
 
     def _with_host(self, name: str, host: Host) -> Membership:
-        others = [(known, found) for known, found in self.hosts if known != name]
-        return replace(self, hosts=tuple(sorted([*others, (name, host)], key=lambda h: h[0])))
+        at = bisect.bisect_left(self.hosts, name, key=_name)
+        known = at < len(self.hosts) and self.hosts[at][0] == name
+        hosts = (*self.hosts[:at], (name, host), *self.hosts[at + known :])
+        return replace(self, hosts=hosts)
 
     def _answered(self, event: Settled | Unsettled) -> Membership | None:
         if self.phase is not Phase.SETTLING or event.request != self.request:
             return None
         if isinstance(event, Unsettled):
             return replace(self, phase=Phase.WAITING, why=event.why)
-        seats = [self._seat(rank, chip) for rank, chip in enumerate(event.ranks)]
-        given = self._donors(event.ranks, event.source)
-        donors = [self._seat(len(seats) + n, chip, any_host=True) for n, chip in enumerate(given)]
+        places = {
+            report.chip: (name, host)
+            for name, host in self.hosts
+            if not host.silent
+            for report in host.status.reports
+        }
+        seats = [seat_on(places, rank, chip) for rank, chip in enumerate(event.ranks)]
+        given = self._donors(frozenset(event.ranks), event.source)
+        donors = [
+            seat_on(places, len(seats) + n, chip, any_host=True) for n, chip in enumerate(given)
+        ]
         if None in seats or None in donors:  # lost in the meantime
             return replace(self, asked=())
         return replace(
@@ -205,30 +217,16 @@ class Membership:
             why=event.source.text,
         )
 
-    def _seat(self, rank: int, chip: str, *, any_host: bool = False) -> Seat | None:
-        """Return a seat for the process that a chip has now; None where it has none."""
-        for name, host in self.hosts:
-            report = host.report(chip)
-            if report is not None and not host.silent and (host.usable or any_host):
-                return Seat(
-                    rank=rank, chip=chip, host=name, process=report.process,
-                    incarnation=host.status.incarnation,
-                )  # fmt: skip
-        return None
-
-    def _donors(self, ranks: Sequence[str], source: Source) -> list[str]:
+    def _donors(self, ranks: frozenset[str], source: Source) -> list[str]:
         """Return the chips without a seat whose state, or copies on whose hosts, are needed."""
-        hosts = {
-            name
-            for name, host in self.hosts
-            if any(report.chip in ranks for report in host.status.reports)
-        }
         # a seat on the same host reads the copies that lie there
-        far = [
-            chip
-            for chip in source.copies
-            if not any(host.report(chip) is not None for name, host in self.hosts if name in hosts)
-        ]
+        near = {
+            report.chip
+            for _, host in self.hosts
+            if any(report.chip in ranks for report in host.status.reports)
+            for report in host.status.reports
+        }
+        far = [chip for chip in source.copies if chip not in near]
         return [chip for chip in dict.fromkeys((*source.holders, *far)) if chip not in ranks]
 
     # --- where that leads ----------------------------------------------------------------------
@@ -351,19 +349,25 @@ class Membership:
 
     def _is_free(self, name: str) -> bool:
         host = self.host(name)
-        seated = any(seat.host == name for seat in self.seats)
-        return host is not None and host.status.draining and not seated
+        if host is None or not host.status.draining:
+            return False
+        return not any(seat.host == name for seat in self.seats)
 
     def _tell(self) -> tuple[Membership, tuple[Send, ...]]:
         """Send the order to whoever has an older one; again whenever it is heard of without."""
         sends, told = list[Send](), list[tuple[str, int, int]]()
+        before, common = set(self.told), None
         for name, host in self.hosts:
-            order = self.order_for(name)
-            if order is None or host.silent:
+            if not self.order or host.silent:
                 continue
-            note = (name, order.number, host.status.number)
+            note = (name, self.order, host.status.number)
             told.append(note)
-            if host.status.order < order.number and note not in self.told:
+            if host.status.order < self.order and note not in before:
+                # one order for all, so that it is packed once
+                order = self.order_for(name) if host.status.draining else common
+                if order is None:
+                    order = common = self.order_for(name)
+                assert order is not None
                 sends.append(Send(name, order))
         return replace(self, told=tuple(told)), tuple(sends)
 
@@ -378,3 +382,7 @@ class Membership:
         ):
             return self, ()
         return self._with_host(event.status.host, Host(status=event.status))._tell()
+
+
+def _name(entry: tuple[str, Host]) -> str:
+    return entry[0]

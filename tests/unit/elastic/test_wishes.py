@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tutti.elastic.journal import Entry, Journal
+from tutti.elastic.journal import Entry, Journal, read_journal
 from tutti.elastic.messages import Seat
 from tutti.elastic.restore import restored
 from tutti.elastic.wishes import Wish, Wishes, wish
@@ -61,17 +61,12 @@ def test_a_run_that_is_over_takes_no_wishes(tmp_path: Path) -> None:
 
 
 def test_a_lost_controller_waits_for_the_hosts_of_the_last_generation(tmp_path: Path) -> None:
-    from tutti.elastic.journal import read_journal
-
     members = restored("job", read_journal(run(tmp_path, "entering", "running")))
     assert members is not None
     assert (members.generation, members.order, members.seats) == (3, 2, SEATS)
     assert [name for name, _ in members.hosts] == ["a/0", "a/1"]
     assert all(members.seated(seat) is not None for seat in SEATS)
     assert not members._all_left()
-    over = (
-        run(tmp_path / "over", "entering", "finished")
-        if (tmp_path / "over").mkdir() is None
-        else tmp_path
-    )
-    assert restored("job", read_journal(over)) is None
+    over = tmp_path / "over"
+    over.mkdir()
+    assert restored("job", read_journal(run(over, "entering", "finished"))) is None

@@ -48,6 +48,7 @@ from tutti.train.run.planning import Job
 from tutti.train.run.starting import Resume
 
 JOB_FILE = f"{FOLDER}/job"
+HEARTBEAT_S_PER_HOST = 0.25 / 512  # so that listening to many takes a small part of a core
 Listener = Callable[[RankEvent], None]
 
 
@@ -130,7 +131,9 @@ class ElasticRun:
             folder=str(self.job.config.folder.resolve()),
             chips=chips,
             world=len(used_chips(self.job.plan)),
-            heartbeat_s=self.config.heartbeat_s,
+            heartbeat_s=max(
+                self.config.heartbeat_s, HEARTBEAT_S_PER_HOST * len(nodes_of(self.job))
+            ),
             wait_s=self.config.wait_s,
         )
 
@@ -297,6 +300,11 @@ def nodes_of(job: Job) -> list[str]:
     return [f"{pool.name}/{node}" for pool in job.cluster.pools for node in range(pool.nodes)]
 
 
+def many_hosts_s(job: Job) -> float:
+    """Return the least time between two heartbeats of a host, given how many there are."""
+    return HEARTBEAT_S_PER_HOST * len(nodes_of(job))
+
+
 def chips_of_node(job: Job, node: str) -> tuple[str, ...]:
     """Return the chips of a node; none where there is no such node."""
     if node not in nodes_of(job):
@@ -356,6 +364,13 @@ def check_elastic(job: Job) -> None:
         )
     if elastic.node and elastic.node not in nodes_of(job):
         raise InputError(f"elastic.node is '{elastic.node}'; {hint(elastic.node, nodes_of(job))}")
+    least_s = 2 * many_hosts_s(job)
+    if elastic.listen and elastic.death_after_s < least_s:
+        raise InputError(
+            f"elastic.death_after_s is {elastic.death_after_s:g}, but heartbeats of "
+            f"{len(nodes_of(job))} hosts come every {least_s / 2:.2g} s; give it {least_s:.2g} at "
+            "least"
+        )
     measure = job.config.measure
     for name in ("tensorboard", "prometheus_port", "wandb", "mlflow", "tensors"):
         if getattr(measure, name):
