@@ -70,7 +70,8 @@ class SeriesStore:
         self._summaries: dict[tuple[str, int], _Summary] = {}
 
     def _check_version(self, *, read_only: bool) -> None:
-        row = self._base.execute("select value from facts where name = 'version'").fetchone()
+        rows = self._rows("select value from facts where name = 'version'", ())
+        row = rows[0] if rows else None
         if row is None and not read_only:
             self._base.execute("insert into facts values ('version', ?)", (str(_VERSION),))
             self._base.commit()
@@ -228,7 +229,16 @@ class SeriesStore:
         try:
             return self._base.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise _said(self._path, error) from None
+            if "readonly database" not in str(error):
+                raise _said(self._path, error) from None
+        try:
+            _take_back(self._path)
+            return self._base.execute(query, values).fetchall()
+        except sqlite3.Error:
+            raise InputError(
+                f"{self._path}: its writer was killed in the middle of a row, which cannot be "
+                "taken back here; copy the folder to where it can be written"
+            ) from None
 
 
 class _Minute:
@@ -313,6 +323,15 @@ def _series(
 @functools.lru_cache(maxsize=8)
 def _seconds(begins: tuple[int, ...], level: int) -> npt.NDArray[np.int64]:
     return np.concatenate([begin + level * np.arange(CHUNK) for begin in begins])
+
+
+def _take_back(path: Path) -> None:
+    """Let SQLite take back what a writer that was killed had half written; readers may not."""
+    base = sqlite3.connect(path, timeout=5)
+    try:
+        base.execute("select name from facts limit 1").fetchall()
+    finally:
+        base.close()
 
 
 def _said(path: Path, error: sqlite3.Error) -> InputError:

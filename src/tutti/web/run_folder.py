@@ -19,12 +19,14 @@ from tutti.hardware.cluster import Cluster
 from tutti.observe.alerts import Alert
 from tutti.observe.figures import FIGURES
 from tutti.observe.folder import METRICS, PLAN_FILE, RINGS, RUN_FILE, SERIES, SOON
+from tutti.observe.rank_series import FILE
 from tutti.observe.ring import read_rings
 from tutti.plan.check import embedded_cluster
 from tutti.plan.files import load_plan
 from tutti.plan.plan import Plan, RankMap
 from tutti.report.binary import Pack
 from tutti.report.cluster_map import cluster_map_section
+from tutti.units import many
 from tutti.web.figures import Matrix, RunSeries, packed
 from tutti.web.lines import GrowingLines
 from tutti.web.live_step import SimulatedPlan, step_view
@@ -71,7 +73,7 @@ class RunFolder:
     def _state(self) -> str:
         if not self.folder.is_dir():
             return "vanished"
-        names = [self.folder / METRICS, self.folder / SOON]
+        names = [self.folder / METRICS, self.folder / SOON, self.folder / SERIES / FILE]
         touched = max((p.stat().st_mtime for p in names if p.exists()), default=0.0)
         if time.time() - touched < _QUIET_S or any_alive(self._heads()):
             return "alive"
@@ -118,9 +120,12 @@ class RunFolder:
             if not self.folder.is_dir():
                 return missing(f"{self.folder} is gone; what was read of it is in the list of runs")
             try:
-                return getattr(self, f"_{name}_view")(query)  # type: ignore[no-any-return]
+                found: Document = getattr(self, f"_{name}_view")(query)
             except (InputError, OSError) as error:
                 return missing(str(error))
+            if "notes" in found:
+                found["notes"] = list(dict.fromkeys(found["notes"]))
+            return found
 
     def _run_view(self, query: Query) -> Document:
         del query
@@ -251,7 +256,8 @@ def _drawn_map(plan: Plan, cluster: Cluster) -> Document:
     arrays = Pack()
     section = cluster_map_section(plan, cluster, arrays)
     captions = [
-        f"{p.num_chips:,} × {p.chip.name}, {p.nodes} of {p.node.num_chips}" for p in cluster.pools
+        f"{p.num_chips:,} × {p.chip.name}, {many(p.nodes, 'node')} of {p.node.num_chips}"
+        for p in cluster.pools
     ]
     return {
         "captions": captions, "data": dict(section.data),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +112,25 @@ def test_what_is_only_read_cannot_be_written(tmp_path: Path) -> None:
     store.append("h", BEGIN + 1000, {"a": 1.0})
     with pytest.raises(InputError, match="cannot be used"):
         store.flush()
+
+
+def test_what_a_killed_writer_had_half_written_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    store = SeriesStore(path)
+    store.append("a", 60, {"tutti_host_cpu_busy_ratio": 0.5})
+    store.close()
+    code = (
+        "import os, sqlite3, sys\n"
+        "base = sqlite3.connect(sys.argv[1])\n"
+        "base.execute('pragma cache_size = 1')\n"
+        "base.execute('update facts set value = value')\n"
+        "for i in range(2000): base.execute('insert into chunks values (1, ?, ?, 1, ?)', "
+        "(i, 'x', bytes(4000)))\n"
+        "os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert path.with_name("run.sqlite-journal").exists()
+    again = SeriesStore(path, read_only=True)
+    (found,) = again.read("tutti_host_cpu_busy_ratio", 0, 100)
+    assert found.mean.tolist() == [0.5]
+    again.close_reading()

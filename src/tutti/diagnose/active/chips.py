@@ -28,6 +28,7 @@ LEAST_CALL_S = 1e-3  # shorter ones tell of the host more than of the chip
 CASES = 3
 REPEATS = 7
 HOST_SIDE, CHIP_SIDE = 256, 4096  # of the product that is timed where there is no Profile
+_TRIES, _AGREE = 10, 1.02
 _OPERATOR = "linear"
 _CHECKED = (Product(64, 512, 512), Product(256, 1024, 768))
 
@@ -112,14 +113,28 @@ def _against(
 def _median(
     accelerator: Accelerator, timer: Timer | None, run: Run, about_s: float, repeats: int
 ) -> float:
-    """Return the median of some samples; an emulated chip takes its emulated time by the clock."""
+    """Return the median of some samples; of an emulated chip its shortest by the clock.
+
+    What else the host does can only lengthen an emulated pass.
+    """
     run()
     if timer is None:
-        return statistics.median(_paced(accelerator, run) for _ in range(repeats))
+        return _shortest(accelerator, run, repeats)
     samples = Samples()
     for _ in range(repeats):
         timer.sample(run, timer.calls_for(about_s), samples)
     return samples.median
+
+
+def _shortest(accelerator: Accelerator, run: Run, repeats: int) -> float:
+    """Return the shortest pass, when three agree with it; a busy host is given more tries."""
+    passes: list[float] = []
+    while len(passes) < _TRIES * repeats:
+        passes.append(_paced(accelerator, run))
+        passes.sort()
+        if len(passes) >= repeats and passes[2] <= _AGREE * passes[0]:
+            break
+    return passes[0]
 
 
 def _paced(accelerator: Accelerator, run: Run) -> float:

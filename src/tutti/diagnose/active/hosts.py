@@ -6,6 +6,7 @@ confirming round; rank 0 says what they came to.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
@@ -41,10 +42,18 @@ def join() -> tuple[int, int]:
 
 
 def everyones(value: Any) -> list[Any]:
-    """Return what every rank has, by rank."""
-    found: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, value)
-    return found
+    """Return what every rank has, by rank: plain values, as JSON."""
+    count = distributed.get_world_size()
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
+    distributed.all_gather(sizes, torch.tensor([len(own)]))
+    most = max(int(size) for size in sizes)
+    padded = torch.zeros(most, dtype=torch.uint8)
+    padded[: len(own)] = own
+    found = [torch.empty_like(padded) for _ in range(count)]
+    distributed.all_gather(found, padded)
+    texts = (bytes(one[: int(size)].tolist()) for one, size in zip(found, sizes, strict=True))
+    return [json.loads(text) for text in texts]
 
 
 def host_of(group: str = "GROUP_RANK") -> str:
@@ -96,7 +105,7 @@ def _meet(pairs: Round, leaders: Sequence[int], bytes_: int, repeats: int) -> di
         if own in (leaders[a], leaders[b]):
             other = leaders[b] if own == leaders[a] else leaders[a]
             rate = ((a, b), _exchange(other, bytes_, repeats))
-    found = [one for one in everyones(rate) if one is not None]
+    found = [((a, b), value) for (a, b), value in filter(None, everyones(rate))]
     return {
         pair: statistics.median(value for name, value in found if name == pair)
         for pair in dict.fromkeys(name for name, _ in found)

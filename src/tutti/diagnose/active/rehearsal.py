@@ -13,10 +13,10 @@ from tutti.accelerator.devices.emulated import EmulatedAccelerator
 from tutti.diagnose.active.chips import read_chip
 from tutti.diagnose.cluster.chips import ChipReading
 
-PASS_S = {"fast": 0.02, "old": 0.05}  # 2.5 apart
+PASS_S = {"fast": 0.03, "old": 0.075}  # 2.5 apart
 EACH = 4  # of each kind
 SICK = 2  # which of the fast ones is slow
-REPEATS = 9
+REPEATS = 5
 
 
 class _TimedChip(EmulatedAccelerator):

@@ -51,6 +51,9 @@ const Format = {
     if (!known.length) return [0, 1];
     known.sort((a, b) => a - b);
     let [low, high] = [known[Math.floor(0.01 * (known.length - 1))], known[Math.ceil(0.995 * (known.length - 1))]];
+    // around a usual value above 0 at least half of it either way: noise looks even, and what is far off stands out
+    const middle = known[known.length >> 1];
+    if (low > 0) [low, high] = [Math.min(low, middle / 1.5), Math.max(high, middle * 1.5)];
     if (high <= low) [low, high] = [Math.min(0, low), high > 0 ? high : 1];
     return [low, high];
   },
