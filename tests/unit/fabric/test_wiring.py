@@ -72,7 +72,7 @@ def test_ports_and_parallel_links_are_obeyed() -> None:
 def test_every_path_is_one(routing: Routing, fabric: dict[str, object]) -> None:
     wiring = clos(16, **fabric)
     dice = np.random.default_rng(1)
-    a, b = dice.integers(0, wiring.num_chips, (2, 400))
+    a, b = dice.integers(0, wiring.num_chips, (2, 120))
     other = wiring.chip_node[a] != wiring.chip_node[b]
     a, b = a[other], b[other]
     rules = Rules(routing=routing, connections=2)

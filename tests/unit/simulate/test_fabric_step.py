@@ -78,6 +78,19 @@ def test_all_tensor_positions_send_and_every_byte_of_a_boundary() -> None:
         assert all(len(at) for at in one.instructions.values())
 
 
+def test_a_tied_table_travels_between_the_stages_that_hold_it() -> None:
+    on = cluster()
+    job = Job(sequence_length=1024, global_batch=32)
+    tied = uniform_plan(load_model("llama-3.2-1b"), on, job, Degrees.parse("tp=2,pp=4"))
+    traffic = plan_traffic(estimate(tied), wire(on))
+    tables = [one for one in traffic if one.name.startswith("tied table")]
+    assert tables
+    for one in tables:
+        flight = one.flights[0]
+        assert len(flight.sources) == 16  # chips of a stage, each with its own
+        assert not set(flight.sources.tolist()) & set(flight.targets.tolist())
+
+
 def test_a_non_blocking_fabric_takes_what_is_priced_and_a_hashed_one_longer() -> None:
     on = cluster()
     found, wiring = estimate(plan(on)), wire(on)

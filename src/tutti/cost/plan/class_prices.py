@@ -19,7 +19,7 @@ from tutti.cost.plan.step_context import StepContext
 from tutti.hardware.chip import Dtype
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
-from tutti.plan.plan import CollectiveUse, covers
+from tutti.plan.plan import CollectiveUse, Stage, covers
 from tutti.schedule.boundary import must_join
 from tutti.schedule.instruction import Instruction, Op, Scope, What
 from tutti.schedule.schedule import RankClass
@@ -167,20 +167,28 @@ class ClassPricer:
             for chips, count in self.shared.final_reductions(unit, kind, self.rank_state)
         ]  # fmt: skip
 
-    def _tied(self, entry: Instruction) -> Price:
-        """The tied table travels once, in messages, between the stages that hold its two copies."""
+    def tied_ends(self) -> list[Stage]:
+        """Return the stages of this pipeline that hold the tied table: its input, its output."""
+        return [
+            stage
+            for unit in (0, self.shared.model.head_unit)
+            for p, _, stage in self.shared.index.of(unit)
+            if p == self.rank_class.pipeline
+        ]
+
+    def tied_bytes(self, entry: Instruction) -> float:
+        """Return what of the tied table a rank sends."""
         precision = self.shared.plan.job.precision
         element = precision.gradients if entry.what is What.GRADIENTS else precision.parameters
         model, replica = self.shared.model, self.replica
         held = 0 if covers(self.rank_state.stage.units, 0) else model.head_unit
         share = self.rank_state.share(held, ParameterClass.DENSE).fraction
-        size = -(-model.vocab // replica.tp) * model.embedding.dim * element.num_bytes * share
-        ends = [
-            stage.replicas[0].chips.at(0)
-            for unit in (0, model.head_unit)
-            for p, _, stage in self.shared.index.of(unit)
-            if p == self.rank_class.pipeline
-        ]
+        return -(-model.vocab // replica.tp) * model.embedding.dim * element.num_bytes * share
+
+    def _tied(self, entry: Instruction) -> Price:
+        """The tied table travels once, in messages, between the stages that hold its two copies."""
+        size = self.tied_bytes(entry)
+        ends = [stage.replicas[0].chips.at(0) for stage in self.tied_ends()]
         if ends[0] == ends[-1]:
             return Price(0.0)
         links = self.shared.links((ends[0], ends[-1]))
