@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.peft_runs import (  # noqa: E402
     folder_of,
     peft_model,
     plans,
+    rounded_folder,
     run_peft,
     run_plan,
     tuned_spec,
@@ -23,6 +25,7 @@ from tests.support.peft_runs import (  # noqa: E402
 )
 from tutti.huggingface import open_checkpoint  # noqa: E402
 from tutti.huggingface.conversion import export  # noqa: E402
+from tutti.huggingface.peft.adapter import open_adapter  # noqa: E402
 from tutti.huggingface.peft.merging import MergedModel  # noqa: E402
 from tutti.models.tuning import AdapterSpec, Tuning  # noqa: E402
 
@@ -81,11 +84,41 @@ def test_layers_that_a_folder_fuses_share_a_factor(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = {n: torch.randn(t.shape, generator=generator) * 0.1 for n, t in tensors.items()}
     loaded = peft_model(spec, folder, tensors, tmp_path / "adapter")
+    served = open_adapter(tmp_path / "adapter", spec.untuned)  # as `tutti serve` reads it
+    up, down = tensors["2.attention.value.lora_up"], tensors["2.attention.query.lora_down"]
+    factors = served.factors["2.attention.value.weight"]
+    assert torch.allclose(factors.up @ factors.down, 16.0 * up @ down, atol=1e-5)
     export(MergedModel(open_checkpoint(folder), spec, tensors), tmp_path / "merged")
     merged = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "merged", dtype=torch.float32
     )
     assert (logits(merged) - logits(loaded)).abs().max() < 1e-4
+
+
+def check_few_bits(name: str, kind: str, method: str, which: list[str], steps: int, scratch: Path):
+    """Adapters beside few bits learn what peft's do beside the numbers these stand for."""
+    folder = folder_of(name, scratch / "model")
+    wide = tunings(name)[method]
+    narrow = tuned_spec(folder, replace(wide, base=kind))
+    rounded = rounded_folder(name, kind, scratch / "rounded")
+    expected, _ = run_peft(tuned_spec(folder, wide), rounded, scratch / "first", steps)
+    every = plans(narrow)
+    for plan in which or every:
+        losses, _ = run_plan(every[plan], narrow, folder, steps)
+        assert losses == pytest.approx(expected, rel=1e-5), plan
+
+
+def test_nf4_under_tensor_parallel(tmp_path: Path) -> None:
+    check_few_bits("llama/gqa", "nf4", "lora", ["tensor"], 3, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_few_bits_twenty_steps_on_five_plans(name: str, kind: str, tmp_path: Path) -> None:
+    for method in ("lora", "dora"):
+        check_few_bits(name, kind, method, [], 20, tmp_path / method)
 
 
 @pytest.mark.slow

@@ -6,7 +6,9 @@ rounded, then cut, so that every plan computes with the same numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,9 @@ def waiting(model: Model) -> Iterator[tuple[str, Holder, str]]:
     """Yield the parameters that have no memory yet: unit, module, attribute."""
     for unit, module in model.units.items():
         for holder in module.modules():
-            for attribute in tuple(holder.pieces) if isinstance(holder, Holder) else ():
+            if not isinstance(holder, Holder):
+                continue
+            for attribute in tuple(holder.pieces):
                 stored = getattr(holder, attribute)
                 if isinstance(stored, nn.Parameter) and stored.is_meta:
                     yield unit, holder, attribute
@@ -59,6 +63,16 @@ def _part(name: str, piece: Piece, read: Read, kind: str, model: str) -> Quantis
             "base: wide"
         )
     try:
-        return made.part(*piece.slices[-2:])
+        return _finer(made, piece.slices[-1]).part(*piece.slices[-2:])
     except InputError as error:
         raise InputError(f"{model}: '{name}': {error}") from None
+
+
+def _finer(weight: QuantisedWeight, columns: slice) -> QuantisedWeight:
+    """Return the same numbers with groups so narrow that none is cut."""
+    group = weight.block[1]
+    width = math.gcd(group, columns.start, columns.stop)
+    if width == group:
+        return weight
+    scales = weight.scales.repeat_interleave(group // width, -1)
+    return replace(weight, scales=scales, block=(1, width), laid_out={})

@@ -59,8 +59,7 @@ INT8_GROUPS = (128, 64, 32, 16)
 def frozen(weight: Tensor, kind: str) -> QuantisedWeight | None:
     """Return a weight (…, out, in) that training only reads, in int8 or NF4; None: no groups.
 
-    Groups of columns have a scale each, their largest number. They are as narrow as 16 where tensor
-    parallelism cuts the columns so.
+    Groups of columns have a scale each, their largest number: the widest group that divides.
     """
     wide = weight.float()
     groups = NF4_GROUPS if kind == "nf4" else INT8_GROUPS

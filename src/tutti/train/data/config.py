@@ -46,6 +46,7 @@ class SourceConfig:
     kind: SourceKind = SourceKind.AUTO
     weight: Annotated[float, Above(0)] = 1.0
     form: Form = Form.AUTO
+    loss: Literal["answers", "last", "all"] = "answers"  # all answers, the last, or every token
     text: str = "text"
     messages: str = ""  # "": `messages` or `conversations`, whichever is there
     prompt: str = "prompt"

@@ -44,6 +44,7 @@ class Shape:
 
     form: Form
     fields: tuple[str, ...]  # the text; the messages; the prompt and the completion
+    loss: str = "answers"  # of supervised forms: which tokens have one
 
 
 def shape_of(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> Shape:
@@ -51,6 +52,7 @@ def shape_of(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> S
     if kind is SourceKind.TEXT:
         if source.form not in (Form.AUTO, Form.TEXT):
             raise InputError(f"{source.name}: plain text cannot be read as {source.form}")
+        _require_answers(source)
         return Shape(form=Form.TEXT, fields=())
     reader = reader_of(kind, blocks=False)
     known = next(filter(None, map(reader.fields, files)), [])
@@ -67,7 +69,17 @@ def shape_of(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> S
     for name in fields:
         if known and name not in known:
             raise InputError(f"{source.name}: the records have no '{name}'; {hint(name, known)}")
-    return Shape(form=form, fields=fields)
+    if form is Form.TEXT:
+        _require_answers(source)
+    return Shape(form=form, fields=fields, loss=source.loss)
+
+
+def _require_answers(source: SourceConfig) -> None:
+    if source.loss != "answers":
+        raise InputError(
+            f"{source.name}: loss: {source.loss} is for chats and pairs; plain text has a loss on "
+            "every token"
+        )
 
 
 def _form(known: Sequence[str], text: str, chat: str, pair: tuple[str, str]) -> Form:
@@ -99,6 +111,7 @@ def encode(
     skipped = 0
     for record in records:
         ids, mask = example(record, shape, tokenizer, end=end)
+        mask = _wanted(mask, shape.loss)
         if mask[1:].any():  # nothing stands before the first token to predict it
             tokens.append(ids)
             supervised.append(mask)
@@ -110,6 +123,20 @@ def encode(
         supervised=np.concatenate([*supervised, np.zeros(0, np.bool_)]),
         skipped=skipped,
     )
+
+
+def _wanted(mask: NDArray[np.bool_], loss: str) -> NDArray[np.bool_]:
+    """Return which tokens have a loss, where those of all answers are given."""
+    if loss == "all":
+        return np.ones_like(mask)
+    if loss == "answers" or not mask.any():
+        return mask
+    last = int(np.flatnonzero(mask)[-1])
+    before = np.flatnonzero(~mask[:last])
+    first = int(before[-1]) + 1 if before.size else 0
+    found = np.zeros_like(mask)
+    found[first : last + 1] = True
+    return found
 
 
 def example(
