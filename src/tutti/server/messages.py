@@ -275,9 +275,9 @@ class ServerFolder:
         return self.path / f"ready{engine}-{generation}.json"
 
     def overrun(self, engine: int) -> Path:
-        """Return the file in which an engine on an emulated chip says how far the host is behind.
+        """Return the file in which an engine on an emulated chip says whether the host keeps up.
 
-        As a share of the chip's time.
+        It has the seconds that the chip worked, and by how many the host was late.
         """
         return self.path / f"overrun{engine}.json"
 

@@ -74,7 +74,7 @@ def _lead(who: Who, opened: OpenRank, grammars: Grammars) -> int:
     def report() -> None:
         overrun = getattr(opened.accelerator, "overrun", None)
         if overrun is not None:
-            own.write(own.overrun(engine).name, overrun.share)
+            own.write(own.overrun(engine).name, (overrun.due_s, overrun.late_s))
 
     loop = PlannedLoop(opened.engine, socket, grammars, crew, arrived, opened.takers, report)
 
