@@ -19,6 +19,7 @@ from tutti.diagnose.cluster.chips import ChipReading, slow_chips
 from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import OperatorTime, Profile
 
+
 def names(found: Sequence[ChipReading]) -> list[str]:
     return [chip.name for chip in slow_chips(found)]
 
@@ -66,7 +67,11 @@ def test_processes_that_play_hosts_meet_in_rounds() -> None:
         )
         for rank in range(4)
     ]  # fmt: skip
-    outputs = [process.communicate(timeout=240)[0] for process in ranks]
+    try:
+        outputs = [process.communicate(timeout=600)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
     found = json.loads(outputs[0])
     assert found["notes"][0].startswith("4 rounds")  # chips alone, two of pairs, one to confirm
     assert outputs[1:] == ["", "", ""]

@@ -1,6 +1,9 @@
 // One chart over steps. `lines` are {name, color, values, dash}; all share `steps`.
 const { html, render, useState, useEffect, useRef, useLayoutEffect } = htmPreact;
 
+// Distances between marks of the steps' axis: whole ones.
+const STEPS = Array.from({ length: 9 }, (_, k) => [1, 2, 5].map((n) => n * 10 ** k)).flat();
+
 function Chart({ title, steps, lines, text, zero }) {
   const box = useRef(null);
   const made = useRef(null);
@@ -13,7 +16,7 @@ function Chart({ title, steps, lines, text, zero }) {
     const options = {
       width: Math.max(280, box.current.clientWidth), height: 240,
       scales: { x: { time: false }, y: { range: (_, low, high) => bounds(low, high, zero) } },
-      axes: [axis, { ...axis, size: 64, values: (_, marks) => marks.map((v) => text(v)) }],
+      axes: [{ ...axis, incrs: STEPS }, { ...axis, size: 64, values: (_, marks) => marks.map((v) => text(v)) }],
       legend: { live: true },
       series: [
         { label: "step" },

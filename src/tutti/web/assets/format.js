@@ -16,7 +16,7 @@ const Format = {
   name(figure) {
     return figure.replace(/^tutti_/, "").replace(/_total$/, " per second").replace(/_(seconds|bytes|ratio|celsius|watts|hertz)$/, "").replaceAll("_", " ");
   },
-  percent: (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`),
+  percent: (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(value && Math.abs(value) < 0.01 ? 2 : 1)} %`),
   count(value) {
     if (value === null || value === undefined) return "–";
     for (const [limit, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {

@@ -137,11 +137,10 @@ function paint(canvas, matrix, relative, at) {
     const name = labelled ? matrix.rows[r] : matrix.rows[r].replace(/^rank /, "");
     pen.fillText(shorten(pen, name, left - 8), 0, top + tall * (r + 0.5) + (labelled ? 0 : 4));
   }
-  const marks = Math.max(2, Math.floor(width / 130));
+  const marks = Math.max(1, Math.min(columns, Math.floor(width / 130)));
   for (let m = 0; m < marks && columns; m++) {
-    const c = Math.min(columns - 1, Math.round((m * (columns - 1)) / (marks - 1)));
-    pen.textAlign = m === 0 ? "left" : m === marks - 1 ? "right" : "center";
-    pen.fillText(Format.clock(matrix.seconds[c]), left + cell * (c + (m === marks - 1 ? 1 : 0)), top + tall * rows + 15);
+    const c = Math.floor((m * columns) / marks); // a mark stands where its column begins
+    pen.fillText(Format.clock(matrix.seconds[c]), left + cell * c, top + tall * rows + 15);
   }
   pen.textAlign = "left";
   if (at.current) {
