@@ -177,12 +177,8 @@ class Units(Protocol):
 @functools.lru_cache(maxsize=8192)
 def unit_parameters(spec: Units, unit: int) -> tuple[Parameter, ...]:
     """Return the tensors of one unit of a model."""
-    if spec.tuning is not None:
-        from tutti.models.tuning import tuned_parameters  # which is made of parameters
-
-        is_block = 0 < unit < spec.head_unit
-        return tuned_parameters(spec.tuning, unit, _own_parameters(spec, unit), is_block=is_block)
-    return _own_parameters(spec, unit)
+    own = _own_parameters(spec, unit)
+    return own if spec.tuning is None else spec.tuning.of(unit, own, head=spec.head_unit)
 
 
 def _own_parameters(spec: Units, unit: int) -> tuple[Parameter, ...]:

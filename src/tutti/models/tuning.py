@@ -79,6 +79,10 @@ class Tuning:
         if self.base != "wide" and self.adapter is None:
             raise ValueError(f"base: {self.base} is for weights beside an adapter; give one")
 
+    def of(self, unit: int, own: Sequence[Parameter], *, head: int) -> tuple[Parameter, ...]:
+        """Return a unit's tensors as they are trained; `head` is the last unit."""
+        return tuned_parameters(self, unit, own, is_block=0 < unit < head)
+
     def is_trained(self, unit: int, parameter: Parameter) -> bool:
         """Tell whether a tensor of the model itself is trained."""
         if not parameter.trainable:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
+from tutti.cost.arrays import FloatArray, Machine, Strategy
 from tutti.cost.calibration.intervals import (
     EXPERTS,
     NARROW,
@@ -23,7 +23,7 @@ from tutti.cost.families import families
 from tutti.cost.kernels import Kernels
 from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
-from tutti.cost.measured.unit import measured_unit, strategy_of
+from tutti.cost.measured.unit import strategy_of
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.measured_passes import MeasuredMemory, MeasuredRanks
 from tutti.cost.memory.rank_state import RankState
@@ -32,12 +32,9 @@ from tutti.cost.network.programs import Efficiency
 from tutti.cost.operators.exposed_communication import Spans
 from tutti.cost.operators.unit_times import (
     UnitSeconds,
-    block_seconds,
-    embedding_seconds,
-    head_seconds,
     optimizer_seconds,
 )
-from tutti.cost.plan.tuned_units import tuned_seconds
+from tutti.cost.plan.unit_seconds import unit_seconds
 from tutti.hardware.chip import Chip, Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
@@ -330,35 +327,8 @@ class PoolPrices:
         return self._price(strategy, unit, spans)
 
     def _price(self, strategy: Strategy, unit: int, spans: Spans) -> UnitSeconds:
-        whole = self._price_whole(strategy, unit, spans)
-        if self._model.tuning is None:
-            return whole
-        calls = self._measured, self._machine, self.constants
-        return tuned_seconds(whole, self._model, unit, strategy, *calls)
-
-    def _price_whole(self, strategy: Strategy, unit: int, spans: Spans) -> UnitSeconds:
-        """Price a unit as if all of it were trained."""
-        model, machine = self._model, self._machine
-        measured = None
-        if self._measured is not None:
-            measured = measured_unit(self._measured, unit_calls(model, unit, strategy))
-        if unit in (0, model.head_unit):
-            shape = Shape.of(model, 0)
-            price = embedding_seconds if unit == 0 else head_seconds
-            return price(shape, strategy, machine, self.constants, spans=spans, measured=measured)
-        index = model.layer_blocks[unit - 1]
-        expert = model.blocks[index].moe is not None
-        shape = Shape.of(model, index)
-        return block_seconds(
-            shape,
-            strategy,
-            machine,
-            self.constants,
-            expert=expert,
-            expert_stride=1.0,  # groups of a Plan are consecutive chips
-            spans=spans,
-            measured=measured,
-        )
+        chip = (self._machine, self.constants, self._measured)
+        return unit_seconds(self._model, unit, strategy, spans, *chip)
 
     def optimizer(self, num_parameters: float) -> float:
         """Return the seconds of a whole step over so many parameters, the host's part included."""

@@ -1,4 +1,4 @@
-"""Seconds of a unit of which only parts, or adapters beside it, are trained.
+"""Seconds of one unit for many strategies, whatever of it is trained.
 
 What is frozen has no weight gradients; what adapters add are small products of their own, priced
 like any other: by the chip's measured ones, or by the formula.
@@ -10,16 +10,56 @@ from dataclasses import replace
 
 import numpy as np
 
-from tutti.cost.arrays import FloatArray, Machine, Strategy
+from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
 from tutti.cost.constants import Constants
-from tutti.cost.measured.calls import Call
+from tutti.cost.measured.calls import Call, unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.unit import measured_unit
+from tutti.cost.operators.exposed_communication import Spans
 from tutti.cost.operators.operator_times import Passes, gemm_seconds
-from tutti.cost.operators.unit_times import UnitSeconds
+from tutti.cost.operators.unit_times import (
+    UnitSeconds,
+    block_seconds,
+    embedding_seconds,
+    head_seconds,
+)
 from tutti.models.spec import ModelSpec
 from tutti.models.tuned_operators import AdapterProduct, adapter_products
 from tutti.models.tuning import trained_share
+
+
+def unit_seconds(
+    model: ModelSpec,
+    unit: int,
+    strategy: Strategy,
+    spans: Spans,
+    machine: Machine,
+    constants: Constants,
+    measured_chip: MeasuredChip | None,
+) -> UnitSeconds:
+    """Return the passes of a unit on one rank of a chip."""
+    measured = None
+    if measured_chip is not None:
+        measured = measured_unit(measured_chip, unit_calls(model, unit, strategy))
+    if unit in (0, model.head_unit):
+        price = embedding_seconds if unit == 0 else head_seconds
+        shape = Shape.of(model, 0)
+        whole = price(shape, strategy, machine, constants, spans=spans, measured=measured)
+    else:
+        index = model.layer_blocks[unit - 1]
+        whole = block_seconds(
+            Shape.of(model, index),
+            strategy,
+            machine,
+            constants,
+            expert=model.blocks[index].moe is not None,
+            expert_stride=1.0,  # groups of a Plan are consecutive chips
+            spans=spans,
+            measured=measured,
+        )
+    if model.tuning is None:
+        return whole
+    return tuned_seconds(whole, model, unit, strategy, measured_chip, machine, constants)
 
 
 def tuned_seconds(
