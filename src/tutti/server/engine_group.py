@@ -19,6 +19,7 @@ from tutti.errors import InputError
 from tutti.server.messages import EngineState, ServerFolder
 
 SILENT_S = 6.0  # without a heartbeat: a process that is stopped
+COMING_S = 60.0  # the same of one that is not ready: it imports libraries, on a busy host for long
 FEWEST_S = 5.0  # an engine that lives no longer does not come up
 MOST_STARTS = 3  # of these in a row
 
@@ -72,7 +73,7 @@ class EngineGroup:
                 return self._again(f"{who} ended ({how(code)})", refused=code == 2)
             path = self._folder.heartbeat(self.number, self.state.generation, rank)
             silent = time.time() - path.stat().st_mtime if path.exists() else 0.0
-            if silent > SILENT_S:
+            if silent > (SILENT_S if self.state.ready else COMING_S):
                 return self._again(f"{self.name} was silent for {silent:.0f} s and was ended")
         if not self.state.ready:
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
