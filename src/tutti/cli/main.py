@@ -14,7 +14,6 @@ import typer
 
 from tutti.cli import (
     accelerator,
-    agent,
     calibrate,
     chips,
     cluster,
@@ -53,7 +52,7 @@ app = typer.Typer(
 )
 
 app.add_typer(accelerator.app, name="accelerator")
-app.command()(agent.agent)
+app.command()(job.agent)
 app.add_typer(align.app, name="align")
 app.add_typer(group.app, name="bench")
 app.command()(calibrate.calibrate)
