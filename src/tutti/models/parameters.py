@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from tutti.models.anatomy import BlockWidths, Sliced, attention_products, block_norm_names
 from tutti.models.parts import (
@@ -25,9 +25,6 @@ from tutti.models.parts import (
     NormSpec,
     QkNormSpec,
 )
-
-if TYPE_CHECKING:
-    from tutti.models.tuning import Tuning
 
 Interval = tuple[int, int]  # half-open
 
@@ -133,6 +130,13 @@ class Parameter:
         return size
 
 
+class Tunes(Protocol):
+    """Says what of a model is trained (`models.tuning`)."""
+
+    def of(self, unit: int, own: Sequence[Parameter], *, head: int) -> tuple[Parameter, ...]:
+        """Return a unit's tensors as they are trained."""
+
+
 class Units(Protocol):
     """What of a model its tensors follow from; a `ModelSpec` is one."""
 
@@ -165,7 +169,7 @@ class Units(Protocol):
         """Its number."""
 
     @property
-    def tuning(self) -> Tuning | None:
+    def tuning(self) -> Tunes | None:
         """What of it is trained; None: everything."""
 
     def block(self, unit: int) -> BlockSpec:
