@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from tutti.models.anatomy import BlockWidths, Sliced, attention_products, block_norm_names
 from tutti.models.parts import (
@@ -130,13 +130,6 @@ class Parameter:
         return size
 
 
-class Tunes(Protocol):
-    """Says what of a model is trained (`models.tuning`)."""
-
-    def of(self, unit: int, own: Sequence[Parameter], *, head: int) -> tuple[Parameter, ...]:
-        """Return a unit's tensors as they are trained."""
-
-
 class Units(Protocol):
     """What of a model its tensors follow from; a `ModelSpec` is one."""
 
@@ -169,7 +162,7 @@ class Units(Protocol):
         """Its number."""
 
     @property
-    def tuning(self) -> Tunes | None:
+    def tuning(self) -> Any:  # a `Tuning`, which is made of parameters
         """What of it is trained; None: everything."""
 
     def block(self, unit: int) -> BlockSpec:
@@ -182,7 +175,10 @@ class Units(Protocol):
 def unit_parameters(spec: Units, unit: int) -> tuple[Parameter, ...]:
     """Return the tensors of one unit of a model."""
     own = _own_parameters(spec, unit)
-    return own if spec.tuning is None else spec.tuning.of(unit, own, head=spec.head_unit)
+    if spec.tuning is None:
+        return own
+    tuned: tuple[Parameter, ...] = spec.tuning.of(unit, own, head=spec.head_unit)
+    return tuned
 
 
 def _own_parameters(spec: Units, unit: int) -> tuple[Parameter, ...]:
