@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from tutti.models.anatomy import BlockWidths, Sliced, attention_products, block_norm_names
 from tutti.models.parts import (
@@ -25,9 +25,6 @@ from tutti.models.parts import (
     NormSpec,
     QkNormSpec,
 )
-
-if TYPE_CHECKING:
-    from tutti.models.tuning import Tuning
 
 Interval = tuple[int, int]  # half-open
 
@@ -165,7 +162,7 @@ class Units(Protocol):
         """Its number."""
 
     @property
-    def tuning(self) -> Tuning | None:
+    def tuning(self) -> Any:  # a `Tuning`, which is made of parameters
         """What of it is trained; None: everything."""
 
     def block(self, unit: int) -> BlockSpec:
@@ -178,7 +175,10 @@ class Units(Protocol):
 def unit_parameters(spec: Units, unit: int) -> tuple[Parameter, ...]:
     """Return the tensors of one unit of a model."""
     own = _own_parameters(spec, unit)
-    return own if spec.tuning is None else spec.tuning.of(unit, own, head=spec.head_unit)
+    if spec.tuning is None:
+        return own
+    tuned: tuple[Parameter, ...] = spec.tuning.of(unit, own, head=spec.head_unit)
+    return tuned
 
 
 def _own_parameters(spec: Units, unit: int) -> tuple[Parameter, ...]:

@@ -18,8 +18,8 @@ from tutti.models import NormSpec, Parameter, ParameterKind
 from tutti.models.tuning import DOWN, is_adapter
 from tutti.nn.linear import Linear
 from tutti.nn.model import Model
-from tutti.nn.narrow_base import fill_narrow
 from tutti.nn.norm import HeadNorm, Norm
+from tutti.nn.quantised import fill_narrow
 from tutti.nn.storage import Logical, Piece
 
 DEVIATION = 0.02  # transformers' initializer_range

@@ -10,7 +10,7 @@ import torch
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.quantised import frozen, stacked
 from tutti.accelerator.quantised.quantise import NF4_LEVELS
-from tutti.nn.narrow_base import _finer
+from tutti.nn.quantised import _finer
 
 
 def weight(out: int = 24, width: int = 96) -> torch.Tensor:

@@ -23,7 +23,7 @@ EXPERT_PARTS = {
 }
 
 
-class Module(NamedTuple):
+class LinearModule(NamedTuple):
     """A linear module of a checkpoint, and which of our layers it is."""
 
     path: str  # "model.layers.3.self_attn.q_proj"
@@ -41,17 +41,17 @@ class Module(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def linear_modules(spec: ModelSpec) -> tuple[Module, ...]:
+def linear_modules(spec: ModelSpec) -> tuple[LinearModule, ...]:
     """Return the linear modules of a model's blocks, in order; experts are none."""
     table = key_table(spec.untuned, None)
-    found: dict[str, Module] = {}
+    found: dict[str, LinearModule] = {}
     for located in table.tensors.values():
         unit = int(located.name.partition(".")[0])
         if not 0 < unit < spec.head_unit or not located.parameter.matmul_uses:
             continue
         for piece in located.pieces if not located.parameter.experts else ():
             path = piece.key.removesuffix(".weight")
-            found[path] = Module(path, table.stored[piece.key])
+            found[path] = LinearModule(path, table.stored[piece.key])
     return tuple(found.values())
 
 

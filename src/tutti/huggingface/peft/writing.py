@@ -14,7 +14,7 @@ from tutti.errors import InputError
 from tutti.huggingface.peft.layers import (
     EXPERT_MODULE,
     EXPERT_PARTS,
-    Module,
+    LinearModule,
     expert_modules,
     linear_modules,
     module_path,
@@ -40,7 +40,7 @@ def write_adapter(
     if adapter is None:
         raise InputError(f"{spec.name}: has no adapters to write; it was trained as a whole")
     found: dict[str, Tensor] = {}
-    modules: list[Module] = []
+    modules: list[LinearModule] = []
     for module in linear_modules(spec):
         names = [layer for layer in module.layers if f"{layer}.{UP}" in tensors]
         if not names:
@@ -65,7 +65,9 @@ def write_adapter(
     (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def _linear(module: Module, tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+def _linear(
+    module: LinearModule, tensors: Mapping[str, Tensor], spec: ModelSpec
+) -> dict[str, Tensor]:
     """Return a module's factors; those of fused layers are one pair."""
     holders = [layer for layer in module.layers if f"{layer}.{DOWN}" in tensors]
     if len(holders) != 1:
@@ -114,7 +116,11 @@ def _experts(
 
 
 def _config(
-    spec: ModelSpec, adapter: AdapterSpec, modules: list[Module], parameters: set[str], base: str
+    spec: ModelSpec,
+    adapter: AdapterSpec,
+    modules: list[LinearModule],
+    parameters: set[str],
+    base: str,
 ) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
@@ -135,7 +141,7 @@ def _config(
     }
 
 
-def _target_modules(spec: ModelSpec, modules: list[Module]) -> list[str]:
+def _target_modules(spec: ModelSpec, modules: list[LinearModule]) -> list[str]:
     """Return the modules by their last names where these mean no others, else by their paths."""
     chosen = {module.path for module in modules}
     names = {path.rpartition(".")[2] for path in chosen}

@@ -1,4 +1,4 @@
-"""Adapters at both ends of a run: how they begin, and the folders that they end in.
+"""Adapters at the end of a run: the folders that they end in.
 
 A run with adapters saves what it trains; the frozen weights are read from the model's folder again.
 """
@@ -6,9 +6,7 @@ A run with adapters saves what it trains; the frozen weights are read from the m
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from tutti.errors import DamagedError, InputError
@@ -17,32 +15,9 @@ from tutti.huggingface.conversion import Conversion, export
 from tutti.huggingface.peft.merging import MergedModel
 from tutti.huggingface.peft.writing import write_adapter
 from tutti.huggingface.tensors import to_torch
-from tutti.models.tuning import is_adapter
-from tutti.nn.initialize import begin_magnitudes, first_factor
-from tutti.train.checkpoint.contents import StateKind, kept_pieces
 from tutti.train.checkpoint.folders import LATEST, resolve
 from tutti.train.checkpoint.huggingface import SavedModel
 from tutti.train.checkpoint.manifest import MANIFEST, damage
-from tutti.train.checkpoint.rectangles import Rectangle
-
-if TYPE_CHECKING:
-    from tutti.train.engine.engine import Engine
-
-
-@torch.no_grad()
-def begin_adapters(engine: Engine, seed: int) -> None:
-    """Fill the adapters of an engine whose frozen weights are there: they add nothing yet."""
-    held = {t.name: t for t in engine.model.logical_tensors() if is_adapter(t.name)}
-    for logical in held.values():
-        logical.view.copy_(first_factor(seed, logical))
-    begin_magnitudes(engine.model)
-    for piece in kept_pieces(engine):
-        if piece.name in held and piece.kind is StateKind.WEIGHT:
-            logical = held[piece.name]
-            starts = tuple(cut.start for cut in logical.slices)
-            sizes = tuple(cut.stop - cut.start for cut in logical.slices)
-            inner = piece.rectangle.within(Rectangle(starts, sizes))
-            piece.memory.copy_(logical.view[inner.slices])
 
 
 def trained_tensors(

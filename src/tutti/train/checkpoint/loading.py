@@ -13,9 +13,11 @@ import torch
 
 from tutti.errors import InputError
 from tutti.models.tuning import is_adapter
-from tutti.nn.narrow_base import fill_narrow
+from tutti.nn.initialize import begin_magnitudes, first_factor
+from tutti.nn.quantised import fill_narrow
 from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Manifest
+from tutti.train.checkpoint.rectangles import Rectangle
 from tutti.train.checkpoint.storage import Stored, Target, read_into, read_metadata
 
 if TYPE_CHECKING:
@@ -83,11 +85,25 @@ def load_weights(engine: Engine, source: Checkpoint, *, seed: int = 0) -> None:
         else:
             piece.memory.zero_()
     if engine.spec.tuning is not None and engine.spec.tuning.adapter is not None:
-        from tutti.train.checkpoint.adapters import begin_adapters
-
         begin_adapters(engine, seed)
     engine.follow_masters()
     engine.step_number = 0
+
+
+@torch.no_grad()
+def begin_adapters(engine: Engine, seed: int) -> None:
+    """Fill the adapters of an engine whose frozen weights are there: they add nothing yet."""
+    held = {t.name: t for t in engine.model.logical_tensors() if is_adapter(t.name)}
+    for logical in held.values():
+        logical.view.copy_(first_factor(seed, logical))
+    begin_magnitudes(engine.model)
+    for piece in kept_pieces(engine):
+        if piece.name in held and piece.kind is StateKind.WEIGHT:
+            logical = held[piece.name]
+            starts = tuple(cut.start for cut in logical.slices)
+            sizes = tuple(cut.stop - cut.start for cut in logical.slices)
+            inner = piece.rectangle.within(Rectangle(starts, sizes))
+            piece.memory.copy_(logical.view[inner.slices])
 
 
 def _conversion(folder: Path, piece: Piece, found: Stored) -> str:
