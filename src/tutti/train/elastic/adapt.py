@@ -73,10 +73,11 @@ class Adapter:
         self._seen, self._since = self._asked, 0.0
         self._search: Search | None = None
         self._wanted = False  # by somebody, whatever the situation
+        self._offer: tuple[Plan, str] | None = None  # for the situation, until somebody takes it
         self.step, self.step_s, self.pause_s = 0, 0.0, PAUSE_S
 
     def ask(self) -> None:
-        """Look for a plan now, as somebody wants."""
+        """Take the plan that was offered, or look for one now, as somebody wants."""
         self._wanted = True
 
     def forgive(self, place: str) -> None:
@@ -97,7 +98,7 @@ class Adapter:
         situation = self._situation(members)
         now = time.monotonic()
         if situation.key != self._seen.key:
-            self._seen, self._since = situation, now
+            self._seen, self._since, self._offer = situation, now, None
         same = situation.key == self._asked.key
         if self._search is not None and same:
             return self._found()
@@ -132,14 +133,13 @@ class Adapter:
 
     def _begin(self, situation: Situation, why: str) -> Event | None:
         known = None if self._wanted else self._known.get(situation.key)
-        self._wanted = False
+        wanted, self._wanted = self._wanted, False
+        if wanted and self._offer is not None:
+            return self._take(*self._offer)
         if known is not None:
             if known == self._settler.current:
                 return None
-            self._settler.target = known
-            text = f"{why}: the plan that was found for these chips before"
-            self._say("replanned", text)
-            return Change(text)
+            return self._propose(known, f"{why}: the plan that was found for these chips before")
         if self._mode == "never":
             self._say("stays", f"{why}: no plan is looked for (elastic.replan: never)")
             return None
@@ -166,12 +166,20 @@ class Adapter:
             self._known[self._asked.key] = self._settler.current
             return None
         self._known[self._asked.key] = answer.plan
+        return self._propose(answer.plan, f"{self._why}: {words}")
+
+    def _propose(self, plan: Plan, words: str) -> Event | None:
+        """Take a plan, or offer it where somebody wants to be asked."""
         if self._mode == "ask":
-            self._say("could", f"{self._why}: {words}; `tutti job replan RUN` takes it")
+            self._offer = plan, words
+            self._say("could", f"{words}; `tutti job replan RUN` takes it")
             return None
-        self._settler.target = answer.plan
-        self._say("replanned", f"{self._why}: {words}")
-        return Change(f"{self._why}: {words}")
+        return self._take(plan, words)
+
+    def _take(self, plan: Plan, words: str) -> Event:
+        self._settler.target, self._offer = plan, None
+        self._say("replanned", words)
+        return Change(words)
 
     def judge(self, answer: Proposal) -> tuple[bool, str]:
         """Tell whether a proposal pays in the time that is left, and say so with its figures."""

@@ -135,6 +135,27 @@ def test_asking_and_never(job: Job) -> None:
         assert said == phases
 
 
+def test_an_offered_plan_is_taken_when_somebody_says_so(job: Job) -> None:
+    assert job.config.elastic is not None
+    config = replace(job.config, elastic=replace(job.config.elastic, replan="ask"))
+    said: list[str] = []
+    own = adapter(replace(job, config=config), said)
+    own.took(1, 1.0)
+    Searched.result = proposal(job, 0.5, 1.0)
+    own.slow["fast/0/1"] = 2.0
+    own.look(members(*BOTH))
+    assert own.look(members(*BOTH)) is None
+    own.ask()
+    assert isinstance(own.look(members(*BOTH)), Change)
+    assert own._settler.target == Searched.result.plan
+    assert said == ["looking", "could", "replanned"]
+    assert len(Searched.asked) == 1, "it was not looked for again"
+    own._settler.current = Searched.result.plan
+    own.slow.clear()
+    assert own.look(members(*BOTH)) is None, "the way back is offered, too"
+    assert said[-1] == "could"
+
+
 def test_a_newcomer_is_waited_for_until_it_is_ready(job: Job) -> None:
     own = adapter(job, [])
     starting = members(*BOTH, "fast/0/2", seats=BOTH)
