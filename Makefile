@@ -29,7 +29,7 @@ $(VENV)/.base: pyproject.toml | $(BIN)/python
 
 $(VENV)/.train: pyproject.toml | $(BIN)/python
 	$(PIP) install $(TORCH)
-	$(PIP) install --editable '.[torch,huggingface]'
+	$(PIP) install --editable '.[torch,huggingface,dashboard,serve]'
 	@touch $@ $(VENV)/.base
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python

@@ -1,12 +1,13 @@
 #!/bin/sh
 # The whole loop on this machine: describe the hardware and a model, plan for a mixed cluster,
 # measure this machine, learn from a short run, train a small model on fast and slow emulated chips
-# as planned and in the usual uniform way, and report. Run by `make quickstart`; needs `tutti` on PATH, and torch.
+# as planned and in the usual uniform way, report, and serve what was trained. Run by `make quickstart`; needs `tutti` on PATH, and torch.
 set -eu
 out=${1:-out/quickstart}
 here=$(dirname "$0")
 mkdir -p "$out"
 steps=${STEPS:-20} few=${FEW:-6} budget=${BUDGET:-25s}  # less of everything, for tests
+port=${PORT:-8417}
 more="--cluster ${CLUSTER:-laptop} --set job.global_batch=${BATCH:-16}"
 job='--sequence-length 2048 --global-batch 128'
 train="tutti train $here/train/laptop.yaml --overwrite $more --set job.chip_profiles="
@@ -41,6 +42,10 @@ say '12. A slow chip among eight emulated ones of two kinds: found by the check 
   'tutti doctor --rehearse || true  # 1: found; a busy machine may hide it'
 say '13. The dashboard of both runs, saved as one page (tutti dashboard FOLDER… shows it live)' \
   "tutti dashboard planned=$out/planned uniform=$out/uniform --save $out/dashboard.html"
+say '14. Serve what was trained by OpenAI'"'"'s interface, for a moment, and ask it' \
+  "tutti serve $out/planned/huggingface --tokenizer bytes --name tales --port $port & server=\$!
+   python $here/ask.py http://127.0.0.1:$port 'Once upon a time'; asked=\$?
+   kill \$server; wait \$server; exit \$asked"
 printf '\nOpen %s in a browser: losses, speed, and where each pool spends its time.\n' \
   "$out/report.html"
 printf 'The plan of the large cluster is drawn in %s. Next: docs/start.md\n' "$out/plan.html"
