@@ -98,10 +98,7 @@ class Operators(Inference):
         if len(candidates) > 1 and not torch.compiler.is_compiling():
             first = self.choices.best(operator, args)
             if first is not None:
-                # what was measured is training: kernels for inference alone were not among them
-                candidates = sorted(
-                    candidates, key=lambda i: (i.exact or i.rank < 0, i.name != first)
-                )
+                candidates = sorted(candidates, key=lambda i: (not i.infers, i.name != first))
         reasons = []
         for candidate in candidates:
             reason = candidate.supports(*args, **options)

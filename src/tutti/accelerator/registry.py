@@ -54,6 +54,11 @@ class Implementation:
     asks_host: bool = False  # it reads numbers off the device to go on: no graph can hold it
 
     @property
+    def infers(self) -> bool:
+        """Whether it is for inference alone: no table of training's measurements has it."""
+        return not self.exact and self.rank >= 0
+
+    @property
     def present(self) -> bool:
         """Whether the package it needs is installed."""
         return self.needs is None or importlib.util.find_spec(self.needs) is not None

@@ -346,7 +346,7 @@ def test_holders_and_shares_are_those_of_the_cost_model(case):
         for unit in (u for a, b in stage.units for u in range(a, b)):
             for kind in ParameterClass:
                 level = elements.bucket(unit).level(kind)
-                held, trained, kept, copied = elements.of((p, s), unit, kind)
+                held, trained, kept, copied, _ = elements.of((p, s), unit, kind)
                 shards = held - trained + kept if level == 3 else held
                 expected += 2 * shards.sum() + 12 * (kept - copied).sum()
     found = movement(plan, plan, model, cluster, moved={})

@@ -74,10 +74,10 @@ def counted(elements: RankElements, plan: Plan, rank: int) -> dict[str, float]:
     for unit in (u for a, b in stage.units for u in range(a, b)):
         for kind in ParameterClass:
             level = elements.bucket(unit).level(kind)
-            held, trained, kept, copied = elements.of((place.pipeline, place.stage), unit, kind)
-            found["parameters"] += held[at]
-            found["gradients"] += kept[at] if level >= 2 else trained[at]
-            found["optimizer"] += kept[at] - copied[at]
+            own = elements.of((place.pipeline, place.stage), unit, kind)
+            found["parameters"] += own.held[at]
+            found["gradients"] += own.kept[at] if level >= 2 else own.trained[at]
+            found["optimizer"] += own.kept[at] - own.copied[at]
     return found
 
 
