@@ -53,7 +53,7 @@ class Run:
             history.add(loss, 0.1)
         context: Any = SimpleNamespace(
             config=self.config, rank=0, plan=SimpleNamespace(job=SimpleNamespace(tokens=100)),
-            say=self.said.append, warn=self.said.append,
+            say=self.said.append, warn=self.said.append, spec=SimpleNamespace(tuning=None),
         )  # fmt: skip
         nothing: Any = None
         return ending.finish(
