@@ -12,9 +12,9 @@ from tutti.hardware.profile import Profile
 SCRIPT = """
 import sys
 from tutti.accelerator.profiling import grid, links, session, workspace
-from tutti.accelerator.profiling.cases import Case
+from tutti.accelerator.profiling.cases import ProfileCase
 links.PEER_BYTES = links.HOST_LARGE_BYTES = 1 << 16
-grid.default_cases = lambda: [Case("add", (64,))]
+grid.default_cases = lambda: [ProfileCase("add", (64,))]
 session.FIRST_SIDE = session.LAST_SIDE = 64
 session.MOST_VISITS = 1
 workspace.HOST_ELEMENTS = 1 << 16
