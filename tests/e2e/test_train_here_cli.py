@@ -79,5 +79,6 @@ def test_two_processes_of_this_machine(tmp_path: Path) -> None:
         assert ring.events[-1].kind is Kind.STEP_END
         assert {event.step for event in ring.events} == {1, 2}
         assert all(span.end_ns is not None for span in spans(ring))
-    assert len(list((tmp_path / "out/series").glob("*.sqlite"))) == 1
+    stores = sorted(path.name for path in (tmp_path / "out" / "series").glob("*.sqlite"))
+    assert stores == ["cpu-0.sqlite", "ranks.sqlite"], "one of the host, one of the ranks"
     assert diagnose_run(tmp_path / "out").healthy
