@@ -40,6 +40,24 @@ def fair_rates(paths: Any, rates: Floats) -> Floats:
     return fair_paces(offsets, paths, None, rates)
 
 
+def _sift_down(heap: Any, keys: Any, at: Any, size: Any) -> Any:
+    """Let an entry of a heap sink to its place (compiled)."""
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            return
+        if child + 1 < size and keys[child + 1] < keys[child]:
+            child += 1
+        if keys[at] <= keys[child]:
+            return
+        heap[at], heap[child] = heap[child], heap[at]
+        keys[at], keys[child] = keys[child], keys[at]
+        at = child
+
+
+sift_down = compiled(_sift_down)
+
+
 def fill(offsets: Any, links: Any, weights: Any, weighted: Any, rates: Any, paces: Any) -> None:
     """Fill the links, the tightest first; its tasks are then settled (compiled)."""
     num_tasks, num_links = len(offsets) - 1, len(rates)
@@ -70,18 +88,7 @@ def fill(offsets: Any, links: Any, weights: Any, weighted: Any, rates: Any, pace
             size += 1
     # a heap by pace; a link's pace only rises while others are settled, so stale ones sink
     for start in range(size // 2 - 1, -1, -1):
-        at = start
-        while True:
-            child = 2 * at + 1
-            if child >= size:
-                break
-            if child + 1 < size and keys[child + 1] < keys[child]:
-                child += 1
-            if keys[at] <= keys[child]:
-                break
-            heap[at], heap[child] = heap[child], heap[at]
-            keys[at], keys[child] = keys[child], keys[at]
-            at = child
+        sift_down(heap, keys, start, size)
     while size > 0:
         link = heap[0]
         gone = unsettled[link] == 0
@@ -105,15 +112,4 @@ def fill(offsets: Any, links: Any, weights: Any, weighted: Any, rates: Any, pace
             heap[0], keys[0] = heap[size], keys[size]
         else:
             keys[0] = pace
-        at = 0
-        while True:
-            child = 2 * at + 1
-            if child >= size:
-                break
-            if child + 1 < size and keys[child + 1] < keys[child]:
-                child += 1
-            if keys[at] <= keys[child]:
-                break
-            heap[at], heap[child] = heap[child], heap[at]
-            keys[at], keys[child] = keys[child], keys[at]
-            at = child
+        sift_down(heap, keys, 0, size)

@@ -17,7 +17,6 @@ LONG_FUNCTIONS = {
     "search/cutting/relief_mixture.py:fill",
     "accelerator/cuda/flash_kernels.py:backward_keys",
     "search/exact/comparison_search.py:_all_stages",
-    "fabric/shares.py:fill",
     "fabric/messages.py:by_events",
     "fabric/path_loops.py:route",
 }
