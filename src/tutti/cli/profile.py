@@ -53,6 +53,14 @@ Threads = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", help="Keep what the file holds, and measure the rest.")
 ]
+Serve = Annotated[
+    bool,
+    typer.Option(
+        "--serve",
+        help="What servers run instead of what training does: products from one token on, "
+        "attention to pages, sampling. With --resume both stand in one profile.",
+    ),
+]
 Html = Annotated[
     Path | None, typer.Option(help="Write the matrix as a self-contained page.", metavar="FILE")
 ]
@@ -67,6 +75,7 @@ def profile(
     tokens: Tokens = DEFAULT_TOKENS,
     sequence_length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)] = 4096,
     threads: Threads = None,
+    serve: Serve = False,
     resume: Resume = False,
     html: Html = None,
     json: Json = False,
@@ -86,8 +95,9 @@ def profile(
         return
     chosen = chosen_dtype(dtype, opened)
     known = _resumed(output, opened) if resume else None
-    cases = _cases(model, counts, sequence_length)
-    origin = f"tutti profile{f' {Path(model).name}' if model else ''} --budget {budget}"
+    cases = _cases(model, counts, sequence_length, serve=serve)
+    told = f"{f' {Path(model).name}' if model else ''}{' --serve' if serve else ''}"
+    origin = f"tutti profile{told} --budget {budget}"
     session = _session(opened, chosen, cases, seconds, known, links, origin)
     session.save = lambda found: found.save(output)
     with progress_bar("seconds", wanted=not json) as bar:
@@ -196,15 +206,19 @@ def _resumed(path: Path, opened: Accelerator) -> Profile | None:
     return found
 
 
-def _cases(model: str | None, tokens: list[int], sequence_length: int) -> list[ProfileCase]:
+def _cases(
+    model: str | None, tokens: list[int], sequence_length: int, *, serve: bool
+) -> list[ProfileCase]:
     from tutti.accelerator.profiling.grid import default_cases, model_cases
+    from tutti.accelerator.profiling.served_grid import served_cases, served_model_cases
 
     found: list[ProfileCase] = []
     if model is not None:
         from tutti.models.load import load_model
 
-        found += model_cases(load_model(model), tokens, sequence_length)
-    return list(dict.fromkeys([*found, *default_cases()]))
+        spec = load_model(model)
+        found += served_model_cases(spec) if serve else model_cases(spec, tokens, sequence_length)
+    return list(dict.fromkeys([*found, *(served_cases() if serve else default_cases())]))
 
 
 def _session(

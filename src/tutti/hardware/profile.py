@@ -103,6 +103,8 @@ class Profile:
     meets its power limit slows down."""
     graph_share: Annotated[float, Above(0), AtMost(1)] = 1.0
     """What of the time to issue a block is left where it runs as a graph; 1 without graphs."""
+    served_graphs: bool = False
+    """Whether operators of servers were timed inside graphs, as steps then run."""
     operators: tuple[OperatorTime, ...] = ()
     links: tuple[LinkFigure, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()

@@ -16,16 +16,19 @@ from torch import Tensor
 
 from tutti.accelerator import Accelerator
 from tutti.batching.settings import Settings
+from tutti.batching.step_sizes import (
+    FEW_LONG,
+    FEWEST_ROWS,
+    LARGEST,
+    MANY_MORE_ROWS,
+    MIXED,
+    MORE_ROWS,
+    decode_rows,
+    keys_for,
+    mixed_rows,
+    mixed_tokens,
+)
 from tutti.serve.inputs import Given, Shape, StepInputs
-
-LARGEST = 2048  # tokens of a captured step
-MIXED = (64, 128, 256, 512, 768, 1024, LARGEST)  # tokens of captured steps with prompts
-_LARGE_MULTIPLE = 512  # tokens of steps that are not captured
-_FEWEST_KEYS, _MORE_KEYS = 1024, 8
-_FEWEST_ROWS = 32  # of steps with prompts
-FEW_LONG = 4  # prompts at a time, as they come in one by one
-# rows grow by: with few prompts, where latency counts; with many at once
-_MORE_ROWS, _MANY_MORE_ROWS = 2, 8
 
 
 class GraphKey(NamedTuple):
@@ -59,14 +62,11 @@ class CapturedSteps:
             return None
         most_keys = self._keys_for(shape.most_keys)
         if shape.most_queries == 1:
-            rows = min(_next_size(shape.rows), settings.slots)
+            rows = min(decode_rows(shape.rows), settings.slots)
             return Shape(rows, rows, rows, 1, most_keys)
         few = shape.long_rows <= FEW_LONG
-        more = _MORE_ROWS if few else _MANY_MORE_ROWS
-        rows = min(_stepped(shape.rows, _FEWEST_ROWS, more), settings.slots)
-        fitting = (size for size in MIXED if size >= max(shape.tokens, rows))
-        large = -(-max(shape.tokens, rows) // _LARGE_MULTIPLE) * _LARGE_MULTIPLE
-        tokens = min(next(fitting, large), settings.most_tokens)
+        rows = min(mixed_rows(shape.rows, few=few), settings.slots)
+        tokens = mixed_tokens(max(shape.tokens, rows), settings.most_tokens)
         if tokens < rows:
             return None
         samples = rows if shape.samples <= rows else tokens  # after guesses: more than one a row
@@ -79,8 +79,7 @@ class CapturedSteps:
 
     def _keys_for(self, most_keys: int) -> int:
         settings = self._settings
-        longest = settings.table_width * settings.page_size
-        return min(_stepped(most_keys, _FEWEST_KEYS, _MORE_KEYS), longest)
+        return keys_for(most_keys, settings.table_width * settings.page_size)
 
     def shapes(self) -> list[Shape]:
         """Return the sizes of steps, the usual ones first: short contexts, few prompts."""
@@ -90,7 +89,7 @@ class CapturedSteps:
             key=lambda shape: (
                 all_keys.index(shape.most_keys),
                 shape.long_rows > FEW_LONG,
-                shape.long_rows > 0 and shape.rows > _FEWEST_ROWS,
+                shape.long_rows > 0 and shape.rows > FEWEST_ROWS,
             ),
         )
 
@@ -100,7 +99,7 @@ class CapturedSteps:
         return (
             short
             and shape.long_rows <= FEW_LONG
-            and shape.rows <= max(_FEWEST_ROWS, self._settings.slots if not shape.long_rows else 0)
+            and shape.rows <= max(FEWEST_ROWS, self._settings.slots if not shape.long_rows else 0)
         )
 
     def decode_shapes(self) -> list[Shape]:
@@ -114,7 +113,7 @@ class CapturedSteps:
         return self._distinct(
             Shape(tokens, rows, 1, tokens, keys, long_rows)
             for keys in self._all_keys()
-            for long_rows, more in ((1, _MORE_ROWS), (FEW_LONG + 1, _MANY_MORE_ROWS))
+            for long_rows, more in ((1, MORE_ROWS), (FEW_LONG + 1, MANY_MORE_ROWS))
             for rows in self._all_rows(more)
             for tokens in (*MIXED, most)
             if max(rows, long_rows) <= tokens <= most and long_rows <= rows
@@ -129,7 +128,7 @@ class CapturedSteps:
 
     def _all_rows(self, more: int) -> list[int]:
         slots = self._settings.slots
-        found = [min(_FEWEST_ROWS, slots)]
+        found = [min(FEWEST_ROWS, slots)]
         while found[-1] < slots:
             found.append(min(found[-1] * more, slots))
         return found
@@ -151,19 +150,3 @@ class CapturedSteps:
                 return None
             self._graphs[key] = made
         return self._graphs[key]
-
-
-def _next_size(count: int) -> int:
-    """Return the next of 1, 2, 4, 8, 12, 16, 24, 32 and so on."""
-    if count <= 8:
-        return 1 << max(0, count - 1).bit_length()
-    size = 1 << (count - 1).bit_length()
-    return size * 3 // 4 if count <= size * 3 // 4 else size
-
-
-def _stepped(count: int, first: int, factor: int) -> int:
-    """Return the next of first, first × factor, first × factor² and so on."""
-    size = first
-    while size < count:
-        size *= factor
-    return size

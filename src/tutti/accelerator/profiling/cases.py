@@ -21,7 +21,7 @@ from tutti.accelerator.profiling.timer import Run
 from tutti.accelerator.profiling.workspace import Workspace
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.accelerator.segments import Segments
-from tutti.cost.measured.forms import FORMS, Direction
+from tutti.cost.measured.forms import FORMS, SERVED, Direction
 from tutti.models.parts import Activation, RouterSpec
 
 EPS = 1e-5
@@ -34,6 +34,13 @@ class ProfileCase:
 
     operator: str
     shape: tuple[int, ...]
+    serves: bool = False
+    """As a server runs it: fixed weights, inside a graph where the chip has such."""
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The passes that are measured."""
+        return SERVED if self.serves else FORMS[self.operator].directions
 
     @property
     def flops(self) -> float:
@@ -46,7 +53,7 @@ class ProfileCase:
         return float(FORMS[self.operator].elements(self.shape))
 
     def __str__(self) -> str:
-        return f"{self.operator} {'×'.join(map(str, self.shape))}"
+        return f"{self.operator} {'×'.join(map(str, self.shape))}{' served' * self.serves}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class Prepared:
 
     runs: dict[Direction, Run]
     kernel: str
+    calls: int = 1  # of the operator, in one run
 
 
 Maker = Callable[[tuple[int, ...], Workspace, Operators], Prepared]
@@ -68,12 +76,18 @@ def prepare(case: ProfileCase, workspace: Workspace, operators: Operators) -> Pr
     copies = max(1, min(MOST_COPIES, math.ceil(workspace.cache_bytes / size)))
     each = [_MAKERS[case.operator](case.shape, workspace, operators) for _ in range(copies)]
     runs: dict[Direction, Run] = {
-        direction: _in_turns([one.runs[direction] for one in each]) for direction in each[0].runs
+        direction: in_turns([one.runs[direction] for one in each]) for direction in each[0].runs
     }
     return Prepared(runs, each[0].kernel)
 
 
-def _in_turns(runs: Sequence[Run]) -> Run:
+def trained_maker(operator: str) -> Maker:
+    """Return how an operator of training is made ready."""
+    return _MAKERS[operator]
+
+
+def in_turns(runs: Sequence[Run]) -> Run:
+    """Return a run that is each of several, one after the other."""
     if len(runs) == 1:
         return runs[0]
     turns = itertools.cycle(runs)

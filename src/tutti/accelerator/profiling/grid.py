@@ -56,7 +56,7 @@ def default_cases() -> list[ProfileCase]:
     """Return the grid, coarse before fine."""
     found: list[ProfileCase] = []
     for level in range(LEVELS):
-        found += _take_turns(_level(level))
+        found += take_turns(_level(level))
     return list(dict.fromkeys(found))
 
 
@@ -83,11 +83,11 @@ def model_cases(
                 for operator in operators_of(call):
                     families.setdefault(operator, []).append(ProfileCase(operator, shape))
         families.setdefault("adamw", []).append(ProfileCase("adamw", (1 << 24,)))
-        found += _take_turns(families.values())
+        found += take_turns(families.values())
     return list(dict.fromkeys(found))
 
 
-def _take_turns(families: Iterable[Sequence[ProfileCase]]) -> list[ProfileCase]:
+def take_turns(families: Iterable[Sequence[ProfileCase]]) -> list[ProfileCase]:
     """Return the cases of all families in turns, such that the families end together."""
     placed = [
         ((index + 0.5) / len(family), order, case)
@@ -97,7 +97,8 @@ def _take_turns(families: Iterable[Sequence[ProfileCase]]) -> list[ProfileCase]:
     return [case for _, _, case in sorted(placed, key=lambda entry: entry[:2])]
 
 
-def _upto(values: Sequence[Sequence[int]], level: int) -> list[int]:
+def up_to(values: Sequence[Sequence[int]], level: int) -> list[int]:
+    """Return what appears at a level and those before it."""
     return [value for step in values[: level + 1] for value in step]
 
 
@@ -107,8 +108,8 @@ def _new(
     """Return the pairs that appear at a level: one of them is new there, or both are."""
     return [
         (a, b)
-        for a in _upto(wide, level)
-        for b in _upto(tall, level)
+        for a in up_to(wide, level)
+        for b in up_to(tall, level)
         if level == 0 or a in wide[level] or b in tall[level]
     ]
 
@@ -116,7 +117,7 @@ def _new(
 def _level(level: int) -> list[list[ProfileCase]]:
     rows = _new(TOKENS, HIDDEN, level)
     widths = [
-        (tokens, width) for tokens, hidden in rows for width in (hidden, _aligned(3.5 * hidden))
+        (tokens, width) for tokens, hidden in rows for width in (hidden, aligned(3.5 * hidden))
     ]
     experts = [pair for step in EXPERTS[: level + 1] for pair in step]
     heads = [(tokens, h + g, d) for tokens in TOKENS[level] for h, g, d in HEADS[level]]
@@ -148,7 +149,8 @@ def _level(level: int) -> list[list[ProfileCase]]:
     ]
 
 
-def _aligned(width: float) -> int:
+def aligned(width: float) -> int:
+    """Return the nearest width that kernels like."""
     return max(ALIGNED, round(width / ALIGNED) * ALIGNED)
 
 
@@ -167,9 +169,9 @@ def _narrow_linears(level: int) -> list[ProfileCase]:
 def _products(level: int) -> list[tuple[int, int, int]]:
     ratios = [ratio for step in SHAPES[: level + 1] for ratio in step]
     return [
-        (tokens, _aligned(out * hidden), _aligned(wide * hidden))
-        for tokens in _upto(TOKENS, level)
-        for hidden in _upto(HIDDEN, level)
+        (tokens, aligned(out * hidden), aligned(wide * hidden))
+        for tokens in up_to(TOKENS, level)
+        for hidden in up_to(HIDDEN, level)
         for out, wide in ratios
     ]
 
@@ -177,7 +179,7 @@ def _products(level: int) -> list[tuple[int, int, int]]:
 def _attentions(level: int) -> list[ProfileCase]:
     found = []
     for length, (heads, kv_heads, dim) in itertools.product(
-        _upto(LENGTHS, level), [shape for step in HEADS[: level + 1] for shape in step]
+        up_to(LENGTHS, level), [shape for step in HEADS[: level + 1] for shape in step]
     ):
         if level and length not in LENGTHS[level] and (heads, kv_heads, dim) not in HEADS[level]:
             continue
@@ -194,7 +196,7 @@ def _experts(level: int, pairs: Sequence[tuple[int, int]]) -> list[list[ProfileC
     ):
         rows = tokens * top
         for width, name in itertools.product(EXPERT_WIDTHS[experts], GROUPED):
-            own = _aligned(width * hidden)
+            own = aligned(width * hidden)
             grouped += [
                 ProfileCase(name, (rows, 2 * own, hidden, experts)),
                 ProfileCase(name, (rows, hidden, own, experts)),

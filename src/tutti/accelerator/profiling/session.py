@@ -19,6 +19,7 @@ from tutti.accelerator.arithmetic import Product, wrong_product
 from tutti.accelerator.products import product
 from tutti.accelerator.profiling.cases import Prepared, ProfileCase, prepare
 from tutti.accelerator.profiling.links import device_links
+from tutti.accelerator.profiling.served_cases import prepare_served
 from tutti.accelerator.profiling.timer import Run, Samples, Timer, describe, timer_for
 from tutti.accelerator.profiling.workspace import TORCH_DTYPES, Workspace
 from tutti.cost.measured.forms import FORMS, Direction, row_name
@@ -92,7 +93,7 @@ class Session:
             for case in self.cases
             if case.operator not in emulated
             and any((row_name(case.operator, d), case.shape) not in known
-                    for d in FORMS[case.operator].directions)
+                    for d in case.directions)
         ]  # fmt: skip
         try:
             self._begin()
@@ -140,9 +141,10 @@ class Session:
 
     def _check_arithmetic(self) -> None:
         """Refuse to measure a device that multiplies wrongly."""
-        shapes = [case.shape for case in self.cases if case.operator == "linear"][:CHECKED_PRODUCTS]
-        products = [Product(tokens, wide, out) for tokens, out, wide in shapes]
-        wrong = wrong_product(self.accelerator, products, TORCH_DTYPES[self.dtype])
+        products = (c for c in self.cases if c.operator == "linear" and not c.serves)
+        shapes = [case.shape for case in products][:CHECKED_PRODUCTS]
+        checked = [Product(tokens, wide, out) for tokens, out, wide in shapes]
+        wrong = wrong_product(self.accelerator, checked, TORCH_DTYPES[self.dtype])
         if wrong:
             raise TuttiError(f"{self.accelerator.chip} multiplies wrongly: {wrong}")
 
@@ -185,7 +187,7 @@ class Session:
 
     def _refuse(self, case: ProfileCase, reason: str) -> None:
         self._refused[case] = reason
-        for direction in FORMS[case.operator].directions:
+        for direction in case.directions:
             self._samples.pop((case, direction), None)
         self.accelerator.empty_cache()
 
@@ -232,12 +234,12 @@ class Session:
         measured = [
             case
             for case in self._kernels
-            if case.operator == "linear" and case not in self._refused
+            if case.operator == "linear" and not case.serves and case not in self._refused
             and self._samples[case, "forward"].seconds
         ]  # fmt: skip
         largest = sorted(measured, key=lambda case: -case.flops)[:SUSTAINED_CASES]
         if not largest or not self._timer.issues:
-            return 1.0
+            return self.resume.sustained if self.resume is not None else 1.0
         runs: list[Run] = []
         alone_s = 0.0
         for case in largest:
@@ -260,7 +262,7 @@ class Session:
         return end.seconds_since(start)
 
     def _visit(self, case: ProfileCase) -> None:
-        prepared = prepare(case, self._workspace, self.accelerator.operators)
+        prepared = self._prepared(case)
         self._kernels[case] = prepared.kernel
         started = time.perf_counter()
         deadline = started + SHARE_OF_VISIT * self.budget_s
@@ -272,8 +274,20 @@ class Session:
             if enough:
                 break
             for run, calls, samples in plans:
-                self._timer.sample(run, calls, samples)
+                self._sample(run, calls, samples, prepared.calls)
         self._learn(case)
+
+    def _prepared(self, case: ProfileCase) -> Prepared:
+        if case.serves:
+            return prepare_served(case, self._workspace, self.accelerator)
+        return prepare(case, self._workspace, self.accelerator.operators)
+
+    def _sample(self, run: Run, runs: int, samples: Samples, each: int) -> None:
+        """Take a sample of so many runs, each of so many calls."""
+        own = Samples(issue_s=samples.issue_s * each)
+        self._timer.sample(run, runs, own)
+        samples.seconds += [seconds / each for seconds in own.seconds]
+        samples.issue_s = own.issue_s / each
 
     def _warm(
         self, case: ProfileCase, direction: Direction, prepared: Prepared
@@ -284,19 +298,19 @@ class Session:
             self._samples.setdefault((case, direction), Samples()),
         )
         run()
-        trial = Samples()
-        self._timer.sample(run, 1, trial)
-        if trial.median < self._timer.least_sample_s / 4:
-            self._timer.sample(run, 4, trial)
+        trial, each = Samples(), prepared.calls
+        self._sample(run, 1, trial, each)
+        if trial.median * each < self._timer.least_sample_s / 4:
+            self._sample(run, 4, trial, each)
         samples.issue_s = min(samples.issue_s, trial.issue_s)
-        calls = self._timer.calls_for(min(trial.seconds))
+        calls = self._timer.calls_for(min(trial.seconds) * each)
         if calls == 1:  # as good as any that follows
             samples.seconds += trial.seconds
         return run, calls, samples
 
     def _learn(self, case: ProfileCase) -> None:
         """Remember the best rates: what they say of a case's time is a lower bound of it."""
-        forward = self._samples[case, "forward"].median
+        forward = self._samples[case, case.directions[0]].median
         for name, work in (("flops", case.flops), ("elements", case.elements)):
             self._rates[name] = max(self._rates.get(name, 1.0), work / forward)
 
@@ -329,6 +343,8 @@ class Session:
             origin=self.origin,
             launch_floor_s=_rounded(self._floor_s),
             sustained=round(self._sustained or (self.resume.sustained if self.resume else 1.0), 4),
+            served_graphs=any(row.operator.endswith(".inference") for row in rows.values())
+            and self.accelerator.graph_pool() is not None,
             operators=tuple(rows.values()),
             links=tuple(self.links),
             collectives=self.resume.collectives if self.resume is not None else (),

@@ -25,7 +25,7 @@ from tutti.models.anatomy import (
     rotated_heads,
     router_product,
 )
-from tutti.models.parts import BlockSpec, MoeSpec, NormSpec, Placement, Residual
+from tutti.models.parts import AttentionSpec, BlockSpec, MoeSpec, NormSpec, Placement, Residual
 from tutti.models.spec import ModelSpec
 
 JOIN = 0.7  # passes of a sum of two tensors that joining the gradients of q, k and v takes
@@ -62,12 +62,17 @@ class _Sizes:
         return cls(tokens=tokens, rows=rows, strategy=strategy)
 
 
-def block_calls(spec: ModelSpec, block: BlockSpec, strategy: Strategy) -> list[Call]:
-    """Return the operators of one block."""
+def block_calls(
+    spec: ModelSpec, block: BlockSpec, strategy: Strategy, *, serves: bool = False
+) -> list[Call]:
+    """Return the operators of one block; with `serves` as a server runs them.
+
+    A server's attention to pages is not among them: it hangs on more than the tokens of a step.
+    """
     sizes, hidden = _Sizes.of(strategy), spec.hidden
     calls = [
-        *_norms(block, sizes.rows, hidden),
-        *_attention(block, sizes, hidden),
+        *_norms(block, sizes.rows, hidden, serves=serves),
+        *_attention(block, sizes, hidden, serves=serves),
     ]
     if block.mlp is not None:
         calls += _feed_forward("mlp", sizes, hidden, block.mlp.hidden, gated=block.mlp.gated)
@@ -76,7 +81,7 @@ def block_calls(spec: ModelSpec, block: BlockSpec, strategy: Strategy) -> list[C
     return calls
 
 
-def _norms(block: BlockSpec, rows: Number, hidden: int) -> list[Call]:
+def _norms(block: BlockSpec, rows: Number, hidden: int, *, serves: bool) -> list[Call]:
     """The norms and residual sums around attention and feed-forward layer."""
     norm = f"{block.norm.kind}_norm"
     elements = rows * hidden
@@ -85,7 +90,8 @@ def _norms(block: BlockSpec, rows: Number, hidden: int) -> list[Call]:
     # The residual stream has two users, whose gradients are summed.
     joined = Call(operator="add", dims=(elements,), backward_times=1.0)
     if block.placement is Placement.PRE and block.residual is Residual.SEQUENTIAL:
-        return [plain, fused, joined]
+        # a server leaves the last sum of a block to the first norm of the next
+        return [fused, fused] if serves else [plain, fused, joined]
     return [plain] * len(block_norm_names(block)) + [joined] * 2
 
 
@@ -103,45 +109,78 @@ def _grouped(rows: Number, out: Number, deep: Number, experts: Number) -> Call:
     return Call(operator="grouped_linear", dims=dims, may_narrow=True)
 
 
-def _attention(block: BlockSpec, sizes: _Sizes, hidden: int) -> list[Call]:
+def _attention(block: BlockSpec, sizes: _Sizes, hidden: int, *, serves: bool) -> list[Call]:
     part, strategy, tokens = block.attention, sizes.strategy, sizes.tokens
-    heads = part.heads / strategy.tp
-    kv_heads = rank_kv_heads(part.kv_heads, strategy.tp)
     *ways_in, way_out = attention_products(BlockWidths.of(block, hidden), strategy.tp)
     calls = []
     for product in ways_in:
         if product.norm:
             calls.append(Call(operator="rms_norm", dims=(sizes.rows, product.depth)))
         calls.append(_linear(product, sizes.rows if product.sliced is Sliced.NOT else tokens))
+    if serves and part.latent is None:
+        calls += _stored_heads(part, sizes)
+    else:
+        calls += _placed_heads(part, sizes, ways_in[0].columns)
+    if not serves:
+        calls.append(_scores(part, strategy))
+    calls.append(_linear(way_out, tokens))
+    return calls
+
+
+def _stored_heads(part: AttentionSpec, sizes: _Sizes) -> list[Call]:
+    """What a server does to heads before they meet the pages: one pass where norms allow it."""
+    tp, tokens = sizes.strategy.tp, sizes.tokens
+    heads, kv_heads = part.heads / tp, rank_kv_heads(part.kv_heads, tp)
+    norm = part.qk_norm
+    dims = (tokens, heads, kv_heads, part.head_dim)
+    if norm is None:
+        return [Call(operator="store_heads", dims=dims)]
+    if norm.span == "head" and norm.norm.kind == "rms" and not norm.after_rotary:
+        return [Call(operator="store_normed_heads", dims=dims)]
+    return [*_head_norms(part, sizes), Call(operator="store_heads", dims=dims)]
+
+
+def _head_norms(part: AttentionSpec, sizes: _Sizes) -> list[Call]:
+    if part.qk_norm is None:
+        return []
+    tp = sizes.strategy.tp
+    counts = (part.heads / tp, rank_kv_heads(part.kv_heads, tp))
+    norm = part.qk_norm.norm
+    return [_norm_call(norm, sizes.tokens * count, part.head_dim) for count in counts]
+
+
+def _placed_heads(part: AttentionSpec, sizes: _Sizes, columns: Number) -> list[Call]:
+    """Norms and rotations of heads, and what joins and parts them."""
+    strategy, tokens = sizes.strategy, sizes.tokens
     if part.latent is None:
         # Backward joins the gradients of queries, keys and values for the one product: each part
         # is laid into zeros and the two are added, queries and keys were joined before.
-        moved = tokens * ways_in[0].columns
-        calls.append(Call(operator="add", dims=(moved,), times=0.0, backward_times=JOIN))
+        moved = tokens * columns
+        calls = [Call(operator="add", dims=(moved,), times=0.0, backward_times=JOIN)]
     else:
-        rotated = tokens * heads * part.head_dim
-        calls.append(Call(operator="add", dims=(rotated,), times=2.0 / 3.0))
-    if part.qk_norm is not None:
-        calls += [
-            _norm_call(part.qk_norm.norm, tokens * heads, part.head_dim),
-            _norm_call(part.qk_norm.norm, tokens * kv_heads, part.head_dim),
-        ]
+        rotated = tokens * (part.heads / strategy.tp) * part.head_dim
+        calls = [Call(operator="add", dims=(rotated,), times=2.0 / 3.0)]
+    calls += _head_norms(part, sizes)
     if part.rotary is not None:
         calls += [
             Call(operator="rotary", dims=(tokens, count, part.rotary.dim))
             for count in rotated_heads(part, strategy.tp)
         ]
+    return calls
+
+
+def _scores(part: AttentionSpec, strategy: Strategy) -> Call:
+    """The attention of whole sequences to themselves."""
     length = strategy.sequence_length
     reach = length if part.window is None else np.minimum(length, part.window)
     # A window leaves this share of the causal pairs.
     share = (reach * (reach + 1.0) / 2.0 + (length - reach) * reach) / (
         length * (length + 1.0) / 2.0
     )
+    heads, kv_heads = part.heads / strategy.tp, rank_kv_heads(part.kv_heads, strategy.tp)
     dims = (strategy.sequences / strategy.cp, length, heads, kv_heads, part.head_dim,
             part.value_dim)  # fmt: skip
-    calls.append(Call(operator="attention", dims=dims, times=share))
-    calls.append(_linear(way_out, tokens))
-    return calls
+    return Call(operator="attention", dims=dims, times=share)
 
 
 def _feed_forward(

@@ -32,6 +32,7 @@ from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import OperatorTime, Profile
 
 NEEDED = ("linear", "attention")  # nothing stands in for them
+SERVING = ("linear", "decode_attention", "chunk_attention", "sample")
 _SINGLE = {"grouped_linear": "linear", "narrow_grouped_linear": "narrow_linear"}
 
 
@@ -84,7 +85,7 @@ class MeasuredChip:
                 rows.setdefault(row.operator, []).append(row)
         self._rows = rows
         for operator in NEEDED:
-            if row_name(operator, "forward") not in rows:
+            if row_name(operator, "forward") not in rows and not self.serves:
                 raise InputError(_missing(profile, operator, dtype))
         if self.narrow and row_name(NARROW["linear"], "forward") not in rows:
             raise InputError(
@@ -108,6 +109,8 @@ class MeasuredChip:
         curve = self._pass(operator, direction)
         if curve is not None:
             return curve.seconds(dims)
+        if direction == "inference" and direction not in FORMS[operator].directions:
+            return self.seconds(operator, "forward", dims)
         if operator in _SINGLE:
             rows, out, wide, experts = dims
             single = _SINGLE[operator]
@@ -118,8 +121,12 @@ class MeasuredChip:
             every = [self.seconds("linear", d, dims) for d in FORMS["linear"].directions]
             return sum(every[1:], every[0])
         if FORMS[operator].part != "elementwise":
+            if operator in NEEDED and direction == "forward":
+                raise InputError(_missing(self.profile, operator, self.dtype))
             raise InputError(f"profile of {self.profile.chip}: no '{operator}.{direction}'")
-        passes = 1.0 if direction == "forward" else 1.6  # backward also reads the gradient
+        passes = (
+            1.0 if direction in ("forward", "inference") else 1.6
+        )  # backward also reads the gradient
         return self.memory(passes * FORMS[operator].elements(dims))
 
     def memory(self, elements: Number) -> FloatArray:
@@ -133,6 +140,11 @@ class MeasuredChip:
         return curve.issue_s if curve is not None else self.profile.launch_floor_s
 
     # --- what is known -----------------------------------------------------------------------
+
+    @property
+    def serves(self) -> bool:
+        """Whether the operators of servers were measured: steps are priced by them."""
+        return all(row_name(name, "inference") in self._rows for name in SERVING)
 
     @functools.cached_property
     def memory_bandwidth(self) -> float:
@@ -162,9 +174,9 @@ class MeasuredChip:
         curve = self._pass(operator, direction)
         return curve.curve.expected_error if curve is not None else math.nan
 
-    def stand_in(self, operator: str) -> str | None:
+    def stand_in(self, operator: str, direction: Direction = "forward") -> str | None:
         """Say what an operator is priced by if nobody measured it; None if somebody did."""
-        if row_name(operator, "forward") in self._rows:
+        if row_name(operator, direction) in self._rows:
             return None
         by = dict.fromkeys(_SINGLE, "single products") | {"linear_cross_entropy": "products"}
         return f"{operator} was not measured: priced by {by.get(operator, 'memory traffic')}"

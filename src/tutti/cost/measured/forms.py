@@ -8,17 +8,21 @@ shapes the *rate* is interpolated, over the logarithms of `features`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import numpy as np
 
 from tutti.cost.arrays import Number
 
-Direction = Literal["forward", "backward", "input_gradient", "weight_gradient"]
+Direction = Literal["forward", "backward", "input_gradient", "weight_gradient", "inference"]
 Part = Literal["gemm", "attention", "elementwise"]
 
 PRODUCT: tuple[Direction, ...] = ("forward", "input_gradient", "weight_gradient")
 BOTH: tuple[Direction, ...] = ("forward", "backward")
 ONCE: tuple[Direction, ...] = ("forward",)
+# Weights that never change, a step of a server that runs as one graph where the chip has graphs.
+SERVED: tuple[Direction, ...] = ("inference",)
 
 Dims = Sequence[Number]
 
@@ -40,6 +44,8 @@ class Form:
     idle: tuple[Direction, ...] = ()  # passes that multiply nothing
     added: Callable[[Dims], Number] = _nothing  # moved after a weight gradient, onto its sum
     weighs: bool = False  # backward is only about the weight: nobody waits for it
+    # read and written where only some of the weights are: experts that no row of a step meets
+    served_elements: Callable[[Dims], Number] | None = None
 
 
 def _product(d: Dims) -> Number:
@@ -54,6 +60,20 @@ def _rows(passes: float) -> Form:
 def _pairs(d: Dims) -> Number:
     """Query-key pairs of causal attention."""
     return d[0] * d[2] * 0.5 * d[1] * (d[1] + 1.0)
+
+
+def _expected_experts(d: Dims) -> Number:
+    """Experts that get any of a batch's rows, each chosen as likely as another."""
+    return d[3] * (1.0 - (1.0 - 1.0 / np.maximum(d[3], 1.0 + 1e-9)) ** d[0])
+
+
+_HEADS = ("heads", "kv_heads", "head_dim", "value_dim")
+
+
+def _read(rows: Number, keys: Number, d: Dims) -> Number:
+    """Elements of keys and values that are read, and of queries and results."""
+    heads, kv_heads, head_dim, value_dim = d[-4:]
+    return (head_dim + value_dim) * (keys * kv_heads + rows * heads)
 
 
 _LINEAR = Form(
@@ -72,6 +92,7 @@ _GROUPED = Form(
     # the gradient, written and read; the sum, which is twice as wide, read and written
     added=lambda d: 6.0 * d[3] * d[1] * d[2],
     features=lambda d: (d[0] / d[3], d[1], d[2], d[3]),
+    served_elements=lambda d: d[0] * (d[1] + d[2]) + _expected_experts(d) * d[1] * d[2],
 )
 NARROW: Mapping[str, str] = {
     "linear": "narrow_linear",
@@ -128,12 +149,48 @@ FORMS: Mapping[str, Form] = {
         elements=lambda d: d[0] * d[1] * (1.0 + d[2]),
     ),
     "adamw": Form(dims=("parameters",), directions=ONCE, elements=lambda d: 7.0 * d[0]),
+    # --- of servers alone: rows of one token that look at as many keys each
+    "decode_attention": Form(
+        dims=("rows", "keys", *_HEADS),
+        directions=SERVED,
+        part="attention",
+        flops=lambda d: 2.0 * d[0] * d[1] * d[2] * (d[4] + d[5]),
+        elements=lambda d: _read(d[0], d[0] * d[1], d),
+        features=lambda d: (d[0], d[1], d[2] / d[3], d[3], d[4], d[5]),
+    ),
+    # one chunk of a prompt behind what is stored of it
+    "chunk_attention": Form(
+        dims=("tokens", "before", *_HEADS),
+        directions=SERVED,
+        part="attention",
+        flops=lambda d: 2.0 * (d[0] * d[1] + 0.5 * d[0] * (d[0] + 1.0)) * d[2] * (d[4] + d[5]),
+        elements=lambda d: _read(d[0], d[0] + d[1], d),
+        features=lambda d: (d[0], d[0] + d[1], d[2] / d[3], d[3], d[4], d[5]),
+    ),
+    # queries, keys and values of tokens: normed or not, rotated, the latter two to their pages
+    "store_heads": Form(
+        dims=("tokens", "heads", "kv_heads", "head_dim"),
+        directions=SERVED,
+        elements=lambda d: 2.0 * d[0] * (d[1] + 2.0 * d[2]) * d[3],
+    ),
+    "store_normed_heads": Form(
+        dims=("tokens", "heads", "kv_heads", "head_dim"),
+        directions=SERVED,
+        elements=lambda d: 2.0 * d[0] * (d[1] + 2.0 * d[2]) * d[3],
+    ),
+    "sample": Form(
+        dims=("rows", "vocabulary"), directions=SERVED, elements=lambda d: 3.0 * d[0] * d[1]
+    ),
+    # products whose weights, and whose weights and rows, are of 8 bits
+    "fp8_linear": replace(_LINEAR, directions=SERVED),
+    "int8_linear": replace(_LINEAR, directions=SERVED),
 }
 
 
 def row_name(operator: str, direction: Direction) -> str:
     """Return what a profile calls an operator's pass: "linear.forward", "copy"."""
-    return operator if FORMS[operator].directions == ONCE else f"{operator}.{direction}"
+    alone = FORMS[operator].directions == ONCE and direction == "forward"
+    return operator if alone else f"{operator}.{direction}"
 
 
 def row_flops(name: str, dims: Dims) -> Number:
@@ -152,5 +209,10 @@ def row_added(name: str, dims: Dims) -> Number:
 
 def row_elements(name: str, dims: Dims) -> Number:
     """Return the elements that a forward pass reads and writes; a copy's are bytes."""
-    form = FORMS.get(name.partition(".")[0])
-    return 0.0 if form is None else form.elements(dims)
+    operator, _, direction = name.partition(".")
+    form = FORMS.get(operator)
+    if form is None:
+        return 0.0
+    if direction == "inference" and form.served_elements is not None:
+        return form.served_elements(dims)
+    return form.elements(dims)

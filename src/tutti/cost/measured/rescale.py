@@ -30,7 +30,7 @@ class PassFactors:
         operator, _, direction = row.operator.partition(".")
         if operator in OPTIMIZER:
             return self.optimizer
-        return self.forward if direction in ("", "forward") else self.backward
+        return self.forward if direction in ("", "forward", "inference") else self.backward
 
 
 def rescaled(profile: Profile, factors: PassFactors, *, why: str, date: str) -> Profile:

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tutti.batching.step_sizes import FEW_LONG, LARGEST, decode_rows, mixed_rows, mixed_tokens
 from tutti.cost.arrays import FloatArray, Machine, Number, Strategy
 from tutti.cost.measured.calls import Call, block_calls, embedding_calls
 from tutti.cost.measured.chip import MeasuredChip
-from tutti.cost.measured.forms import FORMS
+from tutti.cost.measured.forms import FORMS, Direction
 from tutti.cost.network.closed_forms import all_reduce_seconds
 from tutti.cost.operators.operator_times import flash_rate, gemm_seconds, memory_bound_seconds
 from tutti.cost.serving.constants import (
@@ -25,10 +26,12 @@ from tutti.cost.serving.constants import (
     captured_constants,
     serving_constants,
 )
+from tutti.cost.serving.measured_attention import PagedTables
 from tutti.cost.serving.step_load import StepLoad, windows_of
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
+from tutti.models.anatomy import rank_kv_heads
 from tutti.models.cached import cached_bytes
 from tutti.models.parts import AttentionSpec
 from tutti.models.spec import ModelSpec
@@ -63,6 +66,16 @@ class _Attention(NamedTuple):
     layers: int
     key_s: float
     pair_s: float
+    row_s: float
+    tables: PagedTables | None = None  # measured: instead of what stands above
+
+    def seconds(self, load: StepLoad) -> float:
+        keys, pairs = load.keys[self.window], load.pairs[self.window]
+        if self.tables is not None:
+            each = self.tables.seconds(load.rows, keys, load.tokens - load.rows, pairs)
+        else:
+            each = self.key_s * keys + self.pair_s * pairs + self.row_s * load.rows
+        return self.layers * each
 
 
 class StagePrices:
@@ -86,6 +99,9 @@ class StagePrices:
         self._constants = captured_constants(pool.chip, self.own)
         self._machine = Machine.of(cluster, pool, Dtype.BF16)
         self._measured = measured
+        self._serves = measured is not None and measured.serves
+        # steps that run as graphs are filled up to sizes
+        self._fills = self._serves and measured is not None and measured.profile.served_graphs
         windows = windows_of(model)
         kinds = Counter(model.layer_blocks[unit - 1] for unit in self.blocks)
         every = [
@@ -97,6 +113,8 @@ class StagePrices:
                 embedding_calls(model, _strategy(tp)), formats
             )
         self._head = _head_seconds(self) if self.has_head else None
+        # what a step does beside its units: places of keys, rows that are wanted, stop tokens
+        self._fixed_s = self.own.step_kernels * self.own.graph_kernel_s if self._fills else 0.0
         self._attention = [
             self._attention_prices(model.blocks[index].attention, count, windows, formats)
             for index, count in sorted(kinds.items())
@@ -118,22 +136,29 @@ class StagePrices:
         if self._measured is None:
             return "nominal"
         profile = self._measured.profile
-        return f"profile of {profile.chip} ({profile.date}); attention to pages nominal"
+        rest = "" if self._serves else "; attention to pages nominal"
+        return f"profile of {profile.chip} ({profile.date}){rest}"
 
     def seconds(self, load: StepLoad) -> float:
         """Return the seconds of a step on this stage."""
         if not load.tokens:
             return 0.0
-        total = _at(load.tokens, self._products)
-        for part in self._attention:
-            total += part.layers * (
-                part.key_s * load.keys[part.window]
-                + part.pair_s * load.pairs[part.window]
-                + self.own.row_s * load.rows
-            )
+        tokens, samples = self._filled(load)
+        total = _at(tokens, self._products) + self._fixed_s
+        total += sum(part.seconds(load) for part in self._attention)
         if self._head is not None and load.samples:
-            total += _at(load.samples, self._head)
+            total += _at(samples, self._head)
         return total
+
+    def _filled(self, load: StepLoad) -> tuple[int, int]:
+        """Return the tokens and the wanted rows of a step as it runs."""
+        if not self._fills:
+            return load.tokens, load.samples
+        if load.tokens == load.rows:
+            rows = decode_rows(load.rows)
+            return rows, rows
+        rows = mixed_rows(load.samples, few=load.samples - load.rows <= FEW_LONG)
+        return mixed_tokens(max(load.tokens, rows), load.tokens + rows + LARGEST), rows
 
     # --- what it is made of ------------------------------------------------------------------
 
@@ -148,7 +173,12 @@ class StagePrices:
 
     def _call_seconds(self, call: Call, formats: Formats) -> FloatArray:
         if self._measured is not None and formats.weights is None:
-            return self._measured.seconds(call.operator, "forward", call.dims)
+            direction: Direction = "inference" if self._serves else "forward"
+            return self._measured.seconds(call.operator, direction, call.dims)
+        if self._serves and self._measured is not None:
+            name = _of_weights(call, formats)
+            if name != "grouped_linear" and self._measured.stand_in(name, "inference") is None:
+                return self._measured.seconds(name, "inference", call.dims)
         if call.operator == "linear":
             rows, out, deep = call.dims
             narrow = formats if call.may_narrow else Formats()
@@ -185,8 +215,17 @@ class StagePrices:
         moved = np.asarray(tokens) * self.model.hidden * STREAM_BYTES
         return all_reduce_seconds(moved, self.tp, 1.0, self._machine, self._constants)
 
+    def head_product(self, rows: Number, out: Number, deep: Number) -> FloatArray:
+        """Return a product towards logits; its numbers are those of activations."""
+        if self._serves and self._measured is not None:
+            return self._measured.seconds("linear", "inference", (rows, out, deep))
+        return self.product_seconds(rows, out, deep, Formats())
+
     def sampling_seconds(self, rows: Number) -> FloatArray:
         """Return the seconds of choosing tokens from logits, each rank from its own."""
+        if self._serves and self._measured is not None:
+            dims = (rows, np.ceil(self.model.vocab / self.tp))
+            return self._measured.seconds("sample", "inference", dims)
         logits = np.asarray(rows) * np.ceil(self.model.vocab / self.tp)
         moved = logits * self.own.logit_bytes
         return memory_bound_seconds(moved, self._machine, self._constants, kernels=8.0)
@@ -210,11 +249,18 @@ class StagePrices:
         latent = part.latent
         # decodes over latents multiply with the latents themselves, for every head
         met = wide if latent is None else 2 * latent.kv_rank + latent.rope_dim
+        tables = None
+        if self._serves and latent is None and formats.cache is None and self._measured:
+            kv_heads = float(np.asarray(rank_kv_heads(part.kv_heads, float(self.tp))))
+            shape = (heads, kv_heads, float(part.head_dim), float(part.value_dim))
+            tables = PagedTables.of(self._measured, shape)
         return _Attention(
             window=windows.index(part.window),
             layers=layers,
             key_s=max(stored / rate, 2.0 * heads * met / flash),
             pair_s=2.0 * heads * wide / flash,
+            row_s=self.own.row_s,
+            tables=tables,
         )
 
 
@@ -225,6 +271,13 @@ def _at(count: int, curve: FloatArray) -> float:
     return float(np.interp(count, _GRID, curve))
 
 
+def _of_weights(call: Call, formats: Formats) -> str:
+    """Return what a product of narrow weights is called in a profile."""
+    if call.operator != "linear" or not call.may_narrow or formats.weights is None:
+        return call.operator
+    return f"{formats.weights.value}_linear"
+
+
 def _strategy(tp: int) -> Strategy:
     return Strategy.filled(sequence_length=1.0, sequences=_GRID, tp=float(tp))
 
@@ -232,10 +285,10 @@ def _strategy(tp: int) -> Strategy:
 def _kind_seconds(stage: StagePrices, index: int, formats: Formats) -> FloatArray:
     """Return one block of a kind over the grid, its collectives and page writes included."""
     model = stage.model
-    calls = block_calls(model, model.blocks[index], _strategy(stage.tp))
+    calls = block_calls(model, model.blocks[index], _strategy(stage.tp), serves=True)
     total = stage._calls(calls, formats)
-    # keys and values go to their pages; attention is a kernel and a pass over its splits
-    total = total + 3.0 * stage.own.graph_kernel_s
+    if not stage._serves:  # attention is a kernel and a pass over its splits
+        total = total + 2.0 * stage.own.graph_kernel_s
     if stage.tp > 1:
         total = total + 2.0 * stage.all_reduce(_GRID)
     return total
@@ -246,10 +299,9 @@ def _head_seconds(stage: StagePrices) -> FloatArray:
     model, rows = stage.model, _GRID
     vocabulary = np.ceil(model.vocab / stage.tp)
     width = model.embedding.dim
-    plain = Formats()
-    total = stage.product_seconds(rows, vocabulary, float(width), plain)
+    total = stage.head_product(rows, vocabulary, float(width))
     if width != model.hidden:
-        total = total + stage.product_seconds(rows, float(width), float(model.hidden), plain)
+        total = total + stage.head_product(rows, float(width), float(model.hidden))
     return total + stage.sampling_seconds(rows)
 
 

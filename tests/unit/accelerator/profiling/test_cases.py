@@ -8,7 +8,7 @@ import torch
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.profiling.cases import MOST_COPIES, ProfileCase, prepare
 from tutti.accelerator.profiling.workspace import Workspace
-from tutti.cost.measured.forms import FORMS
+from tutti.cost.measured.forms import FORMS, SERVED
 from tutti.hardware.chip import Dtype
 
 TINY = {
@@ -39,7 +39,10 @@ def small(monkeypatch):
     monkeypatch.setattr("tutti.accelerator.profiling.workspace.HOST_ELEMENTS", 1 << 16)
 
 
-@pytest.mark.parametrize("operator", FORMS)
+TRAINED = [name for name, form in FORMS.items() if form.directions != SERVED]
+
+
+@pytest.mark.parametrize("operator", TRAINED)
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 def test_each_pass_runs(operator, dtype, accelerator, small):
     case = ProfileCase(operator, TINY.get(operator, (8, 16)))
