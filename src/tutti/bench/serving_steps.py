@@ -102,7 +102,7 @@ def time_steps(
     report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[TimedStep]:
     """Yield steps of a model with random weights; `hold_out`: its own shapes are not looked at."""
-    worker = _worker(spec, accelerator, dtype, most_rows, longest)
+    worker = serving_worker(spec, accelerator, dtype, most_rows, longest)
     chip = MeasuredChip(profile, dtype)
     if hold_out:
         own = {(row_name(c.operator, "inference"), c.shape) for c in served_model_cases(spec)}
@@ -110,11 +110,11 @@ def time_steps(
     cluster = local_cluster()
     pool = cluster.pools[0]
     prices = StagePrices(spec, (0, spec.num_units), cluster, pool, measured=chip)
-    timer = timer_for(accelerator)
+    timer, warm = timer_for(accelerator), worker.warm_steps
     anchors = _anchors(profile, accelerator, dtype, timer)
     for asked in usual_steps(most_rows, longest):
         report(f"{name}: {asked}")
-        run = _run_of(worker, asked)
+        run = warm.rehearse(asked.shape, asked.keys)
         run()
         samples, trial = Samples(), Samples()
         timer.sample(run, 1, trial, ahead=False)
@@ -133,14 +133,10 @@ def time_steps(
         )
 
 
-def _run_of(worker: Worker, asked: StepSizeAsked) -> Callable[[], None]:
-    warm = worker.warm_steps
-    return lambda: warm.run(asked.shape, asked.keys)
-
-
-def _worker(
+def serving_worker(
     spec: ModelSpec, accelerator: Accelerator, dtype: Dtype, most_rows: int, longest: int
 ) -> Worker:
+    """Return a worker of a model with random weights."""
     kind = TORCH_DTYPES[dtype]
     model = Model(spec, accelerator.operators, dtype=kind, device=accelerator.device)
     initialize(model, on_device=True)

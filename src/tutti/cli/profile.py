@@ -105,8 +105,8 @@ def profile(
         from tutti.accelerator.profiling import measure_profile
 
         found = measure_profile(session)
-    if model and session.issues and not session.interrupted:
-        found = _with_block_issue(found, model, opened, chosen)
+    if not session.interrupted and (serve or (model and session.issues)):
+        found = _with_whole_blocks(found, None if serve else model, opened, chosen)
         found.save(output)
     if html is not None:
         from tutti.report.profile import write_profile_page
@@ -250,16 +250,24 @@ def _session(
     )
 
 
-def _with_block_issue(found: Profile, model: str, opened: Accelerator, dtype: Dtype) -> Profile:
-    """Return the profile with the host's times of a whole block; as it is where that fails."""
+def _with_whole_blocks(
+    found: Profile, model: str | None, opened: Accelerator, dtype: Dtype
+) -> Profile:
+    """Return the profile with what only a whole block tells; as it is where that fails.
+
+    Of a model's block of training: the host's times. Of servers: what lies between operators.
+    """
     from tutti.bench.block_issue import with_block_issue
+    from tutti.bench.served_gap import with_served_gap
     from tutti.models.load import load_model
 
     try:
+        if model is None:
+            return with_served_gap(found, opened, dtype)
         return with_block_issue(found, load_model(model), opened, dtype)
     except Exception as error:  # what was measured is worth keeping
         first = str(error).strip().partition("\n")[0]
-        typer.echo(f"no whole block could be issued: {type(error).__name__}: {first}", err=True)
+        typer.echo(f"no whole block could be timed: {type(error).__name__}: {first}", err=True)
         return found
 
 

@@ -105,6 +105,8 @@ class Profile:
     """What of the time to issue a block is left where it runs as a graph; 1 without graphs."""
     served_graphs: bool = False
     """Whether operators of servers were timed inside graphs, as steps then run."""
+    served_gap_s: Seconds = 0.0
+    """What lies between two operators of a server's step, beside what they take alone."""
     operators: tuple[OperatorTime, ...] = ()
     links: tuple[LinkFigure, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()

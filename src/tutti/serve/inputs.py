@@ -19,6 +19,8 @@ from tutti.batching.settings import Settings
 from tutti.batching.step import Step
 from tutti.serve.staging import Upload
 
+_FAR_APART = 7919  # a prime: tokens of steps before there are any
+
 
 class Shape(NamedTuple):
     """How large a step is on the device."""
@@ -58,9 +60,9 @@ class Given(NamedTuple):
 class StepInputs:
     """Host and device memory for the largest step that a scheduler makes."""
 
-    def __init__(self, accelerator: Accelerator, settings: Settings) -> None:
+    def __init__(self, accelerator: Accelerator, settings: Settings, vocabulary: int) -> None:
         self._page_size, self._nobody = settings.page_size, settings.slots
-        self._pages = settings.pages
+        self._pages, self._vocabulary = settings.pages, vocabulary
         rows, tokens = settings.slots, settings.most_tokens
         sizes = {
             "query_starts": rows + 1,
@@ -123,6 +125,8 @@ class StepInputs:
         for steps before there are requests. Without keys the step has no tokens either.
         """
         given = self.blank(wide)
+        # tokens that are all the same would meet the same experts, and draw less power
+        given.tokens_t.copy_(torch.arange(wide.tokens) * _FAR_APART % self._vocabulary)
         if not keys:
             return given
         rows, width = shape.rows, self._width(wide)

@@ -35,23 +35,24 @@ def measured_prices(
     slots: int,
     most_tokens: int,
     longest: int,
-    run: Callable[[Shape, int], None],
+    rehearse: Callable[[Shape, int], Callable[[], None]],
     synchronize: Callable[[], None],
     decode_sizes: Sequence[int] = (),
     mixed_sizes: Sequence[int] = (),
 ) -> TabledPrices:
-    """Return prices of steps; `run` computes one of a size in which each row looks at some keys.
+    """Return prices of steps; `rehearse` writes one down in which each row looks at some keys.
 
     `decode_sizes`, `mixed_sizes`: rows and tokens that steps are filled up to, where they are.
     """
 
     def timed(shape: Shape, keys: int = 0) -> float:
-        run(shape, keys)  # nothing is made for the first time
+        run = rehearse(shape, keys)
+        run()  # nothing is made for the first time
         best = math.inf
         for _ in range(ROUNDS):
             synchronize()
             started = time.perf_counter()
-            run(shape, keys)
+            run()
             synchronize()
             best = min(best, time.perf_counter() - started)
         return best

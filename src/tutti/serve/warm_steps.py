@@ -53,19 +53,27 @@ class WarmSteps:
         self.run(self._cold.pop(0), 0)
         return True
 
-    @torch.no_grad()
     def run(self, shape: Shape, keys: int) -> None:
         """Compute a step of a size, of which each row's last token is the last of so many."""
+        self.rehearse(shape, keys)()
+
+    @torch.no_grad()
+    def rehearse(self, shape: Shape, keys: int) -> Callable[[], None]:
+        """Write such a step down; return what computes it, until the next one is written."""
         draws = self._sampler.always_draws
         wide = self._graphs.shape_for(shape) if self._graphs is not None else None
-        if self._graphs is None or wide is None or not self._graphs.captures(wide):
-            self._plain(self._inputs.rehearsed(shape, wide or shape, keys), draws=draws)
-            return
-        key = GraphKey(wide, draws, self._sampler.columns_key)
-        replay = self._graphs.get(key, lambda blank: self._plain(blank, draws=draws))
-        self._inputs.rehearsed(shape, wide, keys)  # making a graph leaves nothing
-        if replay is not None:
-            replay()
+        if self._graphs is not None and wide is not None and self._graphs.captures(wide):
+            key = GraphKey(wide, draws, self._sampler.columns_key)
+            replay = self._graphs.get(key, lambda blank: self._plain(blank, draws=draws))
+            self._inputs.rehearsed(shape, wide, keys)  # making a graph leaves nothing
+            return _nothing if replay is None else _of_no_result(replay)
+        given = self._inputs.rehearsed(shape, wide or shape, keys)
+
+        @torch.no_grad()
+        def compute() -> None:
+            self._plain(given, draws=draws)
+
+        return compute
 
     def prices(self, settings: Settings, accelerator: Accelerator) -> TabledPrices:
         """Return what steps take here; there are no requests yet."""
@@ -76,8 +84,20 @@ class WarmSteps:
             slots=settings.slots,
             most_tokens=settings.most_tokens,
             longest=settings.max_length,
-            run=self.run,
+            rehearse=self.rehearse,
             synchronize=accelerator.synchronize,
             decode_sizes=sorted({shape.rows for shape in captured if not shape.long_rows}),
             mixed_sizes=sorted({shape.tokens for shape in captured if shape.long_rows}),
         )
+
+
+def _nothing() -> None:
+    """Compute nothing: the step could not be captured."""
+
+
+def _of_no_result(replay: Callable[[], object]) -> Callable[[], None]:
+    @torch.no_grad()
+    def run() -> None:
+        replay()
+
+    return run

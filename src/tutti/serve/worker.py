@@ -104,7 +104,7 @@ class Worker:
         self.sampler = Sampler(
             accelerator, settings.slots, model.spec.vocab, end, ahead=settings.ahead
         )
-        self._inputs = StepInputs(accelerator, settings)
+        self._inputs = StepInputs(accelerator, settings, model.spec.vocab)
         self._graphs = CapturedSteps(accelerator, settings, self._inputs)
         self._capturable = _is_capturable(model, self.cache)
         # one more for the samples that fill a step up

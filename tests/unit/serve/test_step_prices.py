@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -25,7 +27,11 @@ class Clock:
     def __init__(self, back_s: float) -> None:
         self.now, self.back_s = 0.0, back_s
 
-    def run(self, shape: Shape, keys: int) -> None:
+    def rehearse(self, shape: Shape, keys: int) -> Callable[[], None]:
+        self.now += 100.0  # writing a step down is no part of it
+        return lambda: self._run(shape, keys)
+
+    def _run(self, shape: Shape, keys: int) -> None:
         self.now += 1.0 + 0.01 * shape.tokens
         each = shape.tokens // shape.rows
         if each == 1:
@@ -39,7 +45,11 @@ def test_prices_are_what_steps_take(monkeypatch: pytest.MonkeyPatch, back_s: flo
     clock = Clock(back_s)
     monkeypatch.setattr(step_prices.time, "perf_counter", lambda: clock.now)
     prices = step_prices.measured_prices(
-        slots=48, most_tokens=2048, longest=8192, run=clock.run, synchronize=lambda: None
+        slots=48,
+        most_tokens=2048,
+        longest=8192,
+        rehearse=clock.rehearse,
+        synchronize=lambda: None,
     )
     assert [rows for rows, _ in prices.decode] == [1, 2, 4, 8, 16, 32, 48]
     assert prices.key_s == pytest.approx(2e-4)
@@ -52,6 +62,15 @@ def test_prices_are_what_steps_take(monkeypatch: pytest.MonkeyPatch, back_s: flo
     looks_back = StepSize(decodes=4, prefill=0, keys=0).with_chunk(start=5000, count=60)
     expected = 1.0 + 0.01 * 64 + back_s + 3e-6 * (60 * 5000 + 60 * 61 // 2)
     assert prices.seconds(looks_back) == pytest.approx(expected)
+
+
+def test_steps_before_requests_have_tokens_of_many_kinds(model: Model) -> None:
+    """One token again and again would meet the same experts in every row."""
+    worker = engine_of(model, slots=8, page_size=4, max_length=64).worker
+    worker.warm_steps.rehearse(Shape(8, 8, 8, 1, 32), 32)
+    tokens = worker._inputs.seen(Shape(8, 8, 8, 1, 32)).tokens_t
+    assert len(set(tokens.tolist())) == 8
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < model.spec.vocab
 
 
 @pytest.mark.parametrize("graphs", [False, True])

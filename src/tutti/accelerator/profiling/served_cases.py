@@ -34,6 +34,7 @@ PAGE_SIZE = 16
 MOST_COPIES = 32
 CALLS = 24  # of a graph, at least
 LONGEST = 1 << 20  # keys that a table may have room for
+ONE_TOKEN = 8  # rows that are taken to be of one token: it has as many experts
 
 ServedMaker = Callable[[tuple[int, ...], Workspace, Operators], tuple[Run, str]]
 
@@ -59,7 +60,11 @@ def prepare_served(case: ProfileCase, space: Workspace, accelerator: Accelerator
     replay = accelerator.capture(every, pool=pool, warm_ups=1)
     if replay is None:
         return Prepared({"inference": _without_gradients(in_turns(runs))}, kernel)
-    return Prepared({"inference": replay}, kernel, calls)
+
+    def run(_kept: Sequence[Run] = runs) -> Any:  # a graph does not own what it reads
+        return replay()
+
+    return Prepared({"inference": run}, kernel, calls)
 
 
 def _without_gradients(run: Run) -> Run:
@@ -114,7 +119,7 @@ def _grouped_linear(
 ) -> tuple[Run, str]:
     rows, out, wide, experts = shape
     chosen = torch.randint(0, experts, (rows,), generator=torch.Generator().manual_seed(rows))
-    if rows <= experts:  # of one token: they are all different
+    if rows <= min(experts, ONE_TOKEN):  # of one token: they are all different
         chosen = torch.randperm(experts, generator=torch.Generator().manual_seed(rows))[:rows]
     counts = torch.bincount(chosen, minlength=experts).to(space.device)
     x = space.take(rows, wide, gradient=False)

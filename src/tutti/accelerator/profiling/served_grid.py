@@ -14,9 +14,6 @@ import numpy as np
 from tutti.accelerator.profiling.cases import ProfileCase
 from tutti.accelerator.profiling.grid import (
     EXPERT_WIDTHS,
-    EXPERTS,
-    HEADS,
-    HIDDEN,
     SHAPES,
     VOCABULARIES,
     aligned,
@@ -37,6 +34,15 @@ CHUNKS = (  # tokens, and those that are stored before them
     ((1024, 8192), (48, 16384), (512, 512)),
     ((64, 32768), (256, 8192), (1024, 1)),
 )
+HIDDEN = ((1024, 4096), (2048, 8192), (512, 3072), (1536, 6144))
+HEADS = (  # heads, key-value heads, width of a head
+    ((32, 8, 128), (16, 8, 64)),
+    ((32, 4, 128), (8, 4, 256)),
+    ((16, 16, 128), (8, 4, 64), (64, 8, 128)),
+    ((32, 32, 128), (12, 12, 64)),
+)
+EXPERTS = (((128, 8),), ((8, 2),), ((64, 8),), ((32, 4),))  # (experts, chosen)
+EXPERT_HIDDEN = ((2048,), (4096,), (1024, 2048), (4096,))
 MOST_KEYS = 1 << 20  # of all rows of a case
 LEVELS = 4
 NARROW = ("fp8_linear", "int8_linear")
@@ -84,11 +90,11 @@ def _case(operator: str, shape: tuple[int, ...]) -> ProfileCase:
 
 
 def _level(level: int, narrow: Sequence[str]) -> list[list[ProfileCase]]:
-    tokens, hidden = up_to(TOKENS, level), up_to(HIDDEN[:3], level)
+    tokens, hidden = up_to(TOKENS, level), up_to(HIDDEN, level)
     fresh = [
         (count, width)
         for count, width in itertools.product(tokens, hidden)
-        if count in TOKENS[level] or width in HIDDEN[min(level, 2)] or not level
+        if count in TOKENS[level] or width in HIDDEN[level]
     ]
     products = [
         (count, aligned(out * width), aligned(deep * width))
@@ -138,8 +144,11 @@ def _experts(level: int) -> list[list[ProfileCase]]:
     grouped, moved, routed = [], [], []
     pairs = [pair for step in EXPERTS[: level + 1] for pair in step]
     for (experts, top), tokens, hidden in itertools.product(
-        pairs, TOKENS[level], (1024, 2048, 4096)
+        pairs, up_to(TOKENS, level), up_to(EXPERT_HIDDEN, level)
     ):
+        fresh = tokens in TOKENS[level] or (experts, top) in EXPERTS[level]
+        if not fresh and hidden not in EXPERT_HIDDEN[level]:
+            continue
         for width in EXPERT_WIDTHS[experts]:
             own = aligned(width * hidden)
             grouped += [

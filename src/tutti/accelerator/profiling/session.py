@@ -345,6 +345,7 @@ class Session:
             sustained=round(self._sustained or (self.resume.sustained if self.resume else 1.0), 4),
             served_graphs=any(row.operator.endswith(".inference") for row in rows.values())
             and self.accelerator.graph_pool() is not None,
+            served_gap_s=self.resume.served_gap_s if self.resume is not None else 0.0,
             operators=tuple(rows.values()),
             links=tuple(self.links),
             collectives=self.resume.collectives if self.resume is not None else (),

@@ -289,6 +289,9 @@ def _kind_seconds(stage: StagePrices, index: int, formats: Formats) -> FloatArra
     total = stage._calls(calls, formats)
     if not stage._serves:  # attention is a kernel and a pass over its splits
         total = total + 2.0 * stage.own.graph_kernel_s
+    elif stage._measured is not None:
+        between = sum(1 for call in calls if np.any(call.times)) + 1
+        total = total + between * stage._measured.profile.served_gap_s
     if stage.tp > 1:
         total = total + 2.0 * stage.all_reduce(_GRID)
     return total
