@@ -63,6 +63,7 @@ def workloads(scale: float, vocabulary: int) -> list[Workload]:
         return r.integers(3, vocabulary, count).tolist()
 
     chats = trace("chat", max(4, int(256 * scale)), vocabulary, seed=7)
+    others = trace("chat", len(chats), vocabulary, seed=8)  # none is stored from before
     few = max(4, int(96 * scale))
     own = max(4, int(256 * scale))
     beginning = tokens(1024)
@@ -70,7 +71,7 @@ def workloads(scale: float, vocabulary: int) -> list[Workload]:
         Workload("chats at once", np.zeros(len(chats)), [list(c.prompt) for c in chats],
                  [c.new for c in chats]),
         Workload("chats at random", np.cumsum(r.exponential(1 / 20.0, len(chats))),
-                 [list(c.prompt) for c in reversed(chats)], [c.new for c in reversed(chats)]),
+                 [list(c.prompt) for c in others], [c.new for c in others]),
         Workload("long prompts", np.cumsum(r.exponential(1 / 6.0, few)),
                  [tokens(int(n)) for n in r.integers(1500, 3500, few)],
                  r.integers(32, 160, few).tolist()),
