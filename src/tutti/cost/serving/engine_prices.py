@@ -40,6 +40,8 @@ class EnginePrices:
     slots: int  # of one engine, all lanes
     longest: int  # tokens of a sequence
     num_chips: int  # of one engine
+    # stages that stand for all of their kind, and for every stage the place of its own among them
+    distinct: tuple[tuple[int, ...], tuple[int, ...]]
 
     @property
     def windows(self) -> Windows:
@@ -55,7 +57,8 @@ class EnginePrices:
         """Return the seconds of a step on each stage; the host's part is the first one's."""
         own = self.stages[0].own
         host = own.step_s if len(self.stages) == 1 else own.staged_step_s
-        first, *others = (stage.seconds(load) for stage in self.stages)
+        each = [self.stages[number].seconds(load) for number in self.distinct[0]]
+        first, *others = (each[place] for place in self.distinct[1])
         return (first + (host if self.lanes == 1 else 0.0), *others)
 
     def wire_seconds(self, load: StepLoad) -> tuple[float, ...]:
@@ -148,7 +151,16 @@ def engine_prices(
         slots=pipeline.slots,
         longest=longest,
         num_chips=sum(stage.num_chips for stage in pipeline.stages) // pipeline.copies,
+        distinct=_distinct(stages),
     )
+
+
+def _distinct(stages: tuple[StagePrices, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    firsts: dict[object, int] = {}
+    for number, stage in enumerate(stages):
+        firsts.setdefault(stage.kind, number)
+    order = {kind: place for place, kind in enumerate(firsts)}
+    return tuple(firsts.values()), tuple(order[stage.kind] for stage in stages)
 
 
 def _require_room(

@@ -6,6 +6,7 @@ attention follows from the keys that a step reads. Prices are nominal where no p
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections import Counter
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from tutti.models.spec import ModelSpec
 
 STREAM_BYTES = 2.0  # of activations
 _GRID = np.unique(np.round(2.0 ** np.arange(0.0, 16.01, 0.125))).astype(np.float64)
+_COUNTS: list[float] = _GRID.tolist()
 _NARROW = (Dtype.FP8, Dtype.INT8)
 
 
@@ -107,12 +109,11 @@ class StagePrices:
         every = [
             _kind_seconds(self, index, formats) * count for index, count in sorted(kinds.items())
         ]
-        self._products = sum(every, np.zeros(len(_GRID)))
+        products = sum(every, np.zeros(len(_GRID)))
         if units[0] == 0:
-            self._products = self._products + self._calls(
-                embedding_calls(model, _strategy(tp)), formats
-            )
-        self._head = _head_seconds(self) if self.has_head else None
+            products = products + self._calls(embedding_calls(model, _strategy(tp)), formats)
+        self._products: list[float] = products.tolist()
+        self._head: list[float] | None = _head_seconds(self).tolist() if self.has_head else None
         # what a step does beside its units: places of keys, rows that are wanted, stop tokens
         self._fixed_s = self.own.step_kernels * self.own.graph_kernel_s if self._fills else 0.0
         self._attention = [
@@ -124,6 +125,13 @@ class StagePrices:
     def blocks(self) -> range:
         """The blocks of the stage, as units."""
         return range(max(1, self.units[0]), min(self.units[1], self.model.num_layers + 1))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What stages have in common whose steps take as long."""
+        kinds = Counter(self.model.layer_blocks[unit - 1] for unit in self.blocks)
+        own = (self.pool.name, self.tp, self.units[0] == 0, self.has_head)
+        return (*own, tuple(sorted(kinds.items())))
 
     @property
     def has_head(self) -> bool:
@@ -264,11 +272,14 @@ class StagePrices:
         )
 
 
-def _at(count: int, curve: FloatArray) -> float:
+def _at(count: int, curve: Sequence[float]) -> float:
     """Return a curve over the grid at a count; beyond it, by the last rate."""
-    if count > _GRID[-1]:
-        return float(curve[-1] * count / _GRID[-1])
-    return float(np.interp(count, _GRID, curve))
+    if count >= _COUNTS[-1]:
+        return curve[-1] * count / _COUNTS[-1]
+    place = bisect.bisect_right(_COUNTS, count)
+    low, high = _COUNTS[place - 1], _COUNTS[place]
+    part = (count - low) / (high - low)
+    return curve[place - 1] + part * (curve[place] - curve[place - 1])
 
 
 def _of_weights(call: Call, formats: Formats) -> str:

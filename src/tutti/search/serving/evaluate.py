@@ -23,6 +23,10 @@ MOST_STEPS = 5_000
 # of the requests that come so many must end meanwhile, or the queue grows; not all, for slots
 # are still filling in a run of few turns
 KEEPS_UP = 0.85
+# the same of the run that confirms the best: slots are full for most of it
+LONG_TURNS, LONG_STEPS, KEEPS_UP_LONG = 6.0, 20_000, 0.95
+LESS, HALF = 0.95, 0.5  # of a rate that was not kept: what is tried next, at most and at least
+MOST_CONFIRMED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +52,7 @@ def evaluate(
 
     One that cannot beat `least` is left early.
     """
-    deployment = Deployment.of(plan)
+    deployment = Deployment.of(plan, problem.measured)
     count = _count(problem, deployment)
     limits = problem.service.limits
     if limits.first_token_s is None and limits.per_token_s is None:
@@ -77,19 +81,25 @@ def evaluate(
     return Evaluated(plan=plan, promised=promised, rate=found[0], result=found[1])
 
 
-def _count(problem: ServeProblem, deployment: Deployment) -> int:
+def _count(
+    problem: ServeProblem,
+    deployment: Deployment,
+    *,
+    turns: float = TURNS,
+    most_steps: int = MOST_STEPS,
+) -> int:
     """Return how many requests fill every slot some times, and take not too many steps."""
     pipelines, output = deployment.plan.pipelines, problem.service.traffic.output.expected
     wanted, steps = float(FEWEST), 0.0
     every = zip(pipelines, shares(deployment.plan), deployment.simulated(), strict=True)
     for pipeline, share, shown in every:
         if share > 0.02:  # who gets less hardly matters
-            wanted = max(wanted, TURNS * pipeline.sequences / share)
+            wanted = max(wanted, turns * pipeline.sequences / share)
         rows = 0.7 * pipeline.slots / pipeline.micro_batches
         prefill = pipeline.engine is not None and pipeline.engine.role is Role.PREFILL
         made = 1.0 if prefill else output / rows
         steps += share * shown / pipeline.copies * made  # per request
-    return int(max(FEWEST, min(wanted, MOST_STEPS / max(steps, 1e-9))))
+    return int(max(FEWEST, min(wanted, most_steps / max(steps, 1e-9))))
 
 
 def shares(plan: Plan) -> list[float]:
@@ -106,6 +116,29 @@ def _requests(problem: ServeProblem, count: int, rate: float | None, seed: int) 
 
 def simulate_at(problem: ServeProblem, plan: Plan, rate: float, seed: int = 0) -> ServingResult:
     """Return what requests see at a rate."""
-    deployment = Deployment.of(plan)
+    deployment = Deployment.of(plan, problem.measured)
     count = _count(problem, deployment)
     return simulate_serving(deployment, _requests(problem, count, rate, seed))
+
+
+def confirm(problem: ServeProblem, found: Evaluated, *, seed: int = 1) -> Evaluated:
+    """Return a deployment with the rate that it keeps in the long run, on other requests.
+
+    In the short runs that choose among many, slots are still filling: a queue that grows slowly
+    does not show.
+    """
+    deployment = Deployment.of(found.plan, problem.measured)
+    count = _count(problem, deployment, turns=LONG_TURNS, most_steps=LONG_STEPS)
+    limits, rate, result = problem.service.limits, found.rate, found.result
+    if limits.first_token_s is None and limits.per_token_s is None:
+        result = simulate_serving(deployment, _requests(problem, count, None, seed))
+        return replace(found, rate=result.request_rate, result=result)
+    for _ in range(MOST_CONFIRMED):
+        if rate <= 0.0:
+            break
+        result = simulate_serving(deployment, _requests(problem, count, rate, seed))
+        kept = result.request_rate / rate
+        if result.keeps_limits and kept >= KEEPS_UP_LONG:
+            return replace(found, rate=rate, result=result)
+        rate *= min(LESS, max(HALF, kept))
+    return replace(found, rate=0.0, result=result)

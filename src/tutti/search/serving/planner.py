@@ -16,7 +16,13 @@ from tutti.plan.check import require_valid
 from tutti.plan.plan import Plan
 from tutti.plan.serving import Role
 from tutti.search.serving.build_plan import build_plan
-from tutti.search.serving.evaluate import MOST_OF_PROMISE, Evaluated, evaluate, simulate_at
+from tutti.search.serving.evaluate import (
+    MOST_OF_PROMISE,
+    Evaluated,
+    confirm,
+    evaluate,
+    simulate_at,
+)
 from tutti.search.serving.flows import Mixture, solve_flows
 from tutti.search.serving.infeasible import why_nothing_fits
 from tutti.search.serving.kinds import ChipGroup, kinds_of
@@ -92,30 +98,71 @@ def _most(
 ) -> ServeAnswer:
     candidates = _candidates(problem, kinds, options)
     bound = max(mixture.bound for _, mixture in candidates)
-    compared, best = [], None
-    simulated: dict[object, float] = {}
+    found: dict[object, tuple[str, Evaluated]] = {}  # by what mixtures share
+    confirmed: set[object] = set()
+    best, key = 0.0, None
+    while True:  # what was left out may win after all when the best turns out worse in the long run
+        more = _simulated(problem, candidates, found, best, bound, report)
+        if not more and key is not None:
+            break
+        key = _confirmed(problem, found, confirmed, report)
+        best = found[key][1].rate
+    winner, chosen = found[key]
+    compared = []
     for name, mixture in sorted(candidates, key=lambda item: -item[1].rate):
-        own = simulated.get(_same(mixture))
-        most = min(bound, MOST_OF_PROMISE * mixture.rate)
-        if own is None and (best is None or most > best[1].rate):  # else it cannot win
-            report(f"simulating: {name}")
-            least = 0.0 if best is None else best[1].rate
-            plan = build_plan(problem, mixture)
-            found = evaluate(problem, plan, mixture.rate, least=least, most=bound)
-            own = simulated[_same(mixture)] = found.rate
-            if best is None or found.rate > best[1].rate:
-                best = (name, found)
+        known = found.get(_same(mixture))
+        rate = None if known is None else known[1].rate
         compared.append(
             ComparedDeployment(
-                name=name, promised=mixture.rate, simulated=own, chips=mixture.num_chips
+                name=name, promised=mixture.rate, simulated=rate, chips=mixture.num_chips
             )
         )
-    assert best is not None
-    compared += _even_split(best[1])
+    compared += _even_split(chosen)
     return ServeAnswer(
-        problem=problem, best=best[1], winner=best[0], compared=tuple(compared), bound=bound,
+        problem=problem, best=chosen, winner=winner, compared=tuple(compared), bound=bound,
         num_engines=len(options), seconds=0.0,
     )  # fmt: skip
+
+
+def _simulated(
+    problem: ServeProblem,
+    candidates: Sequence[tuple[str, Mixture]],
+    found: dict[object, tuple[str, Evaluated]],
+    best: float,
+    bound: float,
+    report: Callable[[str], None],
+) -> bool:
+    """Simulate those that can win and have not been; tell whether there were any."""
+    before = len(found)
+    for name, mixture in sorted(candidates, key=lambda item: -item[1].rate):
+        most = min(bound, MOST_OF_PROMISE * mixture.rate)
+        if _same(mixture) not in found and most > best:
+            report(f"simulating: {name}")
+            plan = build_plan(problem, mixture)
+            own = evaluate(problem, plan, mixture.rate, least=best, most=bound)
+            found[_same(mixture)] = (name, own)
+            best = max(best, own.rate)
+    return len(found) > before
+
+
+def _confirmed(
+    problem: ServeProblem,
+    found: dict[object, tuple[str, Evaluated]],
+    confirmed: set[object],
+    report: Callable[[str], None],
+) -> object:
+    """Confirm deployments, the best first, until none of the others is better; return its key.
+
+    Those that were confirmed have the rate of the long run then.
+    """
+    while True:
+        key = max(found, key=lambda each: found[each][1].rate)
+        if key in confirmed:
+            return key
+        name, own = found[key]
+        report(f"confirming: {name}")
+        found[key] = (name, confirm(problem, own))
+        confirmed.add(key)
 
 
 def _same(mixture: Mixture) -> object:

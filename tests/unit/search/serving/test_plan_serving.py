@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from tests.support.deployments import CHAT, LIMITS
+from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.serving.engine_prices import engine_prices
 from tutti.document import Place
 from tutti.errors import InputError
+from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.profile import Profile
 from tutti.models.load import load_model
 from tutti.plan.check import check_plan
 from tutti.plan.serving import Lengths, Limits, Role, Service, Traffic
@@ -196,3 +199,38 @@ def test_what_is_cut_lowers_the_mean():
     assert 250 < lengths.expected < 300
     assert Lengths(mean=100, sigma=0.5, longest=10**6).expected == pytest.approx(100)
     assert Traffic(prompt=lengths, output=lengths).longest == 1024
+
+
+def test_the_rate_of_the_best_is_that_of_a_long_run(answer):
+    """Whatever the short runs said, the rate is kept by as many requests as fill slots often."""
+    problem, best = answer.problem, answer.best
+    again = evaluating.confirm(problem, best, seed=5)
+    assert again.rate >= 0.9 * best.rate
+
+
+def test_short_runs_that_promise_too_much_are_corrected(monkeypatch):
+    problem = _problem(space=ServeSpace(tp_max=1, separate=False))
+    mixture = solve_flows(problem, _options(problem, (Role.BOTH,)))
+    assert mixture is not None
+    plan = build_plan(problem, mixture)
+    found = evaluating.evaluate(problem, plan, mixture.rate)
+    dreamt = replace(found, rate=3.0 * found.rate)
+    kept = evaluating.confirm(problem, dreamt)
+    assert 0.5 * found.rate < kept.rate < 1.6 * found.rate
+    assert kept.result.keeps_limits
+
+
+def test_simulations_go_by_the_profiles_that_were_given():
+    profile = Profile.find("h200")
+    problem = _problem(
+        cluster=_cluster({"name": "h200", "chip": "H200", "nodes": 1, "chips_per_node": 1}),
+        space=ServeSpace(tp_max=1, separate=False),
+    )
+    slow = MeasuredChip(profile.slowed("H200", 3.0), Dtype.BF16)
+    rates = []
+    for measured in (None, {"h200": slow}):
+        asked = replace(problem, measured=measured)
+        mixture = solve_flows(asked, _options(asked, (Role.BOTH,)))
+        assert mixture is not None
+        rates.append(evaluating.evaluate(asked, build_plan(asked, mixture), mixture.rate).rate)
+    assert 0.2 < rates[1] / rates[0] < 0.6
