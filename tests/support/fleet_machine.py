@@ -16,8 +16,8 @@ from tutti.hardware.cluster import Cluster
 
 
 def small_cluster(nodes: int = 11, group: int = 4, pools: int = 1, tiers: int = 2) -> Cluster:
-    names = ["leaf", "spine", "core"][-tiers:] if tiers < 3 else ["leaf", "spine", "core"]
-    sizes: list[int | None] = [group, 2 * group, None][: tiers - 1] + [None]
+    names = ["leaf", "spine", "core"][:tiers]
+    sizes: list[int | None] = [*[group, 2 * group][: tiers - 1], None]
     return Cluster.from_document(
         {
             "name": "small",
@@ -69,11 +69,11 @@ class Life:
         counts = [self.chance.choice([1, 1, 2, 3, 5, 8])]
         if self.chance.random() < 0.2:
             counts.append(max(1, counts[0] // 2))  # can also run on fewer
+        chips = None if whole else self.chance.choice([1, 3, 4])
         shapes = tuple(
-            Shape(((self.chance.choice(pools), count),), None if whole else self.chance.choice([1, 3, 4]),
-                  count / counts[0])
+            Shape(((self.chance.choice(pools), count),), chips, count / counts[0])
             for count in counts
-        )  # fmt: skip
+        )
         if len(pools) > 1 and self.chance.random() < 0.2:
             shapes = (Shape(tuple((pool, 2) for pool in pools), None),)
         seconds = self.chance.choice([5.0, 20.0, 100.0, 400.0])

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 
 from tutti import files
 from tutti.document import Above, Count, Place, build
@@ -76,29 +77,22 @@ def generate(name: str, jobs: int, *, chips: int, load: float, seed: int = 0) ->
 
 def chip_weights(
     one: Moments, largest: int
-) -> tuple[
-    np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]
-]:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Return powers of two and how often each is asked for: their mean is the published one."""
-    sizes = 2 ** np.arange(int(math.log2(largest)) + 1)
-    low, high = 1e-9, 1.0
-    for _ in range(80):
-        factor = (low + high) / 2
-        weights = factor ** np.arange(len(sizes))
-        weights /= weights.sum()
-        low, high = (factor, high) if (sizes * weights).sum() < one.mean_chips else (low, factor)
+    sizes = 2 ** np.arange(int(math.log2(largest)) + 1, dtype=np.int64)
+    weights = _falling(sizes, one.mean_chips, 0)
     if weights[0] < 0.5 - 1e-6:  # the median would be above 1: let 1 have half of all
-        weights = _with_half(sizes, one.mean_chips)
+        weights = _falling(sizes, one.mean_chips, 1)
     return sizes, weights
 
 
-def _with_half(
-    sizes: np.ndarray[tuple[int], np.dtype[np.int64]], mean: float
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _falling(sizes: npt.NDArray[np.int64], mean: float, first: int) -> npt.NDArray[np.float64]:
+    """Return weights with this mean that change by one factor; a first one may have half of all."""
+    weights: npt.NDArray[np.float64] = np.ones(len(sizes))
     low, high = 1e-9, 8.0
     for _ in range(80):
         factor = (low + high) / 2
-        rest = factor ** np.arange(len(sizes) - 1)
-        weights = np.concatenate([[0.5], 0.5 * rest / rest.sum()])
+        rest = np.power(factor, np.arange(len(sizes) - first, dtype=np.float64))
+        weights = np.concatenate([[0.5] * first, (1 - 0.5 * first) * rest / rest.sum()])
         low, high = (factor, high) if (sizes * weights).sum() < mean else (low, factor)
     return weights

@@ -63,6 +63,8 @@ class Policy:
         found: dict[str, object] = {}
         known = [*map(str, Order), *map(str, Placement), *_EXTRAS]
         for word in filter(None, (part.strip() for part in text.split("/"))):
+            key: str
+            value: object
             if word in tuple(Order):
                 key, value = "order", Order(word)
             elif word in tuple(Placement):
