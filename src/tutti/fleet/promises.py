@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.fleet.chips import Fleet, as_mask, bits
+from tutti.fleet.chips import Fleet, Floats, as_mask, bits
 from tutti.fleet.placement import fewest_now, tightest
-from tutti.fleet.request import Shape
+from tutti.fleet.request import JobRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Promise:
 
     job: str
     start: float
+    end: float  # as far as is known
     mask: int
     shape: int = 0
 
@@ -36,29 +37,42 @@ def kept_free(promises: list[Promise], job: str, until: float) -> int:
 
 
 def earliest(
-    fleet: Fleet, shape: Shape, number: int, job: str, now: float, promised: int, one_group: bool
+    fleet: Fleet,
+    request: JobRequest,
+    number: int,
+    now: float,
+    seconds: float,
+    promises: list[Promise],
 ) -> Promise | None:
     """Return the first time at which a shape is expected to find its nodes; None: never yet."""
-    start, mask = now, 0
+    start, mask, shape = now, 0, request.shapes[number]
     for name, count in shape.nodes:
         pool = fleet.grounds.pool_names.index(name)
-        found = _in_pool(fleet, pool, fleet.chips_of(pool, shape), count, promised, one_group)
+        times = _times(fleet, pool, fleet.chips_of(pool, shape), promises)
+        found = _in_pool(fleet, pool, times, count, request.one_group)
         if found is None:
             return None
         start, mask = max(start, found[0]), mask | found[1]
-    return Promise(job, start, mask, number)
+    return Promise(request.job, start, start + seconds, mask, number)
+
+
+def _times(fleet: Fleet, pool: int, chips: int, promises: list[Promise]) -> Floats:
+    """Return when nodes of a pool are free, also of those who are promised them."""
+    times = fleet.free_times(pool, chips)
+    first, own = fleet.grounds.first[pool], fleet.grounds.pool_masks[pool]
+    if promises:
+        times = times.copy()
+        for promise in promises:
+            for node in bits(promise.mask & own):
+                times[node - first] = max(times[node - first], promise.end)
+    return times
 
 
 def _in_pool(
-    fleet: Fleet, pool: int, chips: int, count: int, promised: int, one_group: bool
+    fleet: Fleet, pool: int, times: Floats, count: int, one_group: bool
 ) -> tuple[float, int] | None:
-    times = fleet.free_times(pool, chips)
     grounds = fleet.grounds
     first = grounds.first[pool]
-    if promised:
-        times = times.copy()
-        for node in bits(promised & grounds.pool_masks[pool]):
-            times[node - first] = np.inf
     if count > len(times):
         return None
     if one_group and grounds.tiers:
@@ -71,21 +85,18 @@ def _in_pool(
 
 
 def compact(
-    fleet: Fleet, pool: int, chips: int, count: int, groups: int, promised: int
+    fleet: Fleet, pool: int, chips: int, count: int, groups: int, promises: list[Promise]
 ) -> tuple[float, int] | None:
     """Return when so many nodes of a pool are expected to be free in so few groups, and which."""
-    times = fleet.free_times(pool, chips)
     grounds = fleet.grounds
-    first = grounds.first[pool]
-    if promised:
-        times = times.copy()
-        for node in bits(promised & grounds.pool_masks[pool]):
-            times[node - first] = np.inf
-    return _whole(times, count, first, grounds.tiers[0], groups) if grounds.tiers else None
+    if not grounds.tiers:
+        return None
+    times = _times(fleet, pool, chips, promises)
+    return _whole(times, count, grounds.first[pool], grounds.tiers[0], groups)
 
 
 def _whole(
-    times: np.ndarray[tuple[int], np.dtype[np.float64]],
+    times: Floats,
     count: int,
     first: int,
     masks: tuple[int, ...],

@@ -11,36 +11,23 @@ import itertools
 import math
 import random
 from dataclasses import replace
-from typing import Protocol
 
 from tutti.errors import InputError
 from tutti.fleet import events
 from tutti.fleet.chips import Fleet, Grounds
 from tutti.fleet.events import Event, Instruction
+from tutti.fleet.moving import consider_moves, make_way
 from tutti.fleet.placement import place
 from tutti.fleet.policy import Placement, Policy
+from tutti.fleet.preempting import make_room
 from tutti.fleet.promises import Promise, compact, earliest, kept_free
 from tutti.fleet.queue import Queue, Waiting
 from tutti.fleet.request import Allocation, JobRequest, Run, Shape
 from tutti.fleet.sizes import check_request
+from tutti.fleet.stretching import Flat, Network
 
+_WORTH = 0.5  # of what a job gains by a group it may wait for it: others wait along
 TIGHTEST, CONTENTION = Placement.TIGHTEST, Placement.CONTENTION
-
-
-class Network(Protocol):
-    """What is known of a job's steps on the fabric."""
-
-    def stretch(self, request: JobRequest, mask: int) -> float:
-        """Return how many times longer its steps take on these nodes than on a perfect network."""
-
-
-class Flat:
-    """A network in which it does not matter where a job lies."""
-
-    def stretch(self, request: JobRequest, mask: int) -> float:
-        """Return 1."""
-        del request, mask
-        return 1.0
 
 
 class Scheduler:
@@ -194,9 +181,9 @@ class Scheduler:
         if run.request.checkpoint_s <= 0:
             raise InputError(f"job '{job}' makes no checkpoints; it cannot be resized as it runs")
         run.request = request
-        self._stop(run, out)
+        self.stop(run, out)
 
-    def _stop(self, run: Run, out: list[Instruction]) -> None:
+    def stop(self, run: Run, out: list[Instruction]) -> None:
         """Tell a job to stop at its next checkpoint."""
         if run.stopping or run.target is not None:
             return
@@ -241,10 +228,8 @@ class Scheduler:
             self.queue.remove(one)
         self._freed = False
         if blocked and self.policy.preempt:
-            self._make_room(first, out)
+            make_room(self, first, out)
         if self.policy.move:
-            from tutti.fleet.moving import consider_moves
-
             consider_moves(self, self._now, out)
 
     def _try(self, one: Waiting, out: list[Instruction]) -> None:
@@ -264,7 +249,7 @@ class Scheduler:
                 end = self._now + self._expected(one, shape.pace)
                 if best is None or end < best[0]:
                     best = (end, number, mask)
-        if best is not None and self._better_later(one, best):
+        if best is not None and self._better_later(one, best, out):
             return False
         if best is not None:
             self._start(one, best[1], best[2], out)
@@ -334,22 +319,20 @@ class Scheduler:
         )  # fmt: skip
         return self.tenants.get(request.tenant, 0) + wanted <= most
 
-    def _better_later(self, one: Waiting, best: tuple[float, int, int]) -> bool:
+    def _better_later(
+        self, one: Waiting, best: tuple[float, int, int], out: list[Instruction]
+    ) -> bool:
         """Tell whether a job had better wait, for a better shape or for a group; promise it that.
 
         What it loses by running spread out is what the network says; what it waits for is what
         others are expected to end at.
         """
         request, (end, number, mask) = one.request, best
-        promised = kept_free(self.promises, request.job, float("inf"))
         for other in range(number):
-            found = earliest(self.fleet, request.shapes[other], other, request.job, self._now,
-                             promised, request.one_group)  # fmt: skip
-            if found is not None:
-                later = found.start + self._expected(one, request.shapes[other].pace)
-                if later < end:
-                    self.promises.append(found)
-                    return True
+            found = self._earliest(one, other)
+            if found is not None and found.end < end:
+                self.promises.append(found)
+                return True
         shape = request.shapes[number]
         if not self.policy.wait or shape.num_nodes == 1 or len(shape.nodes) > 1:
             return False
@@ -358,30 +341,35 @@ class Scheduler:
             return False
         pool = self.grounds.pool_names.index(shape.nodes[0][0])
         found_at = compact(self.fleet, pool, self.fleet.chips_of(pool, shape), shape.num_nodes,
-                           fewest, promised)  # fmt: skip
+                           fewest, self.promises)  # fmt: skip
         if found_at is None:
             return False
         here, there = (self.network.stretch(request, m) for m in (mask, found_at[1]))
         since = self._now if one.spread_since is None else one.spread_since
-        if found_at[0] - since >= (end - self._now) * (here - there):
+        loss = (end - self._now) * (here - there)
+        if loss <= 0:
             return False
-        one.spread_since = since
-        self.promises.append(Promise(request.job, max(self._now, found_at[0]), found_at[1], number))
+        if found_at[0] - since >= _WORTH * loss:
+            if not self.policy.move or fewest > 1 or shape.chips_per_node:
+                return False
+            found_at = make_way(self, request, number, loss, self._now, out)
+            if found_at is None:
+                return False
+        one.spread_since, start = since, max(self._now, found_at[0])
+        self.promises.append(
+            Promise(request.job, start, start + end - self._now, found_at[1], number)
+        )
         return True
 
+    def _earliest(self, one: Waiting, number: int) -> Promise | None:
+        seconds = self._expected(one, one.request.shapes[number].pace)
+        return earliest(self.fleet, one.request, number, self._now, seconds, self.promises)
+
     def _promise(self, one: Waiting) -> None:
-        promised = kept_free(self.promises, one.request.job, float("inf"))
-        found = [
-            earliest(self.fleet, shape, number, one.request.job, self._now, promised,
-                     one.request.one_group)
-            for number, shape in enumerate(one.request.shapes)
-        ]  # fmt: skip
+        found = [self._earliest(one, number) for number in range(len(one.request.shapes))]
         kept = [promise for promise in found if promise is not None]
         if kept:
-            shapes = one.request.shapes
-            self.promises.append(
-                min(kept, key=lambda p: p.start + self._expected(one, shapes[p.shape].pace))
-            )
+            self.promises.append(min(kept, key=lambda promise: promise.end))
 
     def _start(self, one: Waiting, number: int, mask: int, out: list[Instruction]) -> None:
         request = one.request
@@ -398,29 +386,6 @@ class Scheduler:
             expected_end=end,
         )  # fmt: skip
         out.append(events.Start(request.job, allocation, run.left_s(self._now)))
-
-    def _make_room(self, first: Waiting, out: list[Instruction]) -> None:
-        """Stop jobs of lower priority, the youngest first, where that lets the first one start."""
-        if any(run.stopping for run in self.running.values()):
-            return
-        shape = first.request.shapes[0]
-        wanted = {self.grounds.pool_names.index(name): count for name, count in shape.nodes}
-        free = {p: self.fleet.free(p, self.fleet.chips_of(p, shape)) for p in wanted}
-        victims: list[Run] = []
-        for run in sorted(
-            (r for r in self.running.values()
-             if r.request.priority < first.request.priority and r.request.checkpoint_s > 0),
-            key=lambda r: (r.request.priority, -r.started, r.request.job),
-        ):  # fmt: skip
-            if all(free[p].bit_count() >= count for p, count in wanted.items()):
-                break
-            own = {p: run.allocation.mask & self.grounds.pool_masks[p] for p in wanted}
-            if any(free[p] | own[p] != free[p] for p in wanted):
-                victims.append(run)
-                free = {p: free[p] | own[p] for p in wanted}
-        if all(free[p].bit_count() >= count for p, count in wanted.items()):
-            for run in victims:
-                self._stop(run, out)
 
 
 def _chips(allocation: Allocation) -> int:

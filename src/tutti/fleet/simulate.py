@@ -13,7 +13,8 @@ from tutti.fleet.chips import Fleet, Grounds
 from tutti.fleet.events import Event, Instruction
 from tutti.fleet.policy import Policy
 from tutti.fleet.request import Allocation, JobRequest
-from tutti.fleet.scheduler import Network, Scheduler
+from tutti.fleet.scheduler import Scheduler
+from tutti.fleet.stretching import SolvedNetwork
 
 Report = Callable[[int, int], None]  # jobs done, of how many
 _EVERY = 256  # jobs between two reports
@@ -68,14 +69,6 @@ class History:
     last_submit: float = 0.0
     end: float = 0.0
     num_events: int = 0
-
-
-class SolvedNetwork(Network):
-    """A network that also says what running jobs do to each other."""
-
-    def solve(self, machine: Scheduler) -> dict[str, float]:
-        """Return the stretch of every job for which it has changed."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
