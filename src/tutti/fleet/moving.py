@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tutti.fleet import events
 from tutti.fleet.chips import bits, lowest
+from tutti.fleet.events import Instruction
+from tutti.fleet.machine import Machine
 from tutti.fleet.placement import tightest
 from tutti.fleet.promises import kept_free
 from tutti.fleet.request import Allocation, JobRequest, Run
 
-if TYPE_CHECKING:
-    from tutti.fleet.events import Instruction
-    from tutti.fleet.scheduler import Scheduler
-
 _MOST = 2  # moves that one event may bring about
 
 
-def consider_moves(machine: Scheduler, now: float, out: list[Instruction]) -> None:
+def consider_moves(machine: Machine, now: float, out: list[Instruction]) -> None:
     """Move jobs that lie in more groups than they need, those with most to gain first."""
     scattered = [
         (gain, job) for job, run in machine.running.items() if (gain := _gain(machine, run, now))
@@ -35,7 +31,7 @@ def _settled(run: Run, now: float) -> bool:
     return saves and run.target is None and not run.stopping and now >= run.since
 
 
-def _gain(machine: Scheduler, run: Run, now: float) -> float:
+def _gain(machine: Machine, run: Run, now: float) -> float:
     """Return the seconds that a job would gain in the best of places; 0: leave it alone."""
     shape = run.request.shapes[run.allocation.shape]
     if (
@@ -51,7 +47,7 @@ def _gain(machine: Scheduler, run: Run, now: float) -> float:
     return max(0.0, left - run.request.restart_s)
 
 
-def _move(machine: Scheduler, run: Run, now: float, out: list[Instruction]) -> int:
+def _move(machine: Machine, run: Run, now: float, out: list[Instruction]) -> int:
     grounds, request = machine.grounds, run.request
     shape = request.shapes[run.allocation.shape]
     pool = grounds.pool_names.index(shape.nodes[0][0])
@@ -70,9 +66,7 @@ def _move(machine: Scheduler, run: Run, now: float, out: list[Instruction]) -> i
     return 1
 
 
-def start_move(
-    machine: Scheduler, run: Run, target: int, now: float, out: list[Instruction]
-) -> None:
+def start_move(machine: Machine, run: Run, target: int, now: float, out: list[Instruction]) -> None:
     """Have a job saved and started there; meanwhile it holds both places."""
     grounds, request = machine.grounds, run.request
     shape, own = request.shapes[run.allocation.shape], run.allocation.mask
@@ -88,7 +82,7 @@ def start_move(
 
 
 def make_way(
-    machine: Scheduler, request: JobRequest, number: int, gain_s: float, now: float,
+    machine: Machine, request: JobRequest, number: int, gain_s: float, now: float,
     out: list[Instruction],
 ) -> tuple[float, int] | None:  # fmt: skip
     """Move small jobs out of a group for one that needs all of it, where that pays back.
@@ -122,7 +116,7 @@ def make_way(
 
 
 def _cleared(
-    machine: Scheduler, group: int, free: int, count: int, now: float
+    machine: Machine, group: int, free: int, count: int, now: float
 ) -> tuple[list[tuple[Run, int]], int] | None:
     """Return who would leave a group, each with a place elsewhere, and the nodes free by then."""
     grounds = machine.grounds

@@ -19,9 +19,9 @@ from tutti.errors import InputError
 from tutti.fabric.paths import route_transfers
 from tutti.fabric.wiring import Floats, Integers
 from tutti.fleet.chips import Grounds, bits
+from tutti.fleet.machine import Machine
 from tutti.fleet.request import JobRequest
 from tutti.fleet.rhythm import Rhythm, periods
-from tutti.fleet.scheduler import Scheduler
 
 _CHANGED = 1e-6
 _MOST_KNOWN = 20_000
@@ -93,7 +93,7 @@ class SharedNetwork:
 
     # --- what the simulation asks --------------------------------------------------------
 
-    def solve(self, machine: Scheduler) -> dict[str, float]:
+    def solve(self, machine: Machine) -> dict[str, float]:
         """Return the stretch of every job whose steps have become longer or shorter."""
         found: dict[str, float] = {}
         placed: dict[str, tuple[int, Rhythm]] = {}

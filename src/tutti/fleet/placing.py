@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from tutti.fleet import events
 from tutti.fleet.chips import Grounds
+from tutti.fleet.machine import Network
 from tutti.fleet.policy import Policy
 from tutti.fleet.request import Allocation, JobRequest, Shape
 from tutti.fleet.scheduler import Scheduler
-from tutti.fleet.stretching import Network
 from tutti.units import many, seconds_text
 
 _UNKNOWN_S = 1e12  # of nodes that nobody knows when they come back

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tutti.fleet.events import Instruction
+from tutti.fleet.machine import Machine
 from tutti.fleet.queue import Waiting
 from tutti.fleet.request import Run
 
-if TYPE_CHECKING:
-    from tutti.fleet.events import Instruction
-    from tutti.fleet.scheduler import Scheduler
 
-
-def make_room(machine: Scheduler, first: Waiting, out: list[Instruction]) -> None:
+def make_room(machine: Machine, first: Waiting, out: list[Instruction]) -> None:
     """Stop jobs of lower priority, the youngest first, where that lets the first one start."""
     if any(run.stopping for run in machine.running.values()):
         return

@@ -16,6 +16,7 @@ from tutti.errors import InputError
 from tutti.fleet import events
 from tutti.fleet.chips import Fleet, Grounds
 from tutti.fleet.events import Event, Instruction
+from tutti.fleet.machine import Flat, Network
 from tutti.fleet.moving import consider_moves, make_way
 from tutti.fleet.placement import place
 from tutti.fleet.policy import Placement, Policy
@@ -24,7 +25,6 @@ from tutti.fleet.promises import Promise, compact, earliest, kept_free
 from tutti.fleet.queue import Queue, Waiting
 from tutti.fleet.request import Allocation, JobRequest, Run, Shape
 from tutti.fleet.sizes import check_request
-from tutti.fleet.stretching import Flat, Network
 
 _WORTH = 0.5  # of what a job gains by a group it may wait for it: others wait along
 TIGHTEST, CONTENTION = Placement.TIGHTEST, Placement.CONTENTION

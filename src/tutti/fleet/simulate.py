@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from tutti.fleet import events
 from tutti.fleet.chips import Fleet, Grounds
 from tutti.fleet.events import Event, Instruction
+from tutti.fleet.machine import SolvedNetwork
 from tutti.fleet.policy import Policy
 from tutti.fleet.request import Allocation, JobRequest
 from tutti.fleet.scheduler import Scheduler
-from tutti.fleet.stretching import SolvedNetwork
 
 Report = Callable[[int, int], None]  # jobs done, of how many
 _EVERY = 256  # jobs between two reports

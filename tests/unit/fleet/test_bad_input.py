@@ -113,7 +113,7 @@ def test_why_jobs_wait_is_said() -> None:
     assert [one.allocation is not None for one in found] == [True, False, False, True]
     assert [one.why for one in found] == [
         "no fewer groups hold 6 nodes",
-        "1 of 4 nodes of 'p0' are free; promised in 1 min",
+        "1 of 4 nodes of 'p0' are free; promised in 60 s",
         "1 of 2 nodes of 'p0' are free",
         "one node",
     ]

@@ -183,10 +183,8 @@ def test_hosts_are_paired_by_where_they_hang(tmp_path: Path, known: bool) -> Non
     """Slurm gives hosts of two leaves in turn; nodes 0 and 1 of the plan share a leaf."""
     fake = a_small_slurm(tmp_path / "fake")
     address = "core.leaf$((${host#n} % 2)).$host" if known else ""
-    program = SRUN_PROGRAM.replace(
-        "  SLURMD_NODENAME", f"  SLURM_TOPOLOGY_ADDR={address} SLURMD_NODENAME"
-    )
-    fake.add("srun", program)
+    said = f"  SLURM_TOPOLOGY_ADDR={address} SLURMD_NODENAME"
+    fake.add("srun", SRUN_PROGRAM.replace("  SLURMD_NODENAME", said))
     folder = tmp_path / "files"
     write_folder(folder, slurm_files(four_nodes_job()))
     code, output = fake.run(
