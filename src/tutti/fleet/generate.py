@@ -50,8 +50,13 @@ def moments() -> dict[str, Moments]:
     return {one.name: one for one in found}
 
 
-def generate(name: str, jobs: int, *, chips: int, load: float, seed: int = 0) -> Trace:
-    """Return a trace like that of a cluster; `chips` are those of the fleet that is to run it."""
+def generate(
+    name: str, jobs: int, *, chips: int, load: float, seed: int = 0, largest: int | None = None
+) -> Trace:
+    """Return a trace like that of a cluster; `chips` are those of the fleet that is to run it.
+
+    No job is larger than `largest`: what one pool of it has.
+    """
     if name not in moments():
         raise InputError(f"no trace '{name}'; {hint(name, moments())}, or name a file")
     if jobs < 1:
@@ -59,7 +64,7 @@ def generate(name: str, jobs: int, *, chips: int, load: float, seed: int = 0) ->
     if not (load > 0 and math.isfinite(load)):
         raise InputError(f"--load: {load:g}; give a number above 0, such as 0.9")
     one, chance = moments()[name], np.random.default_rng(seed)
-    sizes, weights = chip_weights(one, min(one.largest, chips))
+    sizes, weights = chip_weights(one, min(one.largest, largest or chips))
     asked = chance.choice(sizes, size=jobs, p=weights)
     mean = float((sizes * weights).sum())
     spread = math.sqrt(2.0 * math.log(one.mean_s / one.median_s))

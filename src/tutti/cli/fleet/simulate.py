@@ -110,7 +110,8 @@ def _trace(name: str, grounds: Grounds, jobs: int, load: float, seed: int) -> Tr
         if not path.exists() and not path.suffix and "/" not in name:
             raise InputError(f"no trace '{name}'; {hint(name, moments())}, or name a file")
         return read_trace(path)
-    return generate(name, jobs, chips=grounds.num_chips, load=load, seed=seed)
+    largest = max(pool.num_chips for pool in grounds.cluster.pools)
+    return generate(name, jobs, chips=grounds.num_chips, load=load, seed=seed, largest=largest)
 
 
 def _quotas(texts: list[str]) -> dict[str, int]:
