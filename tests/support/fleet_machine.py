@@ -9,7 +9,7 @@ from collections import Counter
 from tutti.document import Place
 from tutti.fleet import events
 from tutti.fleet.chips import Grounds
-from tutti.fleet.policy import Policy
+from tutti.fleet.policy import Order, Policy
 from tutti.fleet.request import JobRequest, Shape
 from tutti.fleet.scheduler import Scheduler
 from tutti.hardware.cluster import Cluster
@@ -61,7 +61,9 @@ class Life:
         self.submitted: dict[str, JobRequest] = {}
         self.done: set[str] = set()
         self.started: set[str] = set()
-        self.disturbed = False  # a failure, a move, a preemption: promises may be broken
+        # Promises are kept where nobody comes who goes first, and nothing fails, moves or is
+        # preempted; a promise of a group is kept only where it still pays back.
+        self.disturbed = policy.wait or policy.order is not Order.FIFO
 
     def request(self, number: int) -> JobRequest:
         pools = self.grounds.pool_names

@@ -63,7 +63,8 @@ class Grounds:
     tiers: tuple[tuple[int, ...], ...]  # per tier, lowest first, the mask of each group
     node_group: tuple[tuple[int, ...], ...]  # per tier: the group of each node
     wiring: Wiring
-    largest: int  # nodes of the largest group of the lowest tier
+    border: int  # the tier whose groups matter: the lowest one with a narrower way up
+    largest: int  # nodes of the largest of its groups
     known_fewest: dict[tuple[tuple[str, int], ...], int] = field(default_factory=dict)
 
     @classmethod
@@ -79,13 +80,16 @@ class Grounds:
             for node, group in enumerate(groups):
                 masks[group] |= 1 << node
             tiers.append(tuple(masks))
+        above = [tier.oversubscription > 1 for tier in cluster.fabric.tiers[1:]]
+        border = above.index(True) if True in above else 0
         return cls(
             cluster=cluster, pool_names=tuple(pool.name for pool in cluster.pools), first=first,
             sizes=tuple(pool.node.num_chips for pool in cluster.pools),
             pool_masks=tuple(((1 << n) - 1) << at for n, at in zip(counts, first, strict=True)),
             node_pool=tuple(int(p) for p in wiring.node_pool), tiers=tuple(tiers),
             node_group=tuple(map(tuple, node_group)), wiring=wiring,
-            largest=max(map(int.bit_count, tiers[0])) if tiers else sum(counts),
+            border=border,
+            largest=max(map(int.bit_count, tiers[border])) if tiers else sum(counts),
         )  # fmt: skip
 
     @property
@@ -111,15 +115,20 @@ class Grounds:
             found.setdefault(self.pool_names[pool], []).append(node - self.first[pool])
         return found
 
-    def spread(self, mask: int, tier: int = 0) -> int:
-        """Return in how many groups of a tier some nodes lie."""
-        if tier >= len(self.tiers):
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The masks of the groups that matter."""
+        return self.tiers[self.border]
+
+    def spread(self, mask: int) -> int:
+        """Return in how many groups some nodes lie."""
+        if not self.tiers:
             return 1
-        groups = self.node_group[tier]
+        groups = self.node_group[self.border]
         return len({groups[node] for node in bits(mask)})
 
     def fewest(self, shape: Shape) -> int:
-        """Return the fewest groups of the lowest tier that a shape can lie in, all nodes free."""
+        """Return the fewest groups that a shape can lie in, all nodes free."""
         if not self.tiers:
             return 1
         if shape.nodes in self.known_fewest:
@@ -128,7 +137,7 @@ class Grounds:
         for name, count in shape.nodes:
             own = self.pool_masks[self.pool_names.index(name)]
             left = count
-            for size in sorted(((mask & own).bit_count() for mask in self.tiers[0]), reverse=True):
+            for size in sorted(((mask & own).bit_count() for mask in self.groups), reverse=True):
                 total += 1
                 left -= size
                 if left <= 0:
@@ -137,11 +146,11 @@ class Grounds:
         return total
 
     def largest_group(self, pool: int) -> int:
-        """Return the most nodes of a pool in one group of the lowest tier."""
+        """Return the most nodes of a pool in one group."""
         own = self.pool_masks[pool]
         if not self.tiers:
             return own.bit_count()
-        return max((mask & own).bit_count() for mask in self.tiers[0])
+        return max((mask & own).bit_count() for mask in self.groups)
 
 
 def _groups(wiring: Wiring, nodes: int) -> list[list[int]]:

@@ -54,7 +54,7 @@ def _move(machine: Machine, run: Run, now: float, out: list[Instruction]) -> int
     own = run.allocation.mask
     free = machine.fleet.free(pool, grounds.sizes[pool])
     free &= ~kept_free(machine.promises, request.job, run.expected_end)
-    target = tightest(free | own, shape.num_nodes, grounds.tiers)
+    target = tightest(free | own, shape.num_nodes, grounds.tiers, grounds.border)
     promised = kept_free(machine.promises, request.job, float("inf"))
     if grounds.spread(target) >= grounds.spread(own) or promised & target & own:
         return 0
@@ -95,7 +95,7 @@ def make_way(
     free = machine.fleet.free(pool, grounds.sizes[pool])
     free &= ~kept_free(machine.promises, request.job, float("inf"))
     best: tuple[float, list[tuple[Run, int]], int] | None = None
-    for group in grounds.tiers[0]:
+    for group in grounds.groups:
         own = group & grounds.pool_masks[pool] & ~machine.fleet.down
         if own.bit_count() < count:
             continue
@@ -132,7 +132,7 @@ def _cleared(
         size = shape.num_nodes
         if elsewhere.bit_count() < size:
             continue
-        target = tightest(elsewhere, size, grounds.tiers)
+        target = tightest(elsewhere, size, grounds.tiers, grounds.border)
         if grounds.spread(target) > grounds.fewest(shape):
             continue
         moves.append((run, target))

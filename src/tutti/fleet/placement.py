@@ -19,9 +19,15 @@ Price = Callable[[int], float]  # of a mask of nodes: how much longer the job ta
 
 
 def place(
-    kind: Placement, free: int, count: int, tiers: Tiers, chance: random.Random, price: Price
+    kind: Placement,
+    free: int,
+    count: int,
+    tiers: Tiers,
+    chance: random.Random,
+    price: Price,
+    border: int = 0,
 ) -> int:
-    """Return `count` of the free nodes."""
+    """Return `count` of the free nodes; `border` is the tier whose groups matter most."""
     if kind is Placement.RANDOM:
         found = 0
         for node in chance.sample(bits(free), count):
@@ -29,18 +35,18 @@ def place(
         return found
     if kind is Placement.FIRST:
         return lowest(free, count)
-    tight = tightest(free, count, tiers)
+    tight = tightest(free, count, tiers, border)
     if kind is Placement.TIGHTEST or count == 1:
         return tight
-    return min(dict.fromkeys([tight, *_others(free, count, tiers)]), key=price)
+    return min(dict.fromkeys([tight, *_others(free, count, tiers, border)]), key=price)
 
 
-def tightest(free: int, count: int, tiers: Tiers) -> int:
+def tightest(free: int, count: int, tiers: Tiers, border: int = 0) -> int:
     """Return the nodes of the fewest groups, tier by tier."""
-    return _inside(free, count, tiers, len(tiers))
+    return _inside(free, count, tiers, len(tiers), border)
 
 
-def _inside(free: int, count: int, tiers: Tiers, below: int) -> int:
+def _inside(free: int, count: int, tiers: Tiers, below: int, border: int) -> int:
     """Return nodes out of one group (or all), by the tiers below it."""
     if below == 0:
         return lowest(free, count)
@@ -49,17 +55,17 @@ def _inside(free: int, count: int, tiers: Tiers, below: int) -> int:
     groups = _rooms(free, tiers[below - 1])
     holding = [(room, own) for room, own in groups if room >= count]
     if holding:
-        if below > 1:  # the group that needs the fewest below it, then the fullest
+        if below - 1 > border:  # the group that needs the fewest below it, then the fullest
             best = min(holding, key=lambda one: (_needed(one[1], count, tiers[below - 2]), one[0]))
         else:
             best = min(holding, key=lambda one: one[0])
-        return _inside(best[1], count, tiers, below - 1)
+        return _inside(best[1], count, tiers, below - 1, border)
     taken = 0
     for room, own in sorted(groups, key=lambda one: -one[0]):
         fitting = [one for one in groups if one[0] >= count and not one[1] & taken]
         if fitting:
             rest = min(fitting, key=lambda one: one[0])[1]
-            return taken | _inside(rest, count, tiers, below - 1)
+            return taken | _inside(rest, count, tiers, below - 1, border)
         taken |= own
         count -= room
         if count <= 0:
@@ -97,7 +103,7 @@ def _needed(free: int, count: int, groups: Masks) -> int:
     return len(groups) + 1
 
 
-def _others(free: int, count: int, tiers: Tiers) -> Iterator[int]:
+def _others(free: int, count: int, tiers: Tiers, border: int) -> Iterator[int]:
     """Yield tight placements elsewhere: without the group that has most room, and so on."""
     if not tiers:
         return
@@ -109,9 +115,9 @@ def _others(free: int, count: int, tiers: Tiers) -> Iterator[int]:
         left &= ~min(rooms, key=lambda one: abs(one[0] - count))[1]
         if left.bit_count() < count:
             return
-        yield tightest(left, count, tiers)
+        yield tightest(left, count, tiers, border)
 
 
-def fewest_now(free: int, count: int, tiers: Tiers) -> int:
-    """Return in how many groups of the lowest tier a job would lie at best, by what is free."""
-    return _needed(free, count, tiers[0]) if tiers else 1
+def fewest_now(free: int, count: int, groups: Masks) -> int:
+    """Return in how many groups a job would lie at best, by what is free."""
+    return _needed(free, count, groups)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.fleet.chips import Fleet, Floats, as_mask, bits
+from tutti.fleet.chips import Fleet, Floats, Grounds, as_mask, bits
 from tutti.fleet.placement import fewest_now, tightest
 from tutti.fleet.request import JobRequest
 
@@ -76,12 +76,12 @@ def _in_pool(
     if count > len(times):
         return None
     if one_group and grounds.tiers:
-        return _whole(times, count, first, grounds.tiers[0], 1)
+        return _whole(times, count, pool, grounds, 1)
     start = float(np.partition(times, count - 1)[count - 1])
     if start == np.inf:
         return None
     ready = as_mask(times <= start) << first
-    return start, tightest(ready, count, grounds.tiers)
+    return start, tightest(ready, count, grounds.tiers, grounds.border)
 
 
 def compact(
@@ -92,28 +92,28 @@ def compact(
     if not grounds.tiers:
         return None
     times = _times(fleet, pool, chips, promises)
-    return _whole(times, count, grounds.first[pool], grounds.tiers[0], groups)
+    return _whole(times, count, pool, grounds, groups)
 
 
 def _whole(
     times: Floats,
     count: int,
-    first: int,
-    masks: tuple[int, ...],
+    pool: int,
+    grounds: Grounds,
     groups: int,
 ) -> tuple[float, int] | None:
     """Return the first time at which some groups together have enough nodes."""
     moments = np.unique(times[np.isfinite(times)])
 
     def ready(at: int) -> int:
-        return as_mask(times <= moments[at]) << first
+        return as_mask(times <= moments[at]) << grounds.first[pool]
 
     low = _first_true(
-        len(moments), lambda at: fewest_now(ready(at), count, (masks,)) <= groups
+        len(moments), lambda at: fewest_now(ready(at), count, grounds.groups) <= groups
     )  # fmt: skip
     if low is None:
         return None
-    return float(moments[low]), tightest(ready(low), count, (masks,))
+    return float(moments[low]), tightest(ready(low), count, grounds.tiers, grounds.border)
 
 
 def _first_true(size: int, holds: Callable[[int], bool]) -> int | None:

@@ -250,7 +250,7 @@ class Scheduler:
                 if best is None or end < best[0]:
                     best = (end, number, mask)
         if best is not None and self._better_later(one, best, out):
-            return False
+            return request.job in self.running
         if best is not None:
             self._start(one, best[1], best[2], out)
             return True
@@ -294,7 +294,7 @@ class Scheduler:
                 if free.bit_count() < count:
                     return 0
             if request.one_group and self.grounds.tiers:
-                rooms = [free & mask for mask in self.grounds.tiers[0]]
+                rooms = [free & mask for mask in self.grounds.groups]
                 rooms = [room for room in rooms if room.bit_count() >= count]
                 if not rooms:
                     return 0
@@ -303,7 +303,7 @@ class Scheduler:
                 free = fleet.fullest(free, chips, count)
             chosen |= place(
                 self.policy.place, free, count, self.grounds.tiers, self._chance,
-                lambda mask: self.network.stretch(request, mask),
+                lambda mask: self.network.stretch(request, mask), self.grounds.border,
             )  # fmt: skip
         return chosen
 
@@ -323,6 +323,8 @@ class Scheduler:
         self, one: Waiting, best: tuple[float, int, int], out: list[Instruction]
     ) -> bool:
         """Tell whether a job had better wait, for a better shape or for a group; promise it that.
+
+        Where a group has room at once, the job is started there.
 
         What it loses by running spread out is what the network says; what it waits for is what
         others are expected to end at.
@@ -344,6 +346,9 @@ class Scheduler:
                            fewest, self.promises)  # fmt: skip
         if found_at is None:
             return False
+        if found_at[0] <= self._now:  # it need not wait, only lie elsewhere
+            self._start(one, number, found_at[1], out)
+            return True
         here, there = (self.network.stretch(request, m) for m in (mask, found_at[1]))
         since = self._now if one.spread_since is None else one.spread_since
         loss = (end - self._now) * (here - there)

@@ -250,7 +250,7 @@ def fragmentation(fleet: Fleet) -> float | None:
         return 0.0
     possible = min(free.bit_count(), grounds.largest)
     best = 0
-    for mask in grounds.tiers[0]:
+    for mask in grounds.groups:
         best = max(best, (free & mask).bit_count())
         if best == possible:
             return 0.0

@@ -124,7 +124,7 @@ def _picture(history: History, row: FleetFigures, number: int, horizon: float) -
         f"<title>{escape(box.said)}</title></rect>"
         for box in everyone[:_MOST_BOXES]
     ]
-    groups = grounds.node_group[0] if grounds.node_group else (0,) * grounds.num_nodes
+    groups = grounds.node_group[grounds.border] if grounds.node_group else (0,) * grounds.num_nodes
     borders = [n for n in range(1, grounds.num_nodes) if groups[n] != groups[n - 1]]
     if len(borders) <= _MOST_BORDERS:  # hosts in no order have one at every node
         body += [
