@@ -38,6 +38,7 @@ from tutti.cli.bench import group
 from tutti.cli.dashboard import dashboard
 from tutti.cli.doctor import group as doctor_group
 from tutti.cli.fabric import group as fabric_group
+from tutti.cli.fleet import group as fleet_group
 from tutti.cli.plan import plan
 from tutti.cli.shared import terminal
 from tutti.errors import TuttiError
@@ -65,6 +66,7 @@ app.command()(dashboard.dashboard)
 app.add_typer(data.app, name="data")
 app.add_typer(doctor_group.app, name="doctor")
 app.add_typer(fabric_group.app, name="fabric")
+app.add_typer(fleet_group.app, name="fleet")
 app.command()(generate.generate)
 app.command()(launch.launch)
 app.add_typer(model.app, name="model")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +22,10 @@ from tutti.errors import InputError, hint
 from tutti.hardware import library as catalog
 from tutti.hardware.chip import Chip, Dtype, check_name
 from tutti.hardware.fabric import CrossLink, Fabric, Storage
+from tutti.hardware.leaves import named_leaves
 from tutti.hardware.library import Library, refuse_unknown
 from tutti.hardware.node import NodeType, node_document, trimmed
+from tutti.hardware.node_list import check_chosen
 from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Link, Position, default_cross_link, link_between
 
@@ -105,8 +108,10 @@ class Cluster:
     # --- files ---------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, path_or_name: str | os.PathLike[str]) -> Cluster:
-        """Read a cluster file, or the example of that name that ships with the package."""
+    def load(cls, path_or_name: str | os.PathLike[str] | Cluster) -> Cluster:
+        """Read a cluster file, or the example of that name; a cluster is returned as it is."""
+        if isinstance(path_or_name, Cluster):
+            return path_or_name
         text = os.fspath(path_or_name)
         if "\0" in text:
             raise InputError("the name of a cluster file holds a zero byte")
@@ -227,6 +232,31 @@ class Cluster:
     def link(self, first: Position, second: Position) -> Link:
         """Return how two chips reach each other."""
         return link_between(self, Position(*first), Position(*second))
+
+    def only(self, nodes: Mapping[str, Sequence[int]]) -> Cluster:
+        """Return the part of it that some nodes are, each in its place on the fabric.
+
+        Nodes are numbered anew, in the order given; pools without any are left out, and so are
+        the links to them.
+        """
+        for name, chosen in nodes.items():
+            check_chosen(self.pool(name), chosen)
+        kept = {name: tuple(chosen) for name, chosen in nodes.items() if chosen}
+        if not kept:
+            raise InputError(f"no node of '{self.name}' is chosen; name one, such as 'a800/0'")
+        places = dict(zip((p.name for p in self.pools), named_leaves(self.fabric, self.pools),
+                          strict=True))  # fmt: skip
+        return replace(
+            self,
+            pools=tuple(
+                replace(pool, leaves=places[pool.name]).of_nodes(kept[pool.name])
+                for pool in self.pools
+                if pool.name in kept
+            ),
+            fabric=replace(self.fabric, links=tuple(
+                link for link in self.fabric.links if all(name in kept for name in link.pools)
+            )),
+        )  # fmt: skip
 
 
 def _resolve_pool(value: object, place: Place, library: Library) -> object:

@@ -8,8 +8,10 @@ a pool that names none has leaves of its own, filled in the order of its nodes.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +94,28 @@ def group_of(fabric: Fabric, pool: Placed, node: int, tier: int) -> int:
     if not len(pool.leaves):
         return node // size
     return pool.leaves.numbers[node] * (fabric.tiers[0].nodes or 1) // size
+
+
+def named_leaves(fabric: Fabric, pools: Sequence[Placed]) -> list[Leaves]:
+    """Return the leaves of all pools, also of those that name none, as they hang today.
+
+    Leaves of their own come after all that are named, and begin with groups of their own in every
+    tier. A fabric of one tier has none.
+    """
+    size = fabric.tiers[0].nodes
+    if len(fabric.tiers) == 1 or size is None:
+        return [Leaves() for _ in pools]
+    whole = math.lcm(*(tier.nodes or 1 for tier in fabric.tiers[:-1])) // size
+    free = max((max(pool.leaves.numbers) + 1 for pool in pools if len(pool.leaves)), default=0)
+    found: list[Leaves] = []
+    for pool in pools:
+        if len(pool.leaves):
+            found.append(pool.leaves)
+            continue
+        first = math.ceil(free / whole) * whole
+        found.append(Leaves(tuple(first + node // size for node in range(pool.nodes))))
+        free = found[-1].numbers[-1] + 1
+    return found
 
 
 def meeting_tier(

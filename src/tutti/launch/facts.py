@@ -19,8 +19,8 @@ from tutti import files
 from tutti.document import AtLeast, AtMost, Count, Natural, Place, build
 from tutti.errors import InputError, hint
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.host_names import expand_names
 from tutti.hardware.pool import Pool
-from tutti.launch.hosts import expand_names
 from tutti.launch.secret import SECRET, SECRET_FILE
 
 Port = Annotated[int, AtLeast(1024), AtMost(65535)]
@@ -29,6 +29,7 @@ Words = tuple[str, ...]
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[\w.:-]+", re.ASCII)
+_SWITCHES = re.compile(r"[1-9]\d{0,4}(@[\d:-]+)?")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _OURS = (
     *("TUTTI_NODE", "TUTTI_ATTEMPT", SECRET, SECRET_FILE),
@@ -110,7 +111,15 @@ class SlurmFacts:
     qos: str = ""
     time: str = ""
     reservation: str = ""
+    switches: str = ""
     options: Words = ()
+
+    def __post_init__(self) -> None:
+        if self.switches and not _SWITCHES.fullmatch(self.switches):
+            raise ValueError(
+                f"'switches' is '{self.switches}'; write how many, and how long to wait for them "
+                "at most, such as '1' or '1@2:00:00'"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +132,8 @@ class KubernetesFacts:
     service_account: str = ""
     pull_secrets: Words = ()
     priority_class: str = ""
+    topology: str = ""
+    topology_mode: Literal["required", "preferred"] = "preferred"
     host_network: bool = False
     shared_memory: str = ""
     keep_seconds: Natural | None = None

@@ -14,16 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
 from tutti.hardware.slots import Slots
 from tutti.launch.identity import used_chips
 from tutti.plan.plan import Plan
 from tutti.units import many
-
-_RANGE = re.compile(r"\[([^\[\]]*)\]")
-_MOST_NAMES = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,21 +140,3 @@ def _names(pools: Sequence[str]) -> list[str]:
         )
         found[next(name for name in candidates if name not in found)] = None
     return list(found)
-
-
-def expand_names(text: str) -> list[str]:
-    """Return the host names that "gpu[00-03,7].example" stands for, as Slurm writes them."""
-    match = _RANGE.search(text)
-    if match is None:
-        return [text]
-    head, tail = text[: match.start()], text[match.end() :]
-    numbers: list[str] = []
-    for part in match[1].split(","):
-        low, dash, high = part.partition("-")
-        high = high if dash else low
-        if not (low.isdecimal() and high.isdecimal()) or int(high) < int(low):
-            raise InputError(f"hosts: '{text}': write ranges like 'gpu[0-7]' or 'gpu[00-15,20]'")
-        if int(high) - int(low) >= _MOST_NAMES:
-            raise InputError(f"hosts: '{text}' stands for more than {_MOST_NAMES:,} names")
-        numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
-    return [head + number + rest for rest in expand_names(tail) for number in numbers]

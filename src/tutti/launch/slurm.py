@@ -29,7 +29,7 @@ def slurm_files(job: Job) -> dict[str, str]:
         "job.sbatch.j2",
         job=job,
         common=_common_options(job),
-        options={part.name: _options(part, typed) for part in job.parts},
+        options={part.name: _options(job, part, typed) for part in job.parts},
         step={
             part.name: _step(job, part, index if heterogeneous else None)
             for index, part in enumerate(job.parts)
@@ -103,7 +103,7 @@ def slurm_notes(job: Job) -> list[str]:
     ]
 
 
-def _options(part: Part, typed: Mapping[str, str]) -> list[str]:
+def _options(job: Job, part: Part, typed: Mapping[str, str]) -> list[str]:
     """Return the directives of one component."""
     facts, launch, component = part.launch.facts, part.launch, part.component
     options = [f"--nodes={len(component.hosts)}", "--ntasks-per-node=1"]
@@ -128,6 +128,8 @@ def _options(part: Part, typed: Mapping[str, str]) -> list[str]:
         options.append(f"--nodelist={','.join(names)}")
     if part.is_exclusive:
         options.append("--exclusive")
+    if job.facts.slurm.switches and len(component.hosts) > 1:
+        options.append(f"--switches={job.facts.slurm.switches}")
     return [_directive(option) for option in options]
 
 

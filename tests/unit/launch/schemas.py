@@ -33,6 +33,7 @@ SBATCH: dict[str, str | None] = {
     "qos": _WORD,
     "time": r"(\d+-)?\d+(:\d+){0,2}",
     "reservation": _WORD,
+    "switches": rf"{_NUMBER}(@[\d:-]+)?",
     "mail-type": r"[A-Z_]+(,[A-Z_]+)*",
     "nodes": _NUMBER,
     "ntasks-per-node": _NUMBER,

@@ -6,7 +6,8 @@ from tests.support.launching import crossed_plan, plan_of
 from tutti.document import Place
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
-from tutti.launch.hosts import dns_label, expand_names, find_components
+from tutti.hardware.host_names import expand_names
+from tutti.launch.hosts import dns_label, find_components
 from tutti.plan.check import embedded_cluster
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Replica

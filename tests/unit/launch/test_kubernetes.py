@@ -30,6 +30,8 @@ FULL: dict[str, object] = {
         "service_account": "trainer",
         "pull_secrets": ["registry"],
         "priority_class": "high",
+        "topology": "topology.tutti/leaf",
+        "topology_mode": "required",
         "host_network": True,
         "shared_memory": "64Gi",
         "keep_seconds": 3600,
@@ -120,6 +122,13 @@ def test_the_check_itself_finds_faults(spoil: Any) -> None:
     spoil(document)
     with pytest.raises((AssertionError, ValueError, kubernetes_validate.ValidationError)):
         require_kubernetes(document)
+
+
+def test_pods_ask_kueue_for_one_group() -> None:
+    text = kubernetes_files(crossed_job(**FULL))["jobset.yaml"]
+    wanted = "kueue.x-k8s.io/podset-required-topology: topology.tutti/leaf"
+    assert text.count(wanted) == 4
+    assert "podset-" not in kubernetes_files(crossed_job())["jobset.yaml"]
 
 
 def test_one_replicated_job_per_pool_with_its_image_and_devices() -> None:

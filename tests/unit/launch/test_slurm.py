@@ -6,12 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import IMAGES, FakeHosts, crossed_job, three_makers_job
+from tests.support.launching import (
+    IMAGES,
+    FakeHosts,
+    crossed_job,
+    facts_of,
+    plan_of,
+    three_makers_job,
+)
 from tests.unit.launch.schemas import SRUN, directives, require_option, require_shell
+from tutti.document import Place
 from tutti.errors import InputError
+from tutti.hardware.cluster import Cluster
 from tutti.launch.identity import rank_of_process
+from tutti.launch.job import Job
 from tutti.launch.slurm import slurm_files, slurm_notes
 from tutti.launch.targets import write_folder
+from tutti.plan.chips import ChipSet
+from tutti.plan.plan import Replica
 
 FULL: dict[str, object] = {
     "name": "mixed",
@@ -154,6 +166,43 @@ def test_the_job_starts_every_rank_once(tmp_path: Path) -> None:
     assert started[0].words[-3:] == [
         f"{folder}/train.yaml", "--plan", f"{folder}/plan.json",
     ]  # fmt: skip
+
+
+def four_nodes_job(**facts: object) -> Job:
+    pools = [{"name": "h100", "chip": "H100", "nodes": 4}]
+    fabric = {"tiers": [{"name": "leaf", "nodes": 2}, {"name": "spine"}]}
+    cluster = Cluster.from_document(
+        {"name": "four", "pools": pools, "fabric": fabric}, Place("four")
+    )
+    plan = plan_of(cluster, [[Replica(chips=ChipSet.of("h100/0-3/0-7"), tp=8, count=4)]])
+    return Job.of(plan, facts_of({"pools": {"h100": IMAGES["h100"]}, **facts}))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["topology", "none"])
+def test_hosts_are_paired_by_where_they_hang(tmp_path: Path, known: bool) -> None:
+    """Slurm gives hosts of two leaves in turn; nodes 0 and 1 of the plan share a leaf."""
+    fake = a_small_slurm(tmp_path / "fake")
+    address = "core.leaf$((${host#n} % 2)).$host" if known else ""
+    said = f"  SLURM_TOPOLOGY_ADDR={address} SLURMD_NODENAME"
+    fake.add("srun", SRUN_PROGRAM.replace("  SLURMD_NODENAME", said))
+    folder = tmp_path / "files"
+    write_folder(folder, slurm_files(four_nodes_job()))
+    code, output = fake.run(
+        ["bash", "job.sbatch"], folder, SLURM_SUBMIT_DIR=str(folder),
+        SLURM_JOB_NODELIST="n3,n0,n1,n2",
+    )  # fmt: skip
+    assert code == 0, output
+    first = fake.started()[0].environment
+    order = ["n0", "n2", "n1", "n3"] if known else ["n3", "n0", "n1", "n2"]
+    places = " ".join(f"{host}=h100/{node}" for node, host in enumerate(order))
+    assert (first["TUTTI_PLACES"], first["MASTER_ADDR"]) == (places, order[0])
+
+
+def test_hosts_are_asked_for_under_few_switches() -> None:
+    script = slurm_files(four_nodes_job(slurm={"switches": "1@2:00:00"}))["job.sbatch"]
+    assert directives(script)[0]["switches"] == "1@2:00:00"
+    with pytest.raises(InputError, match="'switches' is 'all'; write how many"):
+        four_nodes_job(slurm={"switches": "all"})
 
 
 def test_a_failed_host_ends_the_job_after_its_restarts(tmp_path: Path) -> None:

@@ -93,6 +93,14 @@ Shard = Annotated[
     str | None,
     typer.Option(help="Shard levels to choose from: 0,1 of 0 to 3.", metavar="LEVEL,…"),
 ]
+On = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Plan onto these nodes of the cluster only, such as 'a800/0-3,7': what is free, or "
+        "what a scheduler gave. May be repeated.",
+        metavar="NODES",
+    ),
+]
 PoolOnly = Annotated[
     list[str] | None,
     typer.Option(help="Use this pool only. May be repeated.", metavar="POOL"),

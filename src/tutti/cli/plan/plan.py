@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from tutti.cli.plan import options
 from tutti.cli.predict import CalibrationFolder, ChipProfiles, Extrapolate, ProfileFolder
 from tutti.cli.shared.output import Json
@@ -13,6 +15,7 @@ from tutti.errors import InputError
 if TYPE_CHECKING:
     from tutti.cli.plan.results import Results
     from tutti.cli.plan.search import Asked
+    from tutti.hardware.cluster import Cluster
 
 
 def plan(
@@ -35,6 +38,7 @@ def plan(
     micro_batch: options.MicroBatch = None,
     schedule: options.Schedule = None,
     shard: options.Shard = None,
+    on: options.On = None,
     pool_only: options.PoolOnly = None,
     no_offload: options.NoOffload = False,
     no_recompute: options.NoRecompute = False,
@@ -65,6 +69,7 @@ def plan(
     schedules = _words(schedule)
     results = Results(output=output, html=html, export=export, export_to=export_to, json=json)
     results.check(cluster, replan_from)
+    part = cluster if on is None else _part_of(cluster, on, quiet=json)
     job: dict[str, Any] = {"global_batch": global_batch, "sequence_length": sequence_length,
                            "precision": precision}  # fmt: skip
     limits: dict[str, Any] = {
@@ -82,20 +87,39 @@ def plan(
              "no_separation": no_separation}  # fmt: skip
     if serve is not None:
         _refuse_with_serve({**job, **given, "uniform": uniform, "export": export})
-        _serve(model, cluster, serve, objective, asked, limits, chip_profile, results)
+        _serve(model, part, serve, objective, asked, limits, chip_profile, results)
         return
     _refuse_without_serve(asked)
     if uniform is not None:
         _refuse_with_uniform({**limits, **given, "html": html}, objective)
-        lay_uniform(model, cluster, uniform, job, schedules, results)
+        lay_uniform(model, part, uniform, job, schedules, results)
         return
     limits["schedules"] = schedules
-    search(_asked(model, cluster, job, limits, given, objective, extrapolate=extrapolate), results)
+    search(_asked(model, part, job, limits, given, objective, extrapolate=extrapolate), results)
+
+
+def _part_of(name: str, on: list[str], *, quiet: bool) -> Cluster:
+    """Return some nodes of a cluster, and say which number each has in the plan."""
+    from tutti.hardware.cluster import Cluster
+    from tutti.hardware.node_list import parse_nodes
+    from tutti.search.question.what_if import renumbering_text
+
+    try:
+        nodes = parse_nodes(on)
+        found = Cluster.load(name).only(nodes)
+    except InputError as error:
+        raise InputError(f"--on: {error}") from None
+    moved = {
+        (pool, old): (pool, new) for pool, chosen in nodes.items() for new, old in enumerate(chosen)
+    }
+    if (words := renumbering_text(moved)) and not quiet:
+        typer.echo(f"note: nodes of the cluster have other numbers in the plan: {words}", err=True)
+    return found
 
 
 def _serve(
     model: str,
-    cluster: str,
+    cluster: str | Cluster,
     workload: Path,
     objective: str,
     asked: dict[str, Any],
@@ -130,7 +154,7 @@ def _refuse_without_serve(given: dict[str, Any]) -> None:
 
 def _asked(
     model: str,
-    cluster: str,
+    cluster: str | Cluster,
     job: dict[str, Any],
     limits: dict[str, Any],
     given: dict[str, Any],

@@ -28,7 +28,7 @@ class Asked:
     """What a person typed, taken apart but not yet understood."""
 
     model: str
-    cluster: str
+    cluster: str | Cluster
     job: Mapping[str, Any]
     limits: Mapping[str, Any]
     objective: str

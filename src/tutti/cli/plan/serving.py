@@ -13,6 +13,7 @@ from tutti.cli.shared.progress import ProgressLine
 from tutti.errors import InputError, hint
 
 if TYPE_CHECKING:
+    from tutti.hardware.cluster import Cluster
     from tutti.plan.serving import Service
     from tutti.search.serving.question import ServeProblem
 
@@ -25,7 +26,7 @@ class ServeAsked:
     """What a person typed, taken apart but not yet understood."""
 
     model: str
-    cluster: str
+    cluster: str | Cluster
     workload: Path
     objective: str
     rate: float | None

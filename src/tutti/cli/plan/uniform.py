@@ -10,11 +10,12 @@ from tutti.errors import InputError
 
 if TYPE_CHECKING:
     from tutti.cli.plan.results import Results
+    from tutti.hardware.cluster import Cluster
 
 
 def lay_uniform(
     model: str,
-    cluster: str,
+    cluster: str | Cluster,
     uniform: str,
     job: Mapping[str, object],
     schedules: Sequence[str],

@@ -1,0 +1,1 @@
+"""`tutti fleet`: several jobs on one cluster."""

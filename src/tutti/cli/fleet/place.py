@@ -1,0 +1,104 @@
+"""`tutti fleet place`: what to start where now, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tutti.cli.shared.output import Json, print_json, print_rich
+from tutti.errors import InputError
+
+if TYPE_CHECKING:
+    from tutti.fleet.chips import Grounds
+    from tutti.fleet.placing import Placed
+
+
+def place(
+    jobs: Annotated[Path, typer.Argument(help="Jobs that wait: a trace (CSV, sacct).")],
+    cluster: Annotated[str, typer.Argument(help="A cluster file, or the name of an example.")],
+    policy: Annotated[
+        str, typer.Option(help="Such as fifo/tightest/wait.", metavar="POLICY")
+    ] = "fifo/tightest",
+    busy: Annotated[
+        list[str] | None,
+        typer.Option(help="Nodes that are taken, such as 'a800/0-3,7'.", metavar="NODES"),
+    ] = None,
+    until: Annotated[
+        float | None, typer.Option(help="Seconds until those are expected back; else unknown.")
+    ] = None,
+    down: Annotated[
+        list[str] | None, typer.Option(help="Nodes that are gone.", metavar="NODES")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say which of some jobs to start now, on which nodes, and why the others wait."""
+    from tutti.fleet.chips import Grounds
+    from tutti.fleet.placing import place_now
+    from tutti.fleet.policy import Policy
+    from tutti.fleet.trace import read_trace, requests_of
+    from tutti.hardware.cluster import Cluster
+
+    rule = Policy.parse(policy)
+    grounds = Grounds.of(Cluster.load(cluster))
+    requests = [request for _, request in requests_of(read_trace(jobs), grounds)]
+    if until is not None and not until > 0:
+        raise InputError(f"--until: {until:g} s; give more than 0")
+    found = place_now(
+        grounds, rule, requests, busy=_nodes(grounds, "--busy", busy),
+        busy_s=until, down=_nodes(grounds, "--down", down),
+    )  # fmt: skip
+    if json:
+        print_json({"policy": rule.name, "jobs": [_document(grounds, one) for one in found]})
+        return
+    _print(grounds, found)
+
+
+def _nodes(grounds: Grounds, option: str, texts: list[str] | None) -> list[int]:
+    from tutti.hardware.node_list import check_chosen, parse_nodes
+
+    if not texts:
+        return []
+    found = []
+    try:
+        for name, numbers in parse_nodes(texts).items():
+            check_chosen(grounds.cluster.pool(name), numbers)
+            first = grounds.first[grounds.pool_names.index(name)]
+            found += [first + number for number in numbers]
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+    return found
+
+
+def _document(grounds: Grounds, one: Placed) -> dict[str, Any]:
+    from tutti.hardware.node_list import nodes_text
+
+    start = one.allocation
+    return {
+        "job": one.job,
+        "starts": start is not None,
+        "nodes": None if start is None else nodes_text(grounds.node_numbers(start.nodes)),
+        "groups": one.groups,
+        "fewest_groups": one.fewest,
+        "promised_s": one.promised_s,
+        "why": one.why,
+    }
+
+
+def _print(grounds: Grounds, found: list[Placed]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from tutti.hardware.node_list import nodes_text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("job", "on", "groups", "why"):
+        table.add_column(name, justify="right" if name == "groups" else "left", overflow="fold")
+    for one in found:
+        start = one.allocation
+        on = "waits" if start is None else nodes_text(grounds.node_numbers(start.nodes))
+        table.add_row(one.job, on, "–" if start is None else str(one.groups), one.why)
+    print_rich(table)
+    starts = sum(one.allocation is not None for one in found)
+    typer.echo(f"{starts} of {len(found)} start now")

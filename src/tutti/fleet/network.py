@@ -1,0 +1,242 @@
+"""What running jobs do to each other on the fabric.
+
+Every job has a *habit*: how long a step is, which share of it is spent sending on a perfect
+network, and in which pattern. Its bytes are routed over the wiring once per placement. Links whose
+senders together want more than there is join jobs into components; each is followed by `rhythm`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from tutti.errors import InputError
+from tutti.fabric.paths import route_transfers
+from tutti.fabric.wiring import Floats, Integers
+from tutti.fleet.chips import Grounds, bits
+from tutti.fleet.machine import Machine
+from tutti.fleet.request import JobRequest
+from tutti.fleet.rhythm import Rhythm, periods
+
+_CHANGED = 1e-6
+_MOST_KNOWN = 20_000
+_MOST_TOGETHER = 10  # jobs of a component that are followed; more are averaged
+
+
+class Pattern(StrEnum):
+    """To whom the nodes of a job send."""
+
+    RING = "ring"  # to the next one, along the wire: data parallel
+    ALL_TO_ALL = "all_to_all"  # to everybody alike: experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habit:
+    """What a job's steps are like."""
+
+    step_s: float = 10.0  # on a perfect network
+    share: float = 0.2  # of it, in which the NICs are busy
+    pattern: Pattern = Pattern.RING
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise InputError(f"a share of {self.share:g} for sending; give 0 or more, below 1")
+        if not self.step_s > 0:
+            raise InputError(f"steps of {self.step_s:g} s; give more than 0")
+
+
+class SharedNetwork:
+    """The fabric of a fleet with the habits of its jobs."""
+
+    def __init__(
+        self, grounds: Grounds, habits: Mapping[str, Habit] | None = None,
+        usual: Habit | None = None, *, together: bool = True,
+    ) -> None:  # fmt: skip
+        self.grounds, self.habits, self.usual = grounds, habits or {}, usual or Habit()
+        self.together = together
+        self.rates = grounds.wiring.rates
+        self._rhythms: dict[tuple[Habit, int], Rhythm] = {}
+        self._paced: dict[str, tuple[int, float]] = {}  # nodes and stretch, as last said
+        self._components: dict[frozenset[tuple[str, int]], dict[str, float]] = {}
+        self._average: Floats = np.zeros(len(self.rates))
+
+    def habit(self, job: str) -> Habit:
+        """Return what a job's steps are like."""
+        return self.habits.get(job, self.usual)
+
+    # --- what the scheduler asks ---------------------------------------------------------
+
+    def stretch(self, request: JobRequest, mask: int) -> float:
+        """Return how much longer steps take on these nodes, beside what is sent on average."""
+        if mask & (mask - 1) == 0:
+            return 1.0
+        rhythm = self.rhythm(self.habit(request.job), mask)
+        habit = self.habit(request.job)
+        rates = self.rates[rhythm.links]
+        left = np.maximum(rates - self._average[rhythm.links], 0.1 * rates)
+        slowest = float((rhythm.demand / left).max(initial=0.0))
+        return (rhythm.compute_s + rhythm.send_s * max(1.0, slowest)) / habit.step_s
+
+    def rhythm(self, habit: Habit, mask: int) -> Rhythm:
+        """Return a job's rhythm alone on some nodes."""
+        key = (habit, mask)
+        if key not in self._rhythms:
+            if len(self._rhythms) >= _MOST_KNOWN:
+                self._rhythms.clear()
+            self._rhythms[key] = _rhythm(self.grounds, habit, bits(mask))
+        return self._rhythms[key]
+
+    # --- what the simulation asks --------------------------------------------------------
+
+    def solve(self, machine: Machine) -> dict[str, float]:
+        """Return the stretch of every job whose steps have become longer or shorter."""
+        found: dict[str, float] = {}
+        placed: dict[str, tuple[int, Rhythm]] = {}
+        for job, run in machine.running.items():
+            if len(run.allocation.nodes) > 1 and run.target is None:
+                mask = run.allocation.mask
+                placed[job] = (mask, self.rhythm(self.habit(job), mask))
+        for members in self._joined(placed):
+            stretches = self._component(members, placed)
+            for job in members:
+                mask = placed[job][0]
+                known = self._paced.get(job)
+                if known is None or abs(known[1] - stretches[job]) > _CHANGED:
+                    found[job] = stretches[job]
+                self._paced[job] = (mask, stretches[job])
+        for job in [job for job in self._paced if job not in placed]:
+            del self._paced[job]
+        return found
+
+    def _joined(self, placed: Mapping[str, tuple[int, Rhythm]]) -> list[list[str]]:
+        """Return jobs in components that share links which cannot carry all of them at once."""
+        wanted: Floats = np.zeros(len(self.rates))
+        self._average = np.zeros(len(self.rates))
+        for _, rhythm in placed.values():
+            wanted[rhythm.links] += rhythm.demand
+            self._average[rhythm.links] += rhythm.demand * rhythm.send_s / rhythm.period_s
+        crowded = wanted > self.rates * (1 + 1e-9)
+        parent = {job: job for job in placed}
+
+        def root(job: str) -> str:
+            while parent[job] != job:
+                parent[job] = parent[parent[job]]
+                job = parent[job]
+            return job
+
+        first: dict[int, str] = {}
+        if self.together:
+            for job, (_, rhythm) in placed.items():
+                for link in rhythm.links[crowded[rhythm.links]].tolist():
+                    parent[root(job)] = root(first.setdefault(link, job))
+        groups: dict[str, list[str]] = defaultdict(list)
+        for job in placed:
+            groups[root(job)].append(job)
+        return list(groups.values())
+
+    def _component(
+        self, members: list[str], placed: Mapping[str, tuple[int, Rhythm]]
+    ) -> dict[str, float]:
+        key = frozenset((job, placed[job][0]) for job in members)
+        if key in self._components:
+            return self._components[key]
+        rhythms = [placed[job][1] for job in members]
+        if len(members) == 1:
+            found = [rhythms[0].period_s]
+        elif len(members) <= _MOST_TOGETHER:
+            used = np.unique(np.concatenate([one.links for one in rhythms]))
+            small = [
+                Rhythm(compute_s=one.compute_s, send_s=one.send_s, demand=one.demand,
+                       links=np.searchsorted(used, one.links))
+                for one in rhythms
+            ]  # fmt: skip
+            offsets = [
+                _phase(job) * one.period_s for job, one in zip(members, rhythms, strict=True)
+            ]
+            found = periods(small, self.rates[used], offsets)
+        else:
+            found = [self._averaged(one) for one in rhythms]
+        stretches = {
+            job: max(1.0, period / self.habit(job).step_s)
+            for job, period in zip(members, found, strict=True)
+        }
+        if len(self._components) >= _MOST_KNOWN:
+            self._components.clear()
+        self._components[key] = stretches
+        return stretches
+
+    def _averaged(self, one: Rhythm) -> float:
+        """Return a period beside many others: they take what they take on average."""
+        rates = self.rates[one.links]
+        others = self._average[one.links] - one.demand * one.send_s / one.period_s
+        left = np.maximum(rates - others, 0.1 * rates)
+        return one.compute_s + one.send_s * max(1.0, float((one.demand / left).max(initial=0.0)))
+
+
+def _phase(job: str) -> float:
+    """Return where in its step a job is when others look: as good as chance, always the same."""
+    return int.from_bytes(hashlib.sha256(job.encode()).digest()[:4], "big") / 2**32
+
+
+def _rhythm(grounds: Grounds, habit: Habit, nodes: list[int]) -> Rhythm:
+    """Route what a job sends in a step."""
+    wiring = grounds.wiring
+    nodes = sorted(nodes, key=lambda node: (*(g[node] for g in reversed(grounds.node_group)), node))
+    sources, targets, shares = _transfers(grounds, habit.pattern, nodes)
+    nics = np.array([wiring.cluster.pools[grounds.node_pool[n]].node.nic_bandwidth for n in nodes])
+    chips = np.array([grounds.sizes[grounds.node_pool[n]] for n in nodes])
+    seconds = habit.share * habit.step_s
+    each = shares * float((nics / chips).min()) * seconds
+    flows = route_transfers(wiring, sources, targets)
+    used = flows.links >= 0
+    weights = np.repeat(each / flows.per_transfer, flows.per_transfer)
+    spread = np.broadcast_to(weights[:, None], flows.links.shape)[used]
+    load = np.bincount(flows.links[used], weights=spread, minlength=len(flows.rates))
+    carried = load[: wiring.num_links]
+    carried[wiring.island_out :] = 0.0
+    # NICs are a job's own, and busy for as long as its habit says; what it shares lies above them
+    carried[: 2 * wiring.num_ports] = 0.0
+    above = np.flatnonzero(carried)
+    if habit.share == 0:
+        return Rhythm(compute_s=habit.step_s, send_s=0.0, links=above[:0], demand=np.zeros(0))
+    send = float((carried[above] / wiring.rates[above]).max(initial=0.0))
+    return Rhythm(
+        compute_s=habit.step_s - seconds, send_s=max(send, seconds), links=above,
+        demand=carried[above] / max(send, seconds),
+    )  # fmt: skip
+
+
+def _transfers(
+    grounds: Grounds, pattern: Pattern, nodes: list[int]
+) -> tuple[Integers, Integers, Floats]:
+    """Return chips that send, chips that they send to, and the share of a NIC's bytes."""
+    pairs: list[tuple[int, int, float]] = []
+    if pattern is Pattern.RING:
+        pairs = [(a, b, 1.0) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True)]
+    else:
+        groups: dict[int, list[int]] = defaultdict(list)
+        for node in nodes:
+            groups[grounds.node_group[0][node] if grounds.node_group else 0].append(node)
+        for own, members in groups.items():
+            for place, node in enumerate(members):
+                for other, there in groups.items():
+                    # one partner stands for all of a group: the links between groups are the same
+                    at = (place + 1) % len(there) if other == own else place % len(there)
+                    size = len(there) - (other == own)
+                    if size:
+                        pairs.append((node, there[at], size / (len(nodes) - 1)))
+    wiring = grounds.wiring
+    first = np.concatenate([[0], np.cumsum([grounds.sizes[p] for p in grounds.node_pool])])
+    sources, targets, shares = [], [], []
+    for a, b, share in pairs:
+        slots = min(grounds.sizes[grounds.node_pool[a]], grounds.sizes[grounds.node_pool[b]])
+        sources.append(first[a] + np.arange(slots))
+        targets.append(first[b] + np.arange(slots))
+        shares.append(np.full(slots, share))
+    assert wiring.num_chips == first[-1]
+    return np.concatenate(sources), np.concatenate(targets), np.concatenate(shares)

@@ -1,0 +1,94 @@
+"""Jobs on one fabric: rhythms, offsets, what a placement costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tutti.document import Place
+from tutti.fleet.chips import Grounds
+from tutti.fleet.network import Habit, Pattern, SharedNetwork
+from tutti.fleet.policy import Policy
+from tutti.fleet.request import JobRequest, Shape
+from tutti.fleet.rhythm import Rhythm, periods, propose_offsets
+from tutti.fleet.simulate import Simulation
+from tutti.hardware.cluster import Cluster
+
+LINK = np.array([0])
+
+
+def rhythm(compute: float, send: float, demand: float = 1.0) -> Rhythm:
+    return Rhythm(compute_s=compute, send_s=send, links=LINK, demand=np.array([demand]))
+
+
+def test_one_job_alone_keeps_its_period() -> None:
+    assert periods([rhythm(3, 1)], np.ones(1)) == pytest.approx([4.0])
+
+
+def test_two_that_send_at_once_share_and_two_that_do_not_do_not() -> None:
+    jobs = [rhythm(3, 1), rhythm(3, 1)]
+    assert periods(jobs, np.ones(1)) == pytest.approx([5.0, 5.0])  # each sends at half its pace
+    assert periods(jobs, np.ones(1), [0.0, 1.5]) == pytest.approx([4.0, 4.0])
+    assert periods(jobs, np.full(1, 2.0)) == pytest.approx([4.0, 4.0])  # room for both
+
+
+def test_a_job_that_sends_all_the_time_is_slowed_by_what_the_other_takes() -> None:
+    """Work is conserved: the link is full, so that both together send one byte per second."""
+    busy, other = periods([rhythm(0, 1), rhythm(3, 1)], np.ones(1))
+    assert 1 / busy + 1 / other == pytest.approx(1.0, rel=0.05)
+
+
+def test_offsets_are_proposed_where_they_help() -> None:
+    found = propose_offsets([rhythm(3, 1), rhythm(3, 1)], np.ones(1))
+    assert found.helps
+    assert found.before == pytest.approx((5.0, 5.0))
+    assert found.after == pytest.approx((4.0, 4.0))
+    assert 1.0 <= found.seconds[1] <= 3.0
+    crowded = propose_offsets([rhythm(0.2, 1), rhythm(0.2, 1)], np.ones(1))
+    assert crowded.gain < 0.1  # they want more than there is, whenever they begin
+    assert not propose_offsets([rhythm(3, 1), rhythm(3, 1)], np.full(1, 2.0)).helps
+
+
+def spined(oversubscription: float, nodes: int = 16) -> Grounds:
+    return Grounds.of(Cluster.from_document({
+        "name": "spined", "pools": [{"name": "a", "node": "HGX-A800", "nodes": nodes}],
+        "fabric": {"rail_optimized": True, "tiers": [
+            {"name": "leaf", "nodes": 4}, {"name": "spine", "oversubscription": oversubscription},
+        ]},
+    }, Place("spined")))  # fmt: skip
+
+
+def asked(name: str, nodes: int = 4, seconds: float = 1000.0) -> JobRequest:
+    return JobRequest(job=name, seconds=seconds, shapes=(Shape((("a", nodes),)),))
+
+
+@pytest.mark.parametrize(("pattern", "spread"), [("ring", 1.0), ("all_to_all", 1.44)])
+def test_what_a_spine_costs_follows_from_the_pattern(pattern: str, spread: float) -> None:
+    """All to all over four leaves: 12 of 15 bytes cross a spine that lets a quarter through.
+
+    A ring along the wire has one NIC of four in either direction at each leaf: there is room.
+    """
+    network = SharedNetwork(spined(4.0), usual=Habit(share=0.2, pattern=Pattern(pattern)))
+    together, apart = 0b1111, 0b1000100010001
+    assert network.stretch(asked("j"), together) == pytest.approx(1.0)
+    lone = network.stretch(asked("j"), apart)
+    assert lone == pytest.approx(1.0)  # its leaves' uplinks are its alone
+    two_by_two = 0b1100110011001100
+    assert network.stretch(asked("j", 8), two_by_two) >= lone
+    full = network.stretch(asked("j", 16), (1 << 16) - 1)
+    assert full == pytest.approx(spread, rel=0.01)
+
+
+def test_jobs_stretch_each_other_only_where_links_are_short() -> None:
+    def ends(oversubscription: float) -> list[float]:
+        grounds = spined(oversubscription)
+        habit = Habit(share=0.4, pattern=Pattern.ALL_TO_ALL)
+        requests = [(0.0, asked("a", 8)), (0.0, asked("b", 8))]
+        history = Simulation(
+            grounds, Policy.parse("fifo/random"), requests,
+            network=SharedNetwork(grounds, usual=habit),
+        ).run()  # fmt: skip
+        return [history.jobs[name].end for name in "ab"]
+
+    assert ends(1.0) == pytest.approx([1000.0, 1000.0])
+    assert min(ends(4.0)) > 1100.0

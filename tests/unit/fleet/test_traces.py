@@ -1,0 +1,120 @@
+"""Traces: ours and others' columns, generated ones, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.fleet_machine import small_cluster
+from tutti.errors import InputError
+from tutti.fleet.chips import Grounds
+from tutti.fleet.generate import chip_weights, generate, moments
+from tutti.fleet.trace import read_trace, requests_of
+
+GROUNDS = Grounds.of(small_cluster())
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    return path
+
+
+OTHERS = {
+    "Acme": (
+        "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration\n"
+        "a,u1,2,16,96,pretrain,COMPLETED,2023-05-01 10:00:10+08:00,2023-05-01 10:00:20+08:00,"
+        "2023-05-01 10:05:20+08:00,300\n"
+        "b,u2,1,0,8,other,COMPLETED,2023-05-01 10:00:00+08:00,,,5\n"
+        "c,u2,1,3,8,debug,FAILED,2023-05-01 10:00:00+08:00,,,5\n"
+    ),
+    "Helios": (
+        "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration\n"
+        "a,u1,vc1,16,32,2,COMPLETED,2020-04-01 10:00:10,2020-04-01 10:00:20,,300\n"
+        "b,u1,vc1,0,32,1,COMPLETED,2020-04-01 10:00:00,,,3\n"
+        "c,u2,vc2,3,4,1,CANCELLED,2020-04-01 10:00:00,2020-04-01 10:00:00,2020-04-01 10:00:05,5\n"
+    ),
+    "Philly": (
+        "jobid,vc,user,submitted_time,start_time,end_time,gpus\n"
+        "a,v,u,2017-10-01 10:00:10,2017-10-01 10:00:20,2017-10-01 10:05:20,16\n"
+        "b,v,u,2017-10-01 10:00:00,None,None,4\n"
+        "c,v,u,2017-10-01 10:00:00,2017-10-01 10:00:00,2017-10-01 10:00:05,3\n"
+    ),
+    "PAI": (
+        "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
+        "a,worker,16,Terminated,20,320,600,29,100,V100\n"
+        "b,ps,1,Terminated,10,320,600,29,,MISC\n"
+        "c,worker,3,Terminated,10,15,600,29,25,T4\n"
+    ),
+    "sacct": (
+        "JobID|User|Submit|Elapsed|NNodes|AllocTRES|Timelimit\n"
+        "1|u|2024-01-01T10:00:10|00:05:00|2|billing=1,gres/gpu=16,node=2|1-00:00:00\n"
+        "1.batch|u|2024-01-01T10:00:10|00:05:00|1||\n"
+        "2|u|2024-01-01T10:00:00|00:00:05|1|gres/gpu:a100=3|UNLIMITED\n"
+        "3|u|2024-01-01T10:00:00|00:00:00|1||\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_columns_of_others_are_read(name: str, tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, OTHERS[name]))
+    assert trace.kind == name
+    assert [(row.submit_s, row.duration_s, row.chips) for row in trace.rows] == [
+        (0.0, 5.0, 3), (10.0, 300.0, 16),
+    ]  # fmt: skip
+    assert trace.left_out == (2 if name == "sacct" else 1)
+    requests = requests_of(trace, GROUNDS)
+    assert [request.shapes[0].num_nodes for _, request in requests] == [1, 2]
+    assert requests[0][1].shapes[0].chips_per_node == 3
+    if name == "sacct":
+        assert trace.rows[1].estimate_s == 86400.0
+
+
+OURS = "job,submit_s,duration_s,nodes\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        (OURS + "a,0,-5,1\n", "line 2: job 'a': duration_s is -5; give 0 or more"),
+        (OURS + "a,-1,5,1\n", "submit_s is -1"),
+        (OURS + "a,,5,1\n", "line 2: 'submit_s' is missing"),
+        (OURS + "a,soon,5,1\n", "'submit_s' is 'soon'; expected a number"),
+        (OURS + "a,9,5,1\nb,3,5,1\n", "line 3: job 'b' came at 3 s, before the line above (9 s)"),
+        (OURS + "a,0,5,1\na,1,5,1\n", "line 3: job 'a' stands on line 2, too"),
+        (OURS + "a,0,5\n", "another number of columns"),
+        (OURS + "a,0,5,0\n", "job 'a' asks for nothing"),
+        ("job,submit_s,duration_s,nods\n", "unknown column 'nods'; did you mean 'nodes'?"),
+        ("job,submit_s,duration_s\na,0,1\n", "no column 'nodes' and none 'chips'"),
+        ("job,submit,duration_s,nodes\n", "no column 'submit_s'; it looks most like tutti"),
+        ("this,that\n1,2\n", "no column"),
+    ],
+)
+def test_a_wrong_trace_is_one_line(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        read_trace(written(tmp_path, text))
+
+
+def test_a_job_larger_than_the_cluster_is_refused(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, OURS + "a,0,5,12\n"))
+    with pytest.raises(InputError, match="job 'a' asks for 12 nodes, more than 'small' has"):
+        requests_of(trace, GROUNDS)
+
+
+@pytest.mark.parametrize("name", moments())
+def test_a_generated_trace_has_the_published_moments(name: str) -> None:
+    one = moments()[name]
+    sizes, weights = chip_weights(one, one.largest)
+    assert float((sizes * weights).sum()) == pytest.approx(one.mean_chips, rel=1e-3)
+    assert weights[0] >= 0.5 - 1e-6  # the median
+    trace = generate(name, 5000, chips=4096, load=0.5, seed=1)
+    logs = np.log([row.duration_s for row in trace.rows])
+    assert np.exp(np.median(logs)) == pytest.approx(one.median_s, rel=0.15)
+    # of a log-normal distribution; the mean of a sample hangs on its few longest
+    assert np.exp(logs.mean() + logs.var() / 2) == pytest.approx(one.mean_s, rel=0.3)
+    assert trace == generate(name, 5000, chips=4096, load=0.5, seed=1)

@@ -1,0 +1,70 @@
+"""Mixes of pools: what each is worth to a job, and what the scheduler makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fleet_machine import small_cluster
+from tutti.errors import InputError
+from tutti.fleet import events
+from tutti.fleet.chips import Grounds
+from tutti.fleet.policy import Policy
+from tutti.fleet.scheduler import Scheduler
+from tutti.fleet.worth import mixes, planner_answer, request_by_worth, worth_table
+from tutti.hardware.cluster import Cluster
+
+CLUSTER = small_cluster(nodes=6, pools=2)  # 6 nodes of p0, 5 of p1
+
+
+def speeds(cluster: Cluster) -> float:
+    """The second pool is twice as fast; a mixed job loses a tenth; two nodes are too small."""
+    if cluster.num_nodes < 4:
+        raise InputError("does not fit")
+    speed = sum(pool.nodes * (1.0 + (pool.name == "p1")) for pool in cluster.pools)
+    return speed * (0.9 if len(cluster.pools) > 1 else 1.0)
+
+
+def test_mixes_are_every_pool_and_every_two() -> None:
+    found = list(mixes(CLUSTER, 2, 4))
+    assert found == [
+        (("p0", 2),), (("p1", 2),), (("p0", 1), ("p1", 1)),
+        (("p0", 4),), (("p1", 4),), (("p0", 2), ("p1", 2)),
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="from 3 to 2 nodes"):
+        list(mixes(CLUSTER, 3, 2))
+
+
+def test_leftovers_join_a_mixed_job_where_that_helps() -> None:
+    table = worth_table(CLUSTER, list(mixes(CLUSTER, 2, 4)), speeds)
+    assert [one.mix for one in table] == [
+        (("p1", 4),), (("p0", 2), ("p1", 2)), (("p0", 4),),
+    ]  # fmt: skip
+    machine = Scheduler(Grounds.of(CLUSTER), Policy())
+    requests = [request_by_worth(name, 8000.0, table) for name in "abc"]
+    assert [shape.pace for shape in requests[0].shapes] == pytest.approx([1.0, 0.675, 0.5])
+    for request in requests:
+        machine.handle(events.Submit(0.0, request))
+    taken = {job: machine.grounds.node_numbers(run.allocation.nodes)
+             for job, run in machine.running.items()}  # fmt: skip
+    assert taken["a"] == {"p1": [0, 1, 2, 3]}
+    # the mixed shape needs two of p1, where one is left: the slow pool now beats the fast one later
+    assert taken["b"] == {"p0": [0, 1, 2, 3]}
+    assert "c" in machine.queue.jobs
+    for name in ("a", "b"):
+        assert len(machine.running[name].allocation.nodes) == 4
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(InputError, match="no plan fits any of 3 mixes"):
+        worth_table(CLUSTER, list(mixes(CLUSTER, 2, 2)), speeds)
+
+
+@pytest.mark.slow
+def test_the_planner_tables_a_model() -> None:
+    cluster = Cluster.load("S32")
+    ask = planner_answer("llama-2-7b", global_batch=64, sequence_length=2048)
+    table = worth_table(cluster, list(mixes(cluster, 1, 2)), ask)
+    best = {one.mix: one.tokens_per_s for one in table}
+    assert best[("a800", 2),] > best[("a800", 1),] > 0
+    mixed = best.get((("a800", 1), ("v100", 1)))
+    assert mixed is None or mixed > best[("a800", 1),]
