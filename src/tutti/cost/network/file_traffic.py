@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tutti.hardware.cluster import Cluster
-from tutti.hardware.fabric import StorageTarget
+from tutti.hardware.storage import StorageTarget
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Plan
 
