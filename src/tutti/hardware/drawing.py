@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 
 from rich import box
 from rich.columns import Columns
@@ -20,9 +19,9 @@ from rich.text import Text
 
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
-from tutti.hardware.storage import AnyTarget, NodeStorage, Storage, StorageNetwork, StorageTarget
 from tutti.hardware.node import Island, NodeType
 from tutti.hardware.pool import Pool
+from tutti.hardware.storage import AnyTarget, NodeStorage, Storage, StorageNetwork, StorageTarget
 from tutti.hardware.topology import Position
 from tutti.units import bytes_text, count_text, flops_text, many, rate_text, seconds_text
 
