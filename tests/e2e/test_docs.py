@@ -279,6 +279,7 @@ PROFILE_KEYS = (
     profile.OperatorTime,
     profile.LinkFigure,
     profile.CollectiveTime,
+    profile.StorageFigure,
 )
 DATA_KEYS = (DataConfig, SourceConfig, PackingConfig)
 TRAIN_KEYS = (
