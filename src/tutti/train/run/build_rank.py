@@ -158,6 +158,8 @@ def open_checkpoints(
             keep_best=saves.keep_best,
             missing=saves.missing,
             asynchronous=saves.asynchronous,
+            to=saves.to,
+            restore=saves.restore,
         ),
         saving,
         model_folder=model_folder(context.config.model),
@@ -165,6 +167,7 @@ def open_checkpoints(
         may_publish=may_publish,
     )
     stack.callback(checkpointer.close)
+    checkpointer.catch_up()
     return checkpointer
 
 
