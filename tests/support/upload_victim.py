@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import fsspec.implementations.http  # noqa: F401  # imported here, not in every fork
 import torch
 
 from tests.support.any_plan import FOUR, PLAIN, Draft, level

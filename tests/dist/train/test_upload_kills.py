@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpointing import Run, run
-from tests.support.object_server import ObjectServer
 from tests.support.upload_victim import PLAN, log_of
+from tutti.bench.storage.object_server import ObjectServer
 from tutti.train.checkpoint import CheckpointSettings
 from tutti.train.checkpoint.places import UrlFiles
 from tutti.train.checkpoint.remote import INDEX, RemoteRun
 
 ROOT = Path(__file__).parents[3]
-STEPS = 4
+STEPS = 3
 KILLS = 20
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.object_server import ObjectServer
+from tutti.bench.storage.object_server import ObjectServer
 from tutti.errors import InputError, TuttiError
 from tutti.storage import ranged, url
 from tutti.storage.ranged import fetch, read_into, require_file

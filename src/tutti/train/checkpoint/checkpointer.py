@@ -255,6 +255,11 @@ class Checkpointer:
 
     # --- sending ---------------------------------------------------------------------------
 
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that this rank has read from the storage to restore checkpoints."""
+        return self._restore.read_bytes
+
     def catch_up(self) -> None:
         """Send in the background what an earlier run saved and did not send; all ranks call it."""
         if self._sending is None:

@@ -84,13 +84,19 @@ def fill_state(
     files: CheckpointFiles,
     wanted: WantedState,
     shared: SharedReads | None = None,
-) -> None:
-    """Fill weights and moments; with `shared`, ranks read for each other."""
+) -> int:
+    """Fill weights and moments; with `shared`, ranks read for each other.
+
+    Return the bytes that this rank read from the storage.
+    """
     if shared is None and isinstance(files, FolderFiles):
-        read_into(files.folder, wanted.stored, wanted.targets)
+        num_bytes = read_into(files.folder, wanted.stored, wanted.targets)
     else:
-        read_shared(files, shared or SharedReads(None), wanted.stored, wanted.targets)
+        shared = shared or SharedReads(None)
+        read_shared(files, shared, wanted.stored, wanted.targets)
+        num_bytes = shared.read_bytes
     engine.follow_masters()
+    return num_bytes
 
 
 @torch.no_grad()

@@ -61,7 +61,7 @@ class Restore:
         self._folder, self._remote, self._together, self._say = folder, remote, together, say
         self._missing, self._reading = missing, reading
         self.damaged: set[str] = set()  # found so when they were loaded
-        self.read_bytes = 0  # by this rank, from the storage, where ranks read for each other
+        self.read_bytes = 0  # by this rank, from the storage
 
     def load(self, engine: Engine, which: folders.Which) -> tuple[CheckpointFiles, Manifest]:
         """Fill an engine; every rank calls this. Return what it was filled from."""
@@ -140,10 +140,9 @@ class Restore:
             problem = self._first(problem)
         if not problem.text:
             try:
-                fill_state(engine, files, wanted, shared)
+                self.read_bytes += fill_state(engine, files, wanted, shared)
             except TuttiError as error:
                 problem = _Problem.of(error)
-            self.read_bytes += shared.read_bytes if shared is not None else 0
         elif shared is not None:
             return problem
         problem = self._first(problem)

@@ -271,21 +271,18 @@ def read_shared(
     shared: SharedReads,
     stored: Mapping[str, Stored],
     wanted: Mapping[str, list[Target]],
-) -> int:
+) -> None:
     """Fill rectangles as `read_into` does, from chunks that ranks hand to each other."""
     by_read: dict[ChunkRead, list[_Reading]] = {}
     for reading in _readings(files.place, stored, wanted):
         chunk = reading[0]
         read = ChunkRead(chunk.file, chunk.start, chunk.length)
         by_read.setdefault(read, []).append(reading)
-    num_bytes = 0
     for read, memory in shared.chunks(files, list(by_read)):
-        num_bytes += read.length
         with io.BytesIO(memory) as stream:
             for chunk, tensor, targets in by_read[read]:
                 at_start = replace(chunk, start=0)
                 _read_chunk(stream, Path(files.place) / read.file, at_start, tensor, targets)
-    return num_bytes
 
 
 def _readings(

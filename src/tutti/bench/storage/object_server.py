@@ -28,6 +28,7 @@ class Rate:
         self._free_at = 0.0
 
     def take(self, count: int) -> None:
+        """Wait until so many bytes may pass."""
         if self._rate is None:
             return
         with self._lock:
@@ -39,7 +40,7 @@ class Rate:
 
 
 class ObjectServer:
-    """Serves a folder."""
+    """Serves a folder until its block ends."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class ObjectServer:
         self.folder, self.heard, self.knows_ranges = folder, heard, knows_ranges
         self.rate = Rate(rate)
         self.failures: list[int] = []  # statuses with which the next requests are refused
+        self.refuse_ranges = False  # a server that breaks when large files are read
         self.sent = self.received = 0
         self.lock = threading.Lock()
         outer = self
@@ -65,6 +67,7 @@ class ObjectServer:
 
     @property
     def url(self) -> str:
+        """Where it is."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> ObjectServer:
@@ -81,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        pass
+        """Say nothing."""
 
     def _path(self) -> Path:
         return self.server_of.folder / self.path.split("?")[0].strip("/")
@@ -96,9 +99,11 @@ class _Handler(BaseHTTPRequestHandler):
         return bool(status)
 
     def do_HEAD(self) -> None:
+        """Say what a file is."""
         self._answer(body=False)
 
     def do_GET(self) -> None:
+        """Send a file or a range of it, or the names in a folder."""
         self._answer(body=True)
 
     def _answer(self, *, body: bool) -> None:
@@ -120,6 +125,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{path.stat().st_mtime_ns}-{size}"'}
         if self.server_of.knows_ranges:
             headers["Accept-Ranges"] = "bytes"
+        if asked and self.server_of.refuse_ranges:
+            self._send(500, b"", {}, body)
+            return
         if asked and self.server_of.knows_ranges:
             start = int(asked[1])
             stop = min(size, int(asked[2]) + 1 if asked[2] else size)
@@ -156,6 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
                     self.server_of.sent += len(piece)
 
     def do_PUT(self) -> None:
+        """Take a file."""
         if self._refused():
             return
         path = self._path()
