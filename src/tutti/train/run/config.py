@@ -232,7 +232,7 @@ def data_from(folder: Path, data: DataConfig) -> DataConfig:
     """Return the data with paths seen from a folder; there may be patterns in them."""
 
     def moved(source: SourceConfig) -> SourceConfig:
-        named = not source.path or source.path.startswith(SHIPPED)
+        named = not source.path or source.path.startswith(SHIPPED) or is_url(source.path)
         if named or Path(source.path).is_absolute():
             return source
         return dataclasses.replace(source, path=str(folder / source.path))
