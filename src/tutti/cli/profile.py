@@ -98,7 +98,7 @@ def profile(
     With --storage a disk or file system is measured instead; that needs no torch.
     """
     if storage is not None:
-        from tutti.cli.profile_storage import profile_storage
+        from tutti.cli.storage.profile import profile_storage
 
         _require_writable(output)
         profile_storage(

@@ -169,6 +169,11 @@ class Profile:
             self.date and (self.operators or self.links or self.collectives or self.storage)
         )
 
+    @property
+    def is_of_storage_alone(self) -> bool:
+        """Whether only storage was measured: it says nothing of a chip."""
+        return bool(self.storage) and not (self.operators or self.links or self.collectives)
+
     def link(self, kind: str) -> LinkFigure | None:
         """Return the figures of a kind of link, if measured."""
         return next((link for link in self.links if link.kind == kind), None)

@@ -118,7 +118,9 @@ def checkpoint_facts(
         clients=Clients(
             nodes=sum(nodes_by_pool(plan).values()), nic_rate=min(nics) if all(nics) else None
         ),
-        copy_rate=min(hosts),
+        copy_rate=min(
+            min(node.host.device_bandwidth, fair) for node, fair in zip(types, hosts, strict=True)
+        ),
         network_rate=min(chip_nics),
         checksum_rate=checksum_rate(profiles),
     )
