@@ -83,21 +83,27 @@ def _plan(ranks: int, shape: tuple[int, int]) -> tuple[Plan, ModelSpec]:
     return uniform_plan(spec, cluster, job, Degrees.parse(f"tp=1,pp=1,dp={ranks},shard=0")), spec
 
 
-def _engine(rank: int, ranks: int, shape: tuple[int, int]) -> Engine:
+def replica_engine(rank: int, ranks: int, shape: tuple[int, int]) -> Engine:
+    """Return one of so many equal engines: a small model of (layers, vocabulary)."""
     plan, spec = _plan(ranks, shape)
     links = cast(Links, None)  # nothing is sent: no step is made
     return Engine(plan, spec, rank, open_accelerator("cpu"), links)
 
 
 def _save(folder: Path, url: str, shape: tuple[int, int]) -> str:
-    engine = _engine(0, 1, shape)
+    engine = with_state(replica_engine(0, 1, shape))
+    settings = CheckpointSettings(asynchronous=False, stop_on_failure=True, to=url)
+    Checkpointer(folder, settings, Alone()).save(engine, Progress(step=1))
+    return _digest(engine)
+
+
+def with_state(engine: Engine) -> Engine:
+    """Return an engine with numbers in all that it keeps."""
     initialize(engine.model)
     engine.take_masters()
     for piece in kept_pieces(engine):
         piece.memory.add_(torch.rand(piece.memory.shape))
-    settings = CheckpointSettings(asynchronous=False, stop_on_failure=True, to=url)
-    Checkpointer(folder, settings, Alone()).save(engine, Progress(step=1))
-    return _digest(engine)
+    return engine
 
 
 def _digest(engine: Engine) -> str:
@@ -113,7 +119,7 @@ def _rank_main(
     torch.set_num_threads(1)
     comm = connect(FileStore(f"{folder}/meeting", ranks), rank, ranks)
     together = Processes(comm)
-    engine = _engine(rank, ranks, shape)
+    engine = replica_engine(rank, ranks, shape)
     found: dict[str, Any] = {}
     for way in WAYS:
         settings = CheckpointSettings(to=url, restore=way)

@@ -17,6 +17,7 @@ from tutti.cli.bench import (
     overlap,
     plan,
     serve,
+    storage,
     train,
 )
 from tutti.cli.shared.output import Json, print_json, print_rich
@@ -37,6 +38,7 @@ app.command()(measuring.measuring)
 app.command()(mixed.mixed)
 app.command()(overlap.overlap)
 app.command()(serve.serve)
+app.command()(storage.storage)
 
 
 @app.callback()

@@ -16,6 +16,10 @@ from tutti.hardware.storage import Storage, StorageTarget, StorageTier
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job
 
+SERIAL_OPERATIONS = 10
+"""That a save waits for one after the other: the ranks' files, metadata, plan, manifest, the names
+of folders, the checkpoint's own name, what points to it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
@@ -81,13 +85,18 @@ def tier_times(storage: Storage, facts: CheckpointFacts) -> Iterator[TierTime]:
     """Yield when a checkpoint lies in each tier, the nearest first."""
     done = stall_seconds(facts)
     before: float | None = None  # bytes per second at which the tier before is read
+    summed = False
     for tier, target in storage.tiers():
         seconds = write_seconds(
             target, facts.num_bytes, facts.clients, facts.ranks, beside_training=True
         )
         if before is not None:
             seconds = max(seconds, facts.num_bytes / before)
-        seconds += _checksums(facts, facts.num_bytes)
+        if tier is not StorageTier.HOST_MEMORY:
+            seconds += (SERIAL_OPERATIONS - 1) * target.latency_s
+        if tier is not StorageTier.HOST_MEMORY and not summed:
+            seconds += _checksums(facts, facts.num_bytes)  # once, as files are made of it
+            summed = True
         done += seconds
         nodes = 1 if isinstance(target, StorageTarget) else facts.clients.nodes
         fits = target.capacity is None or facts.num_bytes <= target.capacity * nodes

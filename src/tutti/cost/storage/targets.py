@@ -106,8 +106,8 @@ def _with_measured(
     read = profile.storage_figure(tier, StorageAction.READ, chips_per_node)
     if write is None or read is None:
         return storage
-    small = profile.storage_figure(tier, StorageAction.READ_SMALL, 1)
-    latency_s = small.seconds if small is not None else 0.0
+    flush = profile.storage_figure(tier, StorageAction.FLUSH, 1)
+    latency_s = flush.seconds if flush is not None else 0.0
     if tier is StorageTier.LOCAL_DISK:
         disk = NodeStorage(
             read_bandwidth=read.bandwidth, write_bandwidth=write.bandwidth, latency_s=latency_s

@@ -113,7 +113,7 @@ def test_what_was_measured_on_a_node_counts_for_every_node() -> None:
         for tier in (StorageTier.LOCAL_DISK, StorageTier.FILE_SYSTEM)
         for action, bandwidth in (
             (StorageAction.WRITE, GB), (StorageAction.READ, 2 * GB),
-            (StorageAction.READ_SMALL, 1e6), (StorageAction.CHECKSUM, 3 * GB),
+            (StorageAction.FLUSH, 1e6), (StorageAction.CHECKSUM, 3 * GB),
         )
         for processes in (1, 2)
     )  # fmt: skip
