@@ -30,7 +30,7 @@ from tutti.units import bytes_text, many
 
 Report = Callable[[str, float, float], None]  # what is being measured, how much of it, of how much
 
-_CHECKSUM_BYTES = 32 << 20
+_CHECKSUM_BYTES = 64 << 20
 _START_S = 0.25  # before all processes of a measurement begin
 _WORK: dict[StorageAction, Callable[[DiskWork], DiskTime]] = {
     StorageAction.WRITE: disk_work.write_large,

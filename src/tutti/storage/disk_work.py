@@ -16,6 +16,7 @@ from pathlib import Path
 
 BLOCK_BYTES = 8 << 20
 SMALL_BYTES = 4096
+_CONTENT_BYTES = 64 << 20
 _PROBES = 16
 
 
@@ -40,13 +41,18 @@ class DiskTime:
 
 def write_large(work: DiskWork) -> DiskTime:
     """Write a file from its beginning, and wait until it is on the disk."""
-    block = memoryview(os.urandom(min(BLOCK_BYTES, work.num_bytes)))
+    # more than a processor's cache holds: what is written comes from memory, as a state does
+    content = memoryview(os.urandom(min(_CONTENT_BYTES, work.num_bytes)))
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(work.path)
     handle = os.open(work.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         began = _begin(work)
         written = 0
         while written < work.num_bytes:
-            written += os.write(handle, block[: work.num_bytes - written])
+            start = written % content.nbytes
+            size = min(BLOCK_BYTES, content.nbytes - start, work.num_bytes - written)
+            written += os.write(handle, content[start : start + size])
         os.fsync(handle)
         return DiskTime(began=began, ended=time.monotonic())
     finally:

@@ -25,12 +25,17 @@ T = TypeVar("T")
 EXTRA = "storage"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(::[^/]*)?://")
 _ATTEMPTS = 4
+_PROBE = ".tutti-probe"
 _FULL_OR_CLOSED = (errno.EACCES, errno.EFBIG, errno.ENOSPC, errno.EROFS, errno.EDQUOT)
 _PAUSE_S = 0.2  # before the second attempt; then twice as long each time
 
 
 class RemoteError(TuttiError):
     """Storage behind a URL that did not answer, or not as it should."""
+
+
+class MissingError(InputError):
+    """A file that is not there, as the server itself says."""
 
 
 def is_url(text: str) -> bool:
@@ -82,6 +87,9 @@ class RemoteFolder:
             try:
                 found = self._files.info(self.path(name))
             except FileNotFoundError:
+                if self._is_http:  # said of a server that is down, too: a read tells them apart
+                    self._files.cat_file(self.path(name), 0, 1)
+                    raise OSError("the server says nothing of it") from None
                 return None
             if found.get("type") == "directory":
                 return None
@@ -94,7 +102,10 @@ class RemoteFolder:
             identity = "|".join(str(fact) for fact in [size, *facts] if fact is not None)
             return RemoteFile(name=name, num_bytes=int(size), identity=identity)
 
-        return self._tried(name, ask)
+        try:
+            return self._tried(name, ask)
+        except MissingError:
+            return None
 
     def matching(self, pattern: str) -> list[str]:
         """Return the names of all files that match, in a fixed order."""
@@ -140,7 +151,21 @@ class RemoteFolder:
 
         return self._tried(name, ask)
 
+    def read_if_there(self, name: str) -> bytes | None:
+        """Return a small file; None where there is none."""
+        try:
+            return self.read(name)
+        except MissingError:
+            return None
+
     # --- writing ---------------------------------------------------------------------------
+
+    def require_writable(self) -> None:
+        """Refuse a URL that nothing can be written to, before hours depend on it."""
+        try:
+            self.write(_PROBE, b"written to see whether it can be\n")
+        except TuttiError as error:
+            raise InputError(f"{self.url}: cannot be written to ({error})") from None
 
     def upload(self, source: Path, name: str) -> int:
         """Copy a file there; return its bytes when they are all there."""
@@ -206,7 +231,7 @@ class RemoteFolder:
             except TuttiError:
                 raise
             except FileNotFoundError:
-                raise InputError(f"{self.url}/{name}: no such file") from None
+                raise MissingError(f"{self.url}/{name}: no such file") from None
             except PermissionError as error:
                 raise InputError(
                     f"{self.url}/{name}: access is denied ({_first_line(error)})"

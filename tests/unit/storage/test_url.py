@@ -201,3 +201,22 @@ def test_fsspec_is_asked_for_where_it_is_missing(monkeypatch: Any) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     with pytest.raises(InputError, match=r"pip install 'tutti-ml\[storage\]'"):
         RemoteFolder("memory://x")
+
+
+def test_a_server_that_is_down_is_not_an_empty_one(tmp_path: Path) -> None:
+    with ObjectServer(tmp_path) as server:
+        folder = RemoteFolder(server.url)
+        assert folder.file("x") is None
+        assert folder.read_if_there("x") is None
+        server.failures = [503] * 40
+        with pytest.raises(RemoteError, match="503"):
+            folder.read_if_there("x")
+        server.failures = [503] * 40
+        with pytest.raises(RemoteError, match="503"):
+            folder.file("x")
+        server.failures = []
+    gone = RemoteFolder("http://127.0.0.1:9")
+    with pytest.raises(RemoteError, match="failed"):
+        gone.file("x")
+    with pytest.raises(InputError, match="cannot be written to"):
+        gone.require_writable()

@@ -53,7 +53,7 @@ def measure_disk_prediction(
     )
     prepare_format()
     engine = with_state(replica_engine(0, 1, (layers, vocab)))
-    settings = CheckpointSettings(asynchronous=False, stop_on_failure=True, keep_last=1)
+    settings = CheckpointSettings(asynchronous=False, stop_on_failure=True, keep_last=repeats)
     keeper = Checkpointer(folder / "run", settings, Alone())
     writes, reads = [], []
     for step in range(1, repeats + 1):

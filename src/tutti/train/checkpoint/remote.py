@@ -62,11 +62,12 @@ class RemoteRun:
 
     def newest_first(self) -> list[RemoteCheckpoint]:
         """Return the checkpoints, the one that was saved last first."""
-        if self.folder.file(INDEX) is None:
+        content = self.folder.read_if_there(INDEX)
+        if content is None:
             return []
         place = Place(f"{self.folder.url}/{INDEX}")
         try:
-            value = parse_json(self.folder.read(INDEX).decode("utf-8"), place.file)
+            value = parse_json(content.decode("utf-8"), place.file)
         except UnicodeDecodeError:
             raise DamagedError(f"{place.file}: is damaged: not a text") from None
         if not isinstance(value, dict) or value.pop("format", None) != FORMAT:

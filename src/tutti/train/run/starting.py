@@ -42,6 +42,8 @@ def check_sources(config: TrainConfig, resume: Resume, *, overwrite: bool = Fals
     if resume is not False and overwrite:
         raise InputError("--resume goes on with a run, --overwrite begins anew; choose one")
     require_held_out(config)
+    if config.checkpoints.to:
+        RemoteRun(config.checkpoints.to).folder.require_writable()
     check_data(config.data, model_folder=model_folder(config.model))
     if resume is False:
         wants_pretrained(config)
