@@ -25,8 +25,10 @@ from tutti.train.checkpoint.places import UrlFiles
 from tutti.train.checkpoint.remote import INDEX, RemoteRun
 
 ROOT = Path(__file__).parents[3]
-STEPS = 3
+STEPS, SLOW_STEPS = 2, 4
 KILLS = 20
+Undisturbed = tuple[int, dict[int, float]]
+"""The bytes that a whole run sends, and its losses."""
 
 
 class Nursery:
@@ -42,9 +44,9 @@ class Nursery:
             text=True,
         )
 
-    def start(self, folder: Path, url: str) -> int:
+    def start(self, folder: Path, url: str, steps: int) -> int:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([str(folder), url, STEPS]) + "\n")
+        self._process.stdin.write(json.dumps([str(folder), url, steps]) + "\n")
         self._process.stdin.flush()
         return self.answer()
 
@@ -68,15 +70,11 @@ def losses(folder: Path) -> dict[int, float]:
     return dict(json.loads(line) for line in log_of(folder).read_text().splitlines())
 
 
-@pytest.fixture(scope="module")
-def undisturbed(
-    nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[int, dict[int, float]]:
-    """The bytes that a whole run sends, and its losses."""
-    base = tmp_path_factory.mktemp("undisturbed")
-    (base / "store").mkdir()
+def undisturbed(nursery: Nursery, base: Path, steps: int) -> Undisturbed:
+    """Let a run come to its end."""
+    (base / "store").mkdir(parents=True)
     with ObjectServer(base / "store") as server:
-        nursery.start(base / "run", server.url)
+        nursery.start(base / "run", server.url, steps)
         assert nursery.answer() == 0
         return server.received, losses(base / "run")
 
@@ -96,9 +94,7 @@ def assert_named_are_whole(url: str, folder: Path) -> list[int]:
     return sorted(checkpoint.step for checkpoint in found)
 
 
-def kill_and_go_on(
-    nursery: Nursery, base: Path, undisturbed: tuple[int, dict[int, float]], kill_at: int
-) -> None:
+def kill_and_go_on(nursery: Nursery, base: Path, expected: dict[int, float], kill_at: int) -> None:
     """End a run when the server has heard so many bytes, look, and let it go on to its end."""
     folder, store = base / "run", base / "store"
     store.mkdir(parents=True)
@@ -113,7 +109,8 @@ def kill_and_go_on(
             os.kill(victim[0], signal.SIGKILL)
 
     with ObjectServer(store, heard=heard) as server:
-        victim.append(nursery.start(folder, server.url))
+        steps = max(expected)
+        victim.append(nursery.start(folder, server.url, steps))
         assert nursery.answer() == -signal.SIGKILL
         server.heard = lambda _name, _total: None
         index = store / INDEX
@@ -125,10 +122,10 @@ def kill_and_go_on(
             index.write_bytes(before)
         if kill_at % 2:
             shutil.rmtree(folder)  # the disk went with the node: only the URL is left
-        nursery.start(folder, server.url)
+        nursery.start(folder, server.url, steps)
         assert nursery.answer() == 0
-        assert losses(folder) == undisturbed[1]
-        assert assert_named_are_whole(server.url, base / "empty") == [STEPS - 1, STEPS]
+        assert losses(folder) == expected
+        assert assert_named_are_whole(server.url, base / "empty") == [steps - 1, steps]
 
 
 def moments(count: int, whole: int) -> list[int]:
@@ -137,16 +134,16 @@ def moments(count: int, whole: int) -> list[int]:
     return [moment // 2 * 2 + number % 2 for number, moment in enumerate(found)]
 
 
-def test_killed_in_the_middle_of_an_upload(
-    nursery: Nursery, tmp_path: Path, undisturbed: tuple[int, dict[int, float]]
-) -> None:
-    for number, kill_at in enumerate(moments(3, undisturbed[0])):
-        kill_and_go_on(nursery, tmp_path / str(number), undisturbed, kill_at)
+def kill_often(nursery: Nursery, folder: Path, count: int, steps: int) -> None:
+    whole, expected = undisturbed(nursery, folder / "undisturbed", steps)
+    for number, kill_at in enumerate(moments(count, whole)):
+        kill_and_go_on(nursery, folder / str(number), expected, kill_at)
+
+
+def test_killed_in_the_middle_of_an_upload(nursery: Nursery, tmp_path: Path) -> None:
+    kill_often(nursery, tmp_path, 3, STEPS)
 
 
 @pytest.mark.slow
-def test_killed_twenty_times(
-    nursery: Nursery, tmp_path: Path, undisturbed: tuple[int, dict[int, float]]
-) -> None:
-    for number, kill_at in enumerate(moments(KILLS, undisturbed[0])):
-        kill_and_go_on(nursery, tmp_path / str(number), undisturbed, kill_at)
+def test_killed_twenty_times(nursery: Nursery, tmp_path: Path) -> None:
+    kill_often(nursery, tmp_path, KILLS, SLOW_STEPS)
