@@ -21,6 +21,7 @@ _EXTRAS = {
     "prometheus_client": "serve",
     "llguidance": "serve",
     "httpx": "serve",
+    "fsspec": "storage",
 }
 
 

@@ -26,7 +26,7 @@ from tutti.cli.main import app, run
 from tutti.collective.check import Reason
 from tutti.document import Place
 from tutti.files import parse_yaml
-from tutti.hardware import chip, cluster, fabric, node, profile
+from tutti.hardware import chip, cluster, fabric, node, profile, storage
 from tutti.hardware.library import shipped
 from tutti.launch import facts
 from tutti.models.families.decoder import Attention, Decoder, Mlp
@@ -244,8 +244,9 @@ CLUSTER_KEYS: dict[type, set[str]] = {  # class → keys that only the written f
     fabric.Fabric: set(),
     fabric.Tier: set(),
     fabric.CrossLink: set(),
-    fabric.Storage: set(),
-    fabric.StorageTarget: set(),
+    storage.Storage: set(),
+    storage.StorageTarget: set(),
+    storage.NodeStorage: set(),
 }
 PLAN_KEYS: dict[type, set[str]] = {
     plan.Plan: {"format"},
@@ -278,6 +279,7 @@ PROFILE_KEYS = (
     profile.OperatorTime,
     profile.LinkFigure,
     profile.CollectiveTime,
+    profile.StorageFigure,
 )
 DATA_KEYS = (DataConfig, SourceConfig, PackingConfig)
 TRAIN_KEYS = (

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tutti.cost.plan.sources import Sources
+    from tutti.cost.storage.prediction import StorageSeconds
     from tutti.simulate.estimate import Estimate
 
 ProfileFolder = Annotated[
@@ -151,6 +152,7 @@ def estimate_document(found: Estimate) -> dict[str, object]:
             "checkpoint_bytes": found.storage.checkpoint_bytes,
             "checkpoint_write_s": found.storage.checkpoint_write,
             "checkpoint_read_s": found.storage.checkpoint_read,
+            **_more_storage(found.storage),
         },
         "basis": dict(found.priced.basis),
         "extrapolations": list(found.priced.extrapolations),
@@ -178,16 +180,63 @@ def _tables(found: Estimate) -> list[Table | str]:
             f"[bold red]does not fit:[/] {tightest.name} ({tightest.pool}) needs "
             f"{bytes_text(tightest.total)} of {bytes_text(tightest.limit)}"
         )
-    write = found.storage.checkpoint_write
-    if write is not None:
-        size = bytes_text(found.storage.checkpoint_bytes)
-        parts.append(f"a checkpoint is {size} and is written in {seconds_text(write)}")
+    parts += storage_lines(found.storage)
     basis = "; ".join(f"{pool}: {said}" for pool, said in found.priced.basis.items())
     parts.append(f"[dim]predicted from {basis}[/]")
     if found.priced.extrapolations:
         outside = "; ".join(found.priced.extrapolations)
         parts.append(f"[yellow]extrapolated beyond what was measured:[/] {outside}")
     return parts
+
+
+def _more_storage(storage: StorageSeconds) -> dict[str, object]:
+    restore, saving = storage.restore, storage.saving
+    return {
+        "stall_s": storage.stall,
+        "tiers": [
+            {"tier": t.tier.value, "seconds": t.seconds, "done_s": t.done_s, "fits": t.fits}
+            for t in storage.tiers
+        ],
+        "restore_each_s": None if restore is None else restore.each_s,
+        "restore_broadcast_s": None if restore is None else restore.broadcast_s,
+        "start_s": storage.start,
+        "stretched_step_s": storage.stretched_step,
+        "mean_time_between_failures_s": storage.mean_time_between_failures,
+        "save_every_s": None if saving is None else saving.interval_s,
+        "hours_lost_per_day": None if saving is None else saving.hours_lost_per_day,
+        "warnings": list(storage.warnings),
+    }
+
+
+def storage_lines(storage: StorageSeconds) -> list[str]:
+    """Say what a plan's files take, a line each."""
+    from tutti.units import bytes_text, seconds_text
+
+    lines = []
+    write, restore, saving = storage.checkpoint_write, storage.restore, storage.saving
+    if storage.tiers:
+        ways = ", ".join(f"{t.tier.words} after {seconds_text(t.done_s)}" for t in storage.tiers)
+        lines.append(f"a checkpoint is {bytes_text(storage.checkpoint_bytes)}: {ways}; training "
+                     f"stands still for {seconds_text(storage.stall or 0.0)}")  # fmt: skip
+    if write is not None and restore is not None:
+        way = "one rank reads for all" if restore.broadcast_is_cheaper else "every rank reads"
+        lines.append(
+            f"a restore takes {seconds_text(restore.seconds)} ({way}; the other way "
+            f"{seconds_text(max(restore.each_s, restore.broadcast_s))}), a start "
+            f"{seconds_text(storage.start or 0.0)}"
+        )
+    if saving is not None and storage.mean_time_between_failures is not None:
+        lines.append(
+            f"a failure every {seconds_text(storage.mean_time_between_failures)}: save every "
+            f"{seconds_text(saving.interval_s)}, {saving.hours_lost_per_day:.2f} hours of a day "
+            "are lost"
+        )
+    if storage.stretched_step is not None:
+        lines.append(
+            f"while a checkpoint is written, over the NICs of training, a step takes "
+            f"{seconds_text(storage.stretched_step)}"
+        )
+    return [*lines, *(f"[yellow]{line}[/]" for line in storage.warnings)]
 
 
 def _interval(found: Estimate) -> str:

@@ -61,6 +61,22 @@ Serve = Annotated[
         "attention to pages, sampling. With --resume both stand in one profile.",
     ),
 ]
+Storage = Annotated[
+    Path | None,
+    typer.Option(
+        help="Measure the storage that this folder lies on, instead of a chip.", metavar="DIR"
+    ),
+]
+Tier = Annotated[
+    str,
+    typer.Option(help="With --storage: what it is: local_disk, file_system or object_store."),
+]
+Processes = Annotated[
+    int, typer.Option(help="With --storage: measured at 1, 2, 4, … up to so many.", min=1, max=256)
+]
+FileSize = Annotated[
+    str, typer.Option(help="With --storage: bytes of each process's file.", metavar="SIZE")
+]
 Html = Annotated[
     Path | None, typer.Option(help="Write the matrix as a self-contained page.", metavar="FILE")
 ]
@@ -78,13 +94,26 @@ def profile(
     serve: Serve = False,
     resume: Resume = False,
     html: Html = None,
+    storage: Storage = None,
+    tier: Tier = "file_system",
+    processes: Processes = 4,
+    file_size: FileSize = "256MiB",
     json: Json = False,
 ) -> None:  # fmt: skip
     """Measure operators, memory, host copies and links of this machine into a profile.
 
     The most telling shapes come first: whatever was measured when the budget ends is useful. Ctrl-C
     keeps it, too. Under torchrun the links between the ranks are measured as well; rank 0 writes.
+    With --storage a disk or file system is measured instead; that needs no torch.
     """
+    if storage is not None:
+        from tutti.cli.storage.profile import profile_storage
+
+        _require_writable(output)
+        profile_storage(
+            storage, output, tier=tier, processes=processes, file_size=file_size, json=json
+        )
+        return
     seconds = _budget(budget)
     counts = _tokens(tokens)
     require_torch("profile")

@@ -2,11 +2,12 @@
 
 from tutti.hardware.chip import Chip, Dtype
 from tutti.hardware.cluster import Cluster
-from tutti.hardware.fabric import CrossKind, CrossLink, Fabric, Storage, StorageTarget, Tier
+from tutti.hardware.fabric import CrossKind, CrossLink, Fabric, Tier
 from tutti.hardware.node import Bridge, Host, Island, Nic, NodeType
 from tutti.hardware.pool import Pool
 from tutti.hardware.profile import Profile
 from tutti.hardware.slots import Slots
+from tutti.hardware.storage import NodeStorage, Storage, StorageTarget
 from tutti.hardware.topology import Link, LinkKind, Position
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Link",
     "LinkKind",
     "Nic",
+    "NodeStorage",
     "NodeType",
     "Pool",
     "Position",

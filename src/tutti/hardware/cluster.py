@@ -21,12 +21,13 @@ from tutti.document import AtLeast, AtMost, Place, build_fields, plain, plain_fi
 from tutti.errors import InputError, hint
 from tutti.hardware import library as catalog
 from tutti.hardware.chip import Chip, Dtype, check_name
-from tutti.hardware.fabric import CrossLink, Fabric, Storage
+from tutti.hardware.fabric import CrossLink, Fabric
 from tutti.hardware.leaves import named_leaves
 from tutti.hardware.library import Library, refuse_unknown
 from tutti.hardware.node import NodeType, node_document, trimmed
 from tutti.hardware.node_list import check_chosen
 from tutti.hardware.pool import Pool
+from tutti.hardware.storage import Storage
 from tutti.hardware.topology import Link, Position, default_cross_link, link_between
 
 NodeCount = Annotated[int, AtLeast(1), AtMost(1_000_000)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 
 from rich import box
 from rich.columns import Columns
@@ -20,11 +19,11 @@ from rich.text import Text
 
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
-from tutti.hardware.fabric import Storage, StorageTarget
 from tutti.hardware.node import Island, NodeType
 from tutti.hardware.pool import Pool
+from tutti.hardware.storage import AnyTarget, NodeStorage, Storage, StorageNetwork, StorageTarget
 from tutti.hardware.topology import Position
-from tutti.units import bytes_text, flops_text, many, rate_text, seconds_text
+from tutti.units import bytes_text, count_text, flops_text, many, rate_text, seconds_text
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _MOST_BOXES = 16  # chips of one island drawn as numbered boxes; more become dots
@@ -256,20 +255,28 @@ def _cross_links(cluster: Cluster) -> Padding:
 
 
 def _storage(storage: Storage) -> Text:
-    def say(name: str, target: StorageTarget | None) -> Iterable[str]:
-        if target is not None:
-            limit = target.per_node_bandwidth
-            most = f", at most {rate_text(limit)} per node" if limit is not None else ""
-            yield (
-                f"{name}: reads {rate_text(target.read_bandwidth)}, "
-                f"writes {rate_text(target.write_bandwidth)}{most}"
-            )
-
-    lines = [
-        *say("file system", storage.file_system),
-        *say("object store", storage.object_store),
-    ]
+    lines = [f"{tier.words}: {_target_text(target)}" for tier, target in storage.tiers()]
     return Text("\n" + "\n".join(f" {line}" for line in lines))
+
+
+def _target_text(target: AnyTarget) -> str:
+    said = [
+        f"reads {rate_text(target.read_bandwidth)}",
+        f"writes {rate_text(target.write_bandwidth)}",
+    ]
+    if isinstance(target, NodeStorage):
+        said[-1] += " in each node"
+    elif target.per_node_bandwidth is not None:
+        said.append(f"at most {rate_text(target.per_node_bandwidth)} per node")
+    if target.latency_s:
+        said.append(f"{seconds_text(target.latency_s)} an operation")
+    if target.operations_per_second is not None:
+        said.append(f"{count_text(target.operations_per_second)} operations/s")
+    if target.capacity is not None:
+        said.append(f"holds {bytes_text(target.capacity)}")
+    if isinstance(target, StorageTarget) and target.network is StorageNetwork.TRAINING:
+        said.append("over the NICs of training")
+    return ", ".join(said)
 
 
 def _totals(cluster: Cluster) -> Table:

@@ -1,4 +1,4 @@
-"""What joins nodes: switch tiers, rails, links between pools, and the storage behind them.
+"""What joins nodes: switch tiers, rails, links between pools.
 
 Nodes of one pool share leaves in the order of their numbers; pools meet at the top tier. Facts
 only: how a pair of chips is connected is worked out in `topology`.
@@ -138,20 +138,3 @@ class Fabric:
         for tier in self.tiers[: index + 1]:
             product *= tier.oversubscription
         return product
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageTarget:
-    """A file system or an object store: bytes per second in all, and per node at most."""
-
-    read_bandwidth: BytesPerSecond
-    write_bandwidth: BytesPerSecond
-    per_node_bandwidth: BytesPerSecond | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
-    """Where data and checkpoints lie."""
-
-    file_system: StorageTarget | None = None
-    object_store: StorageTarget | None = None

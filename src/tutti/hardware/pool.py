@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from tutti.document import AtLeast, AtMost, Watts
+from tutti.document import Above, AtLeast, AtMost, Quantity, Seconds, Watts
 from tutti.hardware.chip import Chip, Dtype, check_name
 from tutti.hardware.leaves import Leaves
 from tutti.hardware.node import NodeType
@@ -27,6 +27,10 @@ class Pool:
     price_per_chip_hour: Price | None = None
     watts: Watts | None = None
     """Per chip, where it is not the chip's own figure."""
+    mean_time_between_failures_s: Annotated[float, Quantity("s"), Above(0)] | None = None
+    """Of one node: how long it runs, on average, before something in it ends the job."""
+    restart_s: Seconds = 0.0
+    """What a job loses at a failure besides its work and the reading of its checkpoint."""
     leaves: Leaves = field(default_factory=Leaves)
     """The leaf group of each node; none named: leaves of its own, filled in order."""
 

@@ -12,6 +12,7 @@ import functools
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,7 @@ from tutti.document import (
 )
 from tutti.errors import InputError, hint
 from tutti.hardware.chip import Chip, Dtype
+from tutti.hardware.storage import StorageTier
 
 FORMAT = 2
 # 2 adds what a measurement says of itself (`spread`, `repeats`, `issue_s`, `kernel`); all optional.
@@ -86,6 +88,39 @@ class CollectiveTime:
     seconds: Annotated[float, Quantity("s"), Above(0)]
 
 
+class StorageAction(StrEnum):
+    """What was done to storage."""
+
+    WRITE = "write"  # a large file, until it is on the disk
+    READ = "read"  # a large file, from the disk
+    WRITE_SMALL = "write_small"  # a file of 4 KiB each, until it is on the disk
+    READ_SMALL = "read_small"  # 4 KiB from anywhere in a large file
+    FLUSH = "flush"  # an fsync behind 4 KiB more
+    CHECKSUM = "checksum"  # no storage: what a checkpoint's checksums cost the host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageFigure:
+    """What processes of one node reached together (median of repeats)."""
+
+    tier: StorageTier
+    action: StorageAction
+    processes: Count
+    bytes: Annotated[float, Quantity("bytes"), Above(0)]
+    """Of one operation."""
+    seconds: Annotated[float, Quantity("s"), Above(0)]
+    """Of one operation of one process, while the others are at it, too."""
+    bandwidth: BytesPerSecond
+    """Of all processes together."""
+    beyond_cache: bool = True
+    """Whether the bytes came from the storage; false where the system's memory kept them."""
+
+    @property
+    def key(self) -> tuple[StorageTier, StorageAction, int]:
+        """What was measured."""
+        return (self.tier, self.action, self.processes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Measured figures of one chip under one software stack."""
@@ -110,6 +145,7 @@ class Profile:
     operators: tuple[OperatorTime, ...] = ()
     links: tuple[LinkFigure, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
+    storage: tuple[StorageFigure, ...] = ()
 
     def __post_init__(self) -> None:
         if self.format not in READ:
@@ -133,11 +169,33 @@ class Profile:
     @property
     def is_measured(self) -> bool:
         """Whether anything here was measured at all."""
-        return bool(self.date and (self.operators or self.links or self.collectives))
+        return bool(
+            self.date and (self.operators or self.links or self.collectives or self.storage)
+        )
+
+    @property
+    def is_of_storage_alone(self) -> bool:
+        """Whether only storage was measured: it says nothing of a chip."""
+        return bool(self.storage) and not (self.operators or self.links or self.collectives)
 
     def link(self, kind: str) -> LinkFigure | None:
         """Return the figures of a kind of link, if measured."""
         return next((link for link in self.links if link.kind == kind), None)
+
+    def storage_figure(
+        self, tier: StorageTier, action: StorageAction, processes: int | None = None
+    ) -> StorageFigure | None:
+        """Return what was measured of a tier by so many processes; by the most, if none is said."""
+        found = [f for f in self.storage if (f.tier, f.action) == (tier, action)]
+        if processes is not None:
+            found = [f for f in found if f.processes <= processes] or found[:1]
+        return max(found, key=lambda f: f.processes, default=None)
+
+    def with_storage(self, figures: Collection[StorageFigure]) -> Profile:
+        """Return the profile with what was measured of a tier, in place of what was known of it."""
+        tiers = {figure.tier for figure in figures}
+        kept = tuple(f for f in self.storage if f.tier not in tiers)
+        return replace(self, storage=(*kept, *figures))
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
@@ -210,7 +268,7 @@ class Profile:
         written = {"format": self.format, **document.plain(self)}
         rows = {
             name: written.pop(name)
-            for name in ("operators", "links", "collectives")
+            for name in ("operators", "links", "collectives", "storage")
             if name in written
         }
         head = json.dumps(written, indent=1, ensure_ascii=False).removesuffix("\n}")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from tutti.cost.calibration.intervals import Interval, interval
 from tutti.cost.memory.rank_state import workload_of
-from tutti.cost.network.file_traffic import StorageSeconds, storage_seconds
 from tutti.cost.plan.plan_costs import PricedStep, price_schedule
 from tutti.cost.plan.pool_prices import PoolPrices
 from tutti.cost.plan.sources import Sources
+from tutti.cost.storage.prediction import StorageSeconds, storage_seconds
 from tutti.hardware.cluster import Cluster
 from tutti.models.flops import flops_per_token
 from tutti.models.memory import Recompute, recompute_flops
@@ -123,7 +123,18 @@ def estimate(
         mfu=useful / step / peak,
         hfu=(useful + again) / step / peak,
         memory=class_memory(schedule, priced, result, cluster),
-        storage=storage_seconds(plan, model, cluster),
+        storage=storage_seconds(
+            plan,
+            model,
+            cluster,
+            step_s=step,
+            exposed_s=parts.get(IdleReason.COMMUNICATION.value, 0.0),
+            statics=[
+                (static, found.num_ranks)
+                for static, found in zip(priced.statics, schedule.classes, strict=True)
+            ],
+            profiles=sources.profiles if sources is not None else (),
+        ),
         tokens=plan.job.tokens,
         half_width=_half_width(priced, parts.get(IdleReason.COMMUNICATION.value, 0.0) / step),
     )

@@ -25,9 +25,9 @@ from tutti.comm.places import place_of
 from tutti.errors import InputError
 from tutti.nn.initialize import initialize
 from tutti.plan.plan import Plan, RankMap
-from tutti.train.sync.comm_links import CommLinks
 from tutti.train.engine.engine import Engine
 from tutti.train.run.tracing import rank_spans
+from tutti.train.sync.comm_links import CommLinks
 
 
 def links_of(rank: int, port: int, job: str, plan: Plan) -> CommLinks:

@@ -28,13 +28,13 @@ from tutti.models.spec import ModelSpec
 from tutti.plan.check import require_valid
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import ExpertGroup, Offload, Plan, Recompute, Replica, Synchronisation
+from tutti.ranks import local_processes
+from tutti.ranks.rank_places import Seats, class_of
 from tutti.schedule.instruction import Op, What
 from tutti.schedule.schedule import build_schedule
-from tutti.ranks import local_processes
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import prepared
 from tutti.train.run.trainer import run_local
-from tutti.ranks.rank_places import Seats, class_of
 
 ROOT = Path(__file__).parents[3]
 HOW = ("nan", "exception", "stop")

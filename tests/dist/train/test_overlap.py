@@ -11,9 +11,9 @@ from torch._C._distributed_c10d import FileStore
 
 from tests.support.rank_pool import SECRET, RankPool
 from tests.support.rank_training import joined
-from tutti.comm import connect
 from tutti.bench.emulated_network import BedSpec, bed_ranks, why_not
 from tutti.bench.overlap import same_bits
+from tutti.comm import connect
 
 CASES: tuple[tuple[Any, int], ...] = (
     ("products", 1), ("products", 2), ("products", 4), ("products", 7), ("experts", 1),

@@ -18,6 +18,7 @@ from tutti.cli.bench import (
     plan,
     serve,
     steps,
+    storage,
     train,
 )
 from tutti.cli.shared.output import Json, print_json, print_rich
@@ -39,6 +40,7 @@ app.command()(mixed.mixed)
 app.command()(overlap.overlap)
 app.command()(serve.serve)
 app.command()(steps.steps)
+app.command()(storage.storage)
 
 
 @app.callback()

@@ -24,6 +24,7 @@ def measured_pools(
     emulated on it, slowed down as they are.
     """
     pools = [cluster.pool(name) for name in used]
+    profiles = [profile for profile in profiles if not profile.is_of_storage_alone]
     for profile in profiles:
         if not profile.is_measured:
             raise InputError(f"profile of {profile.chip}: holds no measurements; run tutti profile")
@@ -43,7 +44,7 @@ def measured_pools(
 
 def profile_of(profiles: Sequence[Profile], chip: Chip) -> Profile | None:
     """Return the profile that is of a chip, if any, slowed down where the chip is emulated."""
-    suitable = [profile for profile in profiles if _is_of(profile, chip)]
+    suitable = [p for p in profiles if _is_of(p, chip) and not p.is_of_storage_alone]
     if len(suitable) > 1:
         raise InputError(f"two profiles of {chip.name}: give one of them")
     if not suitable:

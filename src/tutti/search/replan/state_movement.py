@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tutti.cost.storage.targets import Clients, read_seconds
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
@@ -258,16 +259,12 @@ class _Flows:
 
     def _restore_s(self, new: Plan, restored: float) -> float | None:
         """Return the seconds of reading from the checkpoint; None where nobody can tell."""
-        storage = self.chips.cluster.storage
-        target = storage.file_system or storage.object_store
-        if target is None:
+        target = self.chips.cluster.storage.shared
+        if target is None or not restored:
             return None if restored else 0.0
-        rate = target.read_bandwidth
-        if target.per_node_bandwidth is not None:
-            held = (r for _, _, stage in new.stages() for r in stage.chips.ranges)
-            nodes = {(r.pool, n) for r in held for n in range(r.first_node, r.last_node + 1)}
-            rate = min(rate, target.per_node_bandwidth * len(nodes))
-        return restored / rate
+        held = (r for _, _, stage in new.stages() for r in stage.chips.ranges)
+        nodes = {(r.pool, n) for r in held for n in range(r.first_node, r.last_node + 1)}
+        return read_seconds(target, restored, Clients(nodes=len(nodes)))
 
 
 def _kept(held: Holding, wanted: Holding, num_chips: int) -> FloatArray:

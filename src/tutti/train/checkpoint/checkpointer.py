@@ -19,29 +19,30 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tutti.errors import DamagedError, InputError, TuttiError
+from tutti.errors import InputError, TuttiError
 from tutti.files import fingerprint, pretty_json
 from tutti.huggingface.side_files import outside_links
 from tutti.plan.files import plan_to_document
 from tutti.train.checkpoint import folders
 from tutti.train.checkpoint.contents import Piece, expected_keys, written_pieces
 from tutti.train.checkpoint.coordinator import Coordinator
-from tutti.train.checkpoint.loading import Missing, load_state
+from tutti.train.checkpoint.loading import Missing
 from tutti.train.checkpoint.manifest import (
     MANIFEST,
     MODEL_FOLDER,
     PLAN,
     Manifest,
     Progress,
-    check_model,
-    damage,
     manifest_text,
     model_document,
-    read_manifest,
     saved_file,
 )
 from tutti.train.checkpoint.model_files import copy_model_files
+from tutti.train.checkpoint.places import FolderFiles
 from tutti.train.checkpoint.random_state import random_state, restore_random_state
+from tutti.train.checkpoint.remote import RemoteRun
+from tutti.train.checkpoint.restore import Reading, Restore
+from tutti.train.checkpoint.sending import Sending
 from tutti.train.checkpoint.staging import Staging
 from tutti.train.checkpoint.storage import StoredPart, prepare_format, write_metadata, write_part
 from tutti.version import code_version
@@ -62,6 +63,8 @@ class CheckpointSettings:
     missing: Missing = "error"  # moments that a checkpoint lacks
     asynchronous: bool = True
     stop_on_failure: bool = False  # raise at the next step when a save failed
+    to: str = ""  # a URL that checkpoints are sent to, and found at
+    restore: Reading = "auto"  # who reads when a checkpoint is loaded
 
     def __post_init__(self) -> None:
         if self.keep_last < 1 or (self.keep_every is not None and self.keep_every < 1):
@@ -111,8 +114,15 @@ class Checkpointer:
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._outcome: Saved | None = None
-        self._damaged: set[str] = set()  # found so when they were loaded
         self.history: list[Saved] = []
+        remote = RemoteRun(settings.to) if settings.to else None
+        self._restore = Restore(
+            folder, remote, coordinator, self._say, missing=settings.missing,
+            reading=settings.restore,
+        )  # fmt: skip
+        self._sending = (
+            Sending(remote, coordinator, self._superseded, may_publish) if remote else None
+        )
         if coordinator.rank == 0:
             prepare_format()
             folders.tidy(folder, self._say)
@@ -239,7 +249,54 @@ class Checkpointer:
             if problem:
                 shutil.rmtree(partial, ignore_errors=True)
         problem = together.broadcast((problem,))[0]
+        if not problem and self._sending is not None:
+            problem = self._sent(self.folder / folders.folder_name(step))
         return problem, 0 if isinstance(part, str) else part.num_bytes
+
+    # --- sending ---------------------------------------------------------------------------
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that this rank has read from the storage to restore checkpoints."""
+        return self._restore.read_bytes
+
+    def catch_up(self) -> None:
+        """Send in the background what an earlier run saved and did not send; all ranks call it."""
+        if self._sending is None:
+            return
+        path = self._sending.unsent(self.folder)
+        if path is None:
+            return
+
+        def work() -> None:
+            problem = self._sent(path)
+            if problem:
+                self._say(f"checkpoint {path.name}: {problem}")
+
+        self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _sent(self, path: Path) -> str:
+        assert self._sending is not None
+        try:
+            problem = self._sending.send(path)
+        except Exception as error:
+            problem = _reason(error)
+        return f"it is in {path}, but was not sent: {problem}" if problem else ""
+
+    def _next_serial(self) -> int:
+        there = self._sending.next_serial() if self._sending is not None else 1
+        return max(folders.next_serial(self.folder), there)
+
+    def _superseded(self, saved: list[tuple[int, int]]) -> set[int]:
+        """Return which steps may go from the URL: by the same rule as from the folder."""
+        best = folders.named(self.folder / folders.BEST) if self.settings.keep_best else ""
+        return folders.superseded(
+            saved,
+            keep_last=self.settings.keep_last,
+            keep_every=self.settings.keep_every,
+            best=folders.step_of(best),
+        )
 
     def _finish(self, partial: Path, order: _Order, parts: list[StoredPart]) -> None:
         """Complete a folder in which all ranks' files are; on rank 0."""
@@ -253,17 +310,17 @@ class Checkpointer:
             for path in sorted(partial.rglob("*"))
             if path.is_file()
         }
-        manifest = replace(order.manifest, files=written, serial=folders.next_serial(self.folder))
+        manifest = replace(order.manifest, files=written, serial=self._next_serial())
         folders.write_flushed(partial / MANIFEST, manifest_text(manifest))
         self._may_publish()
         folders.publish(partial)
-        self._damaged.discard(folders.folder_name(manifest.progress.step))
+        self._restore.damaged.discard(folders.folder_name(manifest.progress.step))
         folders.retire(
             self.folder,
             keep_last=self.settings.keep_last,
             keep_every=self.settings.keep_every,
             keep_best=self.settings.keep_best,
-            besides=self._damaged,
+            besides=self._restore.damaged,
         )
 
     # --- loading ---------------------------------------------------------------------------
@@ -276,58 +333,18 @@ class Checkpointer:
         called.
         """
         self.wait()
-        candidates = self._candidates(which)
-        for path, others in zip(candidates, range(len(candidates) - 1, -1, -1), strict=True):
-            problem, damaged = self._filled(engine, path)
-            if not problem:
-                break
-            if not (damaged and others):
-                raise (DamagedError if damaged else InputError)(problem)
-            self._damaged.add(path.name)
-            self._say(f"checkpoint {path.name} is not used: {problem}")
-        manifest = read_manifest(path)
-        own = self._together.rank == 0 and path.parent == self.folder.resolve()
-        if own and str(which) != folders.LATEST:
-            folders.make_latest(path)
+        files, manifest = self._restore.load(engine, which)
+        asked_for = self._together.rank == 0 and str(which) != folders.LATEST
+        if asked_for and isinstance(files, FolderFiles):
+            if files.folder.parent == self.folder.resolve():
+                folders.make_latest(files.folder)
+        elif asked_for and self._sending is not None:
+            self._sending.make_latest(files.name, self._next_serial())
         if not restore_random_state(engine.accelerator, manifest.random):
-            self._say(f"checkpoint {path.name}: its random state is of another kind of chip")
+            self._say(f"checkpoint {files.name}: its random state is of another kind of chip")
         engine.step_number = manifest.updates
         engine.scaling.load_state_dict(manifest.progress.loss_scale)
         return manifest.progress
-
-    def _candidates(self, which: folders.Which) -> list[Path]:
-        """Return the folders to try, which rank 0 looks for."""
-        problem, found = "", list[str]()
-        if self._together.rank == 0:
-            try:
-                chosen = folders.resolve(self.folder, which, self._say)
-                found = [str(path.resolve()) for path in chosen]
-            except InputError as error:
-                problem = str(error)
-        problem, found = self._together.broadcast((problem, found))
-        if problem:
-            raise InputError(problem)
-        return [Path(path) for path in found]
-
-    def _filled(self, engine: Engine, path: Path) -> tuple[str, bool]:
-        """Load a checkpoint; return the first rank's problem, if any, and if it is damage."""
-        problem, damaged, notes = "", False, list[str]()
-        try:
-            if self._together.rank == 0:
-                found = damage(path, thorough=True)
-                if found is not None:
-                    raise DamagedError(found)
-            manifest = read_manifest(path)
-            check_model(path, manifest, engine.spec)
-            notes = load_state(engine, path, manifest, self.settings.missing)
-        except InputError as error:
-            problem, damaged = str(error), isinstance(error, DamagedError)
-        problems = self._together.gather((problem, damaged)) or []
-        first = next(((p, d) for p, d in problems if p), ("", False))
-        first = self._together.broadcast(first)
-        for note in notes if not first[0] else ():
-            self._say(note)
-        return first
 
 
 def _attempt(work: Callable[[], object]) -> str:

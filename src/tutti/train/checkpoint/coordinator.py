@@ -47,15 +47,15 @@ class Processes:
 
     def __init__(self, comm: Communicator, timeout_s: float = 1800.0) -> None:
         """Make the group: every rank must do so at the same point."""
-        self._comm = comm.control("saving", timeout_s)
+        self.communicator = comm.control("saving", timeout_s)
         self.rank, self.size = comm.rank, comm.size
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return everybody's value on rank 0."""
-        return self._comm.gather_values(value, root=0)
+        return self.communicator.gather_values(value, root=0)
 
     def broadcast(self, value: T | None) -> T:
         """Return rank 0's value."""
-        found: T = self._comm.broadcast_value(value, 0)
+        found: T = self.communicator.broadcast_value(value, 0)
         assert found is not None
         return found

@@ -254,14 +254,15 @@ def retire(
         keep_every=keep_every,
         best=None if best is None else step_of(best.name),
     )
-    if best is not None and _named(folder / BEST) != best.name:
+    if best is not None and named(folder / BEST) != best.name:
         _write_whole(folder / BEST, best.name + "\n")
     retired = sorted(path for step, path, _ in found if step in gone)
     _remove_all(retired)
     return [path.name for path in retired]
 
 
-def _named(marker: Path) -> str:
+def named(marker: Path) -> str:
+    """Return the name in a marker such as `best`; empty where there is none."""
     return marker.read_text(encoding="utf-8").strip() if marker.is_file() else ""
 
 

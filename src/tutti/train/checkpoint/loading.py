@@ -6,7 +6,8 @@ for those that are gathered at the start of a step (levels 1 to 3).
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -17,8 +18,17 @@ from tutti.nn.initialize import begin_magnitudes, first_factor
 from tutti.nn.quantised import fill_narrow
 from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Manifest
+from tutti.train.checkpoint.places import CheckpointFiles, FolderFiles
 from tutti.train.checkpoint.rectangles import Rectangle
-from tutti.train.checkpoint.storage import Stored, Target, read_into, read_metadata
+from tutti.train.checkpoint.sharing import SharedReads
+from tutti.train.checkpoint.storage import (
+    METADATA,
+    Stored,
+    Target,
+    parse_metadata,
+    read_into,
+    read_shared,
+)
 
 if TYPE_CHECKING:
     from tutti.huggingface import Checkpoint
@@ -28,38 +38,65 @@ if TYPE_CHECKING:
 Missing = Literal["error", "zero"]  # what a checkpoint lacks: refused, or begun at zero
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedState:
+    """What a rank fills from a checkpoint."""
+
+    stored: Mapping[str, Stored]
+    targets: Mapping[str, list[Target]]
+    notes: list[str]  # what a person should know of it, a line each
+
+
 @torch.no_grad()
-def load_state(
-    engine: Engine, folder: Path, manifest: Manifest, missing: Missing = "error"
-) -> list[str]:
-    """Fill weights and moments; return what a person should know of it, a line each."""
-    stored = read_metadata(folder, manifest.files)
-    pieces = kept_pieces(engine)
+def prepare_state(
+    engine: Engine, files: CheckpointFiles, manifest: Manifest, missing: Missing = "error"
+) -> WantedState:
+    """Look up where weights and moments are; what the checkpoint lacks is said."""
+    stored = parse_metadata(files.place, files.read(METADATA, manifest.files), manifest.files)
     notes: dict[str, None] = {}  # ordered, each once
-    wanted: dict[str, list[Target]] = {}
-    for piece in pieces:
+    targets: dict[str, list[Target]] = {}
+    for piece in kept_pieces(engine):
         if piece.copy and piece.kind is not StateKind.WEIGHT:
             piece.memory.zero_()  # the owner's end has them
             continue
         if piece.key not in stored:
             if piece.kind is StateKind.WEIGHT:
-                raise InputError(f"{folder}: holds no weights of '{piece.name}'")
+                raise InputError(f"{files.place}: holds no weights of '{piece.name}'")
             if missing == "error":
                 raise InputError(
-                    f"{folder}: holds no {piece.kind}s of '{piece.name}' (it was saved under "
+                    f"{files.place}: holds no {piece.kind}s of '{piece.name}' (it was saved under "
                     f"{manifest.optimizer}); to begin them at zero, give --set "
                     "checkpoints.missing=zero"
                 )
             piece.memory.zero_()
-            notes[f"checkpoint {folder.name}: no {piece.kind}s in it; they begin at zero"] = None
+            notes[f"checkpoint {files.name}: no {piece.kind}s in it; they begin at zero"] = None
             continue
         found = stored[piece.key]
         if found.dtype != piece.memory.dtype:
-            notes[_conversion(folder, piece, found)] = None
-        wanted.setdefault(piece.key, []).append((piece.rectangle, piece.memory))
-    read_into(folder, stored, wanted)
+            notes[_conversion(files.name, piece, found)] = None
+        targets.setdefault(piece.key, []).append((piece.rectangle, piece.memory))
+    return WantedState(stored=stored, targets=targets, notes=list(notes))
+
+
+@torch.no_grad()
+def fill_state(
+    engine: Engine,
+    files: CheckpointFiles,
+    wanted: WantedState,
+    shared: SharedReads | None = None,
+) -> int:
+    """Fill weights and moments; with `shared`, ranks read for each other.
+
+    Return the bytes that this rank read from the storage.
+    """
+    if shared is None and isinstance(files, FolderFiles):
+        num_bytes = read_into(files.folder, wanted.stored, wanted.targets)
+    else:
+        shared = shared or SharedReads(None)
+        read_shared(files, shared, wanted.stored, wanted.targets)
+        num_bytes = shared.read_bytes
     engine.follow_masters()
-    return list(notes)
+    return num_bytes
 
 
 @torch.no_grad()
@@ -106,8 +143,8 @@ def begin_adapters(engine: Engine, seed: int) -> None:
             piece.memory.copy_(logical.view[inner.slices])
 
 
-def _conversion(folder: Path, piece: Piece, found: Stored) -> str:
+def _conversion(name: str, piece: Piece, found: Stored) -> str:
     saved, kept = (str(dtype).removeprefix("torch.") for dtype in (found.dtype, piece.memory.dtype))
     exact = torch.promote_types(found.dtype, piece.memory.dtype) == piece.memory.dtype
     how = "widened" if exact else "rounded"
-    return f"checkpoint {folder.name}: {piece.kind}s saved as {saved} are {how} to {kept} here"
+    return f"checkpoint {name}: {piece.kind}s saved as {saved} are {how} to {kept} here"

@@ -89,8 +89,13 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{folder}: no such folder; name a checkpoint such as step-000100")
     if not path.is_file():
         raise InputError(f"{folder}: no checkpoint of a training run: it has no {MANIFEST}")
-    place = Place(str(path))
-    value = parse_json(read_text(path), str(path))
+    return parse_manifest(read_text(path), str(path))
+
+
+def parse_manifest(text: str, path: str) -> Manifest:
+    """Return the manifest that a text is, which was read at a path or a URL."""
+    place = Place(path)
+    value = parse_json(text, path)
     if not isinstance(value, dict):
         raise place.error("not a manifest: expected a mapping at the top")
     fields = dict(value)
@@ -149,9 +154,17 @@ def read_checked(folder: Path, name: str, files: Mapping[str, SavedFile]) -> byt
         found = path.read_bytes()
     except OSError as error:
         raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
-    if hashlib.sha256(found).hexdigest() != expected.sha256:
-        raise DamagedError(f"{path}: does not match its checksum; load another checkpoint")
-    return found
+    return check_content(str(path), name, found, files)
+
+
+def check_content(where: str, name: str, content: bytes, files: Mapping[str, SavedFile]) -> bytes:
+    """Return a file's bytes if they are what was saved."""
+    expected = files.get(name)
+    if expected is None or not expected.sha256:
+        raise InputError(f"{where}: has no checksum in {MANIFEST}; load another checkpoint")
+    if hashlib.sha256(content).hexdigest() != expected.sha256:
+        raise DamagedError(f"{where}: does not match its checksum; load another checkpoint")
+    return content
 
 
 # --- the model it is of --------------------------------------------------------------------
@@ -163,7 +176,7 @@ def model_document(spec: ModelSpec) -> dict[str, object]:
     return value
 
 
-def check_model(folder: Path, manifest: Manifest, spec: ModelSpec) -> None:
+def check_model(folder: Path | str, manifest: Manifest, spec: ModelSpec) -> None:
     """Refuse a checkpoint of another model, naming the first thing that differs."""
     if manifest.model_hash == spec.fingerprint:
         return

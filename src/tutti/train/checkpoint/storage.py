@@ -12,8 +12,8 @@ import importlib
 import io
 import os
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +24,9 @@ from tutti.errors import DamagedError, InputError, TuttiError
 from tutti.train.checkpoint.archive import read_tensor, write_tensor
 from tutti.train.checkpoint.contents import Piece
 from tutti.train.checkpoint.manifest import RANK_FILE, SavedFile, read_checked
+from tutti.train.checkpoint.places import CheckpointFiles
 from tutti.train.checkpoint.rectangles import Rectangle, intersection
+from tutti.train.checkpoint.sharing import ChunkRead, SharedReads
 
 METADATA = ".metadata"
 
@@ -199,18 +201,23 @@ def read_metadata(folder: Path, files: Mapping[str, SavedFile]) -> dict[str, Sto
 
     The bytes are held against their checksum before anything is made of them.
     """
-    found = _parse_metadata(folder / METADATA, read_checked(folder, METADATA, files))
+    return parse_metadata(str(folder), read_checked(folder, METADATA, files), files)
+
+
+def parse_metadata(place: str, raw: bytes, files: Mapping[str, SavedFile]) -> dict[str, Stored]:
+    """Return what the checkpoint at a place holds, by the bytes of its metadata."""
+    found = _parsed(f"{place}/{METADATA}", raw)
     for key, tensor in found.items():
         for chunk in tensor.chunks:
             if chunk.file not in files or Path(chunk.file).name != chunk.file:
                 raise InputError(
-                    f"{folder / METADATA}: '{key}' is said to be in '{chunk.file}', which is no "
+                    f"{place}/{METADATA}: '{key}' is said to be in '{chunk.file}', which is no "
                     "file of this checkpoint; it is not opened"
                 )
     return found
 
 
-def _parse_metadata(path: Path, raw: bytes) -> dict[str, Stored]:
+def _parsed(path: str, raw: bytes) -> dict[str, Stored]:
     try:
         metadata = _MetadataReader(io.BytesIO(raw)).load()
         places = {
@@ -236,20 +243,16 @@ def _stored(key: str, tensor: Any, places: Mapping[tuple[str, tuple[int, ...]], 
 
 
 Target = tuple[Rectangle, Tensor]  # of the whole tensor, and the memory of its sizes
+_Reading = tuple[Chunk, Stored, list[Target]]  # a chunk, the tensor it is of, and what it fills
 
 
 def read_into(
     folder: Path, stored: Mapping[str, Stored], wanted: Mapping[str, list[Target]]
 ) -> int:
     """Fill rectangles of tensors, by key; each chunk is read once. Return the bytes read."""
-    by_file: dict[str, list[tuple[Chunk, Stored, list[Target]]]] = {}
-    for key, targets in wanted.items():
-        tensor = stored[key]
-        _check_covered(folder, key, tensor, targets)
-        for chunk in tensor.chunks:
-            met = [target for target in targets if intersection(chunk.rectangle, target[0])]
-            if met:
-                by_file.setdefault(chunk.file, []).append((chunk, tensor, met))
+    by_file: dict[str, list[_Reading]] = {}
+    for reading in _readings(str(folder), stored, wanted):
+        by_file.setdefault(reading[0].file, []).append(reading)
     num_bytes = 0
     for file, reads in by_file.items():
         path = folder / file
@@ -261,6 +264,38 @@ def read_into(
         except OSError as error:
             raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
     return num_bytes
+
+
+def read_shared(
+    files: CheckpointFiles,
+    shared: SharedReads,
+    stored: Mapping[str, Stored],
+    wanted: Mapping[str, list[Target]],
+) -> None:
+    """Fill rectangles as `read_into` does, from chunks that ranks hand to each other."""
+    by_read: dict[ChunkRead, list[_Reading]] = {}
+    for reading in _readings(files.place, stored, wanted):
+        chunk = reading[0]
+        read = ChunkRead(chunk.file, chunk.start, chunk.length)
+        by_read.setdefault(read, []).append(reading)
+    for read, memory in shared.chunks(files, list(by_read)):
+        with io.BytesIO(memory) as stream:
+            for chunk, tensor, targets in by_read[read]:
+                at_start = replace(chunk, start=0)
+                _read_chunk(stream, Path(files.place) / read.file, at_start, tensor, targets)
+
+
+def _readings(
+    place: str, stored: Mapping[str, Stored], wanted: Mapping[str, list[Target]]
+) -> Iterator[_Reading]:
+    """Yield every chunk that is needed, with what it fills."""
+    for key, targets in wanted.items():
+        tensor = stored[key]
+        _check_covered(place, key, tensor, targets)
+        for chunk in tensor.chunks:
+            met = [target for target in targets if intersection(chunk.rectangle, target[0])]
+            if met:
+                yield chunk, tensor, met
 
 
 def _read_chunk(
@@ -281,12 +316,12 @@ def _read_chunk(
         memory[shared.within(rectangle).slices].copy_(source)
 
 
-def _check_covered(folder: Path, key: str, tensor: Stored, targets: Iterable[Target]) -> None:
+def _check_covered(place: str, key: str, tensor: Stored, targets: Iterable[Target]) -> None:
     for rectangle, _ in targets:
         shared = [intersection(chunk.rectangle, rectangle) for chunk in tensor.chunks]
         count = sum(part.count for part in shared if part is not None)
         if count != rectangle.count:
             raise InputError(
-                f"{folder}: of '{key}' {rectangle.count} numbers are needed at "
+                f"{place}: of '{key}' {rectangle.count} numbers are needed at "
                 f"{list(rectangle.offsets)}, the folder has {count}; load another checkpoint"
             )

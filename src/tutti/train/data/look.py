@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Ids, Tokenizer
+from tutti.train.data.cache import default_folder, silent
 from tutti.train.data.config import Form, SourceConfig, SourceKind
 from tutti.train.data.encode import Encoded, encode, shape_of
 from tutti.train.data.sources.find import find, reader_of
 from tutti.train.data.sources.piece import unreadable
+from tutti.train.data.sources.remote import brought_here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ def look(
     """Encode the first piece of a source, or all of it."""
     if source.kind is SourceKind.SYNTHETIC:
         raise InputError("a synthetic source has no text to show")
+    source = brought_here(source, default_folder(), silent)
     kind, files = find(source, base)
     if kind is SourceKind.MEGATRON:
         raise InputError(f"{source.name}: is tokenised already; there is no text to show")

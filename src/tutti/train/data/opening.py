@@ -9,13 +9,15 @@ from tutti.document import Natural
 from tutti.errors import InputError
 from tutti.files import fingerprint
 from tutti.huggingface.tokenizer import Tokenizer, find_tokenizer, open_tokenizer
+from tutti.storage.url import is_url
 from tutti.train.data.cache import CacheSettings, Progress, default_folder, open_store, silent
 from tutti.train.data.config import DataConfig, SourceConfig, SourceKind
 from tutti.train.data.megatron import open_megatron
 from tutti.train.data.order import DataPart, TrainingOrder, ValidationRows, split
 from tutti.train.data.packing import CutRows, FitRows, PackingReport
 from tutti.train.data.row import Rows
-from tutti.train.data.sources.find import find
+from tutti.train.data.sources.find import find, kind_of
+from tutti.train.data.sources.remote import brought_here, remote_files
 from tutti.train.data.store import TokenStore
 from tutti.train.data.synthetic import SyntheticRows
 
@@ -89,12 +91,25 @@ def check_data(
 ) -> None:
     """Raise where a source or the tokenizer is not there; nothing of them is read."""
     kinds = {
-        find(source, base)[0]
+        _checked_kind(source, base)
         for source in (*config.train, *config.validation)
         if not _endless(source)
     }
     if kinds - {SourceKind.MEGATRON}:
         find_tokenizer(_tokenizer_name(config, model_folder), folder=base)
+
+
+def _checked_kind(source: SourceConfig, base: Path) -> SourceKind:
+    """Return a source's kind; at a URL, of what is there."""
+    if not is_url(source.path):
+        return find(source, base)[0]
+    _, files = remote_files(source)
+    if source.kind is not SourceKind.AUTO:
+        return source.kind
+    known = [kind for file in files if (kind := kind_of(file.name)) is not None]
+    if not known:
+        raise InputError(f"{source.path}: has no file of a known kind; say 'kind'")
+    return known[0]
 
 
 def _tokenizer_name(config: DataConfig, model_folder: Path | None) -> str:
@@ -189,11 +204,12 @@ class _Opener:
         """Return the rows of a source."""
         if _endless(source):
             return self._synthetic(source, number, use)
-        kind, files = find(source, self._base)
+        here = brought_here(source, self._cache.folder, self._cache.progress)
+        kind, files = find(here, self._base)
         if kind is SourceKind.MEGATRON:
             store = open_megatron(files[0], source.name)
         else:
-            store = open_store(source, self._opened(), self._cache, base=self._base)
+            store = open_store(here, self._opened(), self._cache, base=self._base)
         if store.largest is not None and store.largest >= self._vocabulary:
             raise InputError(
                 f"{source.name}: token {store.largest} is not in the model's vocabulary of "

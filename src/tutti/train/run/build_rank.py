@@ -25,6 +25,7 @@ from tutti.train.checkpoint import (
     Progress,
     load_hf,
 )
+from tutti.train.checkpoint.restore import Reading
 from tutti.train.data.opening import PackedData, open_data
 from tutti.train.engine.engine import Engine
 from tutti.train.graphs.captured_blocks import CaptureSettings
@@ -158,6 +159,8 @@ def open_checkpoints(
             keep_best=saves.keep_best,
             missing=saves.missing,
             asynchronous=saves.asynchronous,
+            to=saves.to,
+            restore=_restore_way(context),
         ),
         saving,
         model_folder=model_folder(context.config.model),
@@ -165,7 +168,18 @@ def open_checkpoints(
         may_publish=may_publish,
     )
     stack.callback(checkpointer.close)
+    checkpointer.catch_up()
     return checkpointer
+
+
+def _restore_way(context: RankContext) -> Reading:
+    """Return who reads checkpoints: as the file says, else as is cheaper where that is known."""
+    wanted = context.config.checkpoints.restore
+    known = wanted == "auto" and context.job.cluster.storage.shared is not None
+    priced = context.job.predicted().storage.restore if known else None
+    if priced is None:
+        return wanted
+    return "broadcast" if priced.broadcast_is_cheaper else "each"
 
 
 def load_weights(

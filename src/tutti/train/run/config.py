@@ -15,6 +15,7 @@ from tutti import files
 from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, Seconds, build, plain
 from tutti.errors import InputError
 from tutti.models.tuning import Tuning
+from tutti.storage.url import is_url
 from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
 from tutti.train.state.learning_rate import LearningRate
 
@@ -86,6 +87,14 @@ class CheckpointConfig:
     huggingface: bool = True  # at the end, as a folder that transformers or peft loads
     merged: bool = False  # of adapters also the model with them, as a folder for transformers
     missing: Literal["error", "zero"] = "error"  # moments that a resumed checkpoint lacks
+    to: str = ""  # a URL that every checkpoint is sent to, and that --resume finds them at
+    restore: Literal["auto", "each", "broadcast"] = "auto"  # who reads when a run goes on
+
+    def __post_init__(self) -> None:
+        if self.to and not is_url(self.to):
+            raise ValueError(
+                f"'to' is '{self.to}'; write a URL, such as s3://bucket/run or file:///mnt/run"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +232,7 @@ def data_from(folder: Path, data: DataConfig) -> DataConfig:
     """Return the data with paths seen from a folder; there may be patterns in them."""
 
     def moved(source: SourceConfig) -> SourceConfig:
-        named = not source.path or source.path.startswith(SHIPPED)
+        named = not source.path or source.path.startswith(SHIPPED) or is_url(source.path)
         if named or Path(source.path).is_absolute():
             return source
         return dataclasses.replace(source, path=str(folder / source.path))

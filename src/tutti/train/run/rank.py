@@ -19,11 +19,10 @@ from tutti import files
 from tutti.comm.errors import PeerLostError
 from tutti.errors import InputError, TuttiError, error_with
 from tutti.launch.identity import is_restarted, rank_of_process
-from tutti.observe.folder import CHECKPOINTS, PLAN_FILE
+from tutti.observe.folder import PLAN_FILE
 from tutti.plan.files import plan_from_document
 from tutti.ranks.events import Events, open_events
 from tutti.ranks.standing_processes import die_with_parent
-from tutti.train.checkpoint.folders import complete_folders
 from tutti.train.run.claim import PATIENCE_S, Claim, claim
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import Job, prepare, prepared
@@ -33,7 +32,9 @@ from tutti.train.run.starting import (
     check_resumed,
     check_sources,
     clear_run,
+    has_checkpoints,
     require_fresh,
+    require_fresh_url,
 )
 
 
@@ -97,16 +98,16 @@ def _decide(
 ) -> Start:
     restarted = is_restarted(os.environ)
     if restarted:  # whatever the command says: it was obeyed the first time
-        resume, overwrite = bool(complete_folders(config.folder / CHECKPOINTS)), False
+        resume, overwrite = has_checkpoints(config), False
     check_sources(config, resume, overwrite=overwrite)
     # what the last attempt left may take a while to end; the others wait for twice as long
     held = claim(config.folder, wait_s=config.timeout_s / 2 if restarted else PATIENCE_S)
     try:
-        _check_fresh(config.folder, wanted=resume is False and not overwrite, restarted=restarted)
+        _check_fresh(config, wanted=resume is False and not overwrite, restarted=restarted)
         job = make(config)
         check_resumed(job, resume)
         if overwrite:
-            clear_run(config.folder)
+            clear_run(config.folder, config.checkpoints.to)
         job.save()
     except BaseException:
         held.release()
@@ -120,12 +121,12 @@ _REFUSED = ".refused"
 _LAUNCH = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 
 
-def _check_fresh(folder: Path, *, wanted: bool, restarted: bool) -> None:
+def _check_fresh(config: TrainConfig, *, wanted: bool, restarted: bool) -> None:
     """Refuse a folder with an earlier run, also when the launcher then starts the same job again.
 
     Launchers restart whatever fails: without a note, a forgotten --resume would become one.
     """
-    note = folder / _REFUSED
+    note = config.folder / _REFUSED
     launch = {name: os.environ.get(name) for name in _LAUNCH}
     if restarted:
         said = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
@@ -133,7 +134,8 @@ def _check_fresh(folder: Path, *, wanted: bool, restarted: bool) -> None:
             raise InputError(said["text"])
     elif wanted:
         try:
-            require_fresh(folder)
+            require_fresh(config.folder)
+            require_fresh_url(config.checkpoints.to)
         except InputError as error:
             files.write_text(note, json.dumps({"launch": launch, "text": str(error)}) + "\n")
             raise

@@ -11,7 +11,8 @@ from pathlib import Path
 from tutti.errors import InputError
 from tutti.observe.folder import CHECKPOINTS, EXPORT, METRICS, SOON, TENSORBOARD, trace_name
 from tutti.train.checkpoint.folders import LATEST, clear, complete_folders, resolve
-from tutti.train.checkpoint.manifest import Progress, check_model, read_manifest
+from tutti.train.checkpoint.manifest import Manifest, Progress, check_model, read_manifest
+from tutti.train.checkpoint.remote import RemoteRun
 from tutti.train.data.opening import check_data
 from tutti.train.run.claim import Claim, claim
 from tutti.train.run.config import TrainConfig
@@ -33,6 +34,7 @@ def check_inputs(config: TrainConfig, resume: Resume, *, overwrite: bool = False
     check_sources(config, resume, overwrite=overwrite)
     if resume is False and not overwrite:
         require_fresh(config.folder)
+        require_fresh_url(config.checkpoints.to)
 
 
 def check_sources(config: TrainConfig, resume: Resume, *, overwrite: bool = False) -> None:
@@ -40,11 +42,13 @@ def check_sources(config: TrainConfig, resume: Resume, *, overwrite: bool = Fals
     if resume is not False and overwrite:
         raise InputError("--resume goes on with a run, --overwrite begins anew; choose one")
     require_held_out(config)
+    if config.checkpoints.to:
+        RemoteRun(config.checkpoints.to).folder.require_writable()
     check_data(config.data, model_folder=model_folder(config.model))
     if resume is False:
         wants_pretrained(config)
     elif not was_cut_off(config, resume):
-        resolve(config.folder / CHECKPOINTS, which_checkpoint(resume))
+        find_manifest(config, resume)
 
 
 def was_cut_off(config: TrainConfig, resume: Resume) -> bool:
@@ -66,10 +70,33 @@ def check_resumed(job: Job, resume: Resume) -> None:
         return
     if was_cut_off(job.config, resume) and not complete_folders(job.config.folder / CHECKPOINTS):
         return
-    path = resolve(job.config.folder / CHECKPOINTS, which_checkpoint(resume))[0]
-    manifest = read_manifest(path)
-    check_model(path, manifest, job.spec)
+    place, manifest = find_manifest(job.config, resume)
+    check_model(place, manifest, job.spec)
     check_batch(manifest.progress, job.plan.job.global_batch)
+
+
+def has_checkpoints(config: TrainConfig) -> bool:
+    """Tell whether a run left any checkpoint, in its folder or under its URL."""
+    url = config.checkpoints.to
+    here = complete_folders(config.folder / CHECKPOINTS)
+    return bool(here) or bool(url and RemoteRun(url).newest_first())
+
+
+def find_manifest(config: TrainConfig, resume: Resume) -> tuple[str, Manifest]:
+    """Return where the checkpoint is that a run goes on from, and what it says of itself."""
+    which = which_checkpoint(resume)
+    there = RemoteRun(config.checkpoints.to).resolve(which) if config.checkpoints.to else []
+    try:
+        path = resolve(config.folder / CHECKPOINTS, which)[0]
+        found = read_manifest(path)
+    except InputError:
+        if not there:
+            raise
+    else:
+        if not there or there[0].serial <= found.serial:
+            return str(path), found
+    run = RemoteRun(config.checkpoints.to)
+    return f"{run.folder.url}/{there[0].folder}", run.manifest(there[0])
 
 
 def check_batch(progress: Progress, batch: int) -> None:
@@ -82,12 +109,12 @@ def check_batch(progress: Progress, batch: int) -> None:
         )
 
 
-def take_folder(folder: Path, *, overwrite: bool, fresh: bool) -> Claim:
+def take_folder(folder: Path, url: str = "", *, overwrite: bool, fresh: bool) -> Claim:
     """Hold a run's folder, emptied of an earlier run with `overwrite`, refused if `fresh`."""
     held = claim(folder)
     try:
         if overwrite:
-            clear_run(folder)
+            clear_run(folder, url)
         elif fresh:
             require_fresh(folder)
     except BaseException:
@@ -109,6 +136,18 @@ def require_fresh(folder: Path) -> None:
         )
 
 
+def require_fresh_url(url: str) -> None:
+    """Refuse a URL that names checkpoints of an earlier run, and one that cannot be used."""
+    if not url:
+        return
+    found = RemoteRun(url).newest_first()
+    if found:
+        raise InputError(
+            f"{url}: holds {many(len(found), 'checkpoint')} of an earlier run; go on with it "
+            "(--resume), begin anew over it (--overwrite), or name another URL"
+        )
+
+
 def _earlier(folder: Path) -> str:
     count = len(complete_folders(folder / CHECKPOINTS))
     metrics = folder / METRICS
@@ -121,8 +160,13 @@ def _earlier(folder: Path) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def clear_run(folder: Path) -> None:
-    """Delete what an earlier run left: checkpoints, figures, traces, the export; nothing else."""
+def clear_run(folder: Path, url: str = "") -> None:
+    """Delete what an earlier run left: checkpoints, figures, traces, the export; nothing else.
+
+    Under its URL no checkpoint is named any more; their files go when the next one is sent.
+    """
+    if url and (remote := RemoteRun(url)).newest_first():
+        remote.write_index([])
     clear(folder / CHECKPOINTS)
     for name in (EXPORT, TENSORBOARD):
         shutil.rmtree(folder / name, ignore_errors=True)

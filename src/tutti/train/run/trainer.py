@@ -138,7 +138,9 @@ def run_local(
         require_chips_here(job.plan, job.cluster, os.environ)
     check_inputs(job.config, resume, overwrite=overwrite)
     check_resumed(job, resume)
-    held = take_folder(job.config.folder, overwrite=overwrite, fresh=resume is False)
+    held = take_folder(
+        job.config.folder, job.config.checkpoints.to, overwrite=overwrite, fresh=resume is False
+    )
     try:
         if held.note and listener is not None:
             listener(RankEvent(0, "warning", {"text": held.note}))

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tutti.errors import InputError, hint
+from tutti.storage.url import is_url
 from tutti.train.data.config import SHIPPED, SourceConfig, SourceKind
 from tutti.train.data.sources.array import JsonArrayReader
 from tutti.train.data.sources.arrow import (
@@ -46,6 +47,8 @@ def find(source: SourceConfig, folder: Path) -> tuple[SourceKind, list[Path]]:
         if name not in shipped_texts():
             raise InputError(f"{source.path}: no such text; {hint(name, shipped_texts())}")
         return SourceKind.TEXT, [_TEXTS / f"{name}.txt"]
+    if is_url(source.path):
+        raise InputError(f"{source.path}: is at a URL, and was not fetched")
     path = folder / Path(source.path).expanduser()
     if _is_megatron(source.kind, path):
         return SourceKind.MEGATRON, [
@@ -75,6 +78,11 @@ def _is_megatron(kind: SourceKind, path: Path) -> bool:
         return kind is SourceKind.MEGATRON
     pair = path.suffix in (".bin", ".idx") and "*" not in path.name
     return pair or (not path.exists() and Path(f"{path}.idx").is_file())
+
+
+def kind_of(name: str) -> SourceKind | None:
+    """Return the kind that a file's ending says; None where it says nothing."""
+    return _kind(Path(name))
 
 
 def _kind(file: Path) -> SourceKind | None:

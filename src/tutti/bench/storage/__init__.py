@@ -1,0 +1,1 @@
+"""What `tutti bench storage` measures: slow servers, restores, disks, months of failures."""

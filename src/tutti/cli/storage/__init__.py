@@ -1,0 +1,1 @@
+"""Verbs about storage: what `tutti profile --storage` measures and shows."""

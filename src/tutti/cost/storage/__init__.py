@@ -1,0 +1,1 @@
+"""Seconds of files: data, checkpoints through the tiers, restores, and what failures cost a day."""
