@@ -2,8 +2,8 @@
 
 A wire is a NIC (of one island and rail, either direction), a rank's share of its island's links,
 or a rail's way through the spine. A chunk takes as long as its rounds, in small groups with every
-rank at its own pace (`fabric.rounds`), in large ones one after the other at the pace of the busiest wire.
-Chunks overlap: together they cannot take less than what the busiest wire carries in all. An
+rank at its own pace (`fabric.rounds`), in large ones one after the other at the pace of the busiest
+wire. Chunks overlap: together they cannot take less than what the busiest wire carries in all. An
 all-reduce counts as its halves, which load different directions.
 """
 
