@@ -147,8 +147,8 @@ def _replayed(
     ).seconds  # fmt: skip
 
 
-def price_table(rows: Sequence[PriceRow]) -> Table:
-    """Return the rows as a table, the worst first."""
+def price_table(rows: Sequence[PriceRow], most: int) -> Table:
+    """Return at most so many rows as a table, the worst first."""
     from rich import box
     from rich.table import Table
 
@@ -159,7 +159,8 @@ def price_table(rows: Sequence[PriceRow]) -> Table:
                  "error", "best", "replayed", "loss"):  # fmt: skip
         text = name in ("cluster", "group", "collective", "chosen", "best")
         table.add_column(name, justify="left" if text else "right")
-    for row in sorted(rows, key=lambda row: -max(row.choice_loss, abs(row.price_error))):
+    worst = sorted(rows, key=lambda row: -max(row.choice_loss, abs(row.price_error)))
+    for row in worst[:most]:
         table.add_row(
             row.cluster, f"{row.groups} × {row.ranks}: {row.group}", row.operation,
             bytes_text(row.num_bytes), row.chosen, seconds_text(row.priced_s),

@@ -18,7 +18,7 @@ from tutti.hardware.fabric import Routing
 
 _SIDES = 2  # a connection chooses its way up, and by that its way down
 _FELT = 0.8  # of the variance of flowlets, as routed flows show
-_LAST = 0.025  # of a switch's connections, as routed flows show: those that come to few empty ways
+_LAST = 0.06  # of a switch's connections, as routed flows show: those that come to few empty ways
 _MANY = 4096  # connections of a switch, from which on their number is rounded
 
 
