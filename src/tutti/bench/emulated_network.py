@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tutti.bench.namespaces import Namespaces, why_not
+from tutti.bench.beds.namespaces import Namespaces, why_not
 from tutti.comm.places import Place
 from tutti.errors import InputError, hint
 from tutti.ranks.standing_processes import StandingRanks

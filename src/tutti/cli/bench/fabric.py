@@ -73,8 +73,8 @@ def _run_flows(
     from rich import box
     from rich.table import Table
 
-    from tutti.bench.bed_flows import random_set, run_set
-    from tutti.bench.clos_bed import ClosBed, ClosSpec
+    from tutti.bench.beds.bed_flows import random_set, run_set
+    from tutti.bench.beds.clos_bed import ClosBed, ClosSpec
 
     if clusters or op:
         raise InputError(

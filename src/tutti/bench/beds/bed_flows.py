@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tutti.bench.clos_bed import ClosBed
-from tutti.bench.namespaces import visiting
+from tutti.bench.beds.clos_bed import ClosBed
+from tutti.bench.beds.namespaces import visiting
 from tutti.fabric.shares import fair_rates
 from tutti.fabric.wiring import Floats
 

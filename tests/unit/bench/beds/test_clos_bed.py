@@ -8,9 +8,9 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from tutti.bench.bed_flows import Connection, predicted_rates, random_set, run_set
-from tutti.bench.clos_bed import MEGABIT, ClosBed, ClosSpec
-from tutti.bench.namespaces import why_not
+from tutti.bench.beds.bed_flows import Connection, predicted_rates, random_set, run_set
+from tutti.bench.beds.clos_bed import MEGABIT, ClosBed, ClosSpec
+from tutti.bench.beds.namespaces import why_not
 from tutti.errors import InputError
 from tutti.fabric.wiring import wire
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.bench.namespaces import Namespaces, why_not
+from tutti.bench.beds.namespaces import Namespaces, why_not
 from tutti.document import Place
 from tutti.errors import InputError
 from tutti.fabric.wiring import Integers, Wiring, wire
