@@ -2,28 +2,24 @@
 
 Every host has one NIC per rail; a rail is a switch (bridge), and rails meet at a spine that lets
 less through. Rates are kept by `tc tbf` in both directions. A process of user `USER + rail` leaves
-its host by that rail's NIC, whatever library it uses. Namespaces belong to sleeping processes that
-die with this one, so nothing is ever left behind, not even after kill -9. Needs root.
+its host by that rail's NIC, whatever library it uses. Needs root.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tutti.bench.beds.namespaces import Namespaces, why_not
 from tutti.comm.places import Place
 from tutti.errors import InputError, hint
-from tutti.ranks.standing_processes import StandingRanks, die_with_parent, leave_network
+from tutti.ranks.standing_processes import StandingRanks
 
 USER = 61000
+__all__ = ["BEDS", "MEGABIT", "USER", "Bed", "BedSpec", "address", "bed_ranks", "why_not"]
 _MTU = 9000
 _SEGMENT = 16384  # largest piece that the kernel hands to a NIC at once
 _BURST = 32768
@@ -110,19 +106,6 @@ BEDS = {
 }
 
 
-def why_not() -> str | None:
-    """Say in one line why no bed can be built here; None: it can."""
-    if sys.platform != "linux":
-        return "a test bed needs Linux (network namespaces)"
-    if os.geteuid():
-        return "a test bed needs root"
-    for tool in ("ip", "tc", "nsenter"):
-        if shutil.which(tool) is None:
-            return f"a test bed needs the command '{tool}'"
-    probe = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
-    return None if not probe.returncode else "no network namespaces may be made here"
-
-
 def address(host: int, rail: int) -> str:
     """Return the address of a host's NIC."""
     return f"10.77.{rail}.{host + 1}"
@@ -132,7 +115,7 @@ def _hardware(host: int, rail: int) -> str:
     return f"02:77:00:00:{rail:02x}:{host + 1:02x}"
 
 
-class Bed:
+class Bed(Namespaces):
     """Hosts and wires that exist until `close`."""
 
     def __init__(self, spec: BedSpec) -> None:
@@ -143,8 +126,8 @@ class Bed:
         known = control.read_text(encoding="utf-8").split()
         if spec.senders not in known:
             raise InputError(f"--senders: '{spec.senders}'; {hint(spec.senders, known)}")
+        super().__init__()
         self.spec = spec
-        self._holders: list[int] = []
         try:
             self._build()
         except BaseException:
@@ -153,8 +136,8 @@ class Bed:
 
     def _build(self) -> None:
         spec = self.spec
-        fabric = self._hold()
-        hosts = [self._hold() for _ in spec.nics]
+        fabric = self.hold()
+        hosts = [self.hold() for _ in spec.nics]
         rails = max(map(len, spec.nics))
         lines = ["link add spine type bridge", "link set spine up"]
         for rail in range(rails):
@@ -173,14 +156,14 @@ class Bed:
                     f"address {_hardware(host, rail)} netns {hosts[host]}",
                     f"link set port{host}.{rail} master rail{rail} up",
                 ]
-        self._inside(fabric, ["ip", "-batch", "-"], lines)
+        self.inside(fabric, ["ip", "-batch", "-"], lines)
         limits = []
         if spec.spine is not None:
             ends = [f"{end}{rail}" for rail in range(rails) for end in ("up", "down")]
             limits += [_limit(end, spec.spine) for end in ends]
         for host, rates in enumerate(spec.nics):
             limits += [_limit(f"port{host}.{rail}", rate) for rail, rate in enumerate(rates)]
-        self._inside(fabric, ["tc", "-batch", "-"], limits)
+        self.inside(fabric, ["tc", "-batch", "-"], limits)
         for host, rates in enumerate(spec.nics):
             self._furnish(hosts[host], host, rates)
 
@@ -204,80 +187,36 @@ class Bed:
                             f"dev nic{rail} nud permanent"
                         )
         lines.append(f"route add 10.77.0.0/16 dev nic0 src {address(host, 0)}")
-        self._inside(holder, ["ip", "-batch", "-"], lines)
+        self.inside(holder, ["ip", "-batch", "-"], lines)
         limits = [_limit(f"nic{rail}", rate) for rail, rate in enumerate(rates)]
-        self._inside(holder, ["tc", "-batch", "-"], limits)
+        self.inside(holder, ["tc", "-batch", "-"], limits)
         sending = {
             "tcp_congestion_control": self.spec.senders,
             "tcp_slow_start_after_idle": "0",
         }
         for name, value in sending.items():
-            self._inside(holder, ["tee", f"/proc/sys/net/ipv4/{name}"], [value])
-
-    def _hold(self) -> int:
-        """Start a process that holds a network namespace open."""
-        ready, done = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                die_with_parent()
-                leave_network()
-                os.write(done, b"!")
-                os.closerange(0, 256)
-                while True:
-                    signal.pause()
-            finally:
-                os._exit(1)
-        os.close(done)
-        self._holders.append(pid)
-        came = os.read(ready, 1)
-        os.close(ready)
-        if not came:
-            raise InputError("no network namespace may be made here")
-        return pid
-
-    @staticmethod
-    def _inside(holder: int, command: list[str], lines: list[str]) -> str:
-        done = subprocess.run(
-            ["nsenter", f"--net=/proc/{holder}/ns/net", *command],
-            input="\n".join(lines) + "\n",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise InputError(f"test bed: {command[0]}: {done.stderr.strip()}")
-        return done.stdout
+            self.inside(holder, ["tee", f"/proc/sys/net/ipv4/{name}"], [value])
 
     def homes(self) -> list[tuple[int, int]]:
         """Return each rank's host process and user, as `LocalRanks` takes them."""
         ranks = range(self.spec.world)
-        return [(self._holders[1 + self.spec.home(r)[0]], USER + self.spec.rail(r)) for r in ranks]
+        return [(self.holders[1 + self.spec.home(r)[0]], USER + self.spec.rail(r)) for r in ranks]
 
     def sent_bytes(self) -> dict[str, int]:
         """Return what each wire has carried: "host/rail" out of a NIC, "spine/rail" up to it."""
         found = {}
         for host in range(len(self.spec.nics)):
-            for name, count in self._counters(self._holders[1 + host]).items():
+            for name, count in self._counters(self.holders[1 + host]).items():
                 if name.startswith("nic"):
                     found[f"{host}/{name.removeprefix('nic')}"] = count
-        for name, count in self._counters(self._holders[0]).items():
+        for name, count in self._counters(self.holders[0]).items():
             if name.startswith("up"):
                 found[f"spine/{name.removeprefix('up')}"] = count
         return found
 
     def _counters(self, holder: int) -> dict[str, int]:
-        text = self._inside(holder, ["ip", "-s", "-j", "link"], [])
+        text = self.inside(holder, ["ip", "-s", "-j", "link"], [])
         return {link["ifname"]: link["stats64"]["tx"]["bytes"] for link in json.loads(text)}
-
-    def close(self) -> None:
-        """Remove everything."""
-        for pid in self._holders:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        self._holders.clear()
 
 
 def _limit(device: str, rate: float) -> str:

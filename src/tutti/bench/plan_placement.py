@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from tutti.hardware.cluster import Cluster
     from tutti.hardware.pool import Pool
     from tutti.hardware.topology import Position
+    from tutti.models.spec import ModelSpec
     from tutti.plan.plan import Plan, Stage
 
 Row = dict[str, Any]
 Place = tuple[int, int, int]  # pipeline, stage, group of replicas
 CLUSTER, MODEL, LENGTH, BATCH = "oversubscribed", "megatron-22b", 2048, 1024
+RATIOS = (1.0, 2.0, 4.0, 7.0)
+LEAVES = "0*6, 1*8, 2*3, 3*8, 4*5, 5*2"  # unequal, as other jobs leave them
+DEGREES = "tp=2,pp=4,sp=1,shard=1"
 SEEDS = range(5)
 
 # Given a pool's nodes as lists of chips and the widths of its groups: the groups' chips in order.
@@ -76,10 +80,7 @@ def _row(name: str, times: Sequence[float], planned: float) -> Row:
 
 def placed(plan: Plan, cluster: Cluster, order: Order) -> Plan:
     """Return the plan with each pool's chips handed out to its replicas in another order."""
-    from tutti.plan.chips import ChipSet
-
     chips: dict[Place, list[Position]] = {}
-    idle: list[Position] = []
     for pool in cluster.pools:
         wanted = list(_copies(plan, pool.name))
         nodes = _nodes(pool)
@@ -87,8 +88,44 @@ def placed(plan: Plan, cluster: Cluster, order: Order) -> Plan:
             wanted, order(nodes, [width for _, width in wanted]), strict=True
         ):
             chips.setdefault(place, []).extend(taken)
-        used = {chip for place, _ in wanted for chip in chips[place]}
-        idle += [chip for node in nodes for chip in node if chip not in used]
+    return _with_chips(plan, cluster, chips)
+
+
+def packed(plan: Plan, cluster: Cluster, model: ModelSpec) -> Plan:
+    """Return the plan with its stages packed into the groups of nodes under the fabric's tiers."""
+    from tutti.search.strategy.group_packing import Request, Weights, pack
+
+    asked = [
+        (place, pool.name, width)
+        for pool in cluster.pools
+        for place, width in _copies(plan, pool.name)
+    ]
+    requests = [Request(place[:2], place[:2], pool, width) for place, pool, width in asked]
+    stages = {(p, s): stage for p, s, stage in plan.stages()}
+    element = plan.job.precision.gradients.num_bytes
+    units = {at: sum(b - a for a, b in stage.units) for at, stage in stages.items()}
+    token = model.hidden * plan.job.precision.stream.num_bytes * plan.job.sequence_length
+    weights = Weights(
+        {at: 2.0 * element * model.num_trained * n / (model.num_layers + 2)
+         for at, n in units.items()},
+        {at: 2.0 * token * stage.replicas[0].sequences * plan.pipelines[at[0]].micro_batches
+         for at, stage in stages.items()},
+    )  # fmt: skip
+    found, _ = pack(requests, cluster, weights)
+    chips: dict[Place, list[Position]] = {}
+    for (place, _, _), taken in zip(asked, found, strict=True):
+        chips.setdefault(place, []).extend(taken)
+    return _with_chips(plan, cluster, chips)
+
+
+def _with_chips(plan: Plan, cluster: Cluster, chips: Mapping[Place, list[Position]]) -> Plan:
+    from tutti.plan.chips import ChipSet
+
+    used = {chip for taken in chips.values() for chip in taken}
+    idle = [
+        chip for pool in cluster.pools for node in _nodes(pool) for chip in node
+        if chip not in used
+    ]  # fmt: skip
     pipelines = tuple(
         replace(
             pipeline,
@@ -122,6 +159,84 @@ def _moved(p: int, s: int, stage: Stage, chips: Mapping[Place, list[Position]]) 
         for r, replica in enumerate(stage.replicas)
     )
     return replace(stage, replicas=replicas)
+
+
+# --- groups, at several oversubscriptions -------------------------------------------------------
+
+
+def tiered(ratio: float) -> Cluster:
+    """Return 32 nodes of eight H800 on what other jobs left of their leaves, below a spine."""
+    from tutti.document import Place as Where
+    from tutti.hardware.cluster import Cluster
+
+    leaf = {"name": "leaf", "nodes": 8}
+    spine = {"name": "spine", "oversubscription": ratio, "latency_s": "4 us"}
+    document = {
+        "name": f"tiered-{ratio:g}",
+        "pools": [{"name": "h800", "node": "HGX-H800", "nodes": 32, "leaves": LEAVES}],
+        "fabric": {"rail_optimized": True, "tiers": [leaf, spine]},
+    }
+    return Cluster.from_document(document, Where("tiered"))
+
+
+def run_ratios(model: str = MODEL, ratios: Sequence[float] = RATIOS) -> list[Row]:
+    """Place one strategy by groups, first-fit and at random; price it, and send its flows."""
+    from tutti.models.load import load_model
+    from tutti.plan.job import Job
+    from tutti.plan.uniform import Degrees, uniform_plan
+
+    spec, rows = load_model(model), []
+    for ratio in ratios:
+        cluster = tiered(ratio)
+        job = Job(sequence_length=LENGTH, global_batch=BATCH)
+        first = uniform_plan(spec, cluster, job, Degrees.parse(DEGREES))
+        ways = {
+            "groups": [packed(first, cluster, spec)],
+            "first-fit": [first],
+            "random order": [placed(first, cluster, shuffled_nodes(seed)) for seed in SEEDS],
+        }
+        times = {name: [_step(plan, spec, cluster) for plan in plans]
+                 for name, plans in ways.items()}  # fmt: skip
+        best = fmean(priced for priced, _ in times["groups"])
+        for name, found in times.items():
+            row = _row(name, [priced for priced, _ in found], best)
+            flows = fmean(replayed for _, replayed in found)
+            rows.append(row | {"oversubscription": ratio, "flows_s": flows, "model": model,
+                               "degrees": DEGREES})  # fmt: skip
+    return rows
+
+
+def _step(plan: Plan, model: ModelSpec, cluster: Cluster) -> tuple[float, float]:
+    """Return a step as it is priced, and with what its traffic takes flow by flow."""
+    from tutti.cost.plan.sources import Sources
+    from tutti.fabric.wiring import wire
+    from tutti.simulate.estimate import estimate
+    from tutti.simulate.fabric_step import plans_on_fabric
+    from tutti.simulate.plan_traffic import plan_traffic
+
+    found, wiring = estimate(plan, model, cluster, Sources()), wire(cluster)
+    (sent,) = plans_on_fabric(["plan"], [found], [plan_traffic(found, wiring)], wiring)
+    return found.step_seconds, sent.together_s
+
+
+def ratio_table(rows: Sequence[Row]) -> Table:
+    """Return the placements by oversubscription."""
+    from rich import box
+    from rich.table import Table
+
+    from tutti.search.answer.explanation import step_text
+
+    title = f"{rows[0]['model']}, {rows[0]['degrees']}, 32 nodes on leaves {LEAVES}"
+    table = Table(box=box.SIMPLE, title=title)
+    table.add_column("spine")
+    table.add_column("placement")
+    for name in ("step, priced", "flow by flow", "slower"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        slower = f"{row['slower_pct']:+.1f} %" if row["placement"] != "groups" else "–"
+        table.add_row(f"{row['oversubscription']:g}:1", row["placement"],
+                      step_text(row["step_time_s"]), step_text(row["flows_s"]), slower)  # fmt: skip
+    return table
 
 
 # --- orders ------------------------------------------------------------------------------------

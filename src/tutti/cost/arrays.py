@@ -7,6 +7,7 @@ that one model on one machine (0-d arrays) meets a million strategies (1-d array
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
-from tutti.hardware.leaves import spanning_tier
+from tutti.hardware.leaves import group_of, spanning_tier
 from tutti.hardware.pool import Pool
 from tutti.models.anatomy import BlockWidths
 from tutti.models.spec import ModelSpec
@@ -182,21 +183,31 @@ class Machine(Arrays):
     nics: FloatArray = field(default_factory=_one)
     chips_per_node: FloatArray = field(default_factory=_eight)  # that share native links
     pads_heads: FloatArray = field(default_factory=_zero)
+    # What leaves so many neighbouring nodes shares ways up that carry so many times less than
+    # their NICs: a leaf group's, and those of the groups above it.
+    leaf_nodes: FloatArray = field(default_factory=_unlimited)
+    leaf_over: FloatArray = field(default_factory=_one)
+    pod_nodes: FloatArray = field(default_factory=_unlimited)
+    pod_over: FloatArray = field(default_factory=_one)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether a tier lets less through than hangs below it."""
+        return bool(np.any(self.leaf_over > 1.0) or np.any(self.pod_over > 1.0))
 
     @classmethod
     def of(cls, cluster: Cluster, pool: Pool, dtype: Dtype) -> Machine:
         """Return the machine that a pool of a cluster is, as 0-d arrays.
 
-        The node is the largest island of native links, with its share of the NICs; they carry
-        what the oversubscription of the tier leaves at which the pool's nodes meet.
+        The node is the largest island of native links, with its share of the NICs. Tiers count up
+        to the one at which the pool's nodes meet.
         """
         node, chip = pool.node, pool.chip
         inside = max((i for i in node.islands), key=lambda i: len(i.slots), default=None)
         num_chips = len(inside.slots) if inside is not None else node.num_chips
         link = inside.bandwidth if inside is not None else node.effective_bridge.bandwidth
         share = num_chips / node.num_chips
-        top = spanning_tier(cluster.fabric, pool)
-        oversubscription = cluster.fabric.oversubscription_to(top) if pool.nodes > 1 else 1.0
+        oversubscription = cluster.fabric.oversubscription_to(0) if pool.nodes > 1 else 1.0
         wanted = Dtype.BF16 if dtype in _NARROW else dtype
         return cls.filled(
             peak=chip.peak_flops(wanted, fallback=True) * chip.sustained,
@@ -208,4 +219,22 @@ class Machine(Arrays):
             nics=max(1.0, len(node.nics) * share),
             chips_per_node=num_chips,
             pads_heads=float(chip.vendor in _PADS_HEADS),
+            **_tiers(cluster, pool, 1.0 / share),
         )
+
+
+def _tiers(cluster: Cluster, pool: Pool, per_node: float) -> dict[str, float]:
+    """Return the fields of a pool's tiers; `per_node` islands are a node."""
+    fabric = cluster.fabric
+    found: dict[str, float] = {}
+    product, top = 1.0, spanning_tier(fabric, pool) if pool.nodes > 1 else 0
+    for tier in range(1, top + 1):
+        product *= fabric.tiers[tier].oversubscription
+        if product == 1.0:
+            continue
+        name = "leaf" if tier == 1 else "pod"
+        held = Counter(group_of(fabric, pool, node, tier - 1) for node in range(pool.nodes))
+        nodes = max(held.values()) * per_node
+        found[f"{name}_nodes"] = min(nodes, found.get(f"{name}_nodes", np.inf))
+        found[f"{name}_over"] = product
+    return found

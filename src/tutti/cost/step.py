@@ -155,6 +155,7 @@ class _Groups(_Rows):
         per_stage = np.ceil(shape.layers / strategy.pp)
         crosses = strategy.tp * strategy.cp * strategy.dp >= machine.chips_per_node
         nic = machine.nic * constants.nic_efficiency / machine.chips_per_node
+        nic = nic / np.maximum(machine.leaf_over, machine.pod_over)
         nodes = np.maximum(strategy.num_chips / machine.chips_per_node, 1.0)
         return cls(
             pipelined=strategy.pp > 1,

@@ -113,15 +113,21 @@ def replay(
     failures: Failures | None = None,
     grain: Grain = "collapsed",
     efficiency: float = 1.0,
+    inside: float | None = None,
+    hop_s: float = 0.0,
+    beside: Sequence[Sequence[Position]] = (),
 ) -> Replay:
     """Return how a program goes that moves `num_bytes` of whole buffer among some chips.
 
     `chips` are those of the group's ranks, in the ranks' order; `efficiency` is what of the links'
-    rates a software stack makes use of.
+    rates a software stack makes use of, `inside` what of an island's native ones, whose library
+    then starts a step once; `hop_s` is added to each other round. Collapsed, groups `beside` this
+    one do the same at the same time.
     """
-    by_rank = sorted(program.group.ranks)
-    place = {rank: chips[at] for at, rank in enumerate(by_rank)}
-    seats = np.array([wiring.chip(place[rank]) for rank in program.group.ranks], dtype=np.int64)
+    if beside and grain == "rounds":
+        raise ValueError("rounds are followed for one group at a time")
+    everyone = np.array([_seats(program, own, wiring) for own in (chips, *beside)], dtype=np.int64)
+    seats = everyone[0]
     layout = Layout.of(program, _elements(program, num_bytes))
     scale = num_bytes / max(layout.total, 1)
     if grain == "rounds":
@@ -134,12 +140,15 @@ def replay(
         for phase in phases(program, index, layout):
             if not len(phase.sources):
                 continue
-            teams = _teams(phase, seats, scale, wiring, rules, failures)
-            seconds += _phase_seconds(teams, efficiency) + teams.latency_s * phase.rounds
-            latency += teams.latency_s * phase.rounds
-            slowest = min(slowest, float(teams.connections(efficiency).min(initial=np.inf)))
+            teams = _teams(phase, everyone, scale, wiring, rules, failures)
+            used = _used(wiring, efficiency, inside, len(teams.flows.rates))
+            whole = inside is not None and _is_native(teams, wiring)
+            waits = (teams.latency_s + hop_s) * (1 if whole else phase.rounds)
+            seconds += _phase_seconds(teams, used) + waits
+            latency += waits
+            slowest = min(slowest, float(teams.connections(used).min(initial=np.inf)))
             flows = max(flows, teams.flows.size)
-            load = busy_seconds(teams, efficiency)
+            load = busy_seconds(teams, used)
             base = load[: wiring.num_links]
             carried = base if carried is None else carried + base
         steps.append(seconds)
@@ -156,27 +165,50 @@ def _elements(program: CollectiveProgram, num_bytes: float) -> int:
     return 5040 * max(1, program.group.size) * program.chunks if num_bytes else 0
 
 
+def _seats(program: CollectiveProgram, chips: Sequence[Position], wiring: Wiring) -> list[int]:
+    place = {rank: chips[at] for at, rank in enumerate(sorted(program.group.ranks))}
+    return [wiring.chip(place[rank]) for rank in program.group.ranks]
+
+
+def _is_native(teams: Teams, wiring: Wiring) -> bool:
+    """Tell whether all flows stay on native links of islands."""
+    first = teams.flows.links[:, 0]
+    return bool(((first >= wiring.island_out) & (first < wiring.bridge_out)).all())
+
+
+def _used(wiring: Wiring, efficiency: float, inside: float | None, links: int) -> float | Floats:
+    """Return what of each link's rate is made use of."""
+    if inside is None:
+        return efficiency
+    found = np.full(links, efficiency)
+    found[wiring.island_out : wiring.bridge_out] = inside
+    return found
+
+
 def _teams(
     phase: Phase,
-    seats: Integers,
+    everyone: Integers,
     scale: float,
     wiring: Wiring,
     rules: Rules | None,
     failures: Failures | None,
 ) -> Teams:
+    many = len(everyone)
+    apart = np.arange(many)[:, None] * (int(phase.teams.max()) + 1)
     return Teams(
-        wiring, seats[phase.sources], seats[phase.targets],
-        phase.elements.astype(np.float64) * scale, phase.teams, rules, failures,
+        wiring, everyone[:, phase.sources].ravel(), everyone[:, phase.targets].ravel(),
+        np.tile(phase.elements.astype(np.float64) * scale, many),
+        (apart + phase.teams[None, :]).ravel(), rules, failures,
     )  # fmt: skip
 
 
-def _phase_seconds(teams: Teams, efficiency: float) -> float:
+def _phase_seconds(teams: Teams, efficiency: float | Floats) -> float:
     paces = teams.paces(efficiency)
     used = paces[np.bincount(teams.teams, minlength=len(paces)) > 0]
     return 1.0 / float(used.min()) if used.min() > 0 else np.inf
 
 
-def busy_seconds(teams: Teams, efficiency: float = 1.0) -> Floats:
+def busy_seconds(teams: Teams, efficiency: float | Floats = 1.0) -> Floats:
     """Return for how long each link is busy with what the teams send over it."""
     flows = teams.flows
     weights = np.repeat(teams.num_bytes / flows.per_transfer, flows.per_transfer)

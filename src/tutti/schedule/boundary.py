@@ -206,3 +206,14 @@ class Boundary:
             if (batch := _overlap(own.batch, part.batch)) is not None
             if (sequence := _overlap(own.sequence, part.sequence)) is not None
         ]
+
+
+def alike_copies(wire: Boundary) -> tuple[int, int, int]:
+    """Return how many copies send alike, each to its own, and how far they are apart."""
+    ends = (wire.sender.replicas, wire.receiver.replicas)
+    if any(len(replicas) > 1 for replicas in ends):
+        return 1, 0, 0
+    here, there = ends[0][0], ends[1][0]
+    if (here.count, here.sequences) != (there.count, there.sequences):
+        return 1, 0, 0
+    return here.count, here.width, there.width

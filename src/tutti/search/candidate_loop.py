@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tutti.cost.network.reach import limits_of
 from tutti.plan.plan import Plan
 from tutti.search.answer.result import ProvenPlan
 from tutti.search.coarse.candidates import Candidates
@@ -26,6 +27,7 @@ from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.effort import Effort, Progress, Report, silent
 from tutti.search.question.space import Problem
 from tutti.search.strategy.candidate import Candidate
+from tutti.search.strategy.draft import PLACEMENTS, Draft
 from tutti.search.strategy.priced_drafts import RankedDrafts
 from tutti.search.strategy.summary import summary_of
 from tutti.search.strategy.tie_break import splitting
@@ -227,14 +229,32 @@ class Search:
                 self._take(better, simulated.key, simulated.copies)
 
     def _polish(self) -> None:
-        """Try what the coarse model does not tell apart: stages of a copy side by side."""
-        if not self.problem.cluster.fabric.oversubscribed:
+        """Try what the coarse model does not tell apart: other places of the same strategy.
+
+        Stages of a copy side by side, and blocks packed into the groups of nodes that tiers make.
+        """
+        cluster = self.problem.cluster
+        packs = limits_of(cluster) is not None
+        if not (packs or cluster.fabric.oversubscribed):
             return
         for ranked in self.ranked.drafts[: self.effort.polished]:
-            if any(len(pipeline.stages) > 1 for pipeline in ranked.draft.pipelines):
-                quick = self.simulator.quick(replace(ranked.draft, placement="copy"))
-                if quick.fits:
-                    self._take(quick, ranked.key)
+            cut = any(len(pipeline.stages) > 1 for pipeline in ranked.draft.pipelines)
+            places: set[object] = {self._chips(ranked.draft)}
+            for placement in PLACEMENTS if cut else PLACEMENTS[:1]:
+                for packed in (False, True) if packs else (False,):
+                    moved = replace(ranked.draft, placement=placement, packed=packed)
+                    chips = self._chips(moved)
+                    if chips in places:
+                        continue
+                    places.add(chips)
+                    quick = self.simulator.quick(moved)
+                    if quick.fits:
+                        self._take(quick, ranked.key)
+
+    def _chips(self, draft: Draft) -> object:
+        """Return which chips do what."""
+        plan = self.simulator.plan_of(draft)
+        return tuple(r.chips for _, _, stage in plan.stages() for r in stage.replicas)
 
 
 def _family(parts: Sequence[PipelineCopies]) -> object:

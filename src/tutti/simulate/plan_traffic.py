@@ -22,7 +22,7 @@ from tutti.cost.plan.step_context import StepContext
 from tutti.fabric.wiring import Floats, Integers, Wiring
 from tutti.hardware.topology import Position
 from tutti.plan.check import embedded_model
-from tutti.schedule.boundary import Boundary
+from tutti.schedule.boundary import alike_copies
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.simulate.estimate import Estimate
 
@@ -175,7 +175,7 @@ def _boundary(
         list(wire.receiver.chips), wiring
     )  # fmt: skip
     rows: list[tuple[int, int, float]] = []
-    copies, own, other = _alike_copies(wire)
+    copies, own, other = alike_copies(wire)
     for rank in range(wire.sender.num_chips // copies):
         for sender, receiver, batch, sequence in wire.from_rank(rank):
             moved = (batch[1] - batch[0]) * (sequence[1] - sequence[0]) * token
@@ -198,17 +198,6 @@ def _boundary(
         )],
         efficiency=shared.efficiency(pools),
     )  # fmt: skip
-
-
-def _alike_copies(wire: Boundary) -> tuple[int, int, int]:
-    """Return how many copies send alike, each to its own, and how far they are apart."""
-    ends = (wire.sender.replicas, wire.receiver.replicas)
-    if any(len(replicas) > 1 for replicas in ends):
-        return 1, 0, 0
-    here, there = ends[0][0], ends[1][0]
-    if (here.count, here.sequences) != (there.count, there.sequences):
-        return 1, 0, 0
-    return here.count, here.width, there.width
 
 
 def _numbers(chips: list[Position], wiring: Wiring) -> Integers:

@@ -67,7 +67,7 @@ def test_nothing_is_left_of_a_bed_whose_owner_is_killed() -> None:
         "from tutti.bench.emulated_network import BEDS, Bed\n"
         "import time\n"
         "bed = Bed(BEDS['pair'])\n"
-        "print(*bed._holders, flush=True)\n"
+        "print(*bed.holders, flush=True)\n"
         "time.sleep(60)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -87,7 +87,7 @@ def test_nothing_is_left_of_a_bed_whose_owner_is_killed() -> None:
 
 def test_a_bed_is_removed() -> None:
     bed = Bed(BEDS["pair"])
-    holders = list(bed._holders)
+    holders = list(bed.holders)
     bed.close()
     assert not any(psutil.pid_exists(pid) for pid in holders)
 

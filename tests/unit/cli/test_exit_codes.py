@@ -90,6 +90,7 @@ MISSING = {
     "accelerator check": ["--operator", "adition"],
     "align": ["nowhere", "nowhere"],
     "bench plan": ["nowhere"],
+    "bench fabric": ["nowhere"],
     "cluster show": ["nowhere"],
     "comm bench": ["--op", "adition"],
     "data show": ["nowhere.jsonl"],

@@ -59,10 +59,13 @@ def test_every_pool_is_a_machine(name: str) -> None:
         assert 1 <= float(machine.chips_per_node) <= pool.node.num_chips
 
 
-def test_oversubscription_narrows_the_nics() -> None:
+def test_tiers_narrow_what_leaves_groups_of_nodes() -> None:
     cluster = Cluster.load("oversubscribed")
     pool = cluster.pools[0]
-    top = cluster.fabric.oversubscription_to(len(cluster.fabric.tiers) - 1)
-    assert top > 1
-    nic = float(Machine.of(cluster, pool, Dtype.BF16).nic)
-    assert nic == pytest.approx(pool.node.nic_bandwidth / top)
+    machine = Machine.of(cluster, pool, Dtype.BF16)
+    assert float(machine.nic) == pytest.approx(pool.node.nic_bandwidth)
+    assert (float(machine.leaf_nodes), float(machine.leaf_over)) == (8, 2)
+    assert (float(machine.pod_nodes), float(machine.pod_over)) == (16, 4)
+    assert machine.has_tiers
+    # all of this pool hangs on one leaf group: nothing leaves it
+    assert not Machine.of(cluster, cluster.pools[1], Dtype.BF16).has_tiers

@@ -11,6 +11,7 @@ from tutti.cli.bench import (
     blocks,
     comm,
     data,
+    fabric,
     measuring,
     mixed,
     operators,
@@ -35,6 +36,7 @@ app.command()(operators.operators)
 app.command()(comm.comm)
 app.command()(train.train)
 app.command()(data.data)
+app.command()(fabric.fabric)
 app.command()(measuring.measuring)
 app.command()(mixed.mixed)
 app.command()(overlap.overlap)

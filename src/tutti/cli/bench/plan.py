@@ -17,6 +17,7 @@ from tutti.cli.shared.progress import ProgressLine
 from tutti.errors import InputError, TuttiError, hint
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
 Row = dict[str, Any]
@@ -108,13 +109,20 @@ def _names(given: list[str], *, everything: bool, other: bool) -> list[str]:
 
 def _rows(
     names: Sequence[str], *, placement: bool, opt: Path | None, quiet: bool
-) -> tuple[list[Row], Table]:
+) -> tuple[list[Row], RenderableType]:
     if placement:
-        from tutti.bench.plan_placement import placement_table, run_placement
+        from rich.console import Group
+
+        from tutti.bench.plan_placement import (
+            placement_table,
+            ratio_table,
+            run_placement,
+            run_ratios,
+        )
 
         with ProgressLine("placing", wanted=not quiet):
-            rows = run_placement()
-        return rows, placement_table(rows)
+            rows, ratios = run_placement(), run_ratios()
+        return rows + ratios, Group(placement_table(rows), ratio_table(ratios))
     if opt is not None:
         from tutti.bench.plan_opt import opt_table
         from tutti.cost.measured.layer_profiles import LayerProfiles

@@ -46,6 +46,38 @@ def rails(inside: Number, machine: Machine) -> FloatArray:
     return share
 
 
+def _ring_crowding(nodes: Number, stride: Number, machine: Machine) -> Number:
+    """Return by how much tiers slow down rings over neighbouring nodes, all of them at once.
+
+    Of a ring's members in a group of nodes one sends out of it; the others' NICs stay below.
+    """
+    if not machine.has_tiers:
+        return 1.0
+    apart = np.maximum(1.0, np.divide(stride, machine.chips_per_node))
+    crowding: Number = 1.0
+    for below, over in _tiers(machine):
+        inside = np.maximum(1.0, below / apart)
+        crowding = np.maximum(crowding, np.where(nodes * apart > below, over / inside, 1.0))
+    return crowding
+
+
+def _exchange_crowding(nodes: Number, stride: Number, machine: Machine) -> Number:
+    """Return the same for exchanges: what is not for the own group of nodes leaves it."""
+    if not machine.has_tiers:
+        return 1.0
+    apart = np.maximum(1.0, np.divide(stride, machine.chips_per_node))
+    crowding: Number = 1.0
+    for below, over in _tiers(machine):
+        inside = np.maximum(1.0, below / apart)
+        leaving = np.maximum(nodes - inside, 0.0) / np.maximum(np.subtract(nodes, 1.0), 1.0)
+        crowding = np.maximum(crowding, over * leaving)
+    return crowding
+
+
+def _tiers(machine: Machine) -> tuple[tuple[FloatArray, FloatArray], ...]:
+    return ((machine.leaf_nodes, machine.leaf_over), (machine.pod_nodes, machine.pod_over))
+
+
 def _latency(span: Span, constants: Constants) -> FloatArray:
     hops: FloatArray = np.where(span.crosses, constants.nic_latency_s * span.nodes, 0.0)
     return constants.link_latency_s + hops
@@ -65,7 +97,7 @@ def ring_pass_seconds(
     """
     span = aligned_span(size, stride, machine) if span is None else span
     link = machine.link * constants.link_efficiency
-    nic = span.between * constants.nic_efficiency
+    nic = span.between * constants.nic_efficiency / _ring_crowding(span.nodes, stride, machine)
     bandwidth = np.where(span.crosses, np.minimum(link, nic), link)
     seconds = _latency(span, constants) + num_bytes * (size - 1.0) / size / bandwidth
     result: FloatArray = np.where(np.greater(size, 1), seconds, 0.0)
@@ -84,7 +116,7 @@ def all_reduce_seconds(
     span = aligned_span(size, stride, machine) if span is None else span
     inside, nodes = span.inside, span.nodes
     link = machine.link * constants.link_efficiency
-    nic = span.between * constants.nic_efficiency
+    nic = span.between * constants.nic_efficiency / _ring_crowding(nodes, stride, machine)
     seconds = _latency(span, constants)
     seconds = seconds + 2.0 * num_bytes * (inside - 1.0) / inside / link
     seconds = seconds + 2.0 * num_bytes * (nodes - 1.0) / nodes / nic
@@ -112,6 +144,7 @@ def all_to_all_seconds(
     link = machine.link * constants.link_efficiency
     nic = machine.nic * constants.nic_efficiency / machine.chips_per_node
     nodes = np.maximum(size / inside, 1.0)
+    nic = nic / _exchange_crowding(nodes, stride, machine)
     crossing = (nodes - 1.0) * (1.0 - (1.0 - 1.0 / nodes) ** copies) / copies
     outside = np.where(span.crosses, num_bytes * crossing / nic, 0.0)
     # what another node passed on takes the links, too
@@ -126,6 +159,7 @@ def send_seconds(
 ) -> FloatArray:
     """Return the seconds of a transfer to the rank `stride` further: the next pipeline stage."""
     nic = machine.nic * constants.nic_efficiency / machine.chips_per_node
+    nic = nic / np.maximum(machine.leaf_over, machine.pod_over)
     outside = num_bytes / nic + constants.nic_latency_s
     inside = num_bytes / (machine.link * constants.link_efficiency) + constants.link_latency_s
     result: FloatArray = np.where(np.greater_equal(stride, machine.chips_per_node), outside, inside)

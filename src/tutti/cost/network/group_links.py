@@ -2,6 +2,7 @@
 
 A group's islands are its chips that share native links. Per kind of edge the *slowest* link that
 a pair of its ranks can meet is taken: rings and exchanges run at the pace of their slowest edge.
+Where the fabric's tiers limit what crosses them, the group's reach says what its ranks share.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tutti.collective.group import Edge, Group, Island
+from tutti.cost.network.cluster_key import ClusterKey
+from tutti.cost.network.reach import Crossers, Reach, limits_of
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Link, Position
 
@@ -36,6 +39,7 @@ class GroupLinks:
     pools: tuple[str, ...] = ()  # whose chips take part, in the order of `_place`
     nodes: int = 1
     rates: tuple[float, ...] = ()  # bytes per second of each seat's share of its NIC, where known
+    reach: Reach | None = None  # what seats share, where the fabric's tiers limit anybody
 
     def wire(self, edge: Edge) -> Wire:
         """Return the wire of a kind of edge; the fabric's slowest where no pair of it was seen."""
@@ -46,8 +50,13 @@ class GroupLinks:
         return min(fabric, key=lambda wire: wire.bandwidth)
 
 
-def group_links(cluster: Cluster, chips: Iterable[Position]) -> GroupLinks:
-    """Return the group of the given chips; ranks are numbered in their order."""
+def group_links(
+    cluster: Cluster, chips: Iterable[Position], crossers: Crossers | None = None
+) -> GroupLinks:
+    """Return the group of the given chips; ranks are numbered in their order.
+
+    `crossers` are the chips of a whole plan that cross the fabric's tiers at the same time.
+    """
     islands: dict[tuple[str, int, int], list[tuple[int, Position]]] = {}
     for rank, chip in enumerate(chips):
         island = _island_number(cluster, chip)
@@ -66,11 +75,14 @@ def group_links(cluster: Cluster, chips: Iterable[Position]) -> GroupLinks:
     )
     members = [[chip for _, chip in islands[key]] for key in order]
     wires = {edge: _slowest(links) for edge, links in _edge_links(cluster, members) if links}
+    limits = limits_of(cluster) if len(members) > 1 else None
+    seats = [chip for island in members for chip in island]
     return GroupLinks(
         group=group,
         wires=tuple(wires.items()),
         pools=tuple(dict.fromkeys(pool for pool, _, _ in order)),
         nodes=len({key[:2] for key in order}),
+        reach=None if limits is None else limits.reach(seats, crossers),
     )
 
 
@@ -139,29 +151,14 @@ def _telling_pairs(
     return [(a, b) for a, b in pairs if a is not b]
 
 
-class _Same:
-    """A cluster as a dictionary key: equal to itself only, without hashing all its facts."""
-
-    __slots__ = ("cluster",)
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def __hash__(self) -> int:
-        return id(self.cluster)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.cluster is self.cluster
-
-
 @functools.lru_cache(maxsize=65536)
-def _remembered(cluster: _Same, first: Position, second: Position) -> Link:
+def _remembered(cluster: ClusterKey, first: Position, second: Position) -> Link:
     return cluster.cluster.link(first, second)
 
 
 def link_of(cluster: Cluster, first: Position, second: Position) -> Link:
     """Return the link between two chips, remembered."""
-    return _remembered(_Same(cluster), first, second)
+    return _remembered(ClusterKey(cluster), first, second)
 
 
 def _slowest(links: Sequence[Link]) -> Wire:

@@ -69,7 +69,9 @@ class HostMemory:
             slower = wire.host_forwarded and wire.bandwidth > rate
             return replace(wire, bandwidth=rate) if slower else wire
 
-        return replace(links, wires=tuple((edge, limited(wire)) for edge, wire in links.wires))
+        wires = tuple((edge, limited(wire)) for edge, wire in links.wires)
+        reach = None if links.reach is None else links.reach.forwarding_at(rate)
+        return replace(links, wires=wires, reach=reach)
 
     def _boundaries(self) -> Iterator[tuple[Stage, ...]]:
         """Yield stages that hand something over a forwarded link."""

@@ -19,10 +19,12 @@ from tutti.collective.load import load
 from tutti.collective.program import Action
 from tutti.cost.network.group_links import GroupLinks, Wire
 from tutti.cost.network.program_rates import rated_price
+from tutti.cost.network.tier_prices import Shares, StepPrices, tier_step_prices
 from tutti.cost.network.tuned_programs import Tuned
 
 CHUNKS = (1, 2, 4, 8, 16)  # that are priced, and measured
 _LARGE = 256  # ranks, above which algorithms whose price takes long to find are left out
+_TREES = frozenset({"tree", "double_tree"})
 _SLOW_TO_PRICE = frozenset({"doubling", "double_tree", "direct", "tree"})
 
 
@@ -52,16 +54,7 @@ def program_seconds(
     """Return how long a program takes for `num_bytes` of whole buffer."""
     if links.rates:
         return rated_price(program, links).seconds(num_bytes, program.chunks)
-    return _pipelined(_step_prices(program, links, efficiency), num_bytes, program.chunks)
-
-
-StepPrices = tuple[tuple[float, float], ...]  # per step: seconds per byte, seconds of start-up
-
-
-def _pipelined(prices: StepPrices, num_bytes: float, chunks: int) -> float:
-    """The first chunk passes all steps, the others follow at the pace of the slowest."""
-    steps = [per_byte * num_bytes / chunks + startup for per_byte, startup in prices]
-    return sum(steps) + (chunks - 1) * max(steps, default=0.0)
+    return _step_prices(program, links, efficiency).seconds(num_bytes, program.chunks)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -69,6 +62,8 @@ def _step_prices(
     program: CollectiveProgram, links: GroupLinks, efficiency: Efficiency
 ) -> StepPrices:
     """Return what each step costs per byte of the whole buffer, and to start."""
+    if links.reach is not None:
+        return _tier_prices(program, links, efficiency)
     # Loads are linear in the size, up to rounding: priced once at a size that divides well.
     layout = Layout.of(program, _sections(program))
     whole = layout.total
@@ -82,7 +77,24 @@ def _step_prices(
         latency = max((wire.latency_s for wire in wires.values()), default=0.0)
         rounds = 1 if step.action is Action.EXCHANGE or used == [Edge.ISLAND] else loaded.rounds
         prices.append((per_byte, latency * rounds))
-    return tuple(prices)
+    return StepPrices(tuple(prices))
+
+
+def _tier_prices(
+    program: CollectiveProgram, links: GroupLinks, efficiency: Efficiency
+) -> StepPrices:
+    """Return the steps' prices where tiers limit what crosses them."""
+    assert links.reach is not None
+    wires = dict(links.wires)
+    inside = wires[Edge.ISLAND].latency_s if Edge.ISLAND in wires else 0.0
+    between = max((w.latency_s for edge, w in links.wires if edge is not Edge.ISLAND), default=0.0)
+    shares = Shares(
+        inside=efficiency.island,
+        outside=efficiency.fabric,
+        inside_start_s=inside + efficiency.startup_s,
+        outside_start_s=between + efficiency.hop_s,
+    )
+    return tier_step_prices(program, links.reach, shares)
 
 
 def _sections(program: CollectiveProgram) -> int:
@@ -125,6 +137,8 @@ def choose_program(
         return Choice(algorithm="none", chunks=1, seconds=0.0)
     priced: list[tuple[float, str, int]] = []
     for name in candidates(operation, group):
+        if name == "proportional" and links.reach is not None and _is_many(group):
+            continue  # equal islands: what the hierarchical one does, and long to price
         if name == "native" and len(group.islands) > 1 and not native_across:
             continue
         price = _price(_build(operation, name, group), links, efficiency)
@@ -134,13 +148,17 @@ def choose_program(
         ]
     if tuned is not None:
         priced = tuned.corrected(operation, group, num_bytes, priced)
-    # what costs the same is left to the island's own library
-    priced.sort(key=lambda one: (one[0], one[1] != "native", *one[1:]))
+    # what costs the same is left to the island's own library, or to what waits for no parent
+    priced.sort(key=lambda one: (one[0], one[1] != "native", one[1] in _TREES, *one[1:]))
     seconds, name, chunks = priced[0]
     best: dict[str, tuple[str, int, float]] = {}
     for other_seconds, other, other_chunks in priced:
         best.setdefault(other, (other, other_chunks, other_seconds))
     return Choice(algorithm=name, chunks=chunks, seconds=seconds, alternatives=tuple(best.values()))
+
+
+def _is_many(group: Group) -> bool:
+    return group.size > _LARGE and group.is_regular
 
 
 def price_named(
@@ -165,8 +183,7 @@ def _price(
     """Return the seconds of a program as a function of bytes and chunks."""
     if links.rates and links.group.size <= _LARGE:
         return rated_price(program, links).seconds
-    prices = _step_prices(program, links, efficiency)
-    return lambda num_bytes, chunks: _pipelined(prices, num_bytes, chunks)
+    return _step_prices(program, links, efficiency).seconds
 
 
 @functools.lru_cache(maxsize=4096)

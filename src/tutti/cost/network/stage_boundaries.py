@@ -11,16 +11,21 @@ import bisect
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 from tutti.cost.network.group_links import link_of
 from tutti.cost.network.programs import Efficiency
+from tutti.cost.network.reach import Limits
+from tutti.fabric.wiring import Integers
 from tutti.hardware.cluster import Cluster
-from tutti.hardware.topology import LinkKind
+from tutti.hardware.topology import Link, LinkKind, Position
 from tutti.plan.plan import Replica, Stage
-from tutti.schedule.boundary import Boundary, Transfer
+from tutti.schedule.boundary import Boundary, Transfer, alike_copies
 
+_MANY = 256  # ranks of a side that are asked one by one what they send
 # tp, cp, whether sequences are parallel, sequences, pools
 _Shape = tuple[int, int, bool, int, tuple[str, ...]]
 
@@ -39,8 +44,12 @@ def boundary_price(
     efficiency: Efficiency,
     *,
     host_bandwidth: float = math.inf,
+    shared: SharedTiers | None = None,
 ) -> BoundaryPrice:
-    """Price a boundary; what passes through host memory has at most `host_bandwidth` there."""
+    """Price a boundary; what passes through host memory has at most `host_bandwidth` there.
+
+    `shared` says what a pair gets of tiers that limit; where there is none, everybody crosses.
+    """
     senders, receivers = wire.sender.chips, wire.receiver.chips
     seconds, leaves = 0.0, False
     for transfers in telling_transfers(wire):
@@ -53,6 +62,8 @@ def boundary_price(
             share = efficiency.island if inside else efficiency.fabric
             moved = (batch[1] - batch[0]) * (sequence[1] - sequence[0]) * token_bytes
             rate = link.contended_bandwidth
+            if shared is not None and not inside:
+                rate = shared.rate(link, senders.at(sender), receivers.at(receiver))
             if link.host_forwarded:
                 rate = min(rate, host_bandwidth)
             busy[link.kind] += moved / (rate * share)
@@ -60,6 +71,38 @@ def boundary_price(
             latency = max(latency, link.latency_s + extra)
         seconds = max(seconds, latency + sum(busy.values()))
     return BoundaryPrice(seconds, leaves)
+
+
+class SharedTiers:
+    """What the boundaries of one plan share of the fabric's tiers, all under way at once."""
+
+    def __init__(self, limits: Limits, boundaries: Iterable[Boundary]) -> None:
+        self._limits = limits
+        self._crossers = limits.crossers_of_pairs(_chip_pairs(limits, wire) for wire in boundaries)
+        self._known: dict[tuple[Position, Position], float] = {}
+
+    def rate(self, link: Link, first: Position, second: Position) -> float:
+        """Return the bytes per second of a pair of chips on two nodes."""
+        if (first, second) not in self._known:
+            rate = self._limits.pair_rate(first, second, self._crossers)
+            if link.kind is LinkKind.CROSS_POOL:
+                rate = min(rate, link.chip_bandwidth)
+            self._known[first, second] = rate
+        return self._known[first, second]
+
+
+def _chip_pairs(limits: Limits, wire: Boundary) -> tuple[Integers, Integers]:
+    """Return who sends to whom, as numbers of chips; copies that are alike are not asked twice."""
+    here, there = (limits.numbers([side.chips]) for side in (wire.sender, wire.receiver))
+    copies, own, other = alike_copies(wire)
+    ranks = range(wire.sender.num_chips // copies)
+    if len(ranks) > _MANY:  # unlike copies: the batch lies over both sides in their order
+        longer = np.arange(max(len(here), len(there)))
+        return here[longer * len(here) // len(longer)], there[longer * len(there) // len(longer)]
+    rows = [(sender, receiver) for rank in ranks for sender, receiver, _, _ in wire.from_rank(rank)]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 2)
+    steps = np.arange(copies)[:, None]
+    return here[(table[:, 0] + steps * own).ravel()], there[(table[:, 1] + steps * other).ravel()]
 
 
 def telling_transfers(wire: Boundary) -> Iterator[list[Transfer]]:

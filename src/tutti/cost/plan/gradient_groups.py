@@ -8,6 +8,7 @@ from tutti.collective import Operation
 from tutti.cost.memory.rank_state import HolderIndex
 from tutti.cost.network.group_links import GroupLinks, group_links
 from tutti.cost.network.host_memory_traffic import HostMemory
+from tutti.cost.network.reach import Crossers, limits_of
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
@@ -26,10 +27,27 @@ class Groups:
         host: HostMemory | None = None,
     ) -> None:
         self._host = host
+        self._plan = plan
         self._num_ranks = plan.num_ranks
         self._index = index
         self._cluster = cluster
         self._known: dict[object, GroupLinks | None] = {}
+        self._crossers: Crossers | None = None
+
+    @property
+    def crossers(self) -> Crossers | None:
+        """The chips whose gradients cross the fabric's tiers; None where tiers limit nobody.
+
+        The stages' reductions meet at the end of a step, so that all of them count.
+        """
+        limits = limits_of(self._cluster)
+        if self._crossers is None and limits is not None:
+            last = max(stop for _, _, stage in self._plan.stages() for _, stop in stage.units)
+            holders = {id(held): held for held in map(self._index.of, range(last))}
+            self._crossers = limits.crossers(
+                [stage.chips for _, _, stage in held] for held in holders.values()
+            )
+        return self._crossers
 
     def of(self, unit: int, kind: ParameterClass, pipeline: int | None) -> GroupLinks | None:
         """Return one group that shares parameters of a unit (its tensor slices have their own).
@@ -43,7 +61,7 @@ class Groups:
         if key not in self._known:
             holders = [held for held in holding if pipeline in (None, held[0])]
             chips = [chip for _, _, stage in holders for chip in _sharing(stage, kind)]
-            links = group_links(self._cluster, chips) if chips else None
+            links = group_links(self._cluster, chips, self.crossers) if chips else None
             if links is not None and self._host is not None:
                 links = self._host.capped(links, [stage for _, _, stage in holders])
             self._known[key] = links

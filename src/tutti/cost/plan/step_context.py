@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from tutti.collective import Operation
@@ -9,8 +10,9 @@ from tutti.cost.memory.rank_state import HolderIndex, RankState
 from tutti.cost.network.group_links import GroupLinks, group_links
 from tutti.cost.network.host_memory_traffic import HostMemory
 from tutti.cost.network.programs import Choice, Efficiency, choose_program, price_named
+from tutti.cost.network.reach import limits_of
 from tutti.cost.network.recorded_programs import Asked, GroupKind, Recorded, require_runnable
-from tutti.cost.network.stage_boundaries import BoundaryPrice, boundary_price
+from tutti.cost.network.stage_boundaries import BoundaryPrice, SharedTiers, boundary_price
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.cost.plan.gradient_groups import Groups
 from tutti.cost.plan.pool_prices import PoolPrices
@@ -18,7 +20,8 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import CollectiveUse, Plan, RankMap
+from tutti.plan.plan import CollectiveUse, Plan, RankMap, chunks
+from tutti.schedule.boundary import Boundary
 from tutti.schedule.elements import RankElements
 from tutti.schedule.instruction import Instruction, What
 from tutti.schedule.schedule import Schedule
@@ -48,6 +51,7 @@ class StepContext:
         self._kinds: dict[int, Kinds] = {}  # by the list, which the schedule keeps
         self._recorded = Recorded(schedule.plan)
         self._boundaries: dict[tuple[int, int], BoundaryPrice] = {}
+        self._shared: SharedTiers | None = None
         self._links: dict[tuple[Position, ...], GroupLinks] = {}
         self._chosen: dict[tuple[CollectiveUse, Operation, float, int], Asked] = {}
         self._final: dict[object, tuple[tuple[tuple[Position, ...], int], ...]] = {}
@@ -65,8 +69,24 @@ class StepContext:
                 self.model.hidden * self.plan.job.precision.stream.num_bytes,
                 self.efficiency(pools),
                 host_bandwidth=min(self.host.lane_bandwidth(side.chips) for side in ends),
+                shared=self._shared_tiers(),
             )
         return self._boundaries[key]
+
+    def _shared_tiers(self) -> SharedTiers | None:
+        """Return what all boundaries share of tiers that limit; None where none does."""
+        limits = limits_of(self.cluster)
+        if self._shared is None and limits is not None:
+            length = self.plan.job.sequence_length
+            ends = {
+                (id(one), id(two)): Boundary(one, two, length)
+                for pipeline in self.plan.pipelines
+                for lower, upper in itertools.pairwise(chunks(pipeline))
+                for one, two in [(pipeline.stages[lower.stage], pipeline.stages[upper.stage])]
+                if one is not two
+            }
+            self._shared = SharedTiers(limits, ends.values())
+        return self._shared
 
     def kinds(self, instructions: Sequence[Instruction]) -> Kinds:
         """Return the kinds of a list; classes that share the list share them."""
@@ -81,7 +101,7 @@ class StepContext:
     def links(self, chips: tuple[Position, ...]) -> GroupLinks:
         """Return the group of a few chips, made once."""
         if chips not in self._links:
-            self._links[chips] = group_links(self.cluster, chips)
+            self._links[chips] = group_links(self.cluster, chips, self.groups.crossers)
         return self._links[chips]
 
     def choose(

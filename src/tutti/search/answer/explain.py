@@ -14,6 +14,7 @@ from tutti.plan.plan import Plan, Stage
 from tutti.schedule.instruction import LANES, Lane, Op
 from tutti.search.answer.doubt import interval_text, ties
 from tutti.search.answer.explain_drawing import render
+from tutti.search.answer.explain_groups import groups_text
 from tutti.search.answer.explain_rows import pass_seconds, pool_rows, stage_rows
 from tutti.search.answer.explanation import (
     PROVEN,
@@ -45,14 +46,13 @@ _NOTICED = 0.01  # of the step; less recomputation than this is no bottleneck
 
 def explain(result: SearchResult, model: ModelSpec, cluster: Cluster) -> Explanation:
     """Put a search's answer into words and figures."""
-    estimate = result.best.estimate
-    plan = result.best.plan
+    estimate, plan = result.best.estimate, result.best.plan
     stages = stage_rows(result.best, model)
     pools = pool_rows(result.best, cluster, stages)
     return Explanation(
         title=f"{plan.model.name} on {plan.cluster.name}",
         headline=_headline(result, cluster),
-        details=tuple(_details(plan, stages, pools)),
+        details=(*_details(plan, stages, pools), *groups_text(plan, cluster)),
         step_seconds=estimate.step_seconds,
         step_interval=interval_text(result.best),
         tokens_per_second=estimate.tokens_per_second,

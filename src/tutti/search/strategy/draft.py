@@ -3,7 +3,7 @@
 A Draft counts: pipelines, stages, copies of replicas. `to_plan` places it: tensor and context
 groups stay inside an island of native links wherever one is wide enough, and either the copies of
 a stage lie side by side (their gradient traffic stays near) or the stages of a copy (its boundary
-traffic stays near).
+traffic stays near); node after node, or packed into the groups of nodes under a fabric's tiers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tutti.hardware.cluster import Cluster
-from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Position
 from tutti.models.spec import ModelSpec
 from tutti.plan.chips import ChipSet
@@ -36,6 +35,7 @@ from tutti.plan.plan import (
 )
 from tutti.plan.uniform import one_rule
 from tutti.search.pricing.unit_tables import Config
+from tutti.search.strategy.group_packing import IslandAllocator, Request, Weights, pack
 
 Placement = Literal["stage", "copy"]  # whose chips lie side by side
 PLACEMENTS: tuple[Placement, ...] = ("stage", "copy")
@@ -98,6 +98,8 @@ class Draft:
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     shard: int = 0
     placement: Placement = "stage"
+    packed: bool = False
+    """Into the groups of nodes that a fabric's tiers make, not one node after the other."""
     overlap: bool = True
 
     @property
@@ -153,45 +155,6 @@ def _grouped(replicas: tuple[ReplicaDraft, ...]) -> tuple[ReplicaDraft, ...]:
     return tuple(replace(alike, copies=count) for alike, count in groups.items())
 
 
-class _Allocator:
-    """Hands out the chips of one pool, islands in order, so that groups do not straddle them."""
-
-    def __init__(self, pool: Pool) -> None:
-        node = pool.node
-        islands = [list(island.slots) for island in node.islands]
-        covered = {slot for island in islands for slot in island}
-        alone = [slot for slot in range(node.num_chips) if slot not in covered]
-        islands += [alone] if alone else []
-        self._free: list[list[Position]] = [
-            [Position(pool.name, n, slot) for slot in island]
-            for n in range(pool.nodes)
-            for island in sorted(islands)
-        ]
-        self._first = 0
-
-    def take(self, width: int) -> list[Position]:
-        """Return `width` chips of one island, of neighbouring islands where none is wide enough."""
-        while self._first < len(self._free) and not self._free[self._first]:
-            self._first += 1
-        for index in range(self._first, len(self._free)):
-            island = self._free[index]
-            if len(island) >= width:
-                taken, self._free[index] = island[:width], island[width:]
-                return taken
-        taken = []
-        for index in range(self._first, len(self._free)):
-            need = width - len(taken)
-            taken += self._free[index][:need]
-            self._free[index] = self._free[index][need:]
-            if len(taken) == width:
-                return taken
-        raise ValueError(f"{width} more chips than the pool has")
-
-    def rest(self) -> list[Position]:
-        """Return the chips that nobody took."""
-        return [chip for island in self._free for chip in island]
-
-
 def to_plan(
     draft: Draft,
     references: tuple[ModelReference, ClusterReference],
@@ -201,10 +164,7 @@ def to_plan(
 ) -> Plan:
     """Place a draft on the cluster's chips."""
     draft = canonical(draft)
-    pools = {pool.name: _Allocator(pool) for pool in cluster.pools}
-    chips: dict[tuple[int, int, int], list[Position]] = defaultdict(list)
-    for p, s, r, replica in _requests(draft):
-        chips[p, s, r] += pools[replica.config.pool].take(replica.config.width)
+    chips, idle = _placed(draft, model, job, cluster)
     pipelines = tuple(
         Pipeline(
             micro_batch=pipeline.micro_batch,
@@ -216,7 +176,6 @@ def to_plan(
         )
         for p, pipeline in enumerate(draft.pipelines)
     )
-    idle = [chip for allocator in pools.values() for chip in allocator.rest()]
     return Plan(
         model=references[0],
         cluster=references[1],
@@ -231,6 +190,48 @@ def to_plan(
         tied_owner=_tied_owner(pipelines, model),
         idle=ChipSet.from_ids(idle),
     )
+
+
+_Chips = dict[tuple[int, int, int], list[Position]]  # by pipeline, stage, group of replicas
+
+
+def _placed(
+    draft: Draft, model: ModelSpec, job: Job, cluster: Cluster
+) -> tuple[_Chips, list[Position]]:
+    """Return the chips of every group of replicas, and those that nobody takes."""
+    chips: _Chips = defaultdict(list)
+    asked = list(_requests(draft))
+    if not draft.packed:
+        pools = {pool.name: IslandAllocator(pool) for pool in cluster.pools}
+        for p, s, r, replica in asked:
+            chips[p, s, r] += pools[replica.config.pool].take(replica.config.width)
+        return chips, [chip for allocator in pools.values() for chip in allocator.rest()]
+    copies: dict[tuple[int, int, int], int] = defaultdict(int)
+    requests = []
+    for p, s, r, replica in asked:
+        copy = copies[p, s, r] = copies[p, s, r] + 1
+        block = (p, s) if draft.placement == "stage" else (p, -copy)
+        config = replica.config
+        requests.append(Request(block, (p, s), config.pool, config.width))
+    found, idle = pack(requests, cluster, _weights(draft, model, job))
+    for (p, s, r, _), taken in zip(asked, found, strict=True):
+        chips[p, s, r] += taken
+    return chips, idle
+
+
+def _weights(draft: Draft, model: ModelSpec, job: Job) -> Weights:
+    """Return what stages and copies send each other in a step."""
+    units = model.num_layers + 2
+    each = 2.0 * model.num_trained * job.precision.gradients.num_bytes / units
+    token = model.hidden * job.precision.stream.num_bytes * job.sequence_length
+    gradients, boundaries = {}, {}
+    for p, pipeline in enumerate(draft.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            held = sum(stop - start for start, stop in stage.units)
+            gradients[p, s] = each * held
+            copy = stage.replicas[0].config.sequences
+            boundaries[p, s] = 2.0 * token * copy * pipeline.micro_batches * len(stage.units)
+    return Weights(gradients, boundaries)
 
 
 def _requests(draft: Draft) -> Iterator[tuple[int, int, int, ReplicaDraft]]:

@@ -1,0 +1,1 @@
+"""Networks made of namespaces on one Linux machine, and flows on them."""
