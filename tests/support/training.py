@@ -186,7 +186,7 @@ def record_gradients(engine: Engine, parts: list[Any]) -> None:
     def recording(entry: Instruction) -> Any:
         handle = clip_norm(entry)
         if not parts:
-            tokens = engine._result.tokens
+            tokens = engine._result.count
             for state in engine.parameters.all_states():
                 flat = torch.full((state.span.size,), float("nan"))
                 flat[state.kept] = state.final_gradients().cpu().float() / tokens

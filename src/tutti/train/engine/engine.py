@@ -38,7 +38,7 @@ from tutti.train.engine.step_end import StepEnd
 from tutti.train.engine.step_totals import (
     LateSums,
     StepResult,
-    counted_tokens,
+    counts_of,
     gradient_factor,
     joined,
 )
@@ -110,7 +110,7 @@ class Engine:
         self.scaling = LossScaling(plan.job)
         self.step_number = 0  # updates so far; a skipped step is none
         self._batches: dict[int, Batch] = {}
-        self._tokens: Tensor | None = None  # with a loss, of this step
+        self._counts: dict[str, Tensor] = {}  # of this step's tokens, and of what divides sums
         self._sums = LateSums(accelerator)
         self._known: StepResult | None = None  # of this step, once it was read
         self._evaluation: Evaluation | None = None  # made when asked for
@@ -264,7 +264,7 @@ class Engine:
     def begin(self, batches: Batches) -> None:
         """Begin a step, or the forward half of one, with its tokens."""
         self.passes.begin_step(self.scaling.factor)
-        self._next_batch, self._tokens, self._known = batches, None, None
+        self._next_batch, self._counts, self._known = batches, {}, None
 
     def evaluate(self, batches: Batches) -> EvaluationResult:
         """Return the loss of a step's worth of tokens, without training on them."""
@@ -326,7 +326,8 @@ class Engine:
             batch = self._next_batch(entry.micro_batch)
             self._batches[entry.micro_batch] = batch
             if self.spec.head_unit in self.seat.units and self.seat.tensor.rank == 0:
-                self._tokens = counted_tokens(batch) + (0 if self._tokens is None else self._tokens)
+                for name, own in counts_of(batch).items():
+                    self._counts[name] = self._counts.get(name, 0) + own
         elif entry.what is What.ACTIVATIONS:
             self.passes.fetch_activations(range(entry.start, entry.stop), entry.micro_batch)
         else:
@@ -370,18 +371,16 @@ class Engine:
         self.end.settled(scalars)
         self._factor = gradient_factor(scalars, self.passes.loss_scale, self.clip_norm)
         if self.watcher is not None:
-            self.watcher(self._result, max(self._result.tokens, 1) * self.passes.loss_scale)
+            self.watcher(self._result, max(self._result.count, 1) * self.passes.loss_scale)
 
     def _loss_sums(self) -> dict[str, Tensor]:
         """Return what this rank adds to losses and tokens, and forget the batches."""
         self._batches.clear()
         zero = torch.zeros((), device=self.accelerator.device)
         totals = self.passes.totals if self.seat.tensor.rank == 0 else {}
-        return {
-            "tokens": zero if self._tokens is None else self._tokens,
-            "loss": totals.get("loss", zero),
-            "balance": totals.get("balance", zero),
-        }
+        margin, right = totals.get("figures", zero.expand(2))
+        found = {name: totals.get(name, zero) for name in ("loss", "balance")}
+        return {**self._counts, **found, "margin": margin, "right": right}
 
     def _step(self, entry: Instruction) -> Handle:
         for exchange in self.parameters.of_units(range(entry.start, entry.stop)):

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from tutti import files
 from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, Seconds, build, plain
 from tutti.errors import InputError
+from tutti.models.objective import Objective
 from tutti.models.tuning import Tuning
 from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
 from tutti.train.state.learning_rate import LearningRate
@@ -162,6 +163,7 @@ class TrainConfig:
     data: DataConfig
     job: JobConfig = field(default_factory=JobConfig)
     tuning: Tuning | None = None  # what is trained: adapters, or all but what is frozen
+    objective: Objective | None = None  # what for, if not the next token: which answer is better
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
@@ -182,6 +184,8 @@ class TrainConfig:
                 f"'dropout' is {self.dropout:g}, but tutti trains without dropout; leave it "
                 "out, or regularise with optimizer.weight_decay"
             )
+        if self.objective is not None and self.balance_loss == "on":
+            raise ValueError("'balance_loss' is a mean over tokens; it is off beside an objective")
 
     @classmethod
     def load(cls, path: Path) -> TrainConfig:
@@ -197,10 +201,17 @@ class TrainConfig:
             cluster=_from(folder, self.cluster),
             plan=None if self.plan is None else _from(folder, self.plan),
             data=data_from(folder, self.data),
+            objective=self._objective_from(folder),
             job=dataclasses.replace(
                 self.job, chip_profiles=tuple(_from(folder, p) for p in self.job.chip_profiles)
             ),
         )
+
+    def _objective_from(self, folder: Path) -> Objective | None:
+        given = self.objective
+        if given is None or not given.reference:
+            return given
+        return dataclasses.replace(given, reference=_from(folder, given.reference))
 
     def with_whole_profile_paths(self) -> TrainConfig:
         """Return the job with profiles that are found from any folder; names stay names."""

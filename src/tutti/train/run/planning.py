@@ -92,7 +92,7 @@ def prepare(config: TrainConfig, report: Report = silent) -> Job:
     if config.plan is not None:
         return prepared(config, load_plan(Path(config.plan)))
     spec = load_model(config.model)
-    planned = tuned(spec, config.tuning)
+    planned = tuned(spec.with_training(answers=config.objective is not None), config.tuning)
     return prepared(config, _searched(config, planned, cluster_of(config), report), spec)
 
 
@@ -128,7 +128,11 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
 def trained(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
     """Return the model with what of it is trained as the job says, else as its own config does."""
     balance = None if config.balance_loss == "config" else config.balance_loss == "on"
-    found = spec.with_training(balance=balance, padding=config.padding_row == "trained")
+    found = spec.with_training(
+        balance=balance if config.objective is None else False,
+        padding=config.padding_row == "trained",
+        answers=config.objective is not None,
+    )
     return tuned(found, config.tuning)
 
 
