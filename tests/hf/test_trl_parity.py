@@ -25,6 +25,7 @@ from tutti.nn.batch import NO_TARGET
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     trl = pytest.importorskip("trl", exc_type=ImportError)
+    datasets = pytest.importorskip("datasets")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PAIRS, LENGTH, BETA = 3, 14, 0.3
@@ -105,12 +106,6 @@ def close(found: tuple[float, dict[str, Tensor]], loss: Tensor, model: Any) -> N
         assert gradient.abs().max() > 1e-4
 
 
-class Rows(list[Any]):
-    """What a trainer asks of a data set before it is asked for a loss."""
-
-    column_names = ("prompt", "chosen", "rejected", "completion", "label")
-
-
 def trainer_of(kind: str, config: Any, folders: tuple[Path, Path], tmp_path: Path) -> Any:
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -125,7 +120,8 @@ def trainer_of(kind: str, config: Any, folders: tuple[Path, Path], tmp_path: Pat
     row |= (
         {"chosen": "w4", "rejected": "w5"} if kind == "DPO" else {"completion": "w4", "label": True}
     )
-    data = Rows([row, dict(row)] * 2)
+    table = datasets.table.InMemoryTable.from_pylist([row, dict(row)] * 2)
+    data = datasets.Dataset(table, fingerprint="given")  # nothing of it is read
     made = getattr(trl, f"{kind}Trainer")
     made._prepare_dataset = lambda self, dataset, *others: dataset  # tokens are given to the loss
     return made(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import StorageTarget
 from tutti.models.spec import ModelSpec
+from tutti.plan.job import MOMENTS
 from tutti.plan.plan import Plan
 
 TOKEN_BYTES = 4  # a token id as files hold it
@@ -29,8 +30,7 @@ def storage_seconds(plan: Plan, model: ModelSpec, cluster: Cluster) -> StorageSe
     per_parameter = precision.parameters.num_bytes
     if precision.master is not None:
         per_parameter += precision.master.num_bytes
-    if plan.job.optimizer == "adamw":
-        per_parameter += 2 * precision.moments.num_bytes
+    per_parameter += len(MOMENTS[plan.job.optimizer]) * precision.moments.num_bytes
     adapts = model.tuning is not None and model.tuning.adapter is not None
     size = (model.num_trained if adapts else model.num_parameters) * per_parameter
     nodes = len({(chip.pool, chip.node) for _, _, stage in plan.stages() for chip in stage.chips})

@@ -45,6 +45,7 @@ from tutti.train.engine.step_totals import (
 from tutti.train.engine.stub_passes import StubPasses
 from tutti.train.graphs.captured_blocks import CaptureSettings, Graphs
 from tutti.train.state.gradient_sums import Sums
+from tutti.train.state.matrices import Matrices
 from tutti.train.state.state import compute_dtype
 from tutti.train.state.state_offload import HostMoves
 from tutti.train.sync.synchronise import Synchronised, squared_norm
@@ -102,6 +103,7 @@ class Engine:
         )  # fmt: skip
         self.passes = self._make_passes(selective, capture or CaptureSettings())
         self.moves = HostMoves(accelerator, self.parameters)
+        self.matrices = self._make_matrices()
         if spec.ties_weights and {0, spec.head_unit} <= set(self.seat.units):
             for exchange in self.parameters.of_units([0]):
                 exchange.stays = True
@@ -137,6 +139,11 @@ class Engine:
             context_kind=self.seat.replica.context_kind,
         )
         return model, selective
+
+    def _make_matrices(self) -> Matrices | None:
+        if self.plan.job.optimizer != "muon":
+            return None
+        return Matrices(self.seats, self.seat.place.pipeline, self.parameters.all_states())
 
     def _make_passes(
         self, selective: SelectiveOperators, capture: CaptureSettings
@@ -370,6 +377,8 @@ class Engine:
         self._sums.send(scalars)
         self.end.settled(scalars)
         self._factor = gradient_factor(scalars, self.passes.loss_scale, self.clip_norm)
+        if self.matrices is not None and not self.stub:
+            self.matrices.set_directions(self.links, self._settings, self._factor)
         if self.watcher is not None:
             self.watcher(self._result, max(self._result.count, 1) * self.passes.loss_scale)
 
