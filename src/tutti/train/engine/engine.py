@@ -45,7 +45,7 @@ from tutti.train.engine.step_totals import (
 from tutti.train.engine.stub_passes import StubPasses
 from tutti.train.graphs.captured_blocks import CaptureSettings, Graphs
 from tutti.train.state.gradient_sums import Sums
-from tutti.train.state.matrices import Matrices
+from tutti.train.state.matrices import matrices_of
 from tutti.train.state.state import compute_dtype
 from tutti.train.state.state_offload import HostMoves
 from tutti.train.sync.synchronise import Synchronised, squared_norm
@@ -103,7 +103,7 @@ class Engine:
         )  # fmt: skip
         self.passes = self._make_passes(selective, capture or CaptureSettings())
         self.moves = HostMoves(accelerator, self.parameters)
-        self.matrices = self._make_matrices()
+        self.matrices = matrices_of(self.seats, self.seat, self.parameters.all_states())
         if spec.ties_weights and {0, spec.head_unit} <= set(self.seat.units):
             for exchange in self.parameters.of_units([0]):
                 exchange.stays = True
@@ -139,11 +139,6 @@ class Engine:
             context_kind=self.seat.replica.context_kind,
         )
         return model, selective
-
-    def _make_matrices(self) -> Matrices | None:
-        if self.plan.job.optimizer != "muon":
-            return None
-        return Matrices(self.seats, self.seat.place.pipeline, self.parameters.all_states())
 
     def _make_passes(
         self, selective: SelectiveOperators, capture: CaptureSettings
@@ -289,9 +284,8 @@ class Engine:
     # --- passes ----------------------------------------------------------------------------
 
     def _forward(self, entry: Instruction) -> Handle:
-        self.passes.forward(
-            entry.start, entry.stop, entry.micro_batch, self._batches[entry.micro_batch]
-        )
+        batch = self._batches[entry.micro_batch]
+        self.passes.forward(entry.start, entry.stop, entry.micro_batch, batch)
         self.parameters.passed(range(entry.start, entry.stop), upwards=True)
         return DONE
 
@@ -360,11 +354,9 @@ class Engine:
         """Join the norm, the token count and the losses of all ranks; nothing else crosses all."""
         del entry
         self.parameters.close()
-        device = self.accelerator.device
-        square = squared_norm(
-            self.parameters.all_states(), self.seat.place.pipeline, self.accelerator
-        )
-        signals = torch.full((), float(self.signal), device=device)
+        states = self.parameters.all_states()
+        square = squared_norm(states, self.seat.place.pipeline, self.accelerator)
+        signals = torch.full((), float(self.signal), device=self.accelerator.device)
         parts = {"square": square, "signals": signals, **self._loss_sums()}
         if self.before_update is not None:
             self.before_update()
@@ -388,8 +380,8 @@ class Engine:
         zero = torch.zeros((), device=self.accelerator.device)
         totals = self.passes.totals if self.seat.tensor.rank == 0 else {}
         margin, right = totals.get("figures", zero.expand(2))
-        found = {name: totals.get(name, zero) for name in ("loss", "balance")}
-        return {**self._counts, **found, "margin": margin, "right": right}
+        sums = {name: value for name, value in totals.items() if value.dim() == 0}
+        return {**self._counts, **sums, "margin": margin, "right": right}
 
     def _step(self, entry: Instruction) -> Handle:
         for exchange in self.parameters.of_units(range(entry.start, entry.stop)):

@@ -16,6 +16,7 @@ from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, Second
 from tutti.errors import InputError
 from tutti.models.objective import Objective
 from tutti.models.tuning import Tuning
+from tutti.plan.job import OptimizerName
 from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
 from tutti.train.state.learning_rate import LearningRate
 
@@ -24,11 +25,25 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW (or SGD, if the plan says so) and how its learning rate moves."""
+class TensorConfig:
+    """What is different for the tensors that patterns name; the first that matches counts."""
 
+    match: tuple[str, ...]  # as in `tuning`
+    rate: Annotated[float, AtLeast(0)] = 1.0  # times the learning rate
+    weight_decay: Annotated[float, AtLeast(0)] | None = None  # default: as for the others
+
+    def __post_init__(self) -> None:
+        if not self.match:
+            raise ValueError("'match' is empty; name tensors, as in match: ['*norm*']")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """How weights move, and how the learning rate does."""
+
+    name: OptimizerName | None = None  # default: the plan's, or AdamW
     learning_rate: Positive = 3e-4
-    schedule: Literal["constant", "linear", "cosine", "stable"] = "cosine"
+    schedule: Literal["constant", "linear", "cosine", "stable", "wsd"] = "cosine"
     warmup_steps: Natural = 0
     decay_steps: Natural | None = None  # of "stable", at the end; default: a tenth of all steps
     final_share: Annotated[float, AtLeast(0), AtMost(1)] = 0.1  # of the learning rate, at the end
@@ -37,13 +52,15 @@ class OptimizerConfig:
     beta1: Annotated[float, AtLeast(0), AtMost(1)] = 0.9
     beta2: Annotated[float, AtLeast(0), AtMost(1)] = 0.95
     epsilon: Positive = 1e-8
+    momentum: Annotated[float, AtLeast(0), AtMost(1)] = 0.95  # of Muon's matrices
     clip_norm: Positive | None = 1.0
+    tensors: tuple[TensorConfig, ...] = ()
 
     def rates(self, steps: int) -> LearningRate:
         """Return the learning rate of every step."""
         return LearningRate(
             peak=self.learning_rate,
-            kind=self.schedule,
+            kind="stable" if self.schedule == "wsd" else self.schedule,
             steps=steps,
             warmup=self.warmup_steps,
             decay=steps // 10 if self.decay_steps is None else self.decay_steps,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.accelerator.reference.optimizer import AdamSettings, TensorSettings
 from tutti.errors import TuttiError
 from tutti.observe.record import StepRecord
 from tutti.ranks.devices import open_chip
@@ -293,6 +293,11 @@ class Worker:
             eps=given.epsilon,
             weight_decay=given.weight_decay,
             decay_vectors=given.decay_vectors,
+            momentum=given.momentum,
+            tensors=tuple(
+                TensorSettings(match=own.match, rate=own.rate, weight_decay=own.weight_decay)
+                for own in given.tensors
+            ),
         )
 
     def _check(self, step: int, result: StepResult) -> None:

@@ -23,7 +23,7 @@ from tutti.errors import InputError
 from tutti.models.parameters import Parameter, ParameterKind
 from tutti.models.tuning import layer_of
 from tutti.ranks.links import Links
-from tutti.ranks.rank_places import Seats
+from tutti.ranks.rank_places import Seat, Seats
 from tutti.schedule.ownership import Block
 
 if TYPE_CHECKING:
@@ -74,6 +74,13 @@ class _Part:
         """Return some of the block's elements out of what is kept."""
         start = self.offset - self.state.kept.start
         return flat[start + low : start + high]
+
+
+def matrices_of(seats: Seats, seat: Seat, states: Iterable[SpanState]) -> Matrices | None:
+    """Return the matrices of a rank, if the job's optimizer asks for them."""
+    if seats.plan.job.optimizer != "muon":
+        return None
+    return Matrices(seats, seat.place.pipeline, states)
 
 
 class Matrices:

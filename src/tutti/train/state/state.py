@@ -277,7 +277,7 @@ class SpanState(SpanGradients):
         if self.span.copied:
             self.forget_gradients()
             return
-        state, master = self.optimizer, self.optimizer.master
+        master = self.optimizer.master
         by_block = self.level == 0  # as the modules' parameters lie, which follow in one pass
         gradients = self._step_gradients(by_block=by_block)
         self.forget_gradients()
