@@ -26,6 +26,7 @@ from tutti.cli import (
     model,
     predict,
     profile,
+    recipe,
     report,
     serve,
     show,
@@ -71,6 +72,7 @@ app.add_typer(model.app, name="model")
 app.command()(plan.plan)
 app.command()(predict.predict)
 app.command()(profile.profile)
+app.add_typer(recipe.app, name="recipe")
 app.command()(report.report)
 app.command()(serve.serve)
 app.command()(show.show)

@@ -143,6 +143,7 @@ def _build(
     reader = reader_of(kind, blocks=source.in_blocks)
     for file in files:
         pieces += reader.pieces(file)
+    small = tokenizer.size <= 1 << 16  # of given tokens it says nothing
     work = Work(
         kind=kind,
         shape=shape,
@@ -150,7 +151,7 @@ def _build(
         blocks=source.in_blocks,
         end=settings.end_of_document,
         folder=str(temporary),
-        dtype="uint16" if tokenizer.size <= 1 << 16 else "uint32",
+        dtype="uint16" if small and shape.form is not Form.TOKENS else "uint32",
     )
 
     def shown(done: float, whole: float) -> None:

@@ -36,6 +36,9 @@ class Form(StrEnum):
     CHAT = "chat"  # messages; loss on the assistant's
     PAIRS = "pairs"  # a prompt and its completion; loss on the completion
     ALPACA = "alpaca"  # instruction, perhaps an input, and output; loss on the output
+    TOKENS = (
+        "tokens"  # `input_ids`, perhaps with `labels` and `attention_mask`, as transformers has
+    )
     PREFERENCES = "preferences"  # a chosen and a rejected answer, perhaps with their prompt
     JUDGED = "judged"  # a prompt, its completion, and whether that is wanted
 

@@ -17,7 +17,7 @@ from tutti.errors import InputError, hint
 from tutti.huggingface.tokenizer import Ids, Tokenizer
 from tutti.train.data.alpaca import ALPACA_FIELDS
 from tutti.train.data.config import Form, SourceConfig, SourceKind
-from tutti.train.data.forms import Shape, examples, text_of
+from tutti.train.data.forms import TOKEN_FIELDS, Shape, examples, text_of
 from tutti.train.data.sources.find import reader_of
 from tutti.train.data.sources.piece import FilePiece, Record
 
@@ -55,6 +55,7 @@ def shape_of(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> S
         Form.PAIRS: (source.prompt, source.completion),
         Form.ALPACA: (*ALPACA_FIELDS[:2], *(name for name in optional if name in known)),
         Form.PREFERENCES: (*prompt, source.chosen, source.rejected),
+        Form.TOKENS: (TOKEN_FIELDS[0], *(name for name in TOKEN_FIELDS[1:] if name in known)),
         Form.JUDGED: (source.prompt, source.completion, source.label),
     }[form]  # fmt: skip
     for name in (*fields, *filter(None, [source.row_weight])):
@@ -86,6 +87,7 @@ def _form(known: Sequence[str], source: SourceConfig, chat: str) -> Form:
     """Return what the fields of the first record say."""
     answered = (source.prompt, source.completion)
     for form, fields in (
+        (Form.TOKENS, TOKEN_FIELDS[:1]),
         (Form.TEXT, (source.text,)),
         (Form.PREFERENCES, (source.chosen, source.rejected)),
         (Form.CHAT, (chat,)),

@@ -22,6 +22,8 @@ from tutti.train.data.alpaca import ALPACA_FIELDS, alpaca_messages, alpaca_promp
 from tutti.train.data.config import Form
 from tutti.train.data.sources.piece import Record
 
+TOKEN_FIELDS = ("input_ids", "labels", "attention_mask")  # the last two may be absent
+NO_LABEL = -100
 DOCUMENTS = {Form.PREFERENCES: 2, Form.JUDGED: 2}  # of an example; others have one
 
 
@@ -109,6 +111,8 @@ class _Maker:
         self, record: Record, given: Mapping[str, Any]
     ) -> tuple[Ids, NDArray[np.bool_]]:
         shape, tokenizer = self._shape, self._tokenizer
+        if shape.form is Form.TOKENS:
+            return _given_tokens(record, shape.fields)
         if shape.form is Form.CHAT:
             messages = messages_of(_value(record, shape.fields[0]), record.place)
             tools = tools_of(given.get(shape.tools), record) if shape.tools else None
@@ -189,6 +193,34 @@ def tools_of(value: object, record: Record) -> list[dict[str, Any]] | None:
     if not isinstance(value, Sequence) or not all(isinstance(tool, dict) for tool in value):
         raise InputError(f"{record.place()}: tools are {shown(value)}; expected a list of objects")
     return list(value) or None
+
+
+def _given_tokens(record: Record, fields: Sequence[str]) -> tuple[Ids, NDArray[np.bool_]]:
+    """Return tokens as they are given; a label that is not the token itself has no loss."""
+    found: dict[str, Ids] = {}
+    for name in fields:
+        value = _value(record, name)
+        if not isinstance(value, Sequence) or not all(type(one) is int for one in value):
+            raise InputError(
+                f"{record.place()}: '{name}' is {shown(value)}; expected whole numbers"
+            )
+        found[name] = np.asarray(value, np.int64)
+    tokens = found["input_ids"]
+    if tokens.min(initial=0) < 0:
+        raise InputError(f"{record.place()}: 'input_ids' has {tokens.min()}; tokens are 0 or more")
+    for name, own in found.items():
+        if len(own) != len(tokens):
+            raise InputError(
+                f"{record.place()}: {len(tokens)} 'input_ids', but {len(own)} of '{name}'"
+            )
+    labels = found.get("labels", tokens)
+    if ((labels != tokens) & (labels != NO_LABEL)).any():
+        raise InputError(
+            f"{record.place()}: 'labels' are other tokens than 'input_ids'; they are to be the "
+            f"same, or {NO_LABEL} where there is no loss (shifting is not yours to do)"
+        )
+    seen = found.get("attention_mask", np.ones_like(tokens)) > 0
+    return tokens[seen], (labels == tokens)[seen]
 
 
 def _wanted(mask: NDArray[np.bool_], loss: str) -> NDArray[np.bool_]:
