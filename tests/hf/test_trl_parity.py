@@ -15,11 +15,11 @@ from torch import Tensor
 from tests.support.hf_models import saved, tiny_model
 from tests.support.tiny_configs import TINY
 from tutti.accelerator import open_accelerator
+from tutti.accelerator.reference.answers import Answers
 from tutti.huggingface import open_checkpoint
 from tutti.models.load import load_model
 from tutti.models.objective import Objective
 from tutti.nn import Batch, Model, load
-from tutti.nn.answers import Answers
 from tutti.nn.batch import NO_TARGET
 
 with warnings.catch_warnings():

@@ -19,9 +19,9 @@ from tests.support.training import (
     settings,
 )
 from tutti.accelerator import open_accelerator
+from tutti.accelerator.reference.answers import Answers
 from tutti.models.objective import Objective
 from tutti.models.spec import ModelSpec
-from tutti.nn.answers import Answers
 from tutti.nn.batch import NO_TARGET, Batch
 from tutti.nn.initialize import initialize
 from tutti.nn.model import Model

@@ -26,7 +26,6 @@ from tutti.cli import (
     model,
     predict,
     profile,
-    recipe,
     report,
     serve,
     show,
@@ -40,6 +39,7 @@ from tutti.cli.dashboard import dashboard
 from tutti.cli.doctor import group as doctor_group
 from tutti.cli.fabric import group as fabric_group
 from tutti.cli.plan import plan
+from tutti.cli.recipe import recipe
 from tutti.cli.shared import terminal
 from tutti.errors import TuttiError
 

@@ -1,7 +1,7 @@
 """What a model is trained for beyond the next token: that one answer is preferred to another.
 
 An `Objective` is a loss on whole answers. It sees the log-probability of each answer, its number of
-tokens and, for some, what a reference model gives the same answer; see `nn.answers` for the
+tokens and, for some, what a reference model gives the same answer; see `accelerator.reference.answers` for the
 formulas. Needs no torch.
 """
 

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from tutti.accelerator.host_to_device import moved
 from tutti.accelerator.paged_segments import PagedSegments
+from tutti.accelerator.reference.answers import Answers
 from tutti.accelerator.segments import Segments
 from tutti.errors import InputError
 from tutti.models import ModelSpec
 from tutti.nn.alibi import alibi_specs, key_bias
-from tutti.nn.answers import Answers
 from tutti.nn.cache import Cache, PagedCache
 from tutti.nn.parallel.ring import RingStep, ring_steps
 from tutti.nn.parallel.rows import pieces_of, rows_of

@@ -26,7 +26,8 @@ from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Plan
 from tutti.ranks.single_rank import plan_alone
 from tutti.train.engine.engine import Engine
-from tutti.train.state.matrices import SCALE, is_matrix
+from tutti.train.state.matrices import SCALE
+from tutti.train.state.matrix_rule import is_matrix
 
 GROUPS = (
     TensorSettings(match=("*norm*",), rate=3.0, weight_decay=0.0),

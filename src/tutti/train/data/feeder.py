@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator import Accelerator
+from tutti.accelerator.reference.answers import Answers
 from tutti.errors import InputError, TuttiError
 from tutti.models.spec import ModelSpec
-from tutti.nn.answers import Answers
 from tutti.nn.batch import Batch
 from tutti.train.data.row import Row
 

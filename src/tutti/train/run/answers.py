@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tutti.accelerator.reference.answers import Answers
 from tutti.models.objective import Objective
-from tutti.nn.answers import Answers
 from tutti.nn.batch import Batch
 from tutti.train.data.answer_rows import AnswerRows
 from tutti.train.data.feeder import MakeAnswers

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tutti import files
+from tutti.accelerator.reference.answers import Answers
 from tutti.errors import InputError
 from tutti.models.objective import Objective
-from tutti.nn.answers import Answers
 from tutti.train.checkpoint.coordinator import Coordinator
 from tutti.train.data.feeder import Feeder, MakeAnswers, Samples
 from tutti.train.data.opening import PackedData

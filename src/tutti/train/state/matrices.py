@@ -13,39 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tutti.accelerator.reference.optimizer import AdamSettings, orthogonal, put
 from tutti.errors import InputError
-from tutti.models.parameters import Parameter, ParameterKind
-from tutti.models.tuning import layer_of
+from tutti.models.parameters import Parameter
 from tutti.ranks.links import Links
 from tutti.ranks.rank_places import Seat, Seats
 from tutti.schedule.ownership import Block
+from tutti.train.state.matrix_rule import is_matrix, matrix_ranks
+from tutti.train.state.state import SpanState
 
-if TYPE_CHECKING:
-    from tutti.train.state.state import SpanState
-
-_OTHERS = ("logits", "project_in", "project_out", "moe.router", "moe.shared_gate")
 SCALE = 0.2  # of an orthogonal matrix, times √ of its longer side: as large as AdamW's steps
-
-
-def is_matrix(parameter: Parameter) -> bool:
-    """Tell whether a tensor is one or several matrices that Muon moves."""
-    return (
-        parameter.kind is ParameterKind.LINEAR
-        and len(parameter.shape) >= 2
-        and layer_of(parameter) not in _OTHERS
-        and not parameter.name.startswith("prediction.")
-    )
-
-
-def matrix_ranks(seats: Seats, unit: int) -> tuple[int, ...]:
-    """Return the ranks that put the matrices of a unit together."""
-    return tuple(rank for rank in range(seats.num_ranks) if unit in seats[rank].units)
 
 
 @dataclass(frozen=True, slots=True)

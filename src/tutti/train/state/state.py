@@ -24,7 +24,7 @@ from tutti.nn.storage import Logical
 from tutti.plan.job import MOMENTS, Precision
 from tutti.schedule.ownership import Block, Span
 from tutti.train.state.host_vectors import HostCopy
-from tutti.train.state.matrices import is_matrix
+from tutti.train.state.matrix_rule import is_matrix
 from tutti.train.state.optimizer_state import OptimizerState
 from tutti.train.state.span_gradients import Away, SpanGradients
 from tutti.train.state.weight_decay import by_settings

@@ -17,7 +17,7 @@ from tutti.ranks.links import Use
 from tutti.ranks.rank_places import Seat, Seats
 from tutti.schedule.buckets import Bucket, make_buckets
 from tutti.schedule.shard_overlaps import shared_cuts
-from tutti.train.state.matrices import matrix_ranks
+from tutti.train.state.matrix_rule import matrix_ranks
 
 
 class RankGroup(NamedTuple):
