@@ -31,6 +31,7 @@ from tutti.hardware.library import shipped
 from tutti.launch import facts
 from tutti.models.families.decoder import Attention, Decoder, Mlp
 from tutti.models.spec import ModelSpec
+from tutti.models.objective import Objective
 from tutti.models.tuning import AdapterSpec, Tuning
 from tutti.observe.record import PoolTimes, StepRecord
 from tutti.plan import job, plan, serving
@@ -284,6 +285,7 @@ TRAIN_KEYS = (
     training.TrainConfig,
     training.JobConfig,
     training.OptimizerConfig,
+    training.TensorConfig,
     training.CheckpointConfig,
     training.ValidationConfig,
     training.MeasureConfig,
@@ -317,6 +319,7 @@ def table_rows(page: Path, title: str) -> dict[str, list[str]]:
         *((DOCS / "how-to/training-data.md", kind, set()) for kind in DATA_KEYS),
         *((REFERENCE / "launch-file.md", kind, set()) for kind in LAUNCH_KEYS),
         *((DOCS / "how-to/adapters.md", kind, set()) for kind in (Tuning, AdapterSpec)),
+        (DOCS / "how-to/preferences.md", Objective, set()),
         *((DOCS / "how-to/train.md", kind, set()) for kind in TRAIN_KEYS),
         *((DOCS / "extend/add-a-model.md", kind, set()) for kind in (Decoder, Attention, Mlp)),
     ],

@@ -1,8 +1,8 @@
 """What a model is trained for beyond the next token: that one answer is preferred to another.
 
 An `Objective` is a loss on whole answers. It sees the log-probability of each answer, its number of
-tokens and, for some, what a reference model gives the same answer; see `accelerator.reference.answers` for the
-formulas. Needs no torch.
+tokens and, for some, what a reference model gives the same answer; the formulas are in
+`accelerator.reference.answers`. Needs no torch.
 """
 
 from __future__ import annotations
