@@ -30,8 +30,8 @@ from tutti.hardware import chip, cluster, fabric, node, profile
 from tutti.hardware.library import shipped
 from tutti.launch import facts
 from tutti.models.families.decoder import Attention, Decoder, Mlp
-from tutti.models.spec import ModelSpec
 from tutti.models.objective import Objective
+from tutti.models.spec import ModelSpec
 from tutti.models.tuning import AdapterSpec, Tuning
 from tutti.observe.record import PoolTimes, StepRecord
 from tutti.plan import job, plan, serving
