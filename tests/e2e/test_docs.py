@@ -30,6 +30,7 @@ from tutti.hardware import chip, cluster, fabric, node, profile, storage
 from tutti.hardware.library import shipped
 from tutti.launch import facts
 from tutti.models.families.decoder import Attention, Decoder, Mlp
+from tutti.models.objective import Objective
 from tutti.models.spec import ModelSpec
 from tutti.models.tuning import AdapterSpec, Tuning
 from tutti.observe.record import PoolTimes, StepRecord
@@ -286,6 +287,7 @@ TRAIN_KEYS = (
     training.TrainConfig,
     training.JobConfig,
     training.OptimizerConfig,
+    training.TensorConfig,
     training.CheckpointConfig,
     training.ValidationConfig,
     training.MeasureConfig,
@@ -319,6 +321,7 @@ def table_rows(page: Path, title: str) -> dict[str, list[str]]:
         *((DOCS / "how-to/training-data.md", kind, set()) for kind in DATA_KEYS),
         *((REFERENCE / "launch-file.md", kind, set()) for kind in LAUNCH_KEYS),
         *((DOCS / "how-to/adapters.md", kind, set()) for kind in (Tuning, AdapterSpec)),
+        (DOCS / "how-to/preferences.md", Objective, set()),
         *((DOCS / "how-to/train.md", kind, set()) for kind in TRAIN_KEYS),
         *((DOCS / "extend/add-a-model.md", kind, set()) for kind in (Decoder, Attention, Mlp)),
     ],

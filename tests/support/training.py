@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.support.routing import NEAR, Routing, RoutingWatcher, Token, rerouted
 from tests.support.threads import World
 from tutti.accelerator import Accelerator, open_accelerator
-from tutti.accelerator.reference.optimizer import AdamSettings, adamw
+from tutti.accelerator.reference.optimizer import AdamSettings, adamw, lion
 from tutti.hardware.chip import Dtype
 from tutti.models.parameters import ParameterKind
 from tutti.models.spec import ModelSpec
@@ -186,7 +186,7 @@ def record_gradients(engine: Engine, parts: list[Any]) -> None:
     def recording(entry: Instruction) -> Any:
         handle = clip_norm(entry)
         if not parts:
-            tokens = engine._result.tokens
+            tokens = engine._result.count
             for state in engine.parameters.all_states():
                 flat = torch.full((state.span.size,), float("nan"))
                 flat[state.kept] = state.final_gradients().cpu().float() / tokens
@@ -353,6 +353,9 @@ def _update(
     decaying: bool,
 ) -> None:
     given = settings() if decaying else replace(settings(), weight_decay=0.0)
+    if optimizer == "lion":
+        lion(masters, sums, means, settings=given, gradient_factor=factor)
+        return
     if optimizer == "adamw":
         adamw(masters, sums, means, squares, step=number, settings=given, gradient_factor=factor)
         return

@@ -40,6 +40,7 @@ from tutti.cli.doctor import group as doctor_group
 from tutti.cli.fabric import group as fabric_group
 from tutti.cli.fleet import group as fleet_group
 from tutti.cli.plan import plan
+from tutti.cli.recipe import recipe
 from tutti.cli.shared import terminal
 from tutti.errors import TuttiError
 
@@ -73,6 +74,7 @@ app.add_typer(model.app, name="model")
 app.command()(plan.plan)
 app.command()(predict.predict)
 app.command()(profile.profile)
+app.add_typer(recipe.app, name="recipe")
 app.command()(report.report)
 app.command()(serve.serve)
 app.command()(show.show)

@@ -96,6 +96,7 @@ class Shape(Arrays):
     kv_lora: FloatArray = field(default_factory=_zero)
     rope_dim: FloatArray = field(default_factory=_zero)
     dropout: FloatArray = field(default_factory=_zero)
+    answers: FloatArray = field(default_factory=_zero)  # a loss on them: one more product of logits
     window: FloatArray = field(
         default_factory=_unlimited
     )  # positions that a token attends to at most
@@ -122,6 +123,7 @@ class Shape(Arrays):
             head_vocab=spec.vocab,
             tied=float(spec.head.tied),
             dropout=float(spec.dropout.residual > 0),
+            answers=float(spec.answers),
             window=np.inf if block.attention.window is None else block.attention.window,
         )
 

@@ -92,7 +92,10 @@ def model_flags(model: ModelSpec, job: Job, target: str) -> Flags:
 def precision_flags(job: Job, target: str) -> Flags:
     """Return the flags of a job's number formats and optimizer."""
     precision = job.precision
-    flags: Flags = {"optimizer": "adam" if job.optimizer == "adamw" else "sgd"}
+    names = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}
+    if job.optimizer not in names:
+        raise refusal(target, f"job, optimizer {job.optimizer}", "it has none of this name")
+    flags: Flags = {"optimizer": names[job.optimizer]}
     if job.optimizer == "sgd":
         flags["sgd-momentum"] = 0.0
     where = f"job, precision {precision.label}"

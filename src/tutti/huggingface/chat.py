@@ -50,14 +50,18 @@ def messages_of(value: object, place: Callable[[], str]) -> list[Message]:
 
 
 def encode_chat(
-    tokenizer: Tokenizer, messages: Sequence[Message], place: Callable[[], str]
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    place: Callable[[], str],
+    *,
+    tools: Sequence[Message] | None = None,
 ) -> tuple[Ids, NDArray[np.bool_]]:
     """Return a conversation's tokens, and which of them the assistant says."""
     try:
-        marked = tokenizer.marked_chat(messages)
+        marked = tokenizer.marked_chat(messages, tools)
         if marked is not None:
             return marked[0], _without_tails(tokenizer, *marked)
-        text, spans = _spans(tokenizer, messages, place)
+        text, spans = _spans(tokenizer, messages, place, tools)
     except TemplateRefusedError as error:
         raise InputError(f"{place()}: the chat template refuses it ({error.reason})") from None
     tokens, starts = tokenizer.encode_with_offsets(text)
@@ -92,16 +96,22 @@ def _without_tails(
 
 
 def _spans(
-    tokenizer: Tokenizer, messages: Sequence[Message], place: Callable[[], str]
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    place: Callable[[], str],
+    tools: Sequence[Message] | None,
 ) -> tuple[str, list[tuple[int, int]]]:
     """Return the whole text, and the characters of each of the assistant's turns."""
-    whole = tokenizer.render(messages, prompt=False)
+    whole = tokenizer.render(messages, prompt=False, tools=tools)
     spans: list[tuple[int, int]] = []
     for number, message in enumerate(messages):
         if message["role"] != ASSISTANT:
             continue
-        before = tokenizer.render(messages[:number], prompt=True) if number else _opening(tokenizer)
-        after = tokenizer.render(messages[: number + 1], prompt=False)
+        if number:
+            before = tokenizer.render(messages[:number], prompt=True, tools=tools)
+        else:
+            before = _opening(tokenizer)
+        after = tokenizer.render(messages[: number + 1], prompt=False, tools=tools)
         if not number and not after.startswith(before):
             before = ""
         if not (after.startswith(before) and whole.startswith(after)):

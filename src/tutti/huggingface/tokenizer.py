@@ -67,7 +67,9 @@ class Tokenizer(Protocol):
         `tools` and other `variables` are for the folder's chat template.
         """
 
-    def marked_chat(self, messages: Sequence[Message]) -> tuple[Ids, NDArray[np.bool_]] | None:
+    def marked_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None
+    ) -> tuple[Ids, NDArray[np.bool_]] | None:
         """Return tokens and the assistant's among them where the template itself marks them."""
 
 
@@ -115,9 +117,11 @@ class ByteTokenizer:
         turns = [f"\x02{message['role']}\n{message['content']}\x03" for message in messages]
         return "".join(turns) + ("\x02assistant\n" if prompt else "")
 
-    def marked_chat(self, messages: Sequence[Message]) -> None:
+    def marked_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None
+    ) -> None:
         """Nothing is marked: the turns are found by rendering."""
-        del messages
+        del messages, tools
 
 
 class FolderTokenizer:
@@ -240,11 +244,13 @@ class FolderTokenizer:
             )
         return self._template.render(messages, prompt=prompt, tools=tools, variables=variables)
 
-    def marked_chat(self, messages: Sequence[Message]) -> tuple[Ids, NDArray[np.bool_]] | None:
+    def marked_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None
+    ) -> tuple[Ids, NDArray[np.bool_]] | None:
         """Use `{% generation %}` where the template has it."""
         if self._template is None or not self._template.marks:
             return None
-        text, spans = self._template.spans(messages)
+        text, spans = self._template.spans(messages, tools=tools)
         tokens, starts = self.encode_with_offsets(text)
         supervised = np.zeros(len(tokens), np.bool_)
         for first, last in spans:

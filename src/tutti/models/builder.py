@@ -61,6 +61,12 @@ class Builder:
             kept=kept,
         )
 
+    def forward_gemm(self, name: str, m: int, n: int, k: int) -> None:
+        """Add a product that has no backward."""
+        traffic = self.work.element_bytes * (m * k + k * n + m * n)
+        work = Work(flops=2.0 * m * n * k, traffic_bytes=traffic)
+        self._add(name, OperatorKind.GEMM, forward=work, m=m, n=n, k=k)
+
     def batched_gemm(
         self, name: str, count: int, m: int, n: int, k: int, *, kept: tuple[Kept, ...] = ()
     ) -> None:

@@ -128,6 +128,8 @@ def _logits(build: Builder, spec: ModelSpec) -> None:
     vocab = -(-spec.vocab // work.tp)
     kept = (build.keep("logits input", rows * width),)
     build.gemm("logits", work.tokens, vocab, width, kept=kept)
+    if spec.answers:  # their sums come first
+        build.forward_gemm("logits of answers", work.tokens, vocab, width)
     elements = work.tokens * vocab
     if spec.head.logit_divisor != 1:
         build.elementwise("logit divisor", elements, inputs=1)

@@ -82,6 +82,7 @@ class ModelSpec:
     prediction_heads: Natural = 0  # extra (multi-token) prediction heads that are trained
     published_prediction_heads: Natural = 0  # what the checkpoint has; transformers drops them
     tuning: Tuning | None = None  # what of it is trained; None: everything
+    answers: bool = False  # the loss is on whole answers: the head sees them twice
 
     def __post_init__(self) -> None:
         if not self.blocks or not self.cycle:
@@ -115,16 +116,19 @@ class ModelSpec:
         plain = replace(
             self,
             embedding=replace(self.embedding, padding=None),
+            answers=False,
             blocks=tuple(block.with_balance(on=False, share=1.0) for block in self.blocks),
         )
         return files.fingerprint({**document.plain(plain), "name": ""})
 
-    def with_training(self, *, balance: bool | None = None, padding: bool = False) -> ModelSpec:
+    def with_training(
+        self, *, balance: bool | None = None, padding: bool = False, answers: bool = False
+    ) -> ModelSpec:
         """Return the model with its balancing loss on or off, and with a trained padding row.
 
-        Without a choice it stays as the model's own config says.
+        Without a choice it stays as the model's own config says. `answers`: with a loss on them.
         """
-        found = self
+        found = self if answers is self.answers else replace(self, answers=answers)
         if padding:
             found = replace(found, embedding=replace(found.embedding, padding=None))
         if balance is not None:

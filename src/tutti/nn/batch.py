@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tutti.accelerator.host_to_device import moved
 from tutti.accelerator.paged_segments import PagedSegments
+from tutti.accelerator.reference.answers import Answers
 from tutti.accelerator.segments import Segments
 from tutti.errors import InputError
 from tutti.models import ModelSpec
@@ -52,6 +53,7 @@ class Batch:
     key_order: Tensor | None = None  # brings gathered keys into the whole batch's order
     ring: tuple[RingStep, ...] = ()  # which keys are seen while they travel around
     cache: Cache | None = None
+    answers: Answers | None = None  # with a loss on whole answers instead of tokens
 
     @property
     def num_tokens(self) -> int:
@@ -69,6 +71,7 @@ class Batch:
         weights_t: Tensor | None = None,
         row_length: int | None = None,
         like: Batch | None = None,
+        answers: Answers | None = None,
     ) -> Batch:
         """Return a batch of whole sequences, one after the other.
 
@@ -86,7 +89,7 @@ class Batch:
             segments = Segments.of_lengths(tuple(lengths))
             batch = _assembled(spec, tokens_t, segments, range(len(lengths)), tuple(lengths))
         rows = rows_of(lengths, row_length)
-        batch = replace(batch, targets_t=targets_t, weights_t=weights_t, rows=rows)
+        batch = replace(batch, targets_t=targets_t, weights_t=weights_t, rows=rows, answers=answers)
         if not spec.prediction_heads or targets_t is None:
             return batch
         steps = range(1, spec.prediction_heads + 1)
@@ -158,6 +161,7 @@ class Batch:
             key_rows=tuple(len(part) for part in rows),
             key_order=moved(torch.argsort(torch.cat(rows)), device),
             ring=ring_steps(pieces, rank, device),
+            answers=self.answers.silent() if self.answers is not None and rank else self.answers,
         )
 
 

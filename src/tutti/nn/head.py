@@ -33,6 +33,8 @@ class HeadOutput(NamedTuple):
     losses_t: Tensor
     predictions_n: Tensor | None  # the sum of each extra prediction head
     balance: Tensor | None  # of the extra heads' routers
+    figures: Tensor | None = None  # of losses on answers: see `Answers`
+    logps_s: Tensor | None = None  # of each document, where answers are asked about
 
 
 class Logits(Holder):
@@ -64,8 +66,53 @@ class Logits(Holder):
         starts_backward: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of weighted losses and each token's; x is of this rank's tokens."""
+        x = enter(x, self.parallel, targets_t.shape[0])
+        return self._entropy(
+            x, targets_t, weights_t, gradient_scale, starts_backward=starts_backward
+        )
+
+    def answers(
+        self, x: Tensor, batch: Batch, gradient_scale: float, *, starts_backward: bool = False
+    ) -> HeadOutput:
+        """Return a loss on whole answers: their sums first, then tokens weighted by its slope."""
+        assert batch.answers is not None
+        assert batch.targets_t is not None
+        x = enter(x, self.parallel, batch.targets_t.shape[0])
+        with torch.no_grad():
+            _, losses_t = self._entropy(x, batch.targets_t, None, gradient_scale)
+        logps_s, counts_s = self._sums(losses_t, batch)
+        found = batch.answers.weigh(logps_s, counts_s)
+        loss = found.loss
+        if torch.is_grad_enabled():
+            slopes_t = -found.slopes_s[batch.sequence_t]
+            total, _ = self._entropy(
+                x, batch.targets_t, slopes_t, gradient_scale, starts_backward=starts_backward
+            )
+            loss = (
+                total - total.detach() + found.loss
+            )  # the gradient of one, the value of the other
+        return HeadOutput(loss, losses_t, None, None, found.figures, logps_s)
+
+    def _sums(self, losses_t: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return each document's log-probability and number of targets, over all ranks' parts."""
+        assert batch.targets_t is not None
+        numbers = torch.arange(len(batch.lengths), device=losses_t.device)
+        own_st = batch.sequence_t == numbers.unsqueeze(1)
+        sums = torch.stack(((own_st * -losses_t).sum(1), (own_st * (batch.targets_t >= 0)).sum(1)))
+        both = self.parallel.context.all_reduce(sums)
+        return both[0], both[1]
+
+    def _entropy(
+        self,
+        x: Tensor,
+        targets_t: Tensor,
+        weights_t: Tensor | None,
+        gradient_scale: float,
+        *,
+        starts_backward: bool = False,
+    ) -> tuple[Tensor, Tensor]:
         return self.operators.linear_cross_entropy(
-            enter(x, self.parallel, targets_t.shape[0]),
+            x,
             self.weight,
             targets_t,
             bias=self.bias,
@@ -154,6 +201,10 @@ class Head(Holder):
         """
         if batch.targets_t is None:
             raise ValueError("the batch has no targets; give them to Batch.of, or ask for logits")
+        if batch.answers is not None:
+            return self.logits.answers(
+                self.hidden(x, later), batch, gradient_scale, starts_backward=starts_backward
+            )
         loss, losses_t = self.logits.loss(
             self.hidden(x, later),
             batch.targets_t,

@@ -87,6 +87,8 @@ class StepRecord:
     predicted_s: float | None = None
     balance: float = 0.0
     skipped: bool = False
+    margin: float | None = None  # of losses on answers: how far chosen ones are ahead
+    right: float | None = None  # the share of examples in which they are
     pools: Mapping[str, PoolTimes] | None = None
     at: float | None = None  # when it ended, in seconds since 1970
 

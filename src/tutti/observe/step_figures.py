@@ -29,6 +29,8 @@ STEP_FIGURES = (
     StepFigure("loss", "tutti_loss", "loss of the last step"),
     StepFigure("validation_loss", "tutti_validation_loss", "last loss on held-out data"),
     StepFigure("balance", "tutti_balance_loss", "load-balancing loss of experts"),
+    StepFigure("margin", "tutti_answer_margin", "how far chosen answers are ahead of rejected"),
+    StepFigure("right", "tutti_answers_right_ratio", "share of examples in which they are"),
     StepFigure("gradient_norm", "tutti_gradient_norm", "norm of the gradient before clipping"),
     StepFigure("learning_rate", "tutti_learning_rate", "learning rate of the last step"),
     StepFigure("tokens", "tutti_tokens_total", "tokens with a target since the process began"),

@@ -77,6 +77,12 @@ PRECISIONS: dict[str, Precision] = {
 }
 
 
+OptimizerName = Literal["adamw", "lion", "muon", "sgd"]
+MOMENTS: dict[str, tuple[str, ...]] = {  # what each optimizer keeps of a parameter
+    "adamw": ("mean", "square"), "lion": ("mean",), "muon": ("mean", "square"), "sgd": (),
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The training step that a Plan lays out, or what is `serving`.
@@ -87,7 +93,7 @@ class Job:
     sequence_length: Annotated[int, AtLeast(1), AtMost(2**28)]
     global_batch: Annotated[int, AtLeast(1), AtMost(2**40)]  # sequences per step, all pipelines
     precision: Precision = PRECISIONS["bf16"]
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     serving: Service | None = None
 
@@ -101,4 +107,4 @@ class Job:
         """What the optimizer keeps of each parameter that it updates: master copy and moments."""
         master = self.precision.master
         copy = master.num_bytes if master is not None else 0.0
-        return copy + (2 * self.precision.moments.num_bytes if self.optimizer == "adamw" else 0.0)
+        return copy + len(MOMENTS[self.optimizer]) * self.precision.moments.num_bytes

@@ -55,6 +55,8 @@ def event_text(kind: str, values: dict[str, object]) -> str:
     """Return an event as a line for people; empty where there is nothing to say."""
     if kind == "step":
         parts = [f"step {values['step']}", f"loss {values['loss']:.4f}"]
+        if values.get("right") is not None:
+            parts.append(f"right {values['right']:.0%}")
         parts.append(f"{values['tokens_per_s']:,.0f} tokens/s")
         parts.append(f"MFU {values['mfu']:.1%}")
         parts.append(f"{values['seconds']:.3f} s")

@@ -84,6 +84,7 @@ def make_problem(
     objective: str = "time",
     limits: Limits | None = None,
     sources: Sources | None = None,
+    optimizer: str = "adamw",
 ) -> Problem:
     """Return the question; what is left out is filled in as `tutti plan --help` says."""
     spec = model if isinstance(model, ModelSpec) else load_model(os.fspath(model))
@@ -99,6 +100,7 @@ def make_problem(
         "sequence_length": length,
         "global_batch": default_batch(given_cluster) if global_batch is None else global_batch,
         "precision": precision,
+        "optimizer": optimizer,
     }
     job = build(Job, values, Place("plan"))
     for pool in given_cluster.pools:

@@ -109,6 +109,8 @@ MISSING = {
     "fabric design": ["--chips", "16", "--switch", "51T"],
     "job status": ["nowhere"],
     "model show": ["llama-2-7"],
+    "recipe show": ["sftt"],
+    "recipe copy": ["sftt"],
 }
 
 

@@ -1,4 +1,4 @@
-"""AdamW and the norm of gradients in plain torch, on many tensors at once."""
+"""Optimizers and the norm of gradients in plain torch, on many tensors at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSettings:
+    """What is different for tensors of some names."""
+
+    match: tuple[str, ...]  # patterns, as in a model's tuning
+    rate: float = 1.0  # times the learning rate
+    weight_decay: float | None = None  # None: as for all others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdamSettings:
-    """The constants of AdamW."""
+    """The constants of AdamW and of what stands in for it."""
 
     learning_rate: float
     beta1: float = 0.9
@@ -19,6 +28,8 @@ class AdamSettings:
     eps: float = 1e-8
     weight_decay: float = 0.0
     decay_vectors: bool = False  # norms and biases, too; who calls sorts the tensors
+    momentum: float = 0.95  # Muon's
+    tensors: tuple[TensorSettings, ...] = ()  # the first that matches counts
 
 
 @torch.no_grad()
@@ -59,6 +70,58 @@ def adamw(
         put(weight, moved, counts)
         if copies is not None:
             put(copies[i], weight, counts)
+
+
+@torch.no_grad()
+def lion(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    *,
+    settings: AdamSettings,
+    gradient_factor: Tensor,
+) -> None:
+    """Move the weights by the sign of a mean of gradients (Chen et al. 2023, Algorithm 2)."""
+    counts = ~gradient_factor.isnan()
+    for weight, gradient, mean in zip(weights, gradients, means, strict=True):
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        own, before = gradient.to(wide) * gradient_factor, mean.to(wide)
+        moved = weight.to(wide) * (1.0 - settings.learning_rate * settings.weight_decay)
+        moved -= settings.learning_rate * torch.lerp(before, own, 1.0 - settings.beta1).sign()
+        put(mean, torch.lerp(before, own, 1.0 - settings.beta2), counts)
+        put(weight, moved, counts)
+
+
+@torch.no_grad()
+def sgd(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    *,
+    settings: AdamSettings,
+    gradient_factor: Tensor,
+) -> None:
+    """Move the weights against the gradients, or in any other direction that is given."""
+    counts = ~gradient_factor.isnan()
+    for weight, gradient in zip(weights, gradients, strict=True):
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        moved = weight.to(wide) * (1.0 - settings.learning_rate * settings.weight_decay)
+        moved -= settings.learning_rate * gradient_factor * gradient.to(wide)
+        put(weight, moved, counts)
+
+
+NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)  # Jordan et al. 2024: steep at 0, singular values near 1
+
+
+def orthogonal(x: Tensor, *, steps: int = 5, eps: float = 1e-7) -> Tensor:
+    """Return a matrix (or several) with its singular values brought near 1 (Newton–Schulz)."""
+    a, b, c = NEWTON_SCHULZ
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(eps)
+    for _ in range(steps):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.mT if tall else x
 
 
 def put(target: Tensor, value: Tensor, counts: Tensor | None) -> None:

@@ -245,6 +245,9 @@ def head_calls(spec: ModelSpec, strategy: Strategy) -> list[Call]:
         calls.append(Call(operator="linear", dims=(sizes.rows, width, spec.hidden)))
     vocabulary = np.ceil(spec.vocab / strategy.tp)
     calls.append(Call(operator="linear_cross_entropy", dims=(sizes.tokens, vocabulary, width)))
+    if spec.answers:  # their sums come first
+        dims = (sizes.tokens, vocabulary, width)
+        calls.append(Call(operator="linear", dims=dims, backward_times=0.0))
     return calls
 
 

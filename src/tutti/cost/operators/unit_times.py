@@ -238,6 +238,7 @@ def head_seconds(
     )
     sent = tokens * hidden * ELEMENT_BYTES
     network = all_reduce_seconds(sent, strategy.tp, 1.0, machine, constants, spans.tp)
+    logits = logits * (1.0 + shape.answers)
     device = logits + by_input + by_weight + loss + 2.0 * network
     total = smooth_max(device, constants.host_head_s + 0.0 * device)
     share = total / device

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tutti.cost.storage.targets import Clients, read_seconds, write_seconds
 from tutti.hardware.storage import Storage, StorageTarget, StorageTier
 from tutti.models.spec import ModelSpec
-from tutti.plan.job import Job
+from tutti.plan.job import MOMENTS, Job
 
 SERIAL_OPERATIONS = 10
 """That a save waits for one after the other: the ranks' files, metadata, plan, manifest, the names
@@ -66,7 +66,7 @@ def state_bytes(job: Job) -> float:
     """Return the bytes that a checkpoint has of each parameter: its weight and the moments."""
     precision = job.precision
     weight = precision.master if precision.master is not None else precision.parameters
-    moments = 2 * precision.moments.num_bytes if job.optimizer == "adamw" else 0
+    moments = len(MOMENTS[job.optimizer]) * precision.moments.num_bytes
     return weight.num_bytes + moments
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tutti.models.parameters import Parameter
 from tutti.models.spec import ModelSpec
+from tutti.plan.job import MOMENTS
 from tutti.schedule.ownership import Block, Span
 from tutti.train.checkpoint.rectangles import Rectangle, rectangles
 from tutti.train.state.span_gradients import local_part
@@ -207,7 +208,7 @@ def _fixed_pieces(
 
 def expected_keys(engine: Engine) -> dict[str, int]:
     """Return every key that a complete checkpoint of this job has, with its number of elements."""
-    moments = [StateKind.MEAN, StateKind.SQUARE] if engine.plan.job.optimizer == "adamw" else []
+    moments = [StateKind(name) for name in MOMENTS[engine.plan.job.optimizer]]
     found: dict[str, int] = {}
     for unit, parameter in itertools.chain.from_iterable(
         ((unit, parameter) for parameter in engine.spec.parameters(unit))

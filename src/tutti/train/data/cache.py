@@ -21,10 +21,11 @@ from tutti.errors import InputError
 from tutti.files import fingerprint
 from tutti.huggingface.tokenizer import Tokenizer
 from tutti.train.data.config import Form, SourceConfig, SourceKind
-from tutti.train.data.encode import Shape, shape_of
+from tutti.train.data.encode import shape_of
+from tutti.train.data.forms import Shape
 from tutti.train.data.sources.find import find, reader_of
 from tutti.train.data.sources.piece import FilePiece, unreadable
-from tutti.train.data.store import FORMAT, TokenStore, join, remove_folder
+from tutti.train.data.store import FORMAT, StoreFacts, TokenStore, join, remove_folder
 from tutti.train.data.tokenise import Work, tokenise
 
 Progress = Callable[[str, float, float], None]  # what is being done, how much of it, of how much
@@ -142,6 +143,7 @@ def _build(
     reader = reader_of(kind, blocks=source.in_blocks)
     for file in files:
         pieces += reader.pieces(file)
+    small = tokenizer.size <= 1 << 16  # of given tokens it says nothing
     work = Work(
         kind=kind,
         shape=shape,
@@ -149,7 +151,7 @@ def _build(
         blocks=source.in_blocks,
         end=settings.end_of_document,
         folder=str(temporary),
-        dtype="uint16" if tokenizer.size <= 1 << 16 else "uint32",
+        dtype="uint16" if small and shape.form is not Form.TOKENS else "uint32",
     )
 
     def shown(done: float, whole: float) -> None:
@@ -158,10 +160,16 @@ def _build(
     try:
         temporary.mkdir()
         tokenise(work, pieces, tokenizer, processes=settings.processes, progress=shown)
-        facts = join(temporary, len(pieces), work.dtype, supervised=shape.form is not Form.TEXT)
+        facts = join(
+            temporary,
+            len(pieces),
+            work.dtype,
+            supervised=shape.form is not Form.TEXT,
+            weighted=bool(shape.weight) or shape.documents > 1,
+            group=shape.documents,
+        )
         if not facts.tokens:
-            said = f" ({facts.skipped} without text or loss)" if facts.skipped else ""
-            raise InputError(f"{source.name}: holds no text to train on{said}")
+            raise InputError(f"{source.name}: holds no text to train on{_lacking(shape, facts)}")
         temporary.rename(place)
     except OSError as error:
         raise InputError(
@@ -170,3 +178,15 @@ def _build(
         ) from None
     finally:
         remove_folder(temporary)
+
+
+def _lacking(shape: Shape, facts: StoreFacts) -> str:
+    """Say what all records of a source lack."""
+    if not facts.skipped:
+        return ""
+    if shape.form is Form.CHAT:
+        return (
+            f": none of {facts.skipped} conversations has an assistant's turn with a token to "
+            "predict; see them with `tutti data show`"
+        )
+    return f" ({facts.skipped} without text or loss)"

@@ -36,6 +36,11 @@ class Form(StrEnum):
     CHAT = "chat"  # messages; loss on the assistant's
     PAIRS = "pairs"  # a prompt and its completion; loss on the completion
     ALPACA = "alpaca"  # instruction, perhaps an input, and output; loss on the output
+    TOKENS = (
+        "tokens"  # `input_ids`, perhaps with `labels` and `attention_mask`, as transformers has
+    )
+    PREFERENCES = "preferences"  # a chosen and a rejected answer, perhaps with their prompt
+    JUDGED = "judged"  # a prompt, its completion, and whether that is wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,12 @@ class SourceConfig:
     messages: str = ""  # "": `messages` or `conversations`, whichever is there
     prompt: str = "prompt"
     completion: str = "completion"
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+    label: str = "label"
+    tools: str = "tools"
+    row_weight: str = ""  # the field that holds a row's weight
+    broken: Literal["error", "skip"] = "error"  # rows that cannot be trained on
     split: str = ""  # of a dataset folder with several
     documents: Literal["file", "block"] = "file"
     vocabulary: Natural = 0  # synthetic; 0: the model's
@@ -99,9 +110,8 @@ class PackingConfig:
     """
 
     kind: Literal["auto", "cut", "fit"] = "auto"
-    long: Literal["truncate", "drop", "error"] = (
-        "truncate"  # examples longer than a row, with "fit"
-    )
+    # examples longer than a row, with "fit"
+    long: Literal["truncate", "drop", "split", "error"] = "truncate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

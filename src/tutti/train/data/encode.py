@@ -1,7 +1,7 @@
 """Records to tokens: what of a record is text, what of it has a loss.
 
-One piece of a file goes in, three arrays come out: all tokens, the length of each document, and,
-for supervised forms, which tokens may be targets.
+One piece of a file goes in, arrays come out: all tokens, the length of each document, and, for
+supervised forms, which tokens may be targets and what each document weighs.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.document import shown
 from tutti.errors import InputError, hint
-from tutti.huggingface.chat import encode_chat, messages_of
 from tutti.huggingface.tokenizer import Ids, Tokenizer
-from tutti.train.data.alpaca import ALPACA_FIELDS, alpaca_messages, alpaca_prompt
+from tutti.train.data.alpaca import ALPACA_FIELDS
 from tutti.train.data.config import Form, SourceConfig, SourceKind
+from tutti.train.data.forms import TOKEN_FIELDS, Shape, examples, text_of
 from tutti.train.data.sources.find import reader_of
 from tutti.train.data.sources.piece import FilePiece, Record
 
@@ -36,15 +34,7 @@ class Encoded:
     lengths: NDArray[np.int64]
     supervised: NDArray[np.bool_] | None
     skipped: int  # records without text, or without a token that has a loss
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """How the records of a source are read: settled once, from its first record."""
-
-    form: Form
-    fields: tuple[str, ...]  # the text; the messages; the prompt and the completion
-    loss: str = "answers"  # of supervised forms: which tokens have one
+    weights: NDArray[np.float32] | None = None  # of each document; None: all one
 
 
 def shape_of(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> Shape:
@@ -57,21 +47,30 @@ def shape_of(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> S
     reader = reader_of(kind, blocks=False)
     known = next(filter(None, map(reader.fields, files)), [])
     chat = next((n for n in (source.messages, *_CHAT_FIELDS) if n in known), source.messages)
-    pair = (source.prompt, source.completion)
-    form = source.form
-    if form is Form.AUTO:
-        form = _form(known, source.text, chat, pair)
+    form = _form(known, source, chat) if source.form is Form.AUTO else source.form
     optional = ALPACA_FIELDS[2:] if form is Form.ALPACA else ()
+    prompt = (source.prompt,) if source.prompt in known else ()
     fields = {
-        Form.TEXT: (source.text,), Form.CHAT: (chat or "messages",), Form.PAIRS: pair,
+        Form.TEXT: (source.text,), Form.CHAT: (chat or "messages",),
+        Form.PAIRS: (source.prompt, source.completion),
         Form.ALPACA: (*ALPACA_FIELDS[:2], *(name for name in optional if name in known)),
+        Form.PREFERENCES: (*prompt, source.chosen, source.rejected),
+        Form.TOKENS: (TOKEN_FIELDS[0], *(name for name in TOKEN_FIELDS[1:] if name in known)),
+        Form.JUDGED: (source.prompt, source.completion, source.label),
     }[form]  # fmt: skip
-    for name in fields:
+    for name in (*fields, *filter(None, [source.row_weight])):
         if known and name not in known:
             raise InputError(f"{source.name}: the records have no '{name}'; {hint(name, known)}")
     if form is Form.TEXT:
         _require_answers(source)
-    return Shape(form=form, fields=fields, loss=source.loss)
+    return Shape(
+        form=form,
+        fields=fields,
+        loss=source.loss,
+        weight=source.row_weight,
+        tools=source.tools if form is Form.CHAT and source.tools in known else "",
+        skip=source.broken == "skip",
+    )
 
 
 def _require_answers(source: SourceConfig) -> None:
@@ -80,17 +79,25 @@ def _require_answers(source: SourceConfig) -> None:
             f"{source.name}: loss: {source.loss} is for chats and pairs; plain text has a loss on "
             "every token"
         )
+    if source.row_weight:
+        raise InputError(f"{source.name}: row_weight is for chats and pairs, not for plain text")
 
 
-def _form(known: Sequence[str], text: str, chat: str, pair: tuple[str, str]) -> Form:
+def _form(known: Sequence[str], source: SourceConfig, chat: str) -> Form:
     """Return what the fields of the first record say."""
-    if text in known:
-        return Form.TEXT
-    if chat in known:
-        return Form.CHAT
-    if set(pair) <= set(known):
-        return Form.PAIRS
-    return Form.ALPACA if set(ALPACA_FIELDS[:2]) <= set(known) else Form.TEXT
+    answered = (source.prompt, source.completion)
+    for form, fields in (
+        (Form.TOKENS, TOKEN_FIELDS[:1]),
+        (Form.TEXT, (source.text,)),
+        (Form.PREFERENCES, (source.chosen, source.rejected)),
+        (Form.CHAT, (chat,)),
+        (Form.JUDGED, (*answered, source.label)),
+        (Form.PAIRS, answered),
+        (Form.ALPACA, ALPACA_FIELDS[:2]),
+    ):
+        if set(fields) <= set(known):
+            return form
+    return Form.TEXT
 
 
 def encode(
@@ -103,58 +110,20 @@ def encode(
     end: bool,
 ) -> Encoded:
     """Return the tokens of a piece."""
-    records = reader_of(kind, blocks=blocks).records(piece, shape.fields)
+    wanted = (*shape.fields, *filter(None, (shape.weight, shape.tools)))
+    records = reader_of(kind, blocks=blocks).records(piece, wanted)
     if shape.form is Form.TEXT:
         return _texts(records, shape, tokenizer, end=end)
-    tokens: list[Ids] = []
-    supervised: list[NDArray[np.bool_]] = []
-    skipped = 0
-    for record in records:
-        ids, mask = example(record, shape, tokenizer, end=end)
-        mask = _wanted(mask, shape.loss)
-        if mask[1:].any():  # nothing stands before the first token to predict it
-            tokens.append(ids)
-            supervised.append(mask)
-        else:
-            skipped += 1
+    found = list(examples(records, shape, tokenizer, end=end))
+    documents = [document for example in found for document in example]
+    weights = np.asarray([document.weight for document in documents], np.float32)
     return Encoded(
-        tokens=_joined(tokens),
-        lengths=np.asarray([len(ids) for ids in tokens], np.int64),
-        supervised=np.concatenate([*supervised, np.zeros(0, np.bool_)]),
-        skipped=skipped,
+        tokens=_joined([document.tokens for document in documents]),
+        lengths=np.asarray([len(document.tokens) for document in documents], np.int64),
+        supervised=np.concatenate([*(d.supervised for d in documents), np.zeros(0, np.bool_)]),
+        skipped=sum(not example for example in found),
+        weights=weights if shape.weight or shape.documents > 1 else None,
     )
-
-
-def _wanted(mask: NDArray[np.bool_], loss: str) -> NDArray[np.bool_]:
-    """Return which tokens have a loss, where those of all answers are given."""
-    if loss == "all":
-        return np.ones_like(mask)
-    if loss == "answers" or not mask.any():
-        return mask
-    last = int(np.flatnonzero(mask)[-1])
-    before = np.flatnonzero(~mask[:last])
-    first = int(before[-1]) + 1 if before.size else 0
-    found = np.zeros_like(mask)
-    found[first : last + 1] = True
-    return found
-
-
-def example(
-    record: Record, shape: Shape, tokenizer: Tokenizer, *, end: bool
-) -> tuple[Ids, NDArray[np.bool_]]:
-    """Return the tokens of a supervised record, and which of them have a loss."""
-    if shape.form is Form.CHAT:
-        return _chat(record, shape.fields[0], tokenizer)
-    if shape.form is Form.PAIRS:
-        prompt, completion = (_field(record, name) for name in shape.fields)
-        return _pair(prompt, completion, tokenizer, end=end)
-    given = {name: _field(record, name) for name in shape.fields if name in _mapping(record)}
-    missing = next((name for name in ALPACA_FIELDS[:2] if name not in given), None)
-    if missing is not None:
-        _field(record, missing)  # says so
-    if tokenizer.has_template:
-        return encode_chat(tokenizer, alpaca_messages(given), record.place)
-    return _pair(alpaca_prompt(given), given["output"], tokenizer, end=end)
 
 
 def _joined(parts: Sequence[Ids]) -> Ids:
@@ -187,7 +156,7 @@ def _batches(records: Iterable[Record], shape: Shape) -> Iterator[list[str]]:
     texts: list[str] = []
     size = 0
     for record in records:
-        text = _field(record, shape.fields[0]) if shape.fields else record.value
+        text = text_of(record, shape.fields[0]) if shape.fields else record.value
         assert isinstance(text, str)
         texts.append(text)
         size += len(text)
@@ -207,40 +176,3 @@ def _portions(text: str) -> list[str]:
         parts.append(text[at:cut])
         at = cut
     return [*parts, text[at:]]
-
-
-def _mapping(record: Record) -> dict[str, Any]:
-    assert isinstance(record.value, dict)
-    return record.value
-
-
-def _field(record: Record, name: str) -> str:
-    """Return the text of a field; "" where it is null."""
-    if name not in _mapping(record):
-        raise InputError(f"{record.place()}: no field '{name}'; {hint(name, _mapping(record))}")
-    value = _mapping(record)[name]
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise InputError(f"{record.place()}: '{name}' is {shown(value)}; expected text")
-    return value
-
-
-def _chat(record: Record, name: str, tokenizer: Tokenizer) -> tuple[Ids, NDArray[np.bool_]]:
-    assert isinstance(record.value, dict)
-    if name not in record.value:
-        raise InputError(f"{record.place()}: no field '{name}'; {hint(name, record.value)}")
-    messages = messages_of(record.value[name], record.place)
-    return encode_chat(tokenizer, messages, record.place)
-
-
-def _pair(
-    prompt: str, completion: str, tokenizer: Tokenizer, *, end: bool
-) -> tuple[Ids, NDArray[np.bool_]]:
-    """Encode prompt and completion apart, as they are when the model is asked."""
-    first, second = tokenizer.encode([prompt, completion])
-    close = [tokenizer.end] if end and tokenizer.end is not None and len(second) else []
-    tokens = np.concatenate([np.asarray(tokenizer.begin, np.int64), first, second, close])
-    supervised = np.zeros(len(tokens), np.bool_)
-    supervised[len(tokenizer.begin) + len(first) :] = True
-    return tokens.astype(np.int64), supervised

@@ -21,12 +21,15 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator import Accelerator
+from tutti.accelerator.reference.answers import Answers
 from tutti.errors import InputError, TuttiError
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.train.data.row import Row
 
 Indices = Callable[[int, int], Sequence[int]]  # (step, micro-batch) → global samples
+# weights and references of documents, and their device → what a loss on answers asks about
+MakeAnswers = Callable[[Sequence[float], Sequence[float], torch.device], Answers]
 
 
 class Samples(Protocol):
@@ -43,6 +46,8 @@ class _Ready(NamedTuple):
     micro_batch: int
     both: Tensor  # tokens and targets, (2, T)
     lengths: tuple[tuple[int, ...], ...]  # of the documents of each row
+    weights: tuple[float, ...] = ()  # of all documents; none: all one
+    references: tuple[float, ...] = ()
 
 
 def to_batch(
@@ -52,11 +57,15 @@ def to_batch(
     lengths: Sequence[tuple[int, ...]],
     context: tuple[int, int] = (1, 0),
     like: Batch | None = None,
+    *,
+    weights: Sequence[float] = (),
+    answers: Answers | None = None,
 ) -> Batch:
     """Copy tokens and targets to the device and make the batch of them.
 
     `context` is how many ranks share out each row, and which of them this one is; `like` is an
-    earlier batch, whose positions serve again where they are the same.
+    earlier batch, whose positions serve again where they are the same. `weights` are those of the
+    documents' tokens, `answers` a loss on whole documents instead.
     """
     on_device = torch.empty_like(both, device=accelerator.device)
     free, copied = accelerator.event(), accelerator.event()
@@ -68,14 +77,27 @@ def to_batch(
     copied.wait()
     documents = tuple(itertools.chain.from_iterable(lengths))
     row_length = both.shape[1] // len(lengths)
+    weights_t = None
+    if weights and answers is None:
+        sizes = torch.tensor(documents)
+        weights_t = accelerator.to_device(torch.tensor(weights).repeat_interleave(sizes))
     return Batch.of(
         spec,
         on_device[0],
         documents,
         targets_t=on_device[1],
+        weights_t=weights_t,
         row_length=row_length,
         like=like,
+        answers=answers,
     ).share(spec, *context)
+
+
+def _each(
+    rows: Sequence[Row], of: Callable[[Row], tuple[float, ...]], missing: float
+) -> tuple[float, ...]:
+    """Return a number of every document of some rows."""
+    return tuple(value for row in rows for value in of(row) or (missing,) * len(row.lengths))
 
 
 class Feeder:
@@ -93,9 +115,10 @@ class Feeder:
         last_step: int | None = None,  # the first that is not wanted
         depth: int = 4,
         context: tuple[int, int] = (1, 0),  # ranks that share out each row, and which this one is
+        answers: MakeAnswers | None = None,  # with a loss on answers instead of tokens
     ) -> None:
         self.wait_s = 0.0
-        self._context = context
+        self._context, self._answers = context, answers
         self._samples, self._spec, self._accelerator = samples, spec, accelerator
         self._indices, self._micro_batches = indices, micro_batches
         self._steps = range(first_step, last_step if last_step is not None else 1 << 62)
@@ -135,7 +158,13 @@ class Feeder:
         view = both.numpy()
         np.concatenate([row.tokens for row in rows], out=view[0])
         np.concatenate([row.targets for row in rows], out=view[1])
-        return _Ready(step, micro_batch, both, tuple(row.lengths for row in rows))
+        answered = self._answers is not None
+        weights: tuple[float, ...] = ()
+        if answered or any(row.weights for row in rows):
+            weights = _each(rows, lambda row: row.weights, 0.0 if answered else 1.0)
+        references = _each(rows, lambda row: row.references, 0.0) if answered else ()
+        lengths = tuple(row.lengths for row in rows)
+        return _Ready(step, micro_batch, both, lengths, weights, references)
 
     def _row(self, sample: int) -> Row:
         try:
@@ -151,8 +180,19 @@ class Feeder:
         """Return a micro-batch on the device; each can be had once."""
         ready = self._early.pop((step, micro_batch), None) or self._wanted(step, micro_batch)
         like = self._last if self._context[0] == 1 else None
+        answers = None
+        if self._answers is not None:
+            device = self._accelerator.device
+            answers = self._answers(ready.weights, ready.references, device)
         self._last = to_batch(
-            self._spec, self._accelerator, ready.both, ready.lengths, self._context, like
+            self._spec,
+            self._accelerator,
+            ready.both,
+            ready.lengths,
+            self._context,
+            like,
+            weights=ready.weights,
+            answers=answers,
         )
         return self._last
 

@@ -9,7 +9,9 @@ from tutti.document import Natural
 from tutti.errors import InputError
 from tutti.files import fingerprint
 from tutti.huggingface.tokenizer import Tokenizer, find_tokenizer, open_tokenizer
+from tutti.models.objective import Objective
 from tutti.storage.url import is_url
+from tutti.train.data.answer_rows import AnswerRows
 from tutti.train.data.cache import CacheSettings, Progress, default_folder, open_store, silent
 from tutti.train.data.config import DataConfig, SourceConfig, SourceKind
 from tutti.train.data.megatron import open_megatron
@@ -55,7 +57,8 @@ class SourceReport:
             f"{found.padding / (found.padding + found.tokens):.1%} padding",
         ]
         for count, what in (
-            (found.truncated, "truncated"), (found.dropped, "dropped"), (self.skipped, "skipped"),
+            (found.truncated, "truncated"), (found.split, "split"), (found.dropped, "dropped"),
+            (self.skipped, "skipped"),
         ):  # fmt: skip
             if count:
                 said.append(f"{count:,} {what}")
@@ -130,13 +133,16 @@ def open_data(
     vocabulary: int,
     base: Path = Path(),
     model_folder: Path | None = None,
+    objective: Objective | None = None,
     progress: Progress = silent,
 ) -> PackedData:
     """Tokenise what is not yet tokenised, and lay out rows of `sequence_length`.
 
-    Relative paths are meant from `base`. `model_folder` holds the model's own tokenizer.
+    Relative paths are meant from `base`. `model_folder` holds the model's own tokenizer. With an
+    objective, sources hold answers to compare.
     """
     opener = _Opener(config, sequence_length, vocabulary, base, model_folder, progress)
+    opener.objective = objective
     rows = [opener.rows(source, number, "train") for number, source in enumerate(config.train)]
     pairs = [
         split(own, seed=config.seed, number=number, holdout=_holdout(config, source))
@@ -185,6 +191,7 @@ class _Opener:
         self.config, self._length, self._vocabulary, self._base = config, length, vocabulary, base
         self._model_folder = model_folder
         self.tokenizer: Tokenizer | None = None
+        self.objective: Objective | None = None
         self.reports: list[SourceReport] = []
         self._digests: list[object] = []
         self._cache = CacheSettings(
@@ -203,6 +210,8 @@ class _Opener:
     def rows(self, source: SourceConfig, number: int, use: str) -> Rows:
         """Return the rows of a source."""
         if _endless(source):
+            if self.objective is not None:
+                raise _no_answers(source.name, self.objective)
             return self._synthetic(source, number, use)
         here = brought_here(source, self._cache.folder, self._cache.progress)
         kind, files = find(here, self._base)
@@ -228,14 +237,33 @@ class _Opener:
             self.tokenizer = open_tokenizer(name, folder=self._base)
         return self.tokenizer
 
-    def _packed(self, store: TokenStore) -> CutRows | FitRows:
-        packing = self.config.packing
+    def _packed(self, store: TokenStore) -> CutRows | FitRows | AnswerRows:
+        packing, objective = self.config.packing, self.objective
+        if store.group > 1 or objective is not None:
+            return self._answers(store)
         fit = packing.kind == "fit" or (packing.kind == "auto" and store.is_supervised)
         if fit:
             return FitRows(
                 store, self._length, pad=self.pad, vocabulary=self._vocabulary, long=packing.long
             )
         return CutRows(store, self._length, pad=self.pad, vocabulary=self._vocabulary)
+
+    def _answers(self, store: TokenStore) -> AnswerRows:
+        objective, packing = self.objective, self.config.packing
+        if objective is None:
+            raise InputError(
+                f"{store.name}: holds answers to compare; say how with an objective, as in "
+                "objective: {kind: dpo}"
+            )
+        paired = store.weights is not None and bool((store.weights[1::2] < 0).all())
+        if store.group == 1 or paired is not objective.is_paired:
+            raise _no_answers(store.name, objective)
+        if packing.kind == "cut":
+            raise InputError("data: packing: {kind: cut} would cut answers; leave it out")
+        return AnswerRows(
+            store, self._length, paired=paired, pad=self.pad, vocabulary=self._vocabulary,
+            long=packing.long,
+        )  # fmt: skip
 
     def _synthetic(self, source: SourceConfig, number: int, use: str) -> SyntheticRows:
         if source.vocabulary > self._vocabulary:
@@ -261,3 +289,12 @@ class _Opener:
         return fingerprint(
             [self._digests, self._length, packing.long, self.config.seed, self.config.holdout]
         )
+
+
+def _no_answers(name: str, objective: Objective) -> InputError:
+    wanted = (
+        "pairs (fields chosen and rejected, perhaps prompt)"
+        if objective.is_paired
+        else "judged answers (fields prompt, completion and label)"
+    )
+    return InputError(f"{name}: objective {objective.kind} needs {wanted}, and these are none")

@@ -35,20 +35,20 @@ class DataPart:
     """The rows of a source that are for training, or those that are held out."""
 
     def __init__(self, rows: Rows, *, seed: int, number: int, first: int, count: int) -> None:
-        self.rows, self.count = rows, count
-        self._seed, self._number, self._first = seed, number, first
+        self.rows, self.count, self.number = rows, count, number
+        self._seed, self._first = seed, first
 
     def row_of(self, local: int) -> tuple[int, int]:
         """Return epoch and row of the local-th sample of this part."""
         epoch, place = divmod(local, self.count)
-        place = permuted(place, self.count, (self._seed, self._number, _EPOCH, epoch))
+        place = permuted(place, self.count, (self._seed, self.number, _EPOCH, epoch))
         return epoch, self.held(place)
 
     def held(self, place: int) -> int:
         """Return the row at a place of this part, in no epoch's order."""
         if self.count == self.rows.num_rows:
             return place
-        seeds = (self._seed, self._number, _HELD_OUT, 0)
+        seeds = (self._seed, self.number, _HELD_OUT, 0)
         return permuted(self._first + place, self.rows.num_rows, seeds)
 
 
@@ -86,8 +86,13 @@ class TrainingOrder:
 
     def row(self, sample: int) -> Row:
         """Return the row of a global sample."""
-        found = self.place(sample)
-        return self.parts[found.source].rows.row(found.row)
+        source, row = self.found(sample)
+        return source.rows.row(row)
+
+    def found(self, sample: int) -> tuple[DataPart, int]:
+        """Return the part that a sample is of, and which of its rows it is."""
+        place = self.place(sample)
+        return self.parts[place.source], place.row
 
     def epochs(self, sample: int) -> tuple[float, ...]:
         """Return how often each source has been seen before a sample."""
@@ -125,7 +130,7 @@ class ValidationRows:
     def __init__(self, parts: Sequence[DataPart], *, length: int, pad: int) -> None:
         self.parts = tuple(parts)
         self._starts = np.cumsum([0, *(part.count for part in parts)])
-        self._blank = blank_row(length, pad)
+        self.blank = blank_row(length, pad)
 
     @property
     def num_rows(self) -> int:
@@ -139,7 +144,12 @@ class ValidationRows:
     def row(self, sample: int) -> Row:
         """Return a row; one without a loss behind the last."""
         if sample >= self.num_rows:
-            return self._blank
+            return self.blank
+        own, row = self.found(sample)
+        return own.rows.row(row)
+
+    def found(self, sample: int) -> tuple[DataPart, int]:
+        """Return the part that a row with a loss is of, and which of its rows it is."""
         part = int(np.searchsorted(self._starts, sample, "right")) - 1
         own = self.parts[part]
-        return own.rows.row(own.held(sample - int(self._starts[part])))
+        return own, own.held(sample - int(self._starts[part]))

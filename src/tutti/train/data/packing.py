@@ -27,6 +27,7 @@ class PackingReport:
     rows: int
     padding: int  # tokens
     truncated: int = 0
+    split: int = 0
     dropped: int = 0
     noun: str = "document"
 
@@ -62,8 +63,8 @@ class CutRows:
         offsets = store.offsets
         first = int(np.searchsorted(offsets, start, "right")) - 1
         last = int(np.searchsorted(offsets, stop, "left"))
-        edges = np.clip(offsets[first : last + 1], start, stop)
-        lengths = [int(n) for n in np.diff(edges) if n]
+        sizes = np.diff(np.clip(offsets[first : last + 1], start, stop))
+        lengths = [int(n) for n in sizes if n]
         ahead = 1 if int(offsets[last]) > stop else 0  # whether the last document goes on
         tokens = np.asarray(store.tokens[start : stop + ahead]).astype(np.int64)
         check_vocabulary(tokens, self._vocabulary, f"{self.name}: row {index}")
@@ -74,7 +75,8 @@ class CutRows:
         next_token = int(tokens[-1]) if ahead else NO_TARGET
         tokens = tokens[: stop - start]
         targets = targets_of(tokens, next_token, lengths, supervised)
-        return _padded(tokens, targets, lengths, self.length, self._pad)
+        numbers = first + np.flatnonzero(sizes)
+        return padded(tokens, targets, lengths, self.length, self._pad, weights_of(store, numbers))
 
 
 class FitRows:
@@ -87,88 +89,128 @@ class FitRows:
         *,
         pad: int,
         vocabulary: int,
-        long: Literal["truncate", "drop", "error"],
+        long: Literal["truncate", "drop", "split", "error"],
     ) -> None:
         self.name, self.length = store.name, length
         self._store, self._pad, self._vocabulary = store, pad, vocabulary
         sizes = np.diff(store.offsets)
         too_long = np.flatnonzero(sizes > length)
-        if len(too_long) and long == "error":
-            worst = int(sizes.max())
-            raise InputError(
-                f"{store.name}: {len(too_long)} of {len(sizes)} examples are longer than a row of "
-                f"{length} tokens (the longest has {worst}); use a longer sequence_length, or "
-                f"packing: {{long: truncate}}"
-            )
-        lost = set(too_long.tolist()) if long == "drop" else self._without_loss(too_long)
-        keep = np.asarray([i for i in np.flatnonzero(sizes) if i not in lost], np.int64)
-        if not len(keep):
+        require_short(store.name, sizes, length, "examples", long)
+        examples, starts, stops = self._kept(sizes, long)
+        if not len(examples):
             raise InputError(
                 f"{store.name}: none of {len(sizes)} examples fits a row of {length} tokens "
                 f"with a loss in it; use a longer sequence_length"
             )
-        sizes = np.minimum(sizes, length)
-        groups = best_fit(sizes[keep], length)
-        self._starts = np.cumsum([0, *map(len, groups)])
-        self._members = keep[np.concatenate(groups)]
-        used = int(sizes[keep].sum())
+        groups = best_fit(stops - starts, length)
+        self._first = np.cumsum([0, *map(len, groups)])
+        order = np.concatenate(groups)
+        self._members, self._starts, self._stops = examples[order], starts[order], stops[order]
+        used, kept = int((stops - starts).sum()), len(np.unique(examples))
+        lost = len(set(too_long.tolist()) - set(examples.tolist()))
         self.report = PackingReport(
             documents=len(sizes),
             tokens=used,
             rows=len(groups),
             padding=len(groups) * length - used,
-            truncated=len(too_long) - len(lost),
-            dropped=len(sizes) - len(keep),
+            truncated=0 if long == "split" else len(too_long) - lost,
+            split=len(too_long) - lost if long == "split" else 0,
+            dropped=len(sizes) - kept,
             noun="example",
         )
 
-    def _without_loss(self, examples: NDArray[np.int64]) -> set[int]:
-        """Return those of the long examples in which nothing before the cut has a loss."""
+    def _kept(
+        self, sizes: NDArray[np.int64], long: str
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return which parts of which examples are put into rows, as places in the store.
+
+        Of a long example its beginning is, or with "split" all of it in parts; parts in which
+        nothing has a loss are left out.
+        """
+        found: list[tuple[int, int, int]] = []
         offsets, length = self._store.offsets, self.length
-        starts = {int(i): int(offsets[i]) for i in examples}
-        return {
-            i for i, start in starts.items()
-            if not self._store.supervised(start + 1, start + length).any()
-        }  # fmt: skip
+        for example in np.flatnonzero(sizes).tolist():
+            start, stop = int(offsets[example]), int(offsets[example + 1])
+            if stop - start <= length:
+                found.append((example, start, stop))
+                continue
+            ends = {"drop": start, "split": stop}.get(long, start + length)
+            for low in range(start, ends, length):
+                high = min(low + length, stop)
+                if self._store.supervised(low + 1, high).any():
+                    found.append((example, low, high))
+        examples, starts, stops = np.asarray(found, np.int64).reshape(-1, 3).T
+        return examples, starts, stops
 
     @property
     def num_rows(self) -> int:
         """Rows."""
-        return len(self._starts) - 1
+        return len(self._first) - 1
 
     def row(self, index: int) -> Row:
         """Return one row."""
-        store = self._store
-        parts, masks, lengths = [], [], []
-        for example in self._members[self._starts[index] : self._starts[index + 1]]:
-            start = int(store.offsets[example])
-            stop = min(int(store.offsets[example + 1]), start + self.length)
-            tokens = np.asarray(store.tokens[start:stop]).astype(np.int64)
-            check_vocabulary(tokens, self._vocabulary, f"{self.name}: example {example}")
-            parts.append(tokens)
-            masks.append(store.supervised(start, stop))
-            lengths.append(stop - start)
-        tokens = np.concatenate(parts)
-        supervised = np.append(np.concatenate(masks), False)
-        targets = targets_of(tokens, NO_TARGET, lengths, supervised)
-        return _padded(tokens, targets, lengths, self.length, self._pad)
+        here = slice(self._first[index], self._first[index + 1])
+        spans = list(zip(self._starts[here].tolist(), self._stops[here].tolist(), strict=True))
+        return whole_documents(
+            self._store, self._members[here], spans, self.length, self._pad, self._vocabulary
+        )
 
 
-def _padded(
+def require_short(name: str, sizes: NDArray[np.int64], length: int, noun: str, long: str) -> None:
+    """Refuse examples that do not fit, where that is wanted."""
+    count, worst = int((sizes > length).sum()), int(sizes.max(initial=0))
+    if count and long == "error":
+        raise InputError(
+            f"{name}: {count} of {len(sizes)} {noun} are longer than a row of {length} tokens (the "
+            f"longest has {worst}); use a longer sequence_length, or packing: {{long: truncate}}"
+        )
+
+
+def whole_documents(
+    store: TokenStore,
+    members: NDArray[np.int64],
+    spans: list[tuple[int, int]],
+    length: int,
+    pad: int,
+    vocabulary: int,
+) -> Row:
+    """Return a row of documents, each up to where it is cut."""
+    parts, masks = [], []
+    for example, (start, stop) in zip(members.tolist(), spans, strict=True):
+        tokens = np.asarray(store.tokens[start:stop]).astype(np.int64)
+        check_vocabulary(tokens, vocabulary, f"{store.name}: example {example}")
+        parts.append(tokens)
+        masks.append(store.supervised(start, stop))
+    lengths = [stop - start for start, stop in spans]
+    tokens = np.concatenate(parts)
+    supervised = np.append(np.concatenate(masks), False)
+    targets = targets_of(tokens, NO_TARGET, lengths, supervised)
+    return padded(tokens, targets, lengths, length, pad, weights_of(store, members))
+
+
+def weights_of(store: TokenStore, documents: NDArray[np.int64]) -> tuple[float, ...]:
+    """Return the weights of documents; none where all weigh one."""
+    return () if store.weights is None else tuple(store.weights[documents].tolist())
+
+
+def padded(
     tokens: NDArray[np.int64],
     targets: NDArray[np.int64],
     lengths: list[int],
     length: int,
     pad: int,
+    weights: tuple[float, ...],
 ) -> Row:
+    """Return a row that is filled up with a document without targets."""
     missing = length - len(tokens)
     if not missing:
-        return Row(tokens, targets, tuple(lengths))
+        return Row(tokens, targets, tuple(lengths), weights)
     blank = blank_row(missing, pad)
     return Row(
         np.concatenate([tokens, blank.tokens]),
         np.concatenate([targets, blank.targets]),
         (*lengths, missing),
+        (*weights, 0.0) if weights else (),
     )
 
 

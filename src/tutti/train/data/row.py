@@ -27,6 +27,8 @@ class Row:
     tokens: Tokens
     targets: Tokens
     lengths: tuple[int, ...]  # of the documents in it; their sum is S
+    weights: tuple[float, ...] = ()  # of the documents, padding's 0; none: all one
+    references: tuple[float, ...] = ()  # log-probabilities of answers by a reference model
 
 
 class Rows(Protocol):

@@ -1,8 +1,9 @@
 """`TokenStore`: all tokens of a source in one memory-mapped file, and where documents begin.
 
 A store is a folder: `tokens.bin` (uint16 or uint32), `offsets.npy`, `supervised.bin` (a bit per
-token, of supervised sources) and `store.json`. It is written part by part, whole documents each,
-and joined in order, so that the result does not depend on how many processes wrote.
+token, of supervised sources), `weights.bin` (of documents, where they have some) and `store.json`.
+It is written part by part, whole documents each, and joined in order, so that the result does not
+depend on how many processes wrote.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class StoreFacts:
     supervised: bool
     skipped: int  # records without text, or without a token that has a loss
     digest: str  # of the tokens, their documents and masks
+    weighted: bool = False
+    group: int = 1  # documents of an example
 
 
 class TokenStore:
@@ -51,7 +54,10 @@ class TokenStore:
         digest: str,
         largest: int | None,
         skipped: int = 0,
+        weights: NDArray[np.float32] | None = None,
+        group: int = 1,
     ) -> None:
+        self.weights, self.group = weights, group
         self.tokens, self.offsets, self._supervised = tokens, offsets, supervised
         self.name, self.digest, self.largest, self.skipped = name, digest, largest, skipped
 
@@ -67,13 +73,14 @@ class TokenStore:
             supervised = (
                 np.memmap(folder / "supervised.bin", np.uint8, "r") if facts.supervised else None
             )
+            weights = np.fromfile(folder / "weights.bin", np.float32) if facts.weighted else None
         except (OSError, ValueError, InputError) as error:
             raise InputError(
                 f"{folder}: the cached tokens are damaged ({error}); remove the folder"
             ) from None
         return cls(
             tokens, offsets, supervised, name=name, digest=facts.digest,
-            largest=facts.largest, skipped=facts.skipped,
+            largest=facts.largest, skipped=facts.skipped, weights=weights, group=facts.group,
         )  # fmt: skip
 
     @property
@@ -107,14 +114,25 @@ def write_part(folder: Path, number: int, encoded: Encoded, dtype: str) -> None:
     Path(f"{stem}.lengths").write_bytes(encoded.lengths.data)
     if encoded.supervised is not None:
         Path(f"{stem}.supervised").write_bytes(encoded.supervised.data)
+    if encoded.weights is not None:
+        Path(f"{stem}.weights").write_bytes(encoded.weights.data)
     facts = {"largest": int(encoded.tokens.max(initial=-1)), "skipped": encoded.skipped}
     Path(f"{stem}.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
-def join(folder: Path, num_parts: int, dtype: str, *, supervised: bool) -> StoreFacts:
+def join(
+    folder: Path,
+    num_parts: int,
+    dtype: str,
+    *,
+    supervised: bool,
+    weighted: bool = False,
+    group: int = 1,
+) -> StoreFacts:
     """Make the store out of its parts, which are removed on the way."""
     digest = hashlib.blake2b(digest_size=16)
     lengths: list[NDArray[np.int64]] = []
+    weights: list[NDArray[np.float32]] = [np.zeros(0, np.float32)]
     largest, skipped = -1, 0
     bits = _BitWriter(folder / "supervised.bin") if supervised else None
     with (folder / "tokens.bin").open("wb") as tokens:
@@ -127,9 +145,11 @@ def join(folder: Path, num_parts: int, dtype: str, *, supervised: bool) -> Store
                     tokens.write(block)
             if bits is not None:
                 bits.append(np.fromfile(f"{stem}.supervised", np.bool_))
+            if weighted:
+                weights.append(np.fromfile(f"{stem}.weights", np.float32))
             facts = json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))
             largest, skipped = max(largest, facts["largest"]), skipped + facts["skipped"]
-            for ending in ("tokens", "lengths", "supervised", "json"):
+            for ending in ("tokens", "lengths", "supervised", "weights", "json"):
                 Path(f"{stem}.{ending}").unlink(missing_ok=True)
     offsets = np.concatenate([[0], np.cumsum(np.concatenate([*lengths, np.zeros(0, np.int64)]))])
     offsets = offsets.astype(np.int64)
@@ -137,9 +157,13 @@ def join(folder: Path, num_parts: int, dtype: str, *, supervised: bool) -> Store
     digest.update(offsets.tobytes())
     if bits is not None:
         digest.update(bits.close())
+    if weighted:
+        (folder / "weights.bin").write_bytes(np.concatenate(weights).data)
+        digest.update(np.concatenate(weights).tobytes())
     made = StoreFacts(
         format=FORMAT, dtype=dtype, tokens=int(offsets[-1]), documents=len(offsets) - 1,
         largest=largest, supervised=supervised, skipped=skipped, digest=digest.hexdigest(),
+        weighted=weighted, group=group,
     )  # fmt: skip
     (folder / "store.json").write_text(json.dumps(asdict(made)))
     return made

@@ -20,7 +20,8 @@ from tutti.document import plain
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Tokenizer
 from tutti.train.data.config import SourceKind
-from tutti.train.data.encode import Shape, encode
+from tutti.train.data.encode import encode
+from tutti.train.data.forms import Shape
 from tutti.train.data.sources.piece import FilePiece
 from tutti.train.data.store import write_part
 

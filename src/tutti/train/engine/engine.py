@@ -38,13 +38,14 @@ from tutti.train.engine.step_end import StepEnd
 from tutti.train.engine.step_totals import (
     LateSums,
     StepResult,
-    counted_tokens,
+    counts_of,
     gradient_factor,
     joined,
 )
 from tutti.train.engine.stub_passes import StubPasses
 from tutti.train.graphs.captured_blocks import CaptureSettings, Graphs
 from tutti.train.state.gradient_sums import Sums
+from tutti.train.state.matrices import matrices_of
 from tutti.train.state.state import compute_dtype
 from tutti.train.state.state_offload import HostMoves
 from tutti.train.sync.synchronise import Synchronised, squared_norm
@@ -102,6 +103,7 @@ class Engine:
         )  # fmt: skip
         self.passes = self._make_passes(selective, capture or CaptureSettings())
         self.moves = HostMoves(accelerator, self.parameters)
+        self.matrices = matrices_of(self.seats, self.seat, self.parameters.all_states())
         if spec.ties_weights and {0, spec.head_unit} <= set(self.seat.units):
             for exchange in self.parameters.of_units([0]):
                 exchange.stays = True
@@ -110,7 +112,7 @@ class Engine:
         self.scaling = LossScaling(plan.job)
         self.step_number = 0  # updates so far; a skipped step is none
         self._batches: dict[int, Batch] = {}
-        self._tokens: Tensor | None = None  # with a loss, of this step
+        self._counts: dict[str, Tensor] = {}  # of this step's tokens, and of what divides sums
         self._sums = LateSums(accelerator)
         self._known: StepResult | None = None  # of this step, once it was read
         self._evaluation: Evaluation | None = None  # made when asked for
@@ -264,7 +266,7 @@ class Engine:
     def begin(self, batches: Batches) -> None:
         """Begin a step, or the forward half of one, with its tokens."""
         self.passes.begin_step(self.scaling.factor)
-        self._next_batch, self._tokens, self._known = batches, None, None
+        self._next_batch, self._counts, self._known = batches, {}, None
 
     def evaluate(self, batches: Batches) -> EvaluationResult:
         """Return the loss of a step's worth of tokens, without training on them."""
@@ -282,9 +284,8 @@ class Engine:
     # --- passes ----------------------------------------------------------------------------
 
     def _forward(self, entry: Instruction) -> Handle:
-        self.passes.forward(
-            entry.start, entry.stop, entry.micro_batch, self._batches[entry.micro_batch]
-        )
+        batch = self._batches[entry.micro_batch]
+        self.passes.forward(entry.start, entry.stop, entry.micro_batch, batch)
         self.parameters.passed(range(entry.start, entry.stop), upwards=True)
         return DONE
 
@@ -326,7 +327,8 @@ class Engine:
             batch = self._next_batch(entry.micro_batch)
             self._batches[entry.micro_batch] = batch
             if self.spec.head_unit in self.seat.units and self.seat.tensor.rank == 0:
-                self._tokens = counted_tokens(batch) + (0 if self._tokens is None else self._tokens)
+                for name, own in counts_of(batch).items():
+                    self._counts[name] = self._counts.get(name, 0) + own
         elif entry.what is What.ACTIVATIONS:
             self.passes.fetch_activations(range(entry.start, entry.stop), entry.micro_batch)
         else:
@@ -352,11 +354,9 @@ class Engine:
         """Join the norm, the token count and the losses of all ranks; nothing else crosses all."""
         del entry
         self.parameters.close()
-        device = self.accelerator.device
-        square = squared_norm(
-            self.parameters.all_states(), self.seat.place.pipeline, self.accelerator
-        )
-        signals = torch.full((), float(self.signal), device=device)
+        states = self.parameters.all_states()
+        square = squared_norm(states, self.seat.place.pipeline, self.accelerator)
+        signals = torch.full((), float(self.signal), device=self.accelerator.device)
         parts = {"square": square, "signals": signals, **self._loss_sums()}
         if self.before_update is not None:
             self.before_update()
@@ -369,19 +369,19 @@ class Engine:
         self._sums.send(scalars)
         self.end.settled(scalars)
         self._factor = gradient_factor(scalars, self.passes.loss_scale, self.clip_norm)
+        if self.matrices is not None and not self.stub:
+            self.matrices.set_directions(self.links, self._settings, self._factor)
         if self.watcher is not None:
-            self.watcher(self._result, max(self._result.tokens, 1) * self.passes.loss_scale)
+            self.watcher(self._result, max(self._result.count, 1) * self.passes.loss_scale)
 
     def _loss_sums(self) -> dict[str, Tensor]:
         """Return what this rank adds to losses and tokens, and forget the batches."""
         self._batches.clear()
         zero = torch.zeros((), device=self.accelerator.device)
         totals = self.passes.totals if self.seat.tensor.rank == 0 else {}
-        return {
-            "tokens": zero if self._tokens is None else self._tokens,
-            "loss": totals.get("loss", zero),
-            "balance": totals.get("balance", zero),
-        }
+        margin, right = totals.get("figures", zero.expand(2))
+        sums = {name: value for name, value in totals.items() if value.dim() == 0}
+        return {**self._counts, **sums, "margin": margin, "right": right}
 
     def _step(self, entry: Instruction) -> Handle:
         for exchange in self.parameters.of_units(range(entry.start, entry.stop)):

@@ -21,15 +21,25 @@ Handler = Callable[[Instruction], Handle]
 class EvaluationResult:
     """What a model makes of some tokens, the same on every rank."""
 
-    loss: float  # mean over the tokens
+    loss: float  # mean over the tokens, or over examples
     balance: float
     tokens: int
+    count: int  # by which the sums were divided
+    margin: float = 0.0
+    right: float = 0.0
 
     @classmethod
     def of(cls, sums: StepSums) -> EvaluationResult:
         """Return the means of sums over all ranks."""
-        count = max(sums.tokens, 1.0)
-        return cls(loss=sums.loss / count, balance=sums.balance / count, tokens=int(sums.tokens))
+        count = max(sums.count, 1.0)
+        return cls(
+            loss=sums.loss / count,
+            balance=sums.balance / count,
+            tokens=int(sums.tokens),
+            count=int(sums.count),
+            margin=sums.margin / count,
+            right=sums.right / count,
+        )
 
 
 class Evaluation:

@@ -62,6 +62,7 @@ class Passes:
         self.streams: dict[tuple[int, int], Tensor] = {}  # (unit entered, micro-batch)
         self.gradients: dict[tuple[int, int], Tensor] = {}  # (unit left upwards, micro-batch)
         self.totals: dict[str, Tensor] = {}  # sums of losses over the step's micro-batches
+        self.logps: dict[int, Tensor] = {}  # of the answers of each micro-batch
         self.loss_scale = 1.0
 
     def begin_step(self, loss_scale: float) -> None:
@@ -69,6 +70,7 @@ class Passes:
         if self.live or self.streams or self.gradients:
             raise RuntimeError(f"a step left {len(self.live)} passes unfinished")
         self.totals.clear()
+        self.logps.clear()
         self.loss_scale = loss_scale
 
     # --- forward ---------------------------------------------------------------------------
@@ -93,6 +95,8 @@ class Passes:
             for name, value in live.outputs.items():
                 if name == "stream":
                     self.streams[unit + 1, micro_batch] = value
+                elif name == "logps":
+                    self.logps[micro_batch] = value.detach()
                 else:
                     self._count(name, value)
 
@@ -135,6 +139,8 @@ class Passes:
             "loss": found.loss,
             "predictions": found.predictions_n,
             "balance": found.balance,
+            "figures": found.figures,
+            "logps": found.logps_s,
         }
         return {name: value for name, value in named.items() if value is not None}
 

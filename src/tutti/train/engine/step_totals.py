@@ -24,12 +24,15 @@ from tutti.ranks.links import Links
 class StepResult:
     """What a step came to, the same on every rank."""
 
-    loss: float  # mean over the step's tokens
+    loss: float  # mean over what is counted: the step's tokens, or its examples
     balance: float
-    tokens: int
+    tokens: int  # with a loss
+    count: int  # by which sums are divided: the tokens, or the examples of a loss on answers
     gradient_norm: float
     skipped: bool  # numbers overflowed: nothing was updated
     signals: int = 0  # ranks that asked for something, such as to stop
+    margin: float = 0.0  # of answers: how far the chosen are ahead, in the mean
+    right: float = 0.0  # the share of examples in which they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,39 +41,52 @@ class StepSums:
 
     square: float
     tokens: float
+    count: float
     loss: float
     balance: float
     signals: float
+    margin: float = 0.0
+    right: float = 0.0
 
     def result(self, loss_factor: float) -> StepResult:
         """Return the means, of gradients that were made for `loss_factor` times the loss."""
-        count = max(self.tokens, 1.0)
+        count = max(self.count, 1.0)
         norm = math.sqrt(self.square) / (count * loss_factor)
         return StepResult(
             loss=self.loss / count,
             balance=self.balance / count,
             tokens=int(self.tokens),
+            count=int(self.count),
             gradient_norm=norm,
             skipped=not math.isfinite(norm) or not math.isfinite(self.loss),
             signals=int(self.signals),
+            margin=self.margin / count,
+            right=self.right / count,
         )
 
 
 _NAMES = tuple(f.name for f in fields(StepSums))
 
 
-def counted_tokens(batch: Batch) -> Tensor:
-    """Return how many tokens of a batch have a loss."""
+def counts_of(batch: Batch) -> dict[str, Tensor]:
+    """Return how many tokens of a batch have a loss, and what its sums are divided by.
+
+    That is the tokens, or the examples of a loss on answers. Both stay on the chip: nobody waits.
+    """
     assert batch.targets_t is not None, "the batch of a last stage has targets"
-    counted = batch.targets_t >= 0
+    has_loss = batch.targets_t >= 0
     if batch.weights_t is not None:
-        counted = counted & (batch.weights_t != 0)
-    return counted.sum()  # stays on the chip: nobody waits for it
+        has_loss = has_loss & (batch.weights_t != 0)
+    tokens = has_loss.sum()
+    examples = batch.answers
+    count = tokens if examples is None else torch.full_like(tokens, examples.count)
+    return {"tokens": tokens, "count": count}
 
 
 def joined(links: Links, num_ranks: int, parts: Mapping[str, Tensor]) -> Tensor:
     """Return the sums over all ranks of the parts, in the order of `Sums`, where the parts are."""
-    scalars = torch.stack([parts[name].double() for name in _NAMES])
+    zero = parts["square"].new_zeros(())
+    scalars = torch.stack([parts.get(name, zero).double() for name in _NAMES])
     if num_ranks > 1:
         links.all_reduce(tuple(range(num_ranks)), scalars, use="scalars").wait()
     return scalars
@@ -102,8 +118,8 @@ def gradient_factor(scalars: Tensor, loss_factor: float, clip_norm: float | None
 
     It is not a number where loss or norm is not finite: then nothing is to be updated.
     """
-    square, tokens = scalars[_NAMES.index("square")], scalars[_NAMES.index("tokens")]
-    divisor = tokens.clamp_min(1.0) * loss_factor
+    square, count = scalars[_NAMES.index("square")], scalars[_NAMES.index("count")]
+    divisor = count.clamp_min(1.0) * loss_factor
     factor, norm = 1.0 / divisor, square.sqrt() / divisor
     if clip_norm is not None:
         factor = torch.where(norm > clip_norm, factor * clip_norm / norm, factor)

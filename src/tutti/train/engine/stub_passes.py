@@ -27,6 +27,7 @@ class StubPasses:
         self.streams: dict[tuple[int, int], Tensor] = {}
         self.gradients: dict[tuple[int, int], Tensor] = {}
         self.totals: dict[str, Tensor] = {}
+        self.logps: dict[int, Tensor] = {}  # of answers: none
         self.loss_scale = 1.0
         self._in_flight: set[tuple[int, int]] = set()  # unit, micro-batch
         self._counts: dict[int, int] = {}  # micro-batch → this rank's tokens of it

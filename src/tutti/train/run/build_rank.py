@@ -133,6 +133,7 @@ def open_job_data(context: RankContext, saving: Processes) -> PackedData:
         sequence_length=context.plan.job.sequence_length,
         vocabulary=context.spec.vocab,
         model_folder=model_folder(context.config.model),
+        objective=context.config.objective,
     )
     for report in data.reports if context.rank == 0 else ():
         context.say(str(report))
@@ -214,6 +215,22 @@ def begin_weights(context: RankContext, engine: Engine) -> None:
         context.say("making random weights")
         initialize(engine.model, seed=config.seed)
         engine.take_masters()
+
+
+def begin_reference(context: RankContext, engine: Engine) -> None:
+    """Read or make the weights that answers are held against."""
+    given = context.config.objective
+    if given is None or not given.reference:
+        begin_weights(context, engine)
+        return
+    folder = model_folder(given.reference)
+    if folder is None:
+        raise InputError(
+            f"objective.reference: {given.reference} is no model folder; name one of the same "
+            "shape, or leave it out: then the model that the run begins with is the reference"
+        )
+    context.say(f"reading the reference's weights of {folder}")
+    load_hf(engine, folder, seed=context.config.seed)
 
 
 def _check_data(progress: Progress, data: PackedData, global_batch: int) -> None:

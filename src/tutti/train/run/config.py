@@ -14,7 +14,9 @@ from typing import Annotated, Literal
 from tutti import files
 from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, Seconds, build, plain
 from tutti.errors import InputError
+from tutti.models.objective import Objective
 from tutti.models.tuning import Tuning
+from tutti.plan.job import OptimizerName
 from tutti.storage.url import is_url
 from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
 from tutti.train.state.learning_rate import LearningRate
@@ -24,11 +26,25 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW (or SGD, if the plan says so) and how its learning rate moves."""
+class TensorConfig:
+    """What is different for the tensors that patterns name; the first that matches counts."""
 
+    match: tuple[str, ...]  # as in `tuning`
+    rate: Annotated[float, AtLeast(0)] = 1.0  # times the learning rate
+    weight_decay: Annotated[float, AtLeast(0)] | None = None  # default: as for the others
+
+    def __post_init__(self) -> None:
+        if not self.match:
+            raise ValueError("'match' is empty; name tensors, as in match: ['*norm*']")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """How weights move, and how the learning rate does."""
+
+    name: OptimizerName | None = None  # default: the plan's, or AdamW
     learning_rate: Positive = 3e-4
-    schedule: Literal["constant", "linear", "cosine", "stable"] = "cosine"
+    schedule: Literal["constant", "linear", "cosine", "stable", "wsd"] = "cosine"
     warmup_steps: Natural = 0
     decay_steps: Natural | None = None  # of "stable", at the end; default: a tenth of all steps
     final_share: Annotated[float, AtLeast(0), AtMost(1)] = 0.1  # of the learning rate, at the end
@@ -37,13 +53,15 @@ class OptimizerConfig:
     beta1: Annotated[float, AtLeast(0), AtMost(1)] = 0.9
     beta2: Annotated[float, AtLeast(0), AtMost(1)] = 0.95
     epsilon: Positive = 1e-8
+    momentum: Annotated[float, AtLeast(0), AtMost(1)] = 0.95  # of Muon's matrices
     clip_norm: Positive | None = 1.0
+    tensors: tuple[TensorConfig, ...] = ()
 
     def rates(self, steps: int) -> LearningRate:
         """Return the learning rate of every step."""
         return LearningRate(
             peak=self.learning_rate,
-            kind=self.schedule,
+            kind="stable" if self.schedule == "wsd" else self.schedule,
             steps=steps,
             warmup=self.warmup_steps,
             decay=steps // 10 if self.decay_steps is None else self.decay_steps,
@@ -171,6 +189,7 @@ class TrainConfig:
     data: DataConfig
     job: JobConfig = field(default_factory=JobConfig)
     tuning: Tuning | None = None  # what is trained: adapters, or all but what is frozen
+    objective: Objective | None = None  # what for, if not the next token: which answer is better
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
@@ -191,6 +210,8 @@ class TrainConfig:
                 f"'dropout' is {self.dropout:g}, but tutti trains without dropout; leave it "
                 "out, or regularise with optimizer.weight_decay"
             )
+        if self.objective is not None and self.balance_loss == "on":
+            raise ValueError("'balance_loss' is a mean over tokens; it is off beside an objective")
 
     @classmethod
     def load(cls, path: Path) -> TrainConfig:
@@ -206,10 +227,17 @@ class TrainConfig:
             cluster=_from(folder, self.cluster),
             plan=None if self.plan is None else _from(folder, self.plan),
             data=data_from(folder, self.data),
+            objective=self._objective_from(folder),
             job=dataclasses.replace(
                 self.job, chip_profiles=tuple(_from(folder, p) for p in self.job.chip_profiles)
             ),
         )
+
+    def _objective_from(self, folder: Path) -> Objective | None:
+        given = self.objective
+        if given is None or not given.reference:
+            return given
+        return dataclasses.replace(given, reference=_from(folder, given.reference))
 
     def with_whole_profile_paths(self) -> TrainConfig:
         """Return the job with profiles that are found from any folder; names stay names."""

@@ -132,6 +132,7 @@ class Measure:
     def record(self, number: int, result: StepResult, seconds: float, rate: float) -> StepRecord:
         """Return what is known of a step before the ranks' times are."""
         estimate = self._predicted
+        compares = self._context.config.objective is not None
         return StepRecord(
             step=number,
             loss=result.loss,
@@ -145,6 +146,8 @@ class Measure:
             hfu=self.mfu(seconds) * (estimate.hfu / estimate.mfu if estimate.mfu else 1.0),
             predicted_s=estimate.step_seconds,
             skipped=result.skipped,
+            margin=result.margin if compares else None,
+            right=result.right if compares else None,
             at=time.time(),
         )
 

@@ -12,7 +12,7 @@ from tutti import files
 from tutti.cost.measured.pools import profile_of
 from tutti.cost.plan.sources import Sources
 from tutti.document import Place, build, plain
-from tutti.errors import InputError, StoppedError
+from tutti.errors import InputError, StoppedError, hint
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.local import has_bf16, is_cpu, local_cluster
@@ -20,7 +20,7 @@ from tutti.hardware.profile import Profile, shipped_profiles
 from tutti.huggingface.peft.layers import fused_layers
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
-from tutti.models.tuning import Tuning
+from tutti.models.tuning import Tuning, matches
 from tutti.observe.folder import PLAN_FILE, RUN_FILE
 from tutti.plan.check import require_valid
 from tutti.plan.files import load_plan, refer_to_model, save_plan
@@ -34,7 +34,7 @@ from tutti.search.question.effort import Report, silent
 from tutti.search.question.space import Problem
 from tutti.simulate.estimate import Estimate, estimate
 from tutti.train.run.claim import make_folder
-from tutti.train.run.config import AUTO, JobConfig, TrainConfig
+from tutti.train.run.config import AUTO, JobConfig, OptimizerConfig, TrainConfig
 
 STEPS_FILE = "steps.json"  # of a folder with the steps that ranks kept for `tutti align`
 
@@ -92,7 +92,7 @@ def prepare(config: TrainConfig, report: Report = silent) -> Job:
     if config.plan is not None:
         return prepared(config, load_plan(Path(config.plan)))
     spec = load_model(config.model)
-    planned = tuned(spec, config.tuning)
+    planned = tuned(spec.with_training(answers=config.objective is not None), config.tuning)
     return prepared(config, _searched(config, planned, cluster_of(config), report), spec)
 
 
@@ -121,14 +121,31 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
             f"the plan is for model '{plan.model.name}', but '{config.model}' has another shape; "
             "plan again, or train the planned model"
         )
+    optimizer = config.optimizer
+    if optimizer.name is not None and optimizer.name != plan.job.optimizer:
+        plan = replace(plan, job=replace(plan.job, optimizer=optimizer.name))
+    _require_named(optimizer, spec)
     require_valid(plan, spec, cluster)
     return Job(config=config, plan=plan, spec=spec, cluster=cluster)
+
+
+def _require_named(optimizer: OptimizerConfig, spec: ModelSpec) -> None:
+    """Refuse patterns of tensors that the model does not have."""
+    names = [f"{u}.{p.name}" for u in range(spec.num_units) for p in spec.parameters(u)]
+    for pattern in (pattern for own in optimizer.tensors for pattern in own.match):
+        if not any(matches(name, (pattern,)) for name in names):
+            known = sorted({name.partition(".")[2] for name in names})
+            raise InputError(f"optimizer.tensors: '{pattern}' is no tensor; {hint(pattern, known)}")
 
 
 def trained(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
     """Return the model with what of it is trained as the job says, else as its own config does."""
     balance = None if config.balance_loss == "config" else config.balance_loss == "on"
-    found = spec.with_training(balance=balance, padding=config.padding_row == "trained")
+    found = spec.with_training(
+        balance=balance if config.objective is None else False,
+        padding=config.padding_row == "trained",
+        answers=config.objective is not None,
+    )
     return tuned(found, config.tuning)
 
 
@@ -197,13 +214,14 @@ def problem_of(config: TrainConfig, spec: ModelSpec, cluster: Cluster) -> Proble
             schedules=job.schedules,
             shard=job.shard,
             pools=job.pools,
-            offload=job.offload,
+            offload=job.offload and config.optimizer.name != "muon",
             recompute=job.recompute,
             mixed_stages=job.mixed_stages,
             mixed_pipelines=job.mixed_pipelines,
             idle=not job.use_all_pools and config.ranks is None,
         ),
         sources=sources_of(job),
+        optimizer=config.optimizer.name or "adamw",
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import InputError, StoppedError
+from tutti.optional_imports import library
 from tutti.train.run.planning import Job
 
 
@@ -35,6 +36,22 @@ class TrainResult:
         """Return plain values."""
         written = dataclasses.asdict(self)
         return {k: str(v) if isinstance(v, Path) else v for k, v in written.items()}
+
+    def model(self) -> Any:
+        """Return the trained model as transformers has it, with adapters where such were trained.
+
+        Those are put onto the model that the run began with.
+        """
+        transformers = library("transformers", "a model as transformers has it", "huggingface")
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        if self.huggingface is not None:
+            return load(self.huggingface)
+        if self.adapter is None:
+            raise InputError(
+                "the run wrote no folder for transformers; leave checkpoints.huggingface on"
+            )
+        peft = library("peft", "a model with adapters", "huggingface")
+        return peft.AutoPeftModelForCausalLM.from_pretrained(self.adapter)
 
     def require_finished(self) -> None:
         """Raise where somebody ended the run before its last step."""

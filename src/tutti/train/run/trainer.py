@@ -9,20 +9,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tutti.document import Place, build
-from tutti.errors import StoppedError
+from tutti.errors import InputError, StoppedError
 from tutti.optional_imports import library
 from tutti.plan.plan import Plan
 from tutti.ranks.local_capacity import require_chips_here
 from tutti.ranks.local_processes import LocalRanks, RankEvent
 from tutti.search.question.effort import Report, silent
-from tutti.train.data.config import DataConfig
+from tutti.train.data.config import DataConfig, SourceConfig
+from tutti.train.data.rows_in_memory import rows_file, tokenizer_of
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import Job, prepare, prepared
 from tutti.train.run.result import TrainResult, result_of
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from tutti.train.elastic.job import ElasticRun
 
 Listener = Callable[[RankEvent], None]
+TrainingData = (
+    str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Mapping[str, Any]] | DataConfig
+)
 
 
 class Trainer:
@@ -73,7 +77,7 @@ class Trainer:
 
     def fit(
         self,
-        data: str | os.PathLike[str] | Sequence[str] | DataConfig | None = None,
+        data: TrainingData | None = None,
         *,
         steps: int | None = None,
         resume: Resume = False,
@@ -83,13 +87,15 @@ class Trainer:
     ) -> TrainResult:
         """Train; under torchrun as one rank, otherwise on processes of this machine.
 
-        `resume` goes on with the run in the output folder, from its newest checkpoint or from that
-        of a step; `overwrite` begins anew over it. A rank that was asked to end before the last
-        step raises `StoppedError`, so that its launcher knows.
+        `data` are paths, a `DataConfig`, or rows: mappings with the fields of a file's records, in
+        a list, a `datasets.Dataset` or any iterable. `resume` goes on with the run in the output
+        folder, from its newest checkpoint or from that of a step; `overwrite` begins anew over it.
+        A rank that was asked to end before the last step raises `StoppedError`, so that its
+        launcher knows.
         """
         config = self.config
         if data is not None:
-            config = replace(config, data=_data(data))
+            config = replace(config, data=_data(data, config))
         if steps is not None:
             config = replace(config, steps=steps)
         if config is not self.config:
@@ -115,12 +121,21 @@ class Trainer:
         )
 
 
-def _data(data: str | os.PathLike[str] | Sequence[str] | DataConfig) -> DataConfig:
+def _data(data: TrainingData, config: TrainConfig) -> DataConfig:
+    """Return data as a training file has them; rows are written where all ranks find them."""
     if isinstance(data, DataConfig):
         return data
     if isinstance(data, (str, os.PathLike)):
         data = [os.fspath(data)]
-    return build(DataConfig, {"train": list(data)}, Place("fit"))
+    given = list(data)
+    if not given:
+        raise InputError("fit: the data are empty; give paths, or rows such as {'text': …}")
+    if all(isinstance(one, (str, os.PathLike)) for one in given):
+        paths = [os.fspath(one) for one in given]  # type: ignore[arg-type]
+        return replace(config.data, train=build(DataConfig, {"train": paths}, Place("fit")).train)
+    path = rows_file(given, config.folder)
+    tokenizer = tokenizer_of(given, config.data.tokenizer)
+    return replace(config.data, train=(SourceConfig(path=str(path)),), tokenizer=tokenizer)
 
 
 def run_local(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.accelerator.reference.optimizer import AdamSettings, TensorSettings
 from tutti.errors import TuttiError
 from tutti.observe.record import StepRecord
 from tutti.ranks.devices import open_chip
@@ -21,10 +21,12 @@ from tutti.ranks.events import Events
 from tutti.ranks.shutdown import Leaving, asking
 from tutti.simulate.estimate import Estimate
 from tutti.train.checkpoint import Progress
-from tutti.train.data.feeder import Feeder, Samples
+from tutti.train.data.feeder import Feeder, MakeAnswers, Samples
 from tutti.train.data.opening import PackedData
-from tutti.train.engine.engine import Engine
+from tutti.train.engine.engine import Batches, Engine
 from tutti.train.engine.step_totals import StepResult
+from tutti.train.run.answers import AnswerLoss, Order
+from tutti.train.run.ask_reference import Asked
 from tutti.train.run.build_rank import (
     Joined,
     build_engine,
@@ -47,6 +49,7 @@ from tutti.train.run.tracing import Tracer
 from tutti.train.sync.comm_links import CommLinks
 
 Load = Callable[["Worker"], Progress]  # fills the engine; says how far the run is
+StepBatches = Callable[[int], Batches]
 
 
 PAUSE = 1 << 20  # what a rank adds to the sum of signals to let all pause; stopping adds 1
@@ -137,6 +140,7 @@ class Worker:
         self.tracer = Tracer(context, self.engine, links, joined.control, program)
         self.data = data or open_job_data(context, joined.saving)
         self.checkpointer = open_checkpoints(context, joined.saving, stack, may_publish)
+        self.answers = self._answers()
         self.progress = load(self)
         self.after_step: Callable[[], None] = lambda: None  # when a step is in the progress
         self.pausing = False  # asked to leave after a step, without an end
@@ -145,7 +149,20 @@ class Worker:
         self.engine.recorder.ring = open_ring(context, self.engine, self.progress.step, stack)
         sample_host(context, stack)
 
-    def feeder(self, samples: Samples, first: int, last: int) -> Feeder:
+    def _answers(self) -> AnswerLoss | None:
+        """Return how answers are compared, if they are; before the run's own weights are loaded."""
+        objective = self.context.config.objective
+        if objective is None:
+            return None
+        references = {}
+        if objective.needs_reference:
+            feed = Asked(self.context, self.engine, self.joined.saving, self.feeder)
+            references = feed.references(self.data, objective)
+        return AnswerLoss(objective, references)
+
+    def feeder(
+        self, samples: Samples, first: int, last: int, answers: MakeAnswers | None = None
+    ) -> Feeder:
         """Return what brings this rank its part of some steps."""
         plan, seat = self.context.plan, self.context.seat
         return Feeder(
@@ -158,7 +175,23 @@ class Worker:
             first_step=first,
             last_step=last,
             depth=self.context.config.data.prefetch,
+            answers=answers,
         )
+
+    def steps(self, order: Order, first: int, last: int, stack: ExitStack) -> StepBatches:
+        """Return the batches of some steps of an order, as they are trained on or evaluated."""
+        given = self.answers
+        if given is None:
+            return stack.enter_context(self.feeder(order, first, last)).step
+        own = stack.enter_context(
+            self.feeder(given.samples(order), first, last, answers=given.make)
+        )
+        if not given.has_baseline:
+            return own.step
+        others = stack.enter_context(
+            self.feeder(given.samples(order, other=True), first, last, answers=given.sums)
+        )
+        return lambda step: given.against(self.engine, own.step(step), others.step(step))
 
     def train(self) -> dict[str, Any]:
         """Train until the last step, or until asked to stop; return what it came to."""
@@ -166,12 +199,12 @@ class Worker:
         self._stack.enter_context(self.measure.sinks(after=first))
         self.tracer.announce(first, config.steps)
         kept = self._step_tensors()
-        feeder = self._stack.enter_context(self.feeder(self.data.train, first, config.steps))
+        batches = self.steps(self.data.train, first, config.steps, self._stack)
         for line in notices(context.job) if context.rank == 0 else ():
             context.events.send("notice", text=line)
         history = self.history
         for step in range(first, config.steps):
-            if self._step(step, feeder, history, kept):
+            if self._step(step, batches, history, kept):
                 context.say(f"asked to stop: saving at step {step + 1}")
                 break
         if kept is not None and history.losses and context.rank == 0:
@@ -192,7 +225,9 @@ class Worker:
             )
         )
 
-    def _step(self, step: int, feeder: Feeder, history: History, kept: StepTensors | None) -> bool:
+    def _step(
+        self, step: int, batches: StepBatches, history: History, kept: StepTensors | None
+    ) -> bool:
         """Make a step and whatever is due after it; tell whether some rank was asked to stop."""
         config, number = self.context.config, step + 1
         settings = self._settings(config.optimizer.rates(config.steps).at(number))
@@ -200,7 +235,7 @@ class Worker:
         self.engine.end.between(number)
         begin = time.perf_counter()
         self.engine.signal = bool(self.stop.signal) + PAUSE * self.pausing
-        result = self.engine.step(feeder.step(step), settings)
+        result = self.engine.step(batches(step), settings)
         seconds = time.perf_counter() - begin
         self.engine.end.between()
         self._check(step, result)
@@ -258,6 +293,11 @@ class Worker:
             eps=given.epsilon,
             weight_decay=given.weight_decay,
             decay_vectors=given.decay_vectors,
+            momentum=given.momentum,
+            tensors=tuple(
+                TensorSettings(match=own.match, rate=own.rate, weight_decay=own.weight_decay)
+                for own in given.tensors
+            ),
         )
 
     def _check(self, step: int, result: StepResult) -> None:
@@ -266,8 +306,9 @@ class Worker:
             return
 
         def again() -> None:
-            with self.feeder(self.data.train, step, step + 1) as feeder:
-                self.engine.step(feeder.step(step), self._settings(0.0))
+            with ExitStack() as stack:
+                batches = self.steps(self.data.train, step, step + 1, stack)
+                self.engine.step(batches(step), self._settings(0.0))
 
         alone = self.context.plan.num_ranks == 1
         gather = (lambda own: [own]) if alone else self.joined.control.gather_values
@@ -298,12 +339,13 @@ class Worker:
             )
         most = rows.num_steps(self.context.plan.job.global_batch)
         count = min(self.context.config.validation.steps, most)
-        total, tokens = 0.0, 0
-        with self.feeder(rows, 0, count) as feeder:
+        total, divisor = 0.0, 0
+        with ExitStack() as stack:
+            batches = self.steps(rows, 0, count, stack)
             for number in range(count):
-                found = self.engine.evaluate(feeder.step(number))
-                total, tokens = total + found.loss * found.tokens, tokens + found.tokens
-        loss = total / max(tokens, 1)
+                found = self.engine.evaluate(batches(number))
+                total, divisor = total + found.loss * found.count, divisor + found.count
+        loss = total / max(divisor, 1)
         self.measure.validation(step, loss)
         if math.isfinite(loss):
             self.progress = dataclasses.replace(self.progress, validation_loss=loss)

@@ -7,6 +7,7 @@ of it at level 0).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -15,16 +16,18 @@ from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.operators import Operators
-from tutti.accelerator.reference.optimizer import AdamSettings, put
+from tutti.accelerator.reference.optimizer import AdamSettings, lion, sgd
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
+from tutti.models.parameters import Parameter
 from tutti.nn.storage import Logical
-from tutti.plan.job import Precision
-from tutti.schedule.ownership import Span
+from tutti.plan.job import MOMENTS, Precision
+from tutti.schedule.ownership import Block, Span
 from tutti.train.state.host_vectors import HostCopy
+from tutti.train.state.matrix_rule import is_matrix
 from tutti.train.state.optimizer_state import OptimizerState
 from tutti.train.state.span_gradients import Away, SpanGradients
-from tutti.train.state.weight_decay import by_decay
+from tutti.train.state.weight_decay import by_settings
 
 TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
     Dtype.FP32: torch.float32,
@@ -73,7 +76,14 @@ class SpanState(SpanGradients):
         self._accelerator, self._away = accelerator, away
         self._master = None if precision.master is None else TORCH_DTYPES[precision.master]
         self._moments = TORCH_DTYPES[precision.moments]
+        self._rule = optimizer  # by which weights move
+        self._matrices = {
+            (block.unit, block.name)
+            for block, parameter in zip(span.blocks, self.parameters, strict=True)
+            if optimizer == "muon" and is_matrix(parameter)
+        }
         self.optimizer = self._new_state(optimizer)
+        self.direction: Tensor | None = None  # of the kept elements, where matrices have one (Muon)
         self.home: HostCopy | None = None  # of the parameters, as far as this rank keeps them
         if away.parameters:
             self.home = HostCopy(accelerator, self.num_kept, self.views[0].dtype)
@@ -93,8 +103,7 @@ class SpanState(SpanGradients):
         dtypes: dict[str, torch.dtype | None] = {"master": master, "mean": None, "square": None}
         if self.level > 0 and master is None:  # the shard of the parameters themselves
             dtypes["master"] = self.views[0].dtype
-        if optimizer == "adamw":
-            dtypes |= {"mean": moments, "square": moments}
+        dtypes |= dict.fromkeys(MOMENTS.get(optimizer, ()), moments)
         found: dict[str, Tensor | None] = dict.fromkeys(dtypes)
         homes: dict[str, HostCopy] = {}
         for name, dtype in dtypes.items():
@@ -268,39 +277,69 @@ class SpanState(SpanGradients):
         if self.span.copied:
             self.forget_gradients()
             return
-        state, master = self.optimizer, self.optimizer.master
+        master = self.optimizer.master
         by_block = self.level == 0  # as the modules' parameters lie, which follow in one pass
         gradients = self._step_gradients(by_block=by_block)
         self.forget_gradients()
         weights = self._kept("master", by_block) or self.views
         copies = self.views if master is not None and by_block and self.home is None else None
-        if state.mean is None or state.square is None:
+        if self._rule != "adamw":
             copies = None
         moments = [self._kept("mean", by_block), self._kept("square", by_block)]
-        lists = [weights, gradients, *moments, copies]
-        for own, parts in by_decay(
-            lists, self.span.blocks, None if by_block else self.kept, settings
+        directions = None
+        if self.direction is not None:
+            directions = self._cut(self.direction) if by_block else [self.direction]
+            self.direction = None
+        lists = [weights, gradients, *moments, copies, directions]
+        kept = None if by_block else self.kept
+        for own, matrix, parts in by_settings(
+            lists, self.span.blocks, kept, settings, self._is_matrix
         ):
-            moved, sums, means, squares, followers = parts
-            assert moved is not None
-            assert sums is not None
-            if means is None or squares is None:
-                _sgd(moved, sums, own, factor)
-            else:
-                operators.adamw(
-                    moved, sums, means, squares, step=number, settings=own,
-                    gradient_factor=factor, copies=followers,
-                )  # fmt: skip
+            self._move(operators, own, parts, matrix=matrix, number=number, factor=factor)
         if master is not None and copies is None:
             self._follow(master, at_rest=False)
 
+    def _is_matrix(self, block: Block) -> bool:
+        """Tell whether a block moves by Muon's rule."""
+        return (block.unit, block.name) in self._matrices
 
-@torch.no_grad()
-def _sgd(
-    weights: Sequence[Tensor], gradients: Sequence[Tensor], settings: AdamSettings, factor: Tensor
-) -> None:
-    for weight, gradient in zip(weights, gradients, strict=True):
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        moved = weight.to(wide) * (1.0 - settings.learning_rate * settings.weight_decay)
-        moved -= settings.learning_rate * factor * gradient.to(wide)
-        put(weight, moved, ~factor.isnan())
+    @property
+    def parameters(self) -> list[Parameter]:
+        """The tensors that the blocks are parts of."""
+        return [logical.piece.parameter for logical in self._logical]
+
+    @functools.cached_property
+    def matrix_elements(self) -> Tensor:
+        """Which of the kept elements are of matrices that Muon moves."""
+        flags = [
+            torch.full((block.size,), self._is_matrix(block), device=self.device)
+            for block in self.span.blocks
+        ]
+        return torch.cat(flags)[self.kept]
+
+    def _move(
+        self,
+        operators: Operators,
+        own: AdamSettings,
+        parts: Sequence[Sequence[Tensor] | None],
+        *,
+        matrix: bool,
+        number: int,
+        factor: Tensor,
+    ) -> None:
+        """Move some weights by the job's rule."""
+        weights, gradients, means, squares, copies, directions = parts
+        assert weights is not None
+        assert gradients is not None
+        if matrix and directions is not None:
+            one = torch.where(factor.isnan(), factor, 1.0)
+            sgd(weights, directions, settings=own, gradient_factor=one)
+        elif means is None:
+            sgd(weights, gradients, settings=own, gradient_factor=factor)
+        elif squares is None:
+            lion(weights, gradients, means, settings=own, gradient_factor=factor)
+        else:
+            operators.adamw(
+                weights, gradients, means, squares, step=number, settings=own,
+                gradient_factor=factor, copies=copies,
+            )  # fmt: skip

@@ -1,58 +1,81 @@
-"""Which weights decay: matrices and embeddings; norms, biases and other vectors do not. Pure.
+"""Which constants of the optimizer are a tensor's own: decay, rates, and whether it is a matrix.
 
-A flat shard may hold parts of both, so a step moves it in runs. Which run an element is in follows
-from the blocks alone, so every plan moves it alike.
+Matrices and embeddings decay; norms, biases and other vectors do not. Tensors named by pattern have
+their own rate and decay. A flat shard may hold parts of several kinds, so a step moves it in runs.
+Which run an element is in follows from the blocks alone, so every plan moves it alike. Pure.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import Tensor
 
 from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.models.tuning import matches
 from tutti.schedule.ownership import Block
 
+Flag = TypeVar("Flag", bound=Hashable)
 
-def runs(blocks: Sequence[Block], start: int, stop: int) -> list[tuple[bool, int]]:
-    """Return whether elements from `start` to `stop` of some blocks decay, and how many in turn."""
-    parts: list[tuple[bool, int]] = []
+
+def runs(
+    blocks: Sequence[Block], start: int, stop: int, flag: Callable[[Block], Flag]
+) -> list[tuple[Flag, int]]:
+    """Return the flags of elements from `start` to `stop` of some blocks, and how many in turn."""
+    parts: list[tuple[Flag, int]] = []
     offset = 0
     for block in blocks:
         size = min(stop, offset + block.size) - max(start, offset)
         if size > 0:
-            parts.append((block.decays, size))
+            parts.append((flag(block), size))
         offset += block.size
     return [
-        (decays, sum(size for _, size in group))
-        for decays, group in itertools.groupby(parts, key=lambda part: part[0])
+        (found, sum(size for _, size in group))
+        for found, group in itertools.groupby(parts, key=lambda part: part[0])
     ]
 
 
-def by_decay(
+def by_settings(
     lists: Sequence[Sequence[Tensor] | None],
     blocks: Sequence[Block],
     kept: slice | None,
     settings: AdamSettings,
-) -> Iterator[tuple[AdamSettings, Sequence[Sequence[Tensor] | None]]]:
-    """Yield the constants of those that decay and of those that do not, with their tensors.
+    is_matrix: Callable[[Block], bool] = lambda _: False,
+) -> Iterator[tuple[AdamSettings, bool, Sequence[Sequence[Tensor] | None]]]:
+    """Yield constants, whether they are of Muon's matrices, and the tensors that move by them.
 
     The lists go along: a tensor of each for every block, or, with `kept`, a flat one of these
     elements of all blocks. All at once where it makes no difference.
     """
-    if settings.decay_vectors or not settings.weight_decay:
-        yield settings, lists
+
+    def flag(block: Block) -> tuple[AdamSettings, bool]:
+        return _settings(settings, block.unit, block.name, block.decays), is_matrix(block)
+
+    flags = [flag(block) for block in blocks]
+    if len(set(flags)) == 1:
+        yield *flags[0], lists
         return
-    flags = [block.decays for block in blocks]
     if kept is not None:
-        found = runs(blocks, kept.start, kept.stop)
-        flags = [decays for decays, _ in found]
+        found = runs(blocks, kept.start, kept.stop, flag)
+        flags = [own for own, _ in found]
         sizes = [size for _, size in found]
         lists = [None if own is None else own[0].split(sizes) for own in lists]
-    for wanted in (True, False):
-        chosen = [i for i, decays in enumerate(flags) if decays is wanted]
-        if chosen:
-            own = settings if wanted else replace(settings, weight_decay=0.0)
-            yield own, [None if each is None else [each[i] for i in chosen] for each in lists]
+    for wanted in dict.fromkeys(flags):
+        chosen = [i for i, own in enumerate(flags) if own == wanted]
+        yield *wanted, [None if each is None else [each[i] for i in chosen] for each in lists]
+
+
+@functools.lru_cache(maxsize=4096)
+def _settings(settings: AdamSettings, unit: int, name: str, decays: bool) -> AdamSettings:
+    """Return the constants of one tensor."""
+    found = next((own for own in settings.tensors if matches(f"{unit}.{name}", own.match)), None)
+    decay = settings.weight_decay if decays or settings.decay_vectors else 0.0
+    rate = settings.learning_rate
+    if found is not None:
+        rate *= found.rate
+        decay = decay if found.weight_decay is None else found.weight_decay
+    return replace(settings, learning_rate=rate, weight_decay=decay, tensors=())

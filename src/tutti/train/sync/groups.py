@@ -17,6 +17,7 @@ from tutti.ranks.links import Use
 from tutti.ranks.rank_places import Seat, Seats
 from tutti.schedule.buckets import Bucket, make_buckets
 from tutti.schedule.shard_overlaps import shared_cuts
+from tutti.train.state.matrix_rule import matrix_ranks
 
 
 class RankGroup(NamedTuple):
@@ -35,6 +36,10 @@ def groups_of(seats: Seats, rank: int) -> tuple[RankGroup, ...]:
     }
     found.add(RankGroup(seat.tensor.ranks, "boundary"))
     found |= set(_synchronised(seats, seat))
+    if seats.plan.job.optimizer == "muon":
+        blocks = range(1, seats.spec.head_unit)
+        units = [unit for unit in seat.units if unit in blocks]
+        found |= {RankGroup(matrix_ranks(seats, unit), "gradients") for unit in units}
     return tuple(sorted(group for group in found if len(group.ranks) > 1))
 
 

@@ -17,7 +17,10 @@ ALONE: Links = None  # type: ignore[assignment]  # one rank talks to nobody
 
 
 def scalars(square: float, tokens: float, loss: float = 7.0) -> torch.Tensor:
-    named = {"square": square, "tokens": tokens, "loss": loss, "balance": 0.0, "signals": 1.0}
+    named = {
+        "square": square, "tokens": tokens, "count": tokens, "loss": loss, "balance": 0.0,
+        "signals": 1.0,
+    }  # fmt: skip
     return joined(ALONE, 1, {k: torch.tensor(v, dtype=torch.float64) for k, v in named.items()})
 
 

@@ -31,7 +31,7 @@ def test_runs_cover_a_shard(blocks: list[tuple[int, bool]], data: st.DataObject)
     flags = [decays for size, decays in blocks for _ in range(size)]
     start = data.draw(st.integers(0, len(flags)))
     stop = data.draw(st.integers(start, len(flags)))
-    found = runs(made, start, stop)
+    found = runs(made, start, stop, lambda block: block.decays)
     assert [flag for flag, size in found for _ in range(size)] == flags[start:stop]
     assert all(a[0] is not b[0] for a, b in itertools.pairwise(found))
 

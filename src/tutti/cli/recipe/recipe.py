@@ -1,0 +1,67 @@
+"""`tutti recipe list|show|copy`: training files that work as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tutti.cli.shared.output import Json
+
+app = typer.Typer(help="Training files that work as they are.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A recipe; see `tutti recipe list`.")]
+
+
+@app.command("list")
+def list_recipes(json: Json = False) -> None:
+    """List the recipes."""
+    from tutti.cli.shared.output import print_json, print_rich
+    from tutti.recipes.catalog import find, names
+
+    found = [find(name) for name in names()]
+    if json:
+        print_json({"recipes": [{"name": one.name, "about": one.about} for one in found]})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("recipe")
+    table.add_column("what it does")
+    for one in found:
+        table.add_row(one.name, one.about)
+    print_rich(table)
+
+
+@app.command()
+def show(name: Name, json: Json = False) -> None:
+    """Print a recipe: a training file with a comment on each choice."""
+    from tutti.cli.shared.output import print_json
+    from tutti.recipes.catalog import find
+
+    found = find(name)
+    if json:
+        print_json({"name": found.name, "about": found.about, "text": found.text})
+        return
+    typer.echo(found.text, nl=False)
+
+
+@app.command()
+def copy(
+    name: Name,
+    folder: Annotated[Path, typer.Argument(help="Where it is written; made if need be.")] = Path(),
+    json: Json = False,
+) -> None:
+    """Write a recipe into a folder, with a tiny model and data to try it on."""
+    from tutti.cli.shared.output import print_json
+    from tutti.recipes.catalog import copy as copy_recipe
+    from tutti.recipes.catalog import find
+
+    written = copy_recipe(find(name), folder)
+    if json:
+        print_json({"written": [str(path) for path in written]})
+        return
+    for path in written:
+        typer.echo(f"written to {path}")
+    typer.echo(f"run: tutti train {written[0]}")

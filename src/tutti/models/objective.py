@@ -1,0 +1,65 @@
+"""What a model is trained for beyond the next token: that one answer is preferred to another.
+
+An `Objective` is a loss on whole answers. It sees the log-probability of each answer, its number of
+tokens and, for some, what a reference model gives the same answer; the formulas are in
+`accelerator.reference.answers`. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tutti.document import Above, AtLeast, AtMost
+
+Kind = Literal["dpo", "ipo", "hinge", "orpo", "simpo", "kto"]
+_BETAS: dict[str, float] = {"simpo": 2.0}
+_BETA = 0.1
+_WITHOUT_REFERENCE = ("orpo", "simpo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A loss on answers: pairs of a chosen and a rejected one, or (KTO) single ones with a label.
+
+    The reference is the model that the run begins with, unless `reference` names another folder of
+    the same shape.
+    """
+
+    kind: Kind
+    beta: Annotated[float, Above(0)] | None = None  # default: 0.1; SimPO 2
+    margin: Annotated[float, AtLeast(0)] = 0.5  # SimPO: by how much the chosen one is to be ahead
+    label_smoothing: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.0  # DPO, SimPO
+    answer_loss: Annotated[float, AtLeast(0)] | None = None  # times the chosen answer's own loss
+    desirable_weight: Annotated[float, AtLeast(0)] = 1.0  # KTO
+    undesirable_weight: Annotated[float, AtLeast(0)] = 1.0
+    reference: str = ""
+
+    def __post_init__(self) -> None:
+        if self.label_smoothing and self.kind not in ("dpo", "simpo"):
+            raise ValueError(f"'label_smoothing' is for dpo and simpo, not for {self.kind}")
+        if self.reference and not self.needs_reference:
+            raise ValueError(f"{self.kind} has no reference model; leave 'reference' out")
+        if self.answer_loss is not None and self.kind == "kto":
+            raise ValueError("'answer_loss' is for pairs; KTO has none")
+
+    @property
+    def strength(self) -> float:
+        """β, as given or as usual."""
+        return _BETAS.get(self.kind, _BETA) if self.beta is None else self.beta
+
+    @property
+    def own_loss(self) -> float:
+        """The weight of the chosen answer's mean token loss beside the preference; of ORPO 1."""
+        usual = 1.0 if self.kind == "orpo" else 0.0
+        return usual if self.answer_loss is None else self.answer_loss
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether answers are held against a reference model's."""
+        return self.kind not in _WITHOUT_REFERENCE
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether an example is two answers to one prompt."""
+        return self.kind != "kto"

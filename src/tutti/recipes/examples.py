@@ -1,0 +1,63 @@
+"""A tiny model and data for it, so that a recipe runs on a laptop before it meets a real model.
+
+The data teach a format: small sums, answered in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "tie_word_embeddings": True,
+}  # fmt: skip
+_LONGER = {
+    **_TINY,
+    "max_position_embeddings": 512,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256,
+    },
+}  # fmt: skip
+TINY_MODEL: dict[str, dict[str, Any]] = {"": _TINY, "longer-context": _LONGER}
+
+
+def _sums(count: int) -> Iterator[tuple[str, int]]:
+    numbers = random.Random(7)
+    for _ in range(count):
+        a, b = numbers.randint(0, 20), numbers.randint(0, 20)
+        yield numbers.choice(("What is {} + {}?", "Add {} and {}.")).format(a, b), a + b
+
+
+def _lines(rows: Iterator[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _chats() -> str:
+    return _lines(
+        {
+            "messages": [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": json.dumps({"answer": found})},
+            ]
+        }
+        for question, found in _sums(400)
+    )
+
+
+def _pairs() -> str:
+    return _lines(
+        {
+            "prompt": [{"role": "user", "content": question}],
+            "chosen": [{"role": "assistant", "content": json.dumps({"answer": found})}],
+            "rejected": [{"role": "assistant", "content": f"I think that it is {found}."}],
+        }
+        for question, found in _sums(300)
+    )
+
+
+EXAMPLES: dict[str, Callable[[], str]] = {"chats.jsonl": _chats, "pairs.jsonl": _pairs}
