@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tutti.train.run.result import TrainResult
 
 NEWEST = "newest"  # what --resume alone means
+IF_ANY = "if-any"  # for launchers, which cannot know
 
 
 Config = Annotated[
@@ -45,7 +46,8 @@ Resume = Annotated[
     str | None,
     typer.Option(
         "--resume",
-        help="Go on from the newest whole checkpoint in the folder, or from that of a step.",
+        help="Go on from the newest whole checkpoint in the folder, or from that of a step; "
+        "--resume=if-any begins where there is none.",
         metavar="[STEP]",
     ),
 ]
@@ -93,7 +95,7 @@ def train(
     """
     require_torch("train")
     from tutti.ranks.launcher_variables import started_as_rank
-    from tutti.train.run.starting import check_inputs
+    from tutti.train.run.starting import check_inputs, has_checkpoints, was_cut_off
 
     going_on = _resume(resume)
     wanted = asked(config, plan=plan, model=model, cluster=cluster, ranks=ranks, data=data,
@@ -104,6 +106,9 @@ def train(
         start = start_together(wanted, resume=going_on, overwrite=overwrite)
         run_rank(start.job, resume=start.resume).require_finished()
         return
+    if resume == IF_ANY:
+        going_on = has_checkpoints(wanted) or was_cut_off(wanted, True)
+        overwrite = not going_on
     check_inputs(wanted, going_on, overwrite=overwrite)
     job = _prepared(wanted, quiet=json)
     say_doubtful_length(job.spec, job.plan.job.sequence_length)
@@ -130,7 +135,7 @@ class TrainCommand(TyperCommand):
 
 
 def _resume(text: str | None) -> bool | int:
-    if text is None:
+    if text is None or text == IF_ANY:
         return False
     if text == NEWEST:
         return True

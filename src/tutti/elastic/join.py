@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -54,6 +56,19 @@ def address_of(text: str, what: str) -> tuple[str, int]:
 def zmq_address(host: str, port: int | str) -> str:
     """Return an address as zmq writes it."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def own_address(host: str) -> str:
+    """Return the number by which a name of this host can be listened at."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host))
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise InputError(
+            f"elastic.listen: '{host}' is not known here ({error.strerror or error}); give an "
+            "address of this host"
+        ) from None
 
 
 def run_agent(

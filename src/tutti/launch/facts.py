@@ -148,6 +148,7 @@ class Facts:
     folder: str = ""
     port: Port = 29500
     restarts: Natural = 3
+    elastic: bool = False  # agents instead of torchrun: a lost host does not end the job
     start_timeout_s: Count = 1800
     environment: Variables = field(default_factory=dict)
     volumes: tuple[Volume, ...] = ()

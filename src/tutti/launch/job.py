@@ -142,6 +142,22 @@ class Job:
         words += ["--plan", f"{folder}/{PLAN}"]
         return " ".join([*words, *map(shlex.quote, self.arguments)])
 
+    def require_elastic(self) -> None:
+        """Refuse what agents cannot start; nothing where torchrun does."""
+        if not self.facts.elastic:
+            return
+        if self.config is None:
+            raise InputError(
+                "'elastic: true' in the launch file needs a training file (--config): agents train "
+                "by its 'elastic:'"
+            )
+        for part in self.parts:
+            if any(not host.is_node for host in part.component.hosts):
+                raise InputError(
+                    f"pool '{part.launch.pool.name}': its nodes are several hosts each, but an "
+                    "agent is a whole node; leave 'elastic' out of the launch file"
+                )
+
     def require_container(self, *supported: str) -> None:
         """Refuse containers that a target cannot start."""
         for part in self.parts:

@@ -24,6 +24,7 @@ _POD_SUFFIX = "-abcde"  # what Kubernetes adds to the name of a pod
 def kubernetes_files(job: Job) -> dict[str, str]:
     """Return the files by name."""
     _check(job)
+    job.require_elastic()
     volumes = {part.name: _volumes(part) for part in job.parts}
     jobset = job.facts.kubernetes.kind == "jobset"
     jobs = render(

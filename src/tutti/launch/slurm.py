@@ -19,10 +19,13 @@ from tutti.launch.secret import SECRET_NAME, new_secret
 from tutti.launch.templating import render
 from tutti.launch.torchrun import patterns
 
+WARNING_S = 180  # before its time is up, an elastic job saves and is put back
+
 
 def slurm_files(job: Job) -> dict[str, str]:
     """Return the files by name."""
     job.require_container("none", "apptainer", "pyxis")
+    job.require_elastic()
     heterogeneous = len(job.parts) > 1
     typed = _typed(job)
     script = render(
@@ -58,6 +61,8 @@ def _common_options(job: Job) -> list[str]:
                 "'--mail-type=END'"
             )
     options = [f"--{name}={value}" for name, value in given.items() if value]
+    if job.facts.elastic:  # a lost host does not end the job; a lost leader puts it back
+        options += ["--no-kill", "--requeue", f"--signal=B:TERM@{WARNING_S}"]
     return [_directive(option) for option in (*options, *slurm.options)]
 
 
@@ -142,7 +147,11 @@ def _step(job: Job, part: Part, group: int | None) -> list[str]:
         options.append(f"--cpus-per-task={part.num_cpus}")
     return [
         *options,
-        "--kill-on-bad-exit=1",
+        *(
+            ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+            if job.facts.elastic
+            else ["--kill-on-bad-exit=1"]
+        ),
         "--label",
         *containers.step_options(job, part),
     ]

@@ -14,6 +14,7 @@ from tutti.launch.templating import render
 def torchrun_files(job: Job) -> dict[str, str]:
     """Return the files by name; `run.sh` only where every host's name is known."""
     job.require_container("none", "apptainer")
+    job.require_elastic()
     master = _master(job)
     typed = {part.name: wrapper(job, part, "$PWD") for part in job.parts}
     found = {

@@ -44,6 +44,9 @@ SBATCH: dict[str, str | None] = {
     "constraint": _WORD,
     "nodelist": _NAMES,
     "exclusive": None,
+    "no-kill": None,
+    "requeue": None,
+    "signal": r"([BR]+:)?[A-Z0-9]+(@\d+)?",
 }
 SRUN: dict[str, str | None] = {
     "het-group": r"\d+",
@@ -52,6 +55,8 @@ SRUN: dict[str, str | None] = {
     "ntasks-per-node": _NUMBER,
     "cpus-per-task": _NUMBER,
     "kill-on-bad-exit": "[01]",
+    "no-kill": None,
+    "wait": r"\d+",
     "label": None,
     # of the plug-in pyxis
     "container-image": _WORD,

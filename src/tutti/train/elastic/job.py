@@ -26,6 +26,7 @@ from tutti.elastic.join import (
     address_of,
     chip_environment,
     memory_folder,
+    own_address,
     with_given,
     zmq_address,
 )
@@ -95,7 +96,7 @@ class ElasticRun:
 
     def _controller(self, port: str) -> Controller:
         settings = ControllerSettings(
-            job=self.name, key=self._key, bind=zmq_address(self._host, port),
+            job=self.name, key=self._key, bind=zmq_address(own_address(self._host), port),
             death_after_s=self.config.death_after_s, wait_s=self.config.wait_s,
         )  # fmt: skip
         try:
