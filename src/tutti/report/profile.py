@@ -35,6 +35,7 @@ def profile_page(profile: Profile) -> Page:
         rows = [row for row in profile.operators if row.dtype is dtype]
         sections += _products(rows, dtype)
         sections += _attention(rows, dtype)
+        sections += _served(profile, rows, dtype)
         sections += _rows_and_widths(rows, dtype)
         sections.append(_every_operator(rows, dtype))
     if profile.links:
@@ -112,6 +113,8 @@ def _products(rows: Sequence[OperatorTime], dtype: Dtype) -> list[Section]:
     maps = []
     for direction in FORMS["linear"].directions:
         own = [row for row in every if row.operator == row_name("linear", direction)]
+        if not own:
+            continue
         cells: dict[tuple[int, int], dict[str, Cell]] = {}
         for row in own:
             tokens, out, wide = row.shape
@@ -122,6 +125,8 @@ def _products(rows: Sequence[OperatorTime], dtype: Dtype) -> list[Section]:
         columns = [f"{tokens:,}" for tokens in sorted({row.shape[0] for row in own})]
         lines = [(f"{wide:,} → {out:,}", cells[wide, out]) for wide, out in sorted(cells)]
         maps.append((PASS_NAMES[direction], heat_html("in → out \\ tokens", columns, lines)))
+    if not maps:
+        return []
     return [
         Section(
             id=f"products-{dtype.value}",
@@ -161,6 +166,53 @@ def _attention(rows: Sequence[OperatorTime], dtype: Dtype) -> list[Section]:
             id=f"attention-{dtype.value}",
             heading=f"Attention, {dtype.value}",
             intro="Percent of the matrix ceiling, causal pairs only, by length of a sequence.",
+            body=heats_html(maps),
+        )
+    ]
+
+
+def _served(profile: Profile, rows: Sequence[OperatorTime], dtype: Dtype) -> list[Section]:
+    """What servers run: how near products and attention come to what the chip allows."""
+    memory = profile.link("memory")
+    ceiling = max((_flops(row) for row in rows if _is_product(row)), default=0.0)
+    if memory is None or not ceiling:
+        return []
+
+    def cell(row: OperatorTime) -> Cell:
+        share = max(_flops(row) / ceiling, _bytes(row) / memory.bandwidth)
+        detail = _detail(row, f"{flops_text(_flops(row))}, {rate_text(_bytes(row))}")
+        return Cell(min(1.0, share), f"{100 * share:.0f}", detail)
+
+    maps = []
+    for operator, name, corner in (
+        ("linear", "products, by tokens", "in → out \\ tokens"),
+        ("decode_attention", "answers, by keys of each", "answers × heads \\ keys"),
+    ):
+        own = [row for row in rows if row.operator == row_name(operator, "inference")]
+        cells: dict[tuple[int, ...], dict[str, Cell]] = {}
+        labels: dict[tuple[int, ...], str] = {}
+        for row in own:
+            key = row.shape[:0:-1] if operator == "linear" else (row.shape[0], *row.shape[2:5])
+            at = row.shape[0] if operator == "linear" else row.shape[1]
+            labels[key] = (
+                f"{key[0]:,} → {key[1]:,}"
+                if operator == "linear"
+                else f"{key[0]} × {many(key[1], 'head')} of {key[3]}, {key[2]} for keys"
+            )
+            cells.setdefault(key, {})[f"{at:,}"] = cell(row)
+        counts = {row.shape[0 if operator == "linear" else 1] for row in own}
+        columns = [f"{count:,}" for count in sorted(counts)]
+        if own:
+            lines = [(labels[key], cells[key]) for key in sorted(cells)]
+            maps.append((name, heat_html(corner, columns, lines)))
+    if not maps:
+        return []
+    return [
+        Section(
+            id=f"served-{dtype.value}",
+            heading=f"What servers run, {dtype.value}",
+            intro="Percent of what the matrix ceiling or, where that is less, memory allows"
+            + (", inside graphs." if profile.served_graphs else "."),
             body=heats_html(maps),
         )
     ]
