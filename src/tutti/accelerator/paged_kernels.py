@@ -69,6 +69,90 @@ def _dots(scores: Any, own: Any, block: Any, group: int, low: int, high: int) ->
         at += 1
 
 
+def _dots_of_two(
+    scores: Any, first: int, q: Any, head: int, block: Any, group: int, low: int, high: int
+) -> None:
+    """Fill in the products of two queries that share keys, four keys at a time."""
+    zero = q.dtype.type(0)
+    at = low
+    while at + 3 < high:
+        one_a, one_b, one_c, one_d = zero, zero, zero, zero
+        two_a, two_b, two_c, two_d = zero, zero, zero, zero
+        for i in range(q.shape[1]):
+            one, two = q[head, i], q[head + 1, i]
+            a, b = block[at, group, i], block[at + 1, group, i]
+            c, d = block[at + 2, group, i], block[at + 3, group, i]
+            one_a += one * a
+            one_b += one * b
+            one_c += one * c
+            one_d += one * d
+            two_a += two * a
+            two_b += two * b
+            two_c += two * c
+            two_d += two * d
+        to = first + at - low
+        scores[0, to], scores[0, to + 1] = one_a, one_b
+        scores[0, to + 2], scores[0, to + 3] = one_c, one_d
+        scores[1, to], scores[1, to + 1] = two_a, two_b
+        scores[1, to + 2], scores[1, to + 3] = two_c, two_d
+        at += 4
+    while at < high:
+        for n in range(2):
+            one_a = zero
+            for i in range(q.shape[1]):
+                one_a += q[head + n, i] * block[at, group, i]
+            scores[n, first + at - low] = one_a
+        at += 1
+
+
+def _dots_of_three(
+    scores: Any, first: int, q: Any, head: int, block: Any, group: int, low: int, high: int
+) -> None:
+    """Fill in the products of three queries that share keys, two keys at a time."""
+    zero = q.dtype.type(0)
+    at = low
+    while at + 1 < high:
+        one, two, three = zero, zero, zero
+        one_b, two_b, three_b = zero, zero, zero
+        for i in range(q.shape[1]):
+            a, b = block[at, group, i], block[at + 1, group, i]
+            one += q[head, i] * a
+            one_b += q[head, i] * b
+            two += q[head + 1, i] * a
+            two_b += q[head + 1, i] * b
+            three += q[head + 2, i] * a
+            three_b += q[head + 2, i] * b
+        to = first + at - low
+        scores[0, to], scores[1, to], scores[2, to] = one, two, three
+        scores[0, to + 1], scores[1, to + 1], scores[2, to + 1] = one_b, two_b, three_b
+        at += 2
+    if at < high:
+        for n in range(3):
+            one = zero
+            for i in range(q.shape[1]):
+                one += q[head + n, i] * block[at, group, i]
+            scores[n, first + at - low] = one
+
+
+def _all_dots(
+    scores: Any, first: int, q: Any, head: int, block: Any, group: int, low: int, high: int
+) -> None:
+    """Fill in the products of all queries that share keys: each key is read for three at once."""
+    n = 0
+    while n < len(scores):
+        left = len(scores) - n
+        if left == 1:
+            line = scores[n, first : first + high - low]
+            dots(line, q[head + n], block, group, low, high)
+            n += 1
+        elif left in (2, 4):
+            dots_of_two(scores[n:], first, q, head + n, block, group, low, high)
+            n += 2
+        else:
+            dots_of_three(scores[n:], first, q, head + n, block, group, low, high)
+            n += 3
+
+
 def _weigh(total: Any, weights: Any, block: Any, group: int, low: int, high: int) -> None:
     """Add the values at places `low` to `high` of a page, each times its weight."""
     at = low
@@ -118,9 +202,7 @@ def _one_each(
         for page in pages:
             low, high = max(first, page * size), min(last, page * size + size)
             block, to = key_pages[tables[row, page]], page * size
-            for n in range(share):
-                line, own = scores[n, low - first : high - first], q[at, group * share + n]
-                dots(line, own, block, group, low - to, high - to)
+            all_dots(scores, low - first, q[at], group * share, block, group, low - to, high - to)
         for n in range(share):
             head, line = group * share + n, scores[n]
             for key in range(last - first):
@@ -164,5 +246,7 @@ def _compiled(function: Any, *, parallel: bool = False) -> Any:
 
 
 exponentials, dots, weigh = _compiled(_exponentials), _compiled(_dots), _compiled(_weigh)
+dots_of_two, dots_of_three = _compiled(_dots_of_two), _compiled(_dots_of_three)
+all_dots = _compiled(_all_dots)
 # for one thread and for several: a team of which one thread works waits for the others all the same
 one_each = _compiled(_one_each), _compiled(_one_each, parallel=True)
