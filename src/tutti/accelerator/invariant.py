@@ -125,7 +125,7 @@ def paged_attention(
     found = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
     rows = np.flatnonzero(inside.numpy()).tolist()
     if rows:
-        one_token_each(found, q, key_pages, value_pages, alone, rows, **options)
+        one_token_each(found, q, key_pages, value_pages, alone, rows, invariant=True, **options)
     return found
 
 

@@ -114,9 +114,14 @@ def one_token_each(
     value_pages: Tensor,
     steps: PagedSegments,
     rows: list[int],
+    *,
+    invariant: bool = False,
     **given: Any,
 ) -> None:
-    """Fill in the attention of rows of one token by the compiled kernel."""
+    """Fill in the attention of rows of one token by the compiled kernel.
+
+    `invariant`: the same bits whatever the pages' size.
+    """
     import numba  # here: whoever never comes by need not wait for its import
 
     from tutti.accelerator.paged_kernels import one_each
@@ -136,7 +141,7 @@ def one_token_each(
         found.numpy(), q.detach().contiguous().numpy(), key_pages.numpy(), value_pages.numpy(),
         steps.tables.numpy(), np.array(rows, np.int64), steps.query_starts.numpy(),
         steps.key_lengths.numpy(), firsts, options.scale, options.soft_cap or 0.0,
-        sinks.numpy(), (slopes * options.factor).numpy(),
+        sinks.numpy(), (slopes * options.factor).numpy(), not invariant,
     )  # fmt: skip
 
 

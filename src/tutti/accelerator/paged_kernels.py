@@ -189,8 +189,13 @@ def _one_each(
     soft_cap: float,  # 0: none
     sinks: Any,  # (H,) or empty
     slopes: Any,  # (H,) or empty
+    shares: bool,  # whether queries of a group read their keys together
 ) -> None:
-    """Fill in the attention of rows of one token."""
+    """Fill in the attention of rows of one token.
+
+    Where queries read keys together, the order of sums, and so the last bits, hangs on where pages
+    end.
+    """
     heads, groups, size = q.shape[1], key_pages.shape[2], key_pages.shape[1]
     share = heads // groups
     for item in numba.prange(len(rows) * groups):
@@ -202,7 +207,14 @@ def _one_each(
         for page in pages:
             low, high = max(first, page * size), min(last, page * size + size)
             block, to = key_pages[tables[row, page]], page * size
-            all_dots(scores, low - first, q[at], group * share, block, group, low - to, high - to)
+            if shares:
+                all_dots(
+                    scores, low - first, q[at], group * share, block, group, low - to, high - to
+                )
+                continue
+            for n in range(share):
+                line, own = scores[n, low - first : high - first], q[at, group * share + n]
+                dots(line, own, block, group, low - to, high - to)
         for n in range(share):
             head, line = group * share + n, scores[n]
             for key in range(last - first):
