@@ -175,6 +175,41 @@ def _weigh(total: Any, weights: Any, block: Any, group: int, low: int, high: int
         at += 1
 
 
+def _soften(
+    line: Any,
+    powers: Any,
+    head: int,
+    first: int,
+    scale: float,
+    soft_cap: float,
+    sinks: Any,
+    slopes: Any,
+) -> None:
+    """Turn a query's products with the keys from `first` on into weights."""
+    for key in range(len(line)):
+        line[key] *= scale
+    if soft_cap != 0.0:
+        for key in range(len(line)):
+            line[key] = soft_cap * np.tanh(line[key] / soft_cap)
+    if len(slopes):
+        for key in range(len(line)):
+            line[key] += slopes[head] * (key + first)
+    largest = line.max()
+    if len(sinks):
+        largest = max(largest, sinks[head])
+    check = largest * 0
+    for key in range(len(line)):
+        line[key] -= largest
+        check += line[key]
+    whole = exponentials(line, powers)
+    if check != check:  # a score that is no number: neither is what comes of it
+        whole = check
+    if len(sinks):
+        whole += np.exp(sinks[head] - largest)
+    for key in range(len(line)):
+        line[key] /= whole
+
+
 def _one_each(
     found: Any,  # (T, H, E)
     q: Any,  # (T, H, D)
@@ -216,29 +251,8 @@ def _one_each(
                 line, own = scores[n, low - first : high - first], q[at, group * share + n]
                 dots(line, own, block, group, low - to, high - to)
         for n in range(share):
-            head, line = group * share + n, scores[n]
-            for key in range(last - first):
-                line[key] *= scale
-            if soft_cap != 0.0:
-                for key in range(last - first):
-                    line[key] = soft_cap * np.tanh(line[key] / soft_cap)
-            if len(slopes):
-                for key in range(last - first):
-                    line[key] += slopes[head] * (key + first)
-            largest = line.max()
-            if len(sinks):
-                largest = max(largest, sinks[head])
-            check = largest * 0
-            for key in range(last - first):
-                line[key] -= largest
-                check += line[key]
-            whole = exponentials(line, powers)
-            if check != check:  # a score that is no number: neither is what comes of it
-                whole = check
-            if len(sinks):
-                whole += np.exp(sinks[head] - largest)
-            for key in range(last - first):
-                line[key] /= whole
+            head = group * share + n
+            soften(scores[n], powers, head, first, scale, soft_cap, sinks, slopes)
             found[at, head] = 0.0
         for page in pages:
             low, high = max(first, page * size), min(last, page * size + size)
@@ -259,6 +273,6 @@ def _compiled(function: Any, *, parallel: bool = False) -> Any:
 
 exponentials, dots, weigh = _compiled(_exponentials), _compiled(_dots), _compiled(_weigh)
 dots_of_two, dots_of_three = _compiled(_dots_of_two), _compiled(_dots_of_three)
-all_dots = _compiled(_all_dots)
+all_dots, soften = _compiled(_all_dots), _compiled(_soften)
 # for one thread and for several: a team of which one thread works waits for the others all the same
 one_each = _compiled(_one_each), _compiled(_one_each, parallel=True)
