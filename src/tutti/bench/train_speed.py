@@ -20,20 +20,24 @@ from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.bench.train_breakdown import best_rates, kernel_seconds, parts
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.library import shipped
+from tutti.hardware.local import local_cluster
 from tutti.models import read_config
 from tutti.models.flops import flops_per_token
 from tutti.models.lengths import length_refusal
 from tutti.models.load import catalog_config, load_model
-from tutti.models.memory import activation_bytes
-from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec
+from tutti.models.tuning import AdapterSpec, Base, Tuning
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
+from tutti.plan.plan import Plan, Recompute
 from tutti.ranks.single_rank import NoLinks, plan_alone
+from tutti.simulate.estimate import estimate
 from tutti.train.engine.engine import Engine
 from tutti.train.graphs.captured_blocks import CaptureMode, CaptureSettings
+from tutti.train.run.planning import tuned
 from tutti.train.state.state import TORCH_DTYPES
 from tutti.units import bytes_text, many
 
@@ -54,13 +58,18 @@ class SpeedQuestion:
     precision: str
     steps: int
     capture: CaptureMode = "auto"  # our blocks as graphs
+    lora: int | None = None  # rank of adapters on every linear layer; the rest is frozen
+    base: Base = "wide"  # how frozen weights are held
+    recompute: bool = False  # blocks keep their inputs alone
 
     @property
     def title(self) -> str:
         """What a table says of itself."""
         layers = f", {many(self.layers, 'layer')}" if self.layers else ""
+        adapters = f", LoRA of rank {self.lora}" if self.lora else ""
+        base = f" on {self.base}" if self.base != "wide" else ""
         return (
-            f"{self.model}{layers}, "
+            f"{self.model}{layers}{adapters}{base}, "
             f"{self.micro_batch} × {self.sequence_length} tokens, {self.precision}"
         )
 
@@ -71,28 +80,39 @@ class SpeedQuestion:
 
     def spec(self) -> ModelSpec:
         """Return the model."""
-        if self.layers is None:
-            return load_model(self.model)
-        return read_config(self.config(), self.model)
+        whole = self.layers is None
+        spec = load_model(self.model) if whole else read_config(self.config(), self.model)
+        if self.lora is None:
+            return spec
+        return tuned(spec, Tuning(adapter=AdapterSpec(rank=self.lora), base=self.base))
+
+    def plan(self, spec: ModelSpec) -> Plan:
+        """Return the plan of the one chip."""
+        blocks = ((1, spec.head_unit),) if self.recompute else ()
+        return plan_alone(
+            spec,
+            sequence_length=self.sequence_length,
+            micro_batch=self.micro_batch,
+            precision=PRECISIONS[self.precision],
+            recompute=Recompute(full=blocks),
+        )
 
 
-def _require_room(asked: SpeedQuestion, spec: ModelSpec, accelerator: Accelerator) -> None:
-    """Refuse what the device cannot hold: a host would take all memory, then end the process.
+def _predicted_bytes(plan: Plan, spec: ModelSpec) -> float:
+    """Return what a planner takes the step's memory to be; it does not depend on the chip."""
+    pool = dataclasses.replace(local_cluster().pools[0], name="here")
+    memory = estimate(plan, spec, Cluster(name="here", pools=(pool,))).memory[0]
+    return memory.total - memory.runtime
 
-    Gradients, which nobody sums up, take the place of activations on the way down.
-    """
-    precision = PRECISIONS[asked.precision]
-    kinds = (precision.parameters, precision.moments, precision.moments)
-    state = sum(kind.num_bytes for kind in (*kinds, *filter(None, (precision.master,))))
-    gradients = spec.num_parameters * precision.parameters.num_bytes
-    work = Workload(sequences=asked.micro_batch, sequence_length=asked.sequence_length)
-    kept = sum(activation_bytes(spec, unit, work) for unit in range(spec.num_units - 1))
-    need = spec.num_parameters * state + max(kept, gradients)
+
+def _require_room(asked: SpeedQuestion, need: float, accelerator: Accelerator) -> None:
+    """Refuse what the device cannot hold: a host would take all memory, then end the process."""
     total = accelerator.memory().total
     if need > total:
         raise InputError(
-            f"{asked.title}: takes {bytes_text(need)} at least, but {accelerator.chip} has "
-            f"{bytes_text(total)}; give --layers, or a smaller --micro-batch or --sequence-length"
+            f"{asked.title}: takes about {bytes_text(need)}, but {accelerator.chip} has "
+            f"{bytes_text(total)}; give --layers, --recompute, or a smaller --micro-batch or "
+            "--sequence-length"
         )
 
 
@@ -104,13 +124,9 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
     accelerator.empty_cache()
     if refusal := length_refusal(spec, asked.sequence_length):
         raise InputError(f"--sequence-length: {refusal}")
-    plan = plan_alone(
-        spec,
-        sequence_length=asked.sequence_length,
-        micro_batch=asked.micro_batch,
-        precision=PRECISIONS[asked.precision],
-    )
-    _require_room(asked, spec, accelerator)
+    plan = asked.plan(spec)
+    predicted = _predicted_bytes(plan, spec)
+    _require_room(asked, predicted, accelerator)
     accelerator.reset_peak()
     chosen = CaptureSettings(mode=asked.capture, say=say)
     engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None, capture=chosen)
@@ -126,6 +142,7 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
         return engine.step(lambda _: batch, SETTINGS).loss
 
     row = _timed("tutti", asked, spec, accelerator, step)
+    row["predicted_bytes"] = predicted
     if breakdown:
         step(0)
         accelerator.synchronize()
@@ -166,6 +183,7 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -
     """
     precision = PRECISIONS[asked.precision]
     who = "transformers + Liger" if liger else "transformers"
+    who += " + peft" if asked.lora else ""
     who += ", no masters" if precision.master else ""
     say(f"{asked.title}: {who}")
     gc.collect()
@@ -181,9 +199,16 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -
             return {"who": who, "failed": f"has no kernels for {model.config.model_type}"}
     except ImportError as error:
         return {"who": who, **_failure(error)}
+    if asked.lora is not None:
+        if importlib.util.find_spec("peft") is None:
+            return {"who": who, "failed": "peft is not installed"}
+        model = _with_adapters(model, asked.lora)
     model.train()
+    if asked.recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=SETTINGS.learning_rate, betas=(SETTINGS.beta1, SETTINGS.beta2),
+        trained, lr=SETTINGS.learning_rate, betas=(SETTINGS.beta1, SETTINGS.beta2),
         eps=SETTINGS.eps, weight_decay=SETTINGS.weight_decay, fused=True,
     )  # fmt: skip
     batches = [_tokens(asked, spec, accelerator, i) for i in range(WARM_UP + asked.steps)]
@@ -213,7 +238,7 @@ def speeds(
 ) -> list[dict[str, Any]]:
     """Time the engine and, with `peers`, transformers as it is and with Liger's kernels."""
     rows = [our_speed(asked, say, breakdown=breakdown)]
-    if peers:
+    if peers and asked.base == "wide":  # transformers rounds frozen weights by other packages
         rows.append(hugging_face_speed(asked, say))
         if importlib.util.find_spec("liger_kernel") is not None:
             rows.append(hugging_face_speed(asked, say, liger=True))
@@ -247,6 +272,19 @@ def _with_liger(model: Any) -> bool:
         return False
     monkey_patch._apply_liger_kernel_to_instance(model=model)
     return True
+
+
+def _with_adapters(model: Any, rank: int) -> Any:
+    """Freeze a model and let peft train adapters of every linear layer, in the model's dtype."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=int(AdapterSpec().alpha),
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 def _tokens(

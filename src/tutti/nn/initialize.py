@@ -44,7 +44,8 @@ def initialize(
 
     def drawn(name: str, piece: Piece, slices: tuple[slice, ...]) -> Tensor:
         if on_device:
-            return torch.zeros(tuple(cut.stop - cut.start for cut in slices))
+            size = tuple(cut.stop - cut.start for cut in slices)
+            return torch.empty(size, device=_device(model)).normal_(std=deviation)
         return normal(seed, name, piece.parameter, slices) * deviation
 
     fill_narrow(model, drawn, _device(model))

@@ -62,8 +62,7 @@ class Linear(Holder):
     ) -> Tensor:
         """Return the outputs without the bias, with what trained adapters add."""
         assert isinstance(x, Tensor)
-        y = self.operators.linear(x, self.weight, later=later, may_narrow=self.may_narrow)
-        return low_rank.added(y, x, self.weight, later)
+        return low_rank.product(x, self.weight, later, may_narrow=self.may_narrow)
 
     @property
     def takes_narrow(self) -> bool:

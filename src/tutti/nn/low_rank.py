@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.quantised import QuantisedWeight
+from tutti.accelerator.reference.low_rank import UpFactor, add_low_rank, low_rank_linear
 from tutti.models.tuning import DOWN, MAGNITUDE, UP, AdapterSpec
 from tutti.nn.parallel.groups import Group
 from tutti.nn.storage import Holder, Maker
@@ -81,14 +82,25 @@ class LowRank(Holder):
         """Whether outputs are brought to trained magnitudes."""
         return bool(self.magnitudes)
 
-    def added(self, y: Tensor, x: Tensor, weight: Tensor, later: WeightGradients | None) -> Tensor:
+    def product(
+        self,
+        x: Tensor,
+        weight: Tensor | QuantisedWeight,
+        later: WeightGradients | None,
+        *,
+        may_narrow: bool,
+    ) -> Tensor:
         """Return a linear layer's output, without its bias, with what the adapters add."""
-        linear = self.operators.linear
-        low = linear(x, self.down, later=later) * self.scale
-        parts = [
-            linear(_rows(low, group), getattr(self, group.up), later=later) for group in self.groups
-        ]
-        y = y + self._spread(parts, y)
+        operators = self.operators
+        ups = [UpFactor(getattr(self, group.up), *group[1:]) for group in self.groups]
+        y = None
+        if isinstance(weight, Tensor) and not weight.requires_grad:
+            narrow = may_narrow and operators.narrows("narrow_linear", x, weight, None)
+            if not narrow:
+                y = low_rank_linear(x, weight, self.down, ups, self.scale, later)
+        if y is None:
+            y = operators.linear(x, weight, later=later, may_narrow=may_narrow)
+            y = add_low_rank(y, x, self.down, ups, self.scale, later)
         return y * self._factors(weight) if self.is_dora else y
 
     def added_by_experts(
@@ -118,7 +130,7 @@ class LowRank(Holder):
 
     # --- DoRA ------------------------------------------------------------------------------
 
-    def _factors(self, weight: Tensor) -> Tensor:
+    def _factors(self, weight: Tensor | QuantisedWeight) -> Tensor:
         """Return what each output is multiplied with: its magnitude ÷ the length of its row."""
         lengths = self.row_lengths(weight)
         parts: list[Tensor] = []

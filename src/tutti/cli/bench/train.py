@@ -10,9 +10,18 @@ import typer
 from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.cli.shared.progress import ProgressLine
 from tutti.cli.shared.torch_needed import require_torch
+from tutti.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+class FrozenBase(StrEnum):
+    """How frozen weights are held beside adapters."""
+
+    WIDE = "wide"
+    INT8 = "int8"
+    NF4 = "nf4"
 
 
 class Capture(StrEnum):
@@ -42,6 +51,12 @@ AllTypes = Annotated[bool, typer.Option("--all", help="One model of each type, i
 MostParameters = Annotated[
     float, typer.Option(help="With --all: layers are cut down to so many parameters.", min=1)
 ]
+Lora = Annotated[
+    int | None, typer.Option(help="Train adapters of this rank on every linear layer.", min=1)
+]
+Recomputed = Annotated[
+    bool, typer.Option("--recompute", help="Blocks keep their inputs alone, on both sides.")
+]
 Target = Annotated[
     float, typer.Option(help="With --breakdown: what this MFU would need.", min=0.01, max=1.0)
 ]
@@ -56,6 +71,11 @@ def train(
     precision: Precision = "pure_bf16",
     steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 10,
     capture: CaptureOption = Capture.AUTO,
+    lora: Lora = None,
+    base: Annotated[
+        FrozenBase, typer.Option(help="With --lora: frozen weights.")
+    ] = FrozenBase.WIDE,
+    recompute: Recomputed = False,
     peers: Peers = True,
     breakdown: Breakdown = False,
     all_types: AllTypes = False,
@@ -65,13 +85,15 @@ def train(
 ) -> None:
     """Time whole steps (forward, backward, AdamW) of one chip: seconds, MFU, peak memory."""
     require_torch("bench train")
+    if base is not FrozenBase.WIDE and lora is None:
+        raise InputError(f"--base {base.value} is for weights beside adapters; give --lora RANK")
     from tutti.bench.train_speed import SpeedQuestion, speeds
     from tutti.bench.train_types import one_of_each_type
 
     asked = SpeedQuestion(
         model=model, device=device, micro_batch=micro_batch, sequence_length=sequence_length,
         layers=layers, precision=precision, steps=steps,
-        capture=capture.value,
+        capture=capture.value, lora=lora, base=base.value, recompute=recompute,
     )  # fmt: skip
     with ProgressLine("training", wanted=not json) as line:
         if all_types:
@@ -103,7 +125,7 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
     from tutti.units import bytes_text, count_text
 
     table = Table(title=title)
-    for name in ("who", "step", "tutti is", "tokens/s", "MFU", "peak memory", "loss"):
+    for name in ("who", "step", "tutti is", "tokens/s", "MFU", "peak memory", "predicted", "loss"):
         table.add_column(name, justify="left" if name == "who" else "right")
     for row in rows:
         if "failed" in row:
@@ -116,6 +138,7 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
             count_text(row["tokens_per_s"]),
             f"{row['mfu']:.3f}" if row["mfu"] is not None else "–",
             bytes_text(row["peak_bytes"]),
+            bytes_text(row["predicted_bytes"]) if "predicted_bytes" in row else "",
             f"{row['loss']:.4f}",
         )
     return table

@@ -21,7 +21,7 @@ def test_a_model_that_memory_does_not_hold_is_refused(monkeypatch: pytest.Monkey
         model="llama-3.2-1b", device="cpu", micro_batch=1, sequence_length=64, layers=None,
         precision="pure_bf16", steps=1,
     )  # fmt: skip
-    with pytest.raises(InputError, match=r"takes 9\.[0-9] GiB at least, but CPU has 2\.0 GiB"):
+    with pytest.raises(InputError, match=r"takes about 9\.[0-9] GiB, but CPU has 2\.0 GiB"):
         our_speed(asked, lambda text: None)
 
 
