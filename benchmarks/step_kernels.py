@@ -18,8 +18,7 @@ from tutti.accelerator import open_accelerator
 from tutti.bench.train_speed import SETTINGS, SpeedQuestion, _tokens
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
-from tutti.plan.job import PRECISIONS
-from tutti.ranks.single_rank import NoLinks, plan_alone
+from tutti.ranks.single_rank import NoLinks
 from tutti.train.engine.engine import Engine
 
 STEPS = 2
@@ -36,12 +35,7 @@ def measured(asked: SpeedQuestion) -> list[Kernel]:
     """Return what ran on the chip in some steps, in order; only the chip is watched."""
     accelerator, spec = open_accelerator(None), asked.spec()
     length, micro_batch = asked.sequence_length, asked.micro_batch
-    plan = plan_alone(
-        spec,
-        sequence_length=length,
-        micro_batch=micro_batch,
-        precision=PRECISIONS[asked.precision],
-    )
+    plan = asked.plan(spec)
     engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None)
     initialize(engine.model, on_device=True)
     engine.take_masters()
@@ -95,10 +89,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--precision", default="pure_bf16")
     parser.add_argument("--sequence-length", type=int, default=4096)
+    parser.add_argument("--lora", type=int)
     asked = parser.parse_args()
     question = SpeedQuestion(
         model=asked.model, device=None, micro_batch=asked.micro_batch, layers=asked.layers,
         sequence_length=asked.sequence_length, precision=asked.precision, steps=1,
+        lora=asked.lora,
     )  # fmt: skip
     kernels = measured(question)
     print(f"{(kernels[-1].end - kernels[0].begin) / STEPS:.1f} ms per step")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.cuda import paged_kernels as kernels
-from tutti.accelerator.cuda.common import DTYPES, power_of_two, zero_counters
+from tutti.accelerator.cuda.common import DTYPES, num_programs, power_of_two, zero_counters
 from tutti.accelerator.cuda.early import early
+from tutti.accelerator.cuda.paged_even import attend_evenly
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.registry import Implementation
 
@@ -33,10 +34,11 @@ class _Tile(NamedTuple):
     stages: int
 
 
-# by the padded width of a head: rows of one token, by how many programs there are; longer rows
-_FEW = {64: _Tile(16, 64, 4, 5), 128: _Tile(16, 64, 2, 4), 256: _Tile(16, 32, 4, 3)}
-_SOME = {64: _Tile(16, 64, 4, 5), 128: _Tile(16, 64, 4, 2), 256: _Tile(16, 32, 4, 3)}
-_MANY = _FEW
+# by the padded width of a head: rows of one token, by how many rows of key heads there are
+_ONE = {64: _Tile(16, 64, 4, 5), 128: _Tile(16, 64, 4, 2), 256: _Tile(16, 32, 4, 3)}
+_FEW = {64: _Tile(16, 64, 2, 4), 128: _Tile(16, 64, 2, 4), 256: _Tile(16, 32, 4, 3)}
+_MANY = {64: _Tile(16, 16, 1, 4), 128: _Tile(16, 16, 1, 4), 256: _Tile(16, 16, 2, 4)}
+FEWEST_OF_MANY = 256  # rows of key heads: with fewer, programs have little to do one after another
 # few queries keep the chip busy when tiles are small; many gain by large ones
 _CHUNK = {64: _Tile(64, 64, 4, 3), 128: _Tile(64, 64, 4, 3), 256: _Tile(32, 32, 4, 3)}
 _LONG = {64: _Tile(128, 64, 4, 3), 128: _Tile(256, 64, 8, 3), 256: _Tile(64, 32, 4, 3)}
@@ -93,17 +95,26 @@ def _single(
     alone: bool,
 ) -> None:
     """Fill in rows of one query."""
-    rows, heads = steps.key_lengths.shape[0], key_pages.shape[2]
-    programs = rows * heads
-    some = PROGRAMS // 8 < programs <= 2 * PROGRAMS
-    tiles = _SOME if some else _FEW if programs <= PROGRAMS else _MANY
-    tile = _tile(tiles, q, value_pages)
-    splits = Splits.of(out, rows, rows, heads, steps.most_keys, tile.keys)
-    wide_share = power_of_two(q.shape[1] // heads)
-    queries = max(1, tile.rows // wide_share)
-    _launch(
-        (rows, heads, splits.most), tile, queries, out, splits, q, key_pages, value_pages, steps,
-        sinks, slopes, numbers, {**switches, "SINGLE": True, "ZERO": alone},
+    rows, groups = steps.key_lengths.shape[0], key_pages.shape[2]
+    heads, width, value_width = q.shape[1], q.shape[2], value_pages.shape[3]
+    lines = rows * groups
+    many = lines > FEWEST_OF_MANY
+    tile = _tile(_MANY if many else _ONE if rows == 1 else _FEW, q, value_pages)
+    programs = num_programs(q, 8 if many else 4)
+    most_heads = max(tile.rows, power_of_two(heads // groups))
+    # of each program: what it has of the row that it begins with, and of the one it ends with
+    parts = out.new_empty((programs, 2, most_heads, value_width), dtype=torch.float32)
+    sums = out.new_empty((programs, 2, most_heads, 2), dtype=torch.float32)
+    attend_evenly[(programs,)](
+        q, key_pages, value_pages, out, parts, sums, zero_counters(out.device, lines),
+        steps.query_starts, steps.key_lengths, steps.tables, sinks, slopes, q.stride(0),
+        q.stride(1), *key_pages.stride()[:3], *value_pages.stride()[:3], steps.tables.stride(0),
+        rows, q.shape[0], *numbers, HEADS=heads, GROUPS=groups, M=most_heads, D=width,
+        E=value_width, WIDE_D=max(16, power_of_two(width)),
+        WIDE_E=max(16, power_of_two(value_width)), N=tile.keys, SIZE=steps.page_size,
+        ROWS=max(32, power_of_two(rows)), ZERO=alone,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **switches,
+        num_warps=min(8, max(tile.warps, most_heads // 16)), num_stages=tile.stages, **early(q),
     )  # fmt: skip
 
 
@@ -178,7 +189,7 @@ def _long(
         )
     _launch(
         (tiles, heads, splits.most), tile, queries, out, splits, q, key_pages, value_pages, steps,
-        sinks, slopes, numbers, {**switches, "SINGLE": False, "ZERO": False},
+        sinks, slopes, numbers, switches,
     )  # fmt: skip
 
 
@@ -202,7 +213,7 @@ def _launch(
         q, key_pages, value_pages, out, splits.parts, splits.sums, splits.counters,
         steps.query_starts, steps.key_lengths, steps.first_long, steps.tables, sinks, slopes,
         q.stride(0), q.stride(1), *key_pages.stride()[:3], *value_pages.stride()[:3],
-        steps.tables.stride(0), steps.key_lengths.shape[0], q.shape[0], *numbers,
+        steps.tables.stride(0), steps.key_lengths.shape[0], *numbers,
         LEAST=splits.least, SPLITS=splits.most, HEADS=heads, SHARE=share,
         WIDE_SHARE=power_of_two(share), QUERIES=queries, D=q.shape[2], E=value_pages.shape[3],
         WIDE_D=max(16, power_of_two(q.shape[2])),

@@ -216,7 +216,9 @@ def _meet(
     d, e, other = tl.arange(0, WIDE_D), tl.arange(0, WIDE_E), start + tl.arange(0, N)
     known = (other >= first) & (other < high)
     place = other % SIZE
-    if ALL:
+    if SIZE % N == 0:  # all in one page
+        page = tl.load(table + start // SIZE).to(tl.int64)
+    elif ALL:
         page = tl.load(table + other // SIZE).to(tl.int64)
     else:
         page = tl.load(table + other // SIZE, mask=known, other=0).to(tl.int64)
@@ -249,32 +251,28 @@ def _meet(
     return most, total, collected
 
 
-@triton.jit(do_not_specialize=["table_row", "num_rows", "num_tokens"])
+@triton.jit(do_not_specialize=["table_row", "num_rows"])
 def attend(
     q, keys, values, out, parts, sums, counters, starts, lengths, first_long, tables, sinks,
     slopes, q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, num_rows,
-    num_tokens, scale, cap, window, factor,
+    scale, cap, window, factor,
     HEADS: tl.constexpr, SHARE: tl.constexpr, WIDE_SHARE: tl.constexpr, QUERIES: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr,
-    SIZE: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
-    ZERO: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINK: tl.constexpr,
-    HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
-    SORTED: tl.constexpr,
+    SIZE: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SINK: tl.constexpr, HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr, SORTED: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a tile (T, H, E)."""
+    """Write the outputs of a tile of a row of several queries (T, H, E)."""
     tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     M: tl.constexpr = QUERIES * WIDE_SHARE
     m, d = tl.arange(0, M), tl.arange(0, WIDE_D)
     share = m % WIDE_SHARE
     head_m = group * SHARE + share
-    row, at, begin, queries = _place(tile, starts, num_rows, first_long, QUERIES, SINGLE,
+    row, at, begin, queries = _place(tile, starts, num_rows, first_long, QUERIES, False,
                                       SORTED)  # fmt: skip
     length = tl.load(lengths + row)  # written before the step: no kernel of it is waited for
     wait(EARLY)
-    if ZERO:
-        _blank(out, starts, row, queries, split, head_m, share < SHARE, num_rows, num_tokens,
-               HEADS, WIDE_SHARE, M, E, WIDE_E)  # fmt: skip
-    if _is_left_out(queries, at, SINGLE):
+    if _is_left_out(queries, at, False):
         return
     query_m = at + m // WIDE_SHARE
     inside = (query_m < queries) & (share < SHARE)
@@ -297,7 +295,7 @@ def attend(
     table = tables + row.to(tl.int64) * table_row
     keys += group * k_head
     values += group * v_head
-    if not SINGLE and WINDOW == 0 and SPLITS == 1:
+    if WINDOW == 0 and SPLITS == 1:
         # keys before the first query are seen by all
         seen = (length - queries + at) // N * N
         for start in range(low, seen, N):
@@ -314,9 +312,8 @@ def attend(
             SIZE, False, WINDOW, HAS_CAP, HAS_SLOPE, ROUNDED, PRECISION,
         )  # fmt: skip
     counters += tile * tl.num_programs(1) + group
-    kept = row + query_m if SINGLE else token_m
     _write(out, parts, sums, counters, sinks, collected, most, total, token_m * HEADS + head_m,
-           kept * HEADS + head_m, head_m, split, used, inside, E, WIDE_E, SPLITS,
+           token_m * HEADS + head_m, head_m, split, used, inside, E, WIDE_E, SPLITS,
            HAS_SINK)  # fmt: skip
 
 
