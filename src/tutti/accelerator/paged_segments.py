@@ -12,12 +12,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tutti.accelerator.host_to_device import moved
 from tutti.accelerator.segments import Segments
+
+
+class TokenPlaces(NamedTuple):
+    """Of every token: its row, its position in its sequence, where its key goes; padding: −1, 0."""
+
+    row_t: Tensor
+    position_t: Tensor
+    place_t: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -34,6 +43,7 @@ class PagedSegments:
     # where rows of one query come first: int32, how many they are, and how many longer ones follow
     first_long: Tensor | None = None
     most_long: int | None = None
+    tokens: TokenPlaces | None = None  # where the host has said it already
 
     @classmethod
     def of(
@@ -66,6 +76,9 @@ class PagedSegments:
             key_lengths=self.key_lengths.to(device),
             tables=self.tables.to(device),
             first_long=None if self.first_long is None else self.first_long.to(device),
+            tokens=None
+            if self.tokens is None
+            else TokenPlaces(*(x.to(device) for x in self.tokens)),
         )
 
     @property
@@ -76,6 +89,8 @@ class PagedSegments:
 
     def rows_and_positions(self) -> tuple[Tensor, Tensor]:
         """Return the row of each token, and its position in its sequence; padding has 0 and −1."""
+        if self.tokens is not None:
+            return self.tokens.row_t, self.tokens.position_t
         starts = self.query_starts.long()
         index_t = torch.arange(self.num_queries, device=starts.device)
         row_t = torch.searchsorted(starts[1:].contiguous(), index_t, right=True)
@@ -86,6 +101,8 @@ class PagedSegments:
 
     def places(self, row_t: Tensor, position_t: Tensor) -> Tensor:
         """Return where each token's key goes: its page times the page's size, plus its place."""
+        if self.tokens is not None:
+            return self.tokens.place_t
         at_t = position_t.clamp_min(0)
         page_t = self.tables[row_t, at_t // self.page_size].long()
         return torch.where(position_t >= 0, page_t * self.page_size + at_t % self.page_size, 0)

@@ -27,7 +27,7 @@ from tutti.nn.alibi import alibi_specs, key_bias
 from tutti.nn.cache import Cache, PagedCache
 from tutti.nn.parallel.ring import RingStep, ring_steps
 from tutti.nn.parallel.rows import pieces_of, rows_of
-from tutti.nn.rotary import Table, rotary_specs, table, table_at
+from tutti.nn.rotary import Table, rotary_specs, stretch, table, table_at
 
 NO_TARGET = -100
 
@@ -118,7 +118,9 @@ class Batch:
         row_t, position_t = steps.rows_and_positions()
         cache.begin(steps, row_t, position_t)
         positions_t = position_t.clamp_min(0)
-        lengths_t = torch.maximum(bases_b.long()[row_t], positions_t + 1)
+        lengths_t = positions_t  # of no interest, save where keys depend on them
+        if stretch(spec) is not None:
+            lengths_t = torch.maximum(bases_b.long()[row_t], positions_t + 1)
         return cls(
             tokens_t=tokens_t,
             targets_t=None,

@@ -60,7 +60,8 @@ def table_at(spec: RotarySpec, positions_t: Tensor, lengths_t: Tensor) -> Table:
         turns = 1.0 / theta ** (torch.arange(0, spec.dim, 2, device=device).float() / spec.dim)
     angles = positions_t.unsqueeze(1).float() * turns
     factor = scaling.attention_factor if scaling else 1.0
-    return angles.cos() * factor, angles.sin() * factor
+    cos, sin = angles.cos(), angles.sin()
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
 def stretch(spec: ModelSpec) -> tuple[int, str] | None:

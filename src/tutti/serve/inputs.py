@@ -1,13 +1,15 @@
-"""A step's numbers on the device, at addresses that stay: one copy per step.
+"""A step's numbers on the device, at addresses that stay: two copies per step.
 
-Everything that a step tells the device lies in one row of 32-bit integers. Tables of pages come
-last, for their width changes with the longest sequence. A graph is made for steps of a size
-(`Shape`): smaller ones are filled up with rows that have no tokens, with tokens of page 0, and with
-samples of a slot that nobody has.
+Everything that a step tells the device lies in two rows: numbers that kernels read (32 bits), and
+what tensors are indexed by (64 bits). The host computes all that it knows (where each token is in
+its sequence, where its key goes): a device would need dozens of small kernels for it. A graph is
+made for steps of a size (`Shape`): smaller ones are filled up with rows that have no tokens, with
+tokens of page 0, and with samples of a slot that nobody has.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +17,15 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator import Accelerator, PagedSegments
+from tutti.accelerator.paged_segments import TokenPlaces
 from tutti.batching.settings import Settings
 from tutti.batching.step import Step
 from tutti.serve.staging import Upload
 
+Columns = dict[str, tuple[int, int]]
+"""By name: the first place of a column, and how many it has."""
+_ALIGNED = 16  # numbers: kernels are compiled for addresses like these
+_ZERO = np.zeros(1, np.int64)
 _FAR_APART = 7919  # a prime: tokens of steps before there are any
 
 
@@ -52,8 +59,7 @@ class Given(NamedTuple):
     tokens_t: Tensor
     bases_b: Tensor
     slots_b: Tensor
-    sample_rows_s: Tensor
-    sample_offsets_s: Tensor
+    sample_tokens_s: Tensor  # the token that each sample comes after
     sample_slots_s: Tensor
 
 
@@ -63,60 +69,55 @@ class StepInputs:
     def __init__(self, accelerator: Accelerator, settings: Settings, vocabulary: int) -> None:
         self._page_size, self._nobody = settings.page_size, settings.slots
         self._pages, self._vocabulary = settings.pages, vocabulary
+        longest = settings.table_width * settings.page_size
         rows, tokens = settings.slots, settings.most_tokens
-        sizes = {
-            "query_starts": rows + 1,
-            "key_lengths": rows,
-            "bases": rows,
-            "slots": rows,
-            "sample_rows": rows + tokens,
-            "sample_offsets": rows + tokens,
-            "sample_slots": rows + tokens,
-            "tokens": tokens,
-            "first_long": 1,
-            "tables": rows * settings.table_width,
-        }
-        ends = np.cumsum(list(sizes.values())).tolist()
-        self._first = dict(zip(sizes, [0, *ends[:-1]], strict=True))
-        self._upload = Upload(accelerator, (ends[-1],), torch.int32, settings.ahead + 1)
+        largest = Shape(tokens, rows, rows + tokens, tokens, longest)
+        depth = settings.ahead + 1
+        most = [_end(columns) for columns in self._columns(largest)]
+        self._numbers = Upload(accelerator, (most[0],), torch.int32, depth)
+        self._indices = Upload(accelerator, (most[1],), torch.int64, depth)
 
     def take(self, step: Step, shape: Shape) -> Given:
         """Write a step, filled up to a size; return it on the device."""
-        numbers = self._upload.host()
-        width = self._width(shape)
-        total = step.num_tokens
-        filled = {
-            "query_starts": (np.cumsum(step.queries), shape.rows, total),
-            "key_lengths": (step.starts + step.queries, shape.rows, 0),
-            "bases": (step.bases, shape.rows, 0),
-            "slots": (step.slots, shape.rows, self._nobody),
-            "sample_rows": (step.sample_rows, shape.samples, 0),
-            "sample_offsets": (step.sample_offsets, shape.samples, 0),
-            "sample_slots": (step.sample_slots, shape.samples, self._nobody),
-            "tokens": (step.tokens, shape.tokens, 0),
-            "first_long": ((step.queries == 1).sum(keepdims=True), 1, 0),
-        }
-        for name, (column, size, rest) in filled.items():
-            first = self._first[name]
-            if name == "query_starts":
-                numbers[first] = 0
-                first += 1
-            numbers[first : first + len(column)] = column
-            numbers[first + len(column) : first + size] = rest
-        first = self._first["tables"]
-        last = first + shape.rows * width
-        tables = numbers[first:last].reshape(shape.rows, width)
-        used = min(width, step.tables.shape[1])
+        numbers, indices = self._columns(shape)
+        ends = np.cumsum(step.queries)
+        _fill(
+            self._numbers,
+            numbers,
+            query_starts=(np.concatenate((_ZERO, ends)), step.num_tokens),
+            key_lengths=(step.starts + step.queries, 0),
+            first_long=((step.queries == 1).sum(keepdims=True), 0),
+        )
+        first, count = numbers["tables"]
+        tables = self._numbers.host()[first : first + count].reshape(shape.rows, -1)
+        used = min(tables.shape[1], step.tables.shape[1])
         tables[: len(step.tables), :used] = step.tables[:, :used]
-        self._upload.send(last)
+        row_t = np.repeat(np.arange(len(ends)), step.queries)
+        position_t = np.arange(len(row_t)) + (step.starts + step.queries - ends)[row_t]
+        page_t = step.tables[row_t, position_t // self._page_size]
+        _fill(
+            self._indices,
+            indices,
+            tokens=(step.tokens, 0),
+            rows=(row_t, 0),
+            positions=(position_t, -1),
+            places=(page_t * self._page_size + position_t % self._page_size, 0),
+            bases=(step.bases, 0),
+            slots=(step.slots, self._nobody),
+            sample_tokens=(ends[step.sample_rows] - 1 - step.sample_offsets, 0),
+            sample_slots=(step.sample_slots, self._nobody),
+        )
+        self._numbers.send(_end(numbers))
+        self._indices.send(_end(indices))
         return self.seen(shape)
 
     def blank(self, shape: Shape) -> Given:
         """Return a step of a size in which there is nothing."""
-        self._upload.device.zero_()
-        first = self._first["sample_slots"]
-        self._upload.device[first : first + shape.samples] = self._nobody
-        return self.seen(shape)
+        self._numbers.device.zero_()
+        self._indices.device.zero_()
+        given = self.seen(shape)
+        given.sample_slots_s.fill_(self._nobody)
+        return given
 
     def rehearsed(self, shape: Shape, wide: Shape, keys: int) -> Given:
         """Return a step of a size, filled up, whose rows end with the last of so many keys.
@@ -129,44 +130,90 @@ class StepInputs:
         given.tokens_t.copy_(torch.arange(wide.tokens) * _FAR_APART % self._vocabulary)
         if not keys:
             return given
-        rows, width = shape.rows, self._width(wide)
+        segments, rows = given.segments, shape.rows
+        width = segments.tables.shape[1]
         each = shape.tokens // rows
         used = min(width, -(-keys // self._page_size))
         starts = (torch.arange(1, wide.rows + 1) * each).clamp_max(rows * each)
-        given.segments.query_starts[1:].copy_(starts)
-        given.segments.key_lengths[:rows] = keys
-        self._part("first_long", 1).fill_(rows if each == 1 else 0)
+        segments.query_starts[1:].copy_(starts)
+        segments.key_lengths[:rows] = keys
+        assert segments.first_long is not None
+        segments.first_long.fill_(rows if each == 1 else 0)
         pages = 1 + torch.arange(rows * used).remainder_(max(1, self._pages - 1))
-        given.segments.tables[:rows, :used].copy_(pages.view(rows, used))
+        segments.tables[:rows, :used].copy_(pages.view(rows, used))
+        assert segments.tokens is not None
+        plain = replace(segments, tokens=None)
+        row_t, position_t = plain.rows_and_positions()
+        found = (row_t, position_t, plain.places(row_t, position_t))
+        for own, made in zip(segments.tokens, found, strict=True):
+            own.copy_(made)
         return given
 
     def seen(self, shape: Shape) -> Given:
         """Return where a step of a size lies on the device."""
-        rows, width = shape.rows, self._width(shape)
+        numbers, indices = self._columns(shape)
+        number = {name: _part(self._numbers, at) for name, at in numbers.items()}
+        index = {name: _part(self._indices, at) for name, at in indices.items()}
         segments = PagedSegments(
-            query_starts=self._part("query_starts", rows + 1),
-            key_lengths=self._part("key_lengths", rows),
-            tables=self._part("tables", rows * width).view(rows, width),
+            query_starts=number["query_starts"],
+            key_lengths=number["key_lengths"],
+            tables=number["tables"].view(shape.rows, -1),
             page_size=self._page_size,
             num_queries=shape.tokens,
             most_queries=shape.most_queries,
             most_keys=shape.most_keys,
-            first_long=self._part("first_long", 1),
+            first_long=number["first_long"],
             most_long=shape.long_rows,
+            tokens=TokenPlaces(index["rows"], index["positions"], index["places"]),
         )
         return Given(
             segments,
-            self._part("tokens", shape.tokens),
-            self._part("bases", rows),
-            self._part("slots", rows),
-            self._part("sample_rows", shape.samples),
-            self._part("sample_offsets", shape.samples),
-            self._part("sample_slots", shape.samples),
+            index["tokens"],
+            index["bases"],
+            index["slots"],
+            index["sample_tokens"],
+            index["sample_slots"],
         )
 
-    def _width(self, shape: Shape) -> int:
-        return -(-shape.most_keys // self._page_size)
+    def _columns(self, shape: Shape) -> tuple[Columns, Columns]:
+        """Return where each column of a step lies: of numbers, and of what tensors are indexed by.
 
-    def _part(self, name: str, count: int) -> Tensor:
-        first = self._first[name]
-        return self._upload.device[first : first + count]
+        Columns stand close together, so that little is copied: each size has places of its own.
+        """
+        width = -(-shape.most_keys // self._page_size)
+        tokens, rows, samples = shape.tokens, shape.rows, shape.samples
+        numbers = _placed(
+            query_starts=rows + 1, key_lengths=rows, first_long=1, tables=rows * width
+        )
+        indices = _placed(
+            tokens=tokens, rows=tokens, positions=tokens, places=tokens, bases=rows, slots=rows,
+            sample_tokens=samples, sample_slots=samples,
+        )  # fmt: skip
+        return numbers, indices
+
+
+def _placed(**sizes: int) -> Columns:
+    """Return where columns of these sizes lie, one after the other."""
+    found, first = {}, 0
+    for name, size in sizes.items():
+        found[name] = (first, size)
+        first += -(-size // _ALIGNED) * _ALIGNED
+    return found
+
+
+def _end(columns: Columns) -> int:
+    """Return the first place behind columns."""
+    return max(first + count for first, count in columns.values())
+
+
+def _fill(upload: Upload, columns: Columns, **given: tuple[np.ndarray, int]) -> None:
+    """Write columns on the host; what is left of one is filled with a number of its own."""
+    memory = upload.host()
+    for name, (values, rest) in given.items():
+        first, count = columns[name]
+        memory[first : first + len(values)] = values
+        memory[first + len(values) : first + count] = rest
+
+
+def _part(upload: Upload, at: tuple[int, int]) -> Tensor:
+    return upload.device[at[0] : at[0] + at[1]]

@@ -223,7 +223,8 @@ class Sampler:
         """
         reals, integers, stops_sk = self._columns(slots_s)
         tokens_s = self._drawn(logits_sv, reals, integers, positions_s, [draws, False])
-        bad_s = ~torch.isfinite(logits_sv.gather(1, tokens_s.unsqueeze(1)).squeeze(1))
+        best_s = logits_sv.gather(1, tokens_s.unsqueeze(1)).squeeze(1)
+        bad_s = best_s - best_s != 0  # of what is infinite, or no number
         return Chosen(tokens_s, _ends(tokens_s, stops_sk, bad_s), None)
 
     @torch.no_grad()

@@ -220,7 +220,7 @@ class Worker:
         x = self._stream(batch)
         logits, positions = self._logits(x, batch, rows)
         chosen = self.sampler.choose_plain(logits, given.sample_slots_s, positions, draws=draws)
-        self._last[given.sample_slots_s.long()] = chosen.tokens_s
+        self._last[given.sample_slots_s] = chosen.tokens_s
         return chosen.tokens_s, chosen.ends_s
 
     def _computed(
@@ -241,7 +241,7 @@ class Worker:
     ) -> tuple[Tensor, Tensor] | None:
         """Return the tokens that follow some rows, and how each goes on."""
         logits, positions = self._logits(x, batch, rows)
-        slots_s = given.sample_slots_s.long()
+        slots_s = given.sample_slots_s
         chosen: Chosen = self.sampler.choose(logits, step.sample_slots, slots_s, positions)
         self._last[slots_s] = chosen.tokens_s
         result.logprobs = None if chosen.logprobs is None else _on_host(chosen.logprobs)
@@ -253,16 +253,15 @@ class Worker:
         Only rows of one token may have one that the host does not know, and they come first: it
         is looked for in the first `ones`.
         """
-        tokens_t = given.tokens_t.long()
+        tokens_t = given.tokens_t
         if ones:
-            known = tokens_t[:ones]
-            last_b = self._last[given.slots_b[:ones].long()]
-            tokens_t[:ones] = torch.where(known == LAST, last_b, known)
+            known_b = tokens_t[:ones]
+            first_b = torch.where(known_b == LAST, self._last[given.slots_b[:ones]], known_b)
+            rest = ones < len(tokens_t)
+            tokens_t = torch.cat((first_b, tokens_t[ones:])) if rest else first_b
         segments = given.segments
         batch = Batch.cached(self.model.spec, tokens_t, self.cache, segments, given.bases_b)
-        last = segments.query_starts.long()[1:] - 1
-        rows = last[given.sample_rows_s.long()] - given.sample_offsets_s.long()
-        return batch, rows.clamp_min(0)
+        return batch, given.sample_tokens_s
 
     def _logits(self, x: Tensor, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits after some tokens, and the positions of those that follow."""
