@@ -20,6 +20,7 @@ from tutti.cost.serving.step_load import StepLoad, Windows, windows_of
 from tutti.cost.serving.transfers import TransferWire, wire_between
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.local import is_cpu
 from tutti.models.cached import cached_bytes
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Pipeline
@@ -47,6 +48,11 @@ class EnginePrices:
     def windows(self) -> Windows:
         """The model's windows, in the order of a load's keys."""
         return windows_of(self.model)
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether a step is given to the chip before the one before it has ended."""
+        return self.lanes == 1 and not is_cpu(self.stages[0].pool.chip)
 
     @property
     def imports(self) -> bool:

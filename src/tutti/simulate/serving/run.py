@@ -167,7 +167,8 @@ class _Run:
         self.jobs.append(job)
         engine = min(self._groups[group], key=lambda engine: engine.work)
         role = self._deployment.prices[group].engine.role
-        lane = engine.take(job, requests.tokens(index), 1 if role is Role.PREFILL else job.output)
+        most_new = 1 if role is Role.PREFILL else job.output
+        lane = engine.take(job, requests.tokens(index), most_new, now)
         self._kick(engine, lane, now)
 
     def _kick(self, engine: SimulatedEngine, lane: Lane, now: float) -> None:
@@ -222,7 +223,7 @@ class _Run:
     def _import(self, group: int, job: Job, now: float) -> None:
         engine = min(self._groups[group], key=lambda engine: engine.work)
         tokens = (*self._requests.tokens(job.index), 1)
-        lane = engine.take(job, tokens, job.output - 1)
+        lane = engine.take(job, tokens, job.output - 1, now)
         self._kick(engine, lane, now)
 
 

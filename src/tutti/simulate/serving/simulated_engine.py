@@ -1,4 +1,8 @@
-"""One engine of a deployment under simulation: its lanes run the engine's own `Scheduler`."""
+"""One engine of a deployment under simulation: its lanes run the engine's own `Scheduler`.
+
+Where the chip is given its next step before the one under way has ended, that step knows nothing of
+requests that came since: they wait for the one after it.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ class Job:
     arrived_s: float
     prompt: int
     output: int
+    came_s: float = -1.0  # to the engine that has it
     began_s: float = -1.0  # its first step on a prefill engine
     first_s: float = -1.0
     finished_s: float = -1.0
@@ -44,6 +49,8 @@ class Lane:
     step: Step | None = None
     ends: F64 | None = None  # of steps that are alike, which are made at once
     due: int = 0  # the number of the event that ends what is under way
+    began_s: float = 0.0  # the step that is under way; of steps that are alike, the last
+    late: list[tuple[Job, Request]] = field(default_factory=list)  # since the next step was made
     work: float = 0.0  # tokens of the requests that it has
 
 
@@ -84,22 +91,26 @@ class SimulatedEngine:
         self.work = 0.0  # tokens of the requests that it has
         self.used = Used([0.0] * len(prices.stages))
 
-    def take(self, job: Job, tokens: tuple[int, ...], most_new: int) -> Lane:
+    def take(self, job: Job, tokens: tuple[int, ...], most_new: int, now: float) -> Lane:
         """Give a request to the lane that has least to do."""
         lane = min(self.lanes, key=lambda lane: lane.work)
         request = Request(id=job.index, prompt=tokens, most_new=most_new)
-        (sequence,) = lane.scheduler.arrive(request)
         work = len(tokens) * PROMPT_WEIGHT + most_new
         lane.jobs[job.index] = (job, work)
-        lane.silent[sequence.id] = job
         lane.work += work
         self.work += work
+        job.came_s = now
+        if self.prices.launches_ahead and (lane.step is not None or lane.ends is not None):
+            lane.late.append((job, request))
+        else:
+            _enter(lane, job, request)
         return lane
 
     def held(self) -> tuple[int, int]:
         """Return how many requests wait, and how many have a slot."""
         lanes = [lane.scheduler for lane in self.lanes]
-        return sum(len(s.waiting) for s in lanes), sum(s.slots.settled for s in lanes)
+        waiting = sum(len(s.waiting) for s in lanes) + sum(len(lane.late) for lane in self.lanes)
+        return waiting, sum(s.slots.settled for s in lanes)
 
     def next_free(self) -> float:
         """Return when the first stage can take a step."""
@@ -111,14 +122,20 @@ class SimulatedEngine:
 
     def begin(self, lane: Lane, now: float) -> TimedStep | None:
         """Start a lane's next step, or many that are alike; None if it has nothing to do."""
-        if self._leaps and not lane.silent:
+        while lane.late and lane.late[0][0].came_s <= lane.began_s:
+            _enter(lane, *lane.late.pop(0))
+        if self._leaps and not lane.silent and not lane.late:
             found = ahead(lane.scheduler)
             if found.steps > 1:
                 return self._begin_leap(lane, now, found.steps, found.rows, found.keys)
         step = lane.scheduler.next_step()
+        if step is None and lane.late:  # nothing was under way any more when they came
+            while lane.late:
+                _enter(lane, *lane.late.pop(0))
+            step = lane.scheduler.next_step()
         if step is None:
             return None
-        lane.step = step
+        lane.step, lane.began_s = step, now
         for beginning in step.begins:
             job = lane.silent.get(beginning.sequence.id)
             if job is not None and job.began_s < 0:
@@ -159,6 +176,7 @@ class SimulatedEngine:
         if ends is None:
             return None
         made = int(np.searchsorted(ends, now, side="left")) + 1
+        made += self.prices.launches_ahead  # the next one is made already
         if made >= len(ends):
             return None
         lane.ends = ends[:made]
@@ -166,7 +184,9 @@ class SimulatedEngine:
 
     def _end_leap(self, lane: Lane, now: float) -> None:
         assert lane.ends is not None
-        steps, lane.ends = len(lane.ends), None
+        steps = len(lane.ends)
+        lane.began_s = float(lane.ends[-2]) if steps > 1 else self._leapt
+        lane.ends = None
         used, rows = self.used, leap(lane.scheduler, steps, TOKEN)
         used.steps += steps
         used.tokens += rows * steps
@@ -210,3 +230,9 @@ class SimulatedEngine:
         self.work -= work
         job.finished_s = now
         return job
+
+
+def _enter(lane: Lane, job: Job, request: Request) -> None:
+    """Let a lane's scheduler know of a request."""
+    (sequence,) = lane.scheduler.arrive(request)
+    lane.silent[sequence.id] = job

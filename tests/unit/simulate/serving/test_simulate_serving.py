@@ -55,6 +55,28 @@ def test_an_idle_engine_takes_the_price_of_its_steps():
     assert float(longer.per_token_s[0]) == pytest.approx(decode, rel=0.1)
 
 
+@pytest.mark.parametrize("leaps", [True, False])
+def test_who_comes_while_a_step_is_under_way_misses_the_next(monkeypatch, leaps):
+    model = load_model("qwen3-8b")
+    pipeline = engine_pipeline(model, "h100/0/0", slots=16, pages=8192)
+    cluster = Cluster.load("small-mixed")
+    deployment = Deployment.of(serving_plan(pipeline, model=model, cluster=cluster))
+    assert deployment.prices[0].launches_ahead
+    alone = Requests(times=np.zeros(1), prompts=np.array([100]), outputs=np.array([60]))
+    monkeypatch.setattr(simulated_engine.SimulatedEngine, "_leaps", False)
+    steps = simulate_serving(deployment, alone, keep_steps=100).steps
+    ninth = steps[8]
+    middle = (ninth.begins_s + ninth.ends_s) / 2
+    monkeypatch.setattr(simulated_engine.SimulatedEngine, "_leaps", leaps)
+    both = Requests(
+        times=np.array([0.0, middle]), prompts=np.array([100, 300]), outputs=np.array([60, 1])
+    )
+    result = simulate_serving(deployment, both)
+    first = result.first_s[1] + middle
+    own = deployment.prices[0].prices().seconds(StepSize(1, 0, 110).with_chunk(start=0, count=300))
+    assert first - own == pytest.approx(steps[9].ends_s, rel=0.01), "the tenth is made already"
+
+
 @pytest.mark.parametrize("rate", [5.0, None], ids=["few", "at once"])
 def test_leaps_change_nothing(monkeypatch, rate):
     requests = draw(replace(CHAT, requests_per_s=rate), 24, seed=1)
