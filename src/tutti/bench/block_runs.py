@@ -282,9 +282,14 @@ def anchors_of(
     ]
 
 
-def drift(anchors: Sequence[Anchor]) -> float:
-    """Return how much longer things take now than when the profile was made: 1 is as then."""
-    return statistics.median(a.samples.median / a.profiled_s for a in anchors)
+def drift(anchors: Sequence[Anchor], last: int | None = None) -> float:
+    """Return how much longer things take now than when the profile was made: 1 is as then.
+
+    With `last`, by so many samples of each, its last.
+    """
+    return statistics.median(
+        statistics.median(a.samples.seconds[-(last or 0) :]) / a.profiled_s for a in anchors
+    )
 
 
 def time_runs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from tutti.accelerator.profiling.served_cases import prepare_served
 from tutti.accelerator.profiling.served_grid import served_model_cases
 from tutti.accelerator.profiling.timer import Samples, Timer, timer_for
 from tutti.accelerator.profiling.workspace import TORCH_DTYPES, Workspace
+from tutti.bench.block_runs import Anchor, drift
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.forms import row_name
 from tutti.cost.serving.stage_prices import StagePrices
@@ -122,14 +122,14 @@ def time_steps(
         for _ in range(ROUNDS):
             timer.sample(run, calls, samples, ahead=False)
             for anchor in anchors:
-                anchor.sample(timer)
+                timer.sample(anchor.run, anchor.calls, anchor.samples)
         yield TimedStep(
             model=name,
             step=asked,
             measured_s=samples.median,
             spread=samples.spread,
             predicted_s=prices.seconds(asked.load(spec)),
-            pace=statistics.median(a.drift for a in anchors) if anchors else 1.0,
+            pace=drift(anchors, last=ROUNDS) if anchors else 1.0,
         )
 
 
@@ -149,28 +149,9 @@ def serving_worker(
     return worker
 
 
-@dataclass(slots=True)
-class _Anchor:
-    """A product that the profile measured, timed again."""
-
-    run: Callable[[], object]
-    calls: int
-    each: int
-    profiled_s: float
-    samples: Samples
-
-    def sample(self, timer: Timer) -> None:
-        timer.sample(self.run, self.calls, self.samples)
-
-    @property
-    def drift(self) -> float:
-        recent = self.samples.seconds[-ROUNDS:]
-        return statistics.median(recent) / self.each / self.profiled_s
-
-
 def _anchors(
     profile: Profile, accelerator: Accelerator, dtype: Dtype, timer: Timer
-) -> Sequence[_Anchor]:
+) -> Sequence[Anchor]:
     rows = [r for r in profile.operators if r.operator == "linear.inference" and r.dtype is dtype]
     wanted = 1e-4 if timer.issues else 2e-3
     rows = sorted(rows, key=lambda r: (abs(math.log(r.seconds / wanted)), r.shape))[:ANCHORS]
@@ -179,8 +160,10 @@ def _anchors(
     for row in rows:
         case = ProfileCase("linear", row.shape, serves=True)
         made = prepare_served(case, workspace, accelerator)
-        calls = timer.calls_for(row.seconds * made.calls)
-        found.append(_Anchor(made.runs["inference"], calls, made.calls, row.seconds, Samples()))
+        whole = row.seconds * made.calls
+        found.append(
+            Anchor(run=made.runs["inference"], calls=timer.calls_for(whole), profiled_s=whole)
+        )
     for anchor in found:
         anchor.run()
     accelerator.synchronize()

@@ -142,18 +142,14 @@ def _placed(
     owner: dict[str, str] = {}
     found: list[HostPlace] = []
     for switch, names in hosts.items():
-        path, at = [switch], switch
-        while at in parent:
-            at = parent[at]
-            if at in path:
-                raise InputError(f"{name}: switches in a circle: {' → '.join([*path, at])}")
-            path.append(at)
+        path = _way_up(switch, parent, name)
         for host in names:
             if host in owner:
                 raise InputError(f"{name}: host '{host}' hangs on '{owner[host]}' and '{switch}'")
             owner[host] = switch
-            found.append(HostPlace(host, tuple(path)))
-    _refuse_circles(parent, name)
+            found.append(HostPlace(host, path))
+    for switch in parent:
+        _way_up(switch, parent, name)
     depths = {len(place.path) for place in found}
     if len(depths) > 1:
         low = min(found, key=lambda place: len(place.path))
@@ -170,14 +166,15 @@ def _placed(
     return found
 
 
-def _refuse_circles(parent: Mapping[str, str], name: str) -> None:
-    for start in parent:
-        path, at = [start], start
-        while at in parent:
-            at = parent[at]
-            if at in path:
-                raise InputError(f"{name}: switches in a circle: {' → '.join([*path, at])}")
-            path.append(at)
+def _way_up(switch: str, parent: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Return a switch and all above it; a circle is refused."""
+    path = [switch]
+    while path[-1] in parent:
+        above = parent[path[-1]]
+        if above in path:
+            raise InputError(f"{name}: switches in a circle: {' → '.join([*path, above])}")
+        path.append(above)
+    return tuple(path)
 
 
 # --- Kubernetes --------------------------------------------------------------------------------

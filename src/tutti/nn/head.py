@@ -88,9 +88,8 @@ class Logits(Holder):
             total, _ = self._entropy(
                 x, batch.targets_t, slopes_t, gradient_scale, starts_backward=starts_backward
             )
-            loss = (
-                total - total.detach() + found.loss
-            )  # the gradient of one, the value of the other
+            # the gradient of one, the value of the other
+            loss = total - total.detach() + found.loss
         return HeadOutput(loss, losses_t, None, None, found.figures, logps_s)
 
     def _sums(self, losses_t: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

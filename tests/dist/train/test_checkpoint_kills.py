@@ -24,6 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.nursery import Nursery
 from tests.support.checkpoint_victim import PLAN, log_of
 from tests.support.checkpointing import Run, kept, run
 from tutti.train.checkpoint import CheckpointSettings, find_latest
@@ -33,38 +34,9 @@ STEPS = 12
 ROOT = Path(__file__).parents[3]
 
 
-class Nursery:
-    """A process that has imported everything and starts runs as its forks."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.checkpoint_victim"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            text=True,
-        )
-
-    def ask(self, *words: object) -> list[int]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(words) + "\n")
-        self._process.stdin.flush()
-        return self.answer()
-
-    def answer(self) -> list[int]:
-        assert self._process.stdout is not None
-        found: list[int] = json.loads(self._process.stdout.readline())
-        return found
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    found = Nursery()
+    found = Nursery("tests.support.checkpoint_victim")
     yield found
     found.close()
 

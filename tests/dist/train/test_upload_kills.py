@@ -11,13 +11,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.checkpointing import Run, run
+from tests.support.nursery import Nursery
 from tests.support.upload_victim import PLAN, log_of
 from tutti.bench.storage.object_server import ObjectServer
 from tutti.train.checkpoint import CheckpointSettings
@@ -31,37 +32,9 @@ Undisturbed = tuple[int, dict[int, float]]
 """The bytes that a whole run sends, and its losses."""
 
 
-class Nursery:
-    """A process that has imported everything and starts runs as its forks."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.upload_victim"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            text=True,
-        )
-
-    def start(self, folder: Path, url: str, steps: int) -> int:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([str(folder), url, steps]) + "\n")
-        self._process.stdin.flush()
-        return self.answer()
-
-    def answer(self) -> int:
-        assert self._process.stdout is not None
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    found = Nursery()
+    found = Nursery("tests.support.upload_victim")
     yield found
     found.close()
 
@@ -74,7 +47,7 @@ def undisturbed(nursery: Nursery, base: Path, steps: int) -> Undisturbed:
     """Let a run come to its end."""
     (base / "store").mkdir(parents=True)
     with ObjectServer(base / "store") as server:
-        nursery.start(base / "run", server.url, steps)
+        nursery.ask(str(base / "run"), server.url, steps)
         assert nursery.answer() == 0
         return server.received, losses(base / "run")
 
@@ -100,17 +73,18 @@ def kill_and_go_on(nursery: Nursery, base: Path, expected: dict[int, float], kil
     store.mkdir(parents=True)
     victim: list[int] = []
     early: list[str] = []
+    begun = threading.Event()
 
     def heard(name: str, total: int) -> None:
         if total >= kill_at and not early:
             early.append(name)
-            while not victim:  # the run began before its id was told
-                pass
+            begun.wait()  # the run began before its id was told
             os.kill(victim[0], signal.SIGKILL)
 
     with ObjectServer(store, heard=heard) as server:
         steps = max(expected)
-        victim.append(nursery.start(folder, server.url, steps))
+        victim.append(nursery.ask(str(folder), server.url, steps))
+        begun.set()
         assert nursery.answer() == -signal.SIGKILL
         server.heard = lambda _name, _total: None
         index = store / INDEX
@@ -122,7 +96,7 @@ def kill_and_go_on(nursery: Nursery, base: Path, expected: dict[int, float], kil
             index.write_bytes(before)
         if kill_at % 2:
             shutil.rmtree(folder)  # the disk went with the node: only the URL is left
-        nursery.start(folder, server.url, steps)
+        nursery.ask(str(folder), server.url, steps)
         assert nursery.answer() == 0
         assert losses(folder) == expected
         assert assert_named_are_whole(server.url, base / "empty") == [steps - 1, steps]

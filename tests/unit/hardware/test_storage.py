@@ -91,6 +91,8 @@ def test_a_wrong_fact_is_one_line(tmp_path: Path, change: dict[str, object], sai
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_clusters_that_ship_load() -> None:
+def test_clusters_that_ship_come_back(tmp_path: Path) -> None:
     for name in shipped_cluster_names():
-        Cluster.load(name)
+        cluster = Cluster.load(name)
+        cluster.save(tmp_path / f"{name}.yaml")
+        assert Cluster.load(tmp_path / f"{name}.yaml") == cluster, name

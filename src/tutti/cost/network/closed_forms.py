@@ -7,6 +7,7 @@ Unlike chips, unequal groups and routes between pools are priced from collective
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -51,31 +52,30 @@ def _ring_crowding(nodes: Number, stride: Number, machine: Machine) -> Number:
 
     Of a ring's members in a group of nodes one sends out of it; the others' NICs stay below.
     """
-    if not machine.has_tiers:
-        return 1.0
-    apart = np.maximum(1.0, np.divide(stride, machine.chips_per_node))
     crowding: Number = 1.0
-    for below, over in _tiers(machine):
-        inside = np.maximum(1.0, below / apart)
-        crowding = np.maximum(crowding, np.where(nodes * apart > below, over / inside, 1.0))
+    for reach, over in _groups(stride, machine):
+        slowed = over / np.maximum(1.0, reach)
+        crowding = np.maximum(crowding, np.where(nodes > reach, slowed, 1.0))
     return crowding
 
 
 def _exchange_crowding(nodes: Number, stride: Number, machine: Machine) -> Number:
     """Return the same for exchanges: what is not for the own group of nodes leaves it."""
-    if not machine.has_tiers:
-        return 1.0
-    apart = np.maximum(1.0, np.divide(stride, machine.chips_per_node))
     crowding: Number = 1.0
-    for below, over in _tiers(machine):
-        inside = np.maximum(1.0, below / apart)
+    for reach, over in _groups(stride, machine):
+        inside = np.maximum(1.0, reach)
         leaving = np.maximum(nodes - inside, 0.0) / np.maximum(np.subtract(nodes, 1.0), 1.0)
         crowding = np.maximum(crowding, over * leaving)
     return crowding
 
 
-def _tiers(machine: Machine) -> tuple[tuple[FloatArray, FloatArray], ...]:
-    return ((machine.leaf_nodes, machine.leaf_over), (machine.pod_nodes, machine.pod_over))
+def _groups(stride: Number, machine: Machine) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Yield how many of a collective's nodes lie below each tier, and how much it is outgrown."""
+    if not machine.has_tiers:
+        return
+    apart = np.maximum(1.0, np.divide(stride, machine.chips_per_node))
+    yield machine.leaf_nodes / apart, machine.leaf_over
+    yield machine.pod_nodes / apart, machine.pod_over
 
 
 def _latency(span: Span, constants: Constants) -> FloatArray:
