@@ -2,7 +2,8 @@
 
 A worker computes with one thread: there are as many workers as cores, and threads that wait for
 each other's cores spin (attention's conformance on two cores: 46 CPU seconds with two, 9 with one).
-At the end of a run stands what the tests of each room cost.
+At the end of a run stands what the tests of each room cost; TEST_TIMES=FILE writes each test's
+seconds down as it ends, so that a run that was cut tells them, too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ settings.register_profile(
     "thorough", max_examples=5000, **{**_COMMON, "derandomize": False, "print_blob": True}
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "light"))
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Write down what a test took."""
+    path = os.environ.get("TEST_TIMES")
+    if path and report.when == "call" and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{report.duration:8.2f} {report.outcome} {report.nodeid}\n")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
