@@ -41,6 +41,7 @@ from tutti.server.messages import (
     Update,
     Wishes,
 )
+from tutti.server.wires import Way, Wires
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -292,14 +293,13 @@ def open_engine(config: ServerConfig) -> Engine:
     return engine
 
 
-def listening(address: str) -> zmq.Socket[bytes]:
-    """Return the socket at which clients find an engine."""
+def listening(wires: Wires, way: Way) -> tuple[zmq.Socket[bytes], str]:
+    """Return the socket at which clients find an engine, and where it is."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.bind(address)
-    return socket
+    return socket, wires.bind(socket, way)
 
 
 def main(folder: Path, generation: int) -> int:
@@ -314,7 +314,7 @@ def main(folder: Path, generation: int) -> int:
     except TuttiError as error:
         own.write(own.failed(0, generation).name, str(error))
         return 2
-    socket = listening(own.engine_socket(0, generation))
+    socket, address = listening(Wires(own), Way("engine", 0, generation))
     vocab = engine.worker.model.spec.vocab
     named = config.engine.get("tokenizer") or config.folder
     grammars = Grammars(Path(named), vocab, engine.worker.sampler.end)
@@ -329,7 +329,7 @@ def main(folder: Path, generation: int) -> int:
     settings = engine.scheduler.settings
     ready = EngineState(
         generation=generation,
-        address=own.engine_socket(0, generation),
+        address=address,
         ready=True,
         context=settings.max_length,
         vocab=vocab,
