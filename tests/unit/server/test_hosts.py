@@ -51,8 +51,8 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Plan
     plan = write_plan(
         path,
         folder,
-        pipeline(((0, 2), "fast/0/0"), ((2, 4), "slow/0/1")),
-        pipeline(((0, 4), "slow/0/3")),
+        pipeline(((0, 2), "fast/0/0"), ((2, 4), "slow/0/1"), share=0.5),
+        pipeline(((0, 4), "slow/0/3"), share=0.5),
     )
     return folder, path, plan
 
