@@ -231,4 +231,6 @@ def test_run_sh_starts_all_hosts(
     finally:
         if process is not None and process.poll() is None:
             process.kill()
+        if process is not None and process.stdout is not None:
+            process.stdout.close()
         bed.close()

@@ -24,6 +24,7 @@ import zmq
 from tutti.errors import TuttiError
 from tutti.server import messages
 from tutti.server.grammar import Grammars
+from tutti.server.hooks import Hooks
 from tutti.server.messages import (
     Cancel,
     Done,
@@ -207,9 +208,11 @@ def parameters_of(wishes: Wishes, grammars: Grammars) -> SamplingParameters:
     from tutti.serve import SamplingParameters
 
     given = {name: getattr(wishes, name) for name in wishes.__struct_fields__}
-    grammar = given.pop("grammar")
+    grammar, named = given.pop("grammar"), given.pop("hooks")
     if grammar:
         given["masks"] = grammars.masks(grammar)
+    if named:
+        given["changes"] = Hooks().changes(named)
     return SamplingParameters(**given)
 
 

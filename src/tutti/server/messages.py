@@ -35,6 +35,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     salt: str = ""
     adapter: str = ""
     grammar: str = ""  # as llguidance reads it; "": none
+    hooks: dict[str, dict[str, Any]] = {}  # whose changes of logits are wanted, with settings
     answered: int = 0  # the prompt's last tokens that are the answer's first: it goes on elsewhere
 
 

@@ -15,10 +15,11 @@ import msgspec
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Tokenizer
 from tutti.server.engine_client import EngineClient
+from tutti.server.hooks import HookError, Shown
 from tutti.server.messages import Likely, Wishes
 from tutti.server.metrics import Metrics
 from tutti.server.openai import tools
-from tutti.server.openai.errors import ApiError, refused
+from tutti.server.openai.errors import ApiError, hook_failed, refused
 from tutti.server.openai.requests import ChatRequest, CompletionRequest, Sampled
 from tutti.server.openai.spoken import Said, Sample, chat_logprobs, completion_logprobs
 
@@ -37,13 +38,15 @@ class Job:
     prompts: list[list[int]]  # of each choice
     wishes: list[Wishes]
     format: tools.Format | None = None
+    after: list[Shown | None] = field(default_factory=list)  # what texts of each go through
     samples: list[Sample] = field(default_factory=list)
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     began: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.samples = [Sample(number) for number in range(len(self.wishes))]
+        after = self.after or [None] * len(self.wishes)
+        self.samples = [Sample(number, after[number]) for number in range(len(self.wishes))]
         kind = "chatcmpl" if isinstance(self.asked, ChatRequest) else "cmpl"
         self.id = f"{kind}-{secrets.token_hex(14)}"
 
@@ -63,7 +66,7 @@ class Job:
                 ):  # fmt: skip
                     queue.put_nowait(said)
                 queue.put_nowait(None)
-            except (ApiError, InputError) as error:
+            except (ApiError, InputError, HookError) as error:
                 queue.put_nowait(error)
 
         tasks = [asyncio.create_task(follow(sample)) for sample in self.samples]
@@ -74,7 +77,7 @@ class Job:
             while left:
                 said = await queue.get()
                 if isinstance(said, BaseException):
-                    raise refused(str(said)) if isinstance(said, InputError) else said
+                    raise _as_answer(said)
                 if said is None:
                     left -= 1
                     continue
@@ -199,6 +202,12 @@ class Job:
         if self.asked.wants_usage:
             body["usage"] = usage
         return b"data: " + _encode(body) + b"\n\n"
+
+
+def _as_answer(error: BaseException) -> BaseException:
+    if isinstance(error, HookError):
+        return hook_failed(str(error))
+    return refused(str(error)) if isinstance(error, InputError) else error
 
 
 class _CompletionPieces:

@@ -79,6 +79,7 @@ class Sampled(Asked):
     """What both kinds of completions have."""
 
     frequency_penalty: Penalty | None = None
+    hooks: dict[str, dict[str, Any]] | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
     max_tokens: Whole | None = None
