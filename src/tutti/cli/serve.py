@@ -54,6 +54,10 @@ def serve(
         typer.Option(help="Prompts are cut for steps beside answers to keep this.", min=0.1),
     ] = None,
     log_prompts: Annotated[bool, typer.Option(help="Write requests to the log.")] = False,
+    trace_requests: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a Chrome trace of each request to this folder."),
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="The plan's engines are on hosts that join here."),
@@ -111,6 +115,7 @@ def serve(
         keys=_keys(api_key or []),
         queue=queue,
         log_prompts=log_prompts,
+        traces=_trace_folder(trace_requests),
         routing=_routing(routing),
         spread=listen is not None,
     )
@@ -151,6 +156,19 @@ def _routing(asked: str) -> Routing:
     if asked not in ROUTINGS:
         raise InputError(f"serve: --routing is '{asked}'; {hint(asked, ROUTINGS)}")
     return asked  # type: ignore[return-value]  # one of them
+
+
+def _trace_folder(path: Path | None) -> str:
+    """Make the folder of traces."""
+    from tutti.errors import InputError
+
+    if path is None:
+        return ""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--trace-requests: {path}: {error.strerror}") from None
+    return str(path.resolve())
 
 
 def _check_folder(folder: Path) -> None:

@@ -162,6 +162,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     queue: int = 1024  # requests at a time; more are turned away
     most_body: int = 16 << 20  # bytes
     log_prompts: bool = False
+    traces: str = ""  # the folder of requests' traces; "": none
     warm_up: bool = True
     plan: str = ""  # its file; "": one engine, on one chip
     routing: Routing = "queues"

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -53,6 +53,7 @@ from tutti.server.openai.sampling import (
     prompts_of,
     sampled_wishes,
 )
+from tutti.server.openai.tracing import RequestTimes, Tracing
 from tutti.version import code_version
 
 log = logging.getLogger("tutti.server")
@@ -73,6 +74,7 @@ class Api:
     ) -> None:
         self.config, self.client, self.tokenizer = config, client, tokenizer
         self.metrics, self.hooks = Metrics(), Hooks()
+        self.tracing = Tracing(config.traces)
         self.started = int(time.time())
         self.draining = False
         client.on_restart = self.metrics.restarts.inc
@@ -153,9 +155,12 @@ class Api:
             raise hook_failed(f"a hook made token {wrong}, which the vocabulary does not have")
         return found
 
-    async def answered(self, asked: Sampled) -> Response:
+    async def answered(self, asked: Sampled, headers: Mapping[str, str]) -> Response:
         """Return an answer, whole or as a stream."""
+        times = RequestTimes(headers)
         job = await self.job(asked)
+        if self.tracing.is_on:
+            job.tracing, job.times = self.tracing, times
         if asked.stream:
             return StreamingResponse(job.stream(), media_type="text/event-stream")
         return JSONResponse(await job.answer())
@@ -258,12 +263,12 @@ def _response(error: ApiError) -> Response:
 
 def _add_routes(app: FastAPI, api: Api) -> None:
     @app.post("/v1/completions", responses=ERRORS)
-    async def completions(asked: CompletionRequest) -> Response:
-        return await api.answered(asked)
+    async def completions(asked: CompletionRequest, request: Request) -> Response:
+        return await api.answered(asked, request.headers)
 
     @app.post("/v1/chat/completions", responses=ERRORS)
-    async def chat(asked: ChatRequest) -> Response:
-        return await api.answered(asked)
+    async def chat(asked: ChatRequest, request: Request) -> Response:
+        return await api.answered(asked, request.headers)
 
     @app.post("/v1/embeddings", responses=ERRORS)
     async def embeddings(asked: EmbeddingRequest) -> Response:

@@ -22,6 +22,7 @@ from tutti.server.openai import tools
 from tutti.server.openai.errors import ApiError, hook_failed, refused
 from tutti.server.openai.requests import ChatRequest, CompletionRequest, Sampled
 from tutti.server.openai.spoken import Said, Sample, chat_logprobs, completion_logprobs
+from tutti.server.openai.tracing import RequestTimes, Tracing
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,6 +40,8 @@ class Job:
     wishes: list[Wishes]
     format: tools.Format | None = None
     after: list[Shown | None] = field(default_factory=list)  # what texts of each go through
+    tracing: Tracing | None = None
+    times: RequestTimes = field(default_factory=RequestTimes)
     samples: list[Sample] = field(default_factory=list)
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -69,6 +72,7 @@ class Job:
             except (ApiError, InputError, HookError) as error:
                 queue.put_nowait(error)
 
+        self.times.sent = time.time_ns()
         tasks = [asyncio.create_task(follow(sample)) for sample in self.samples]
         first: float | None = None
         last = self.began
@@ -82,6 +86,8 @@ class Job:
                     left -= 1
                     continue
                 now = time.perf_counter()
+                if self.tracing is not None:
+                    self.times.piece(said.sample, len(said.tokens))
                 if said.tokens:
                     (self.metrics.first_token if first is None else self.metrics.gap).observe(
                         now - last
@@ -94,6 +100,21 @@ class Job:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             self._note(first)
+            if self.tracing is not None:
+                self.tracing.ended(self.id, self.times, self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a trace says of it: no text."""
+        usage = self.usage()
+        return {
+            "id": self.id,
+            "gen_ai.request.model": self.model,
+            "gen_ai.request.max_tokens": self.wishes[0].max_tokens,
+            "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+            "gen_ai.usage.output_tokens": usage["completion_tokens"],
+            "tutti.cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "tutti.finish": ",".join(sample.finish or "unfinished" for sample in self.samples),
+        }
 
     def _note(self, first: float | None) -> None:
         now, count = time.perf_counter(), sum(len(sample.tokens) for sample in self.samples)
