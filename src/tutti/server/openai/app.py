@@ -57,8 +57,24 @@ from tutti.server.openai.tracing import RequestTimes, Tracing
 from tutti.version import code_version
 
 log = logging.getLogger("tutti.server")
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text}
+    status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
     for status, text in {
         400: "The request cannot be", 401: "No key, or a wrong one", 404: "No such model",
         413: "Too long", 429: "Too many requests", 503: "No engine",
@@ -226,7 +242,18 @@ def make_app(api: Api) -> FastAPI:
     _add_errors(app)
     _add_routes(app, api)
     _add_operation(app, api)
+    _describe(app)
     return app
+
+
+def _describe(app: FastAPI) -> None:
+    """Leave out of the description what FastAPI says of its own errors: ours are 400."""
+    described = app.openapi()
+    for route in described["paths"].values():
+        for operation in route.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        described.get("components", {}).get("schemas", {}).pop(name, None)
 
 
 def _add_errors(app: FastAPI) -> None:
