@@ -32,7 +32,7 @@ doc_to_target: 0
 target_delimiter: ""
 metric_list: [{{metric: acc}}]
 """
-WORDS = "the quick brown fox jumps over lazy dog once upon a time there was chip of light".split()
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "once", "upon", "time")
 
 
 def documents(count: int) -> list[dict[str, str]]:
