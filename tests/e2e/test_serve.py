@@ -155,6 +155,22 @@ def test_hooks_that_are_not_there(server: Served) -> None:
         assert answer.json()["error"]["message"] == why
 
 
+def test_no_messages_are_no_conversation(server: Served) -> None:
+    answer = httpx.post(f"{server.url}/tokenize", json={"messages": []})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages"
+
+
+def test_the_description_says_what_is_done(server: Served) -> None:
+    described = httpx.get(f"{server.url}/openapi.json").json()
+    for route in described["paths"].values():
+        for operation in route.values():
+            assert "422" not in operation["responses"]
+    asked = described["components"]["schemas"]["CompletionRequest"]
+    assert asked["additionalProperties"] is False
+    assert "user" in asked["properties"]
+
+
 def test_samples_follow_their_seed(client: Any, engine: Engine) -> None:
     def ask(seed: int) -> list[str]:
         done = client.completions.create(
