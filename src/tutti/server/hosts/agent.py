@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import zmq
 
 from tutti.elastic.join import zmq_address
 from tutti.errors import InputError, TuttiError
-from tutti.launch.identity import ATTEMPT, NODE
+from tutti.launch.identity import ATTEMPT
 from tutti.launch.secret import SECRET
 from tutti.plan.files import save_plan
 from tutti.plan.plan import Plan
@@ -94,7 +94,8 @@ class Agent:
         self.folder = ServerFolder(Path(self._room.name))
         self._running: dict[Running, subprocess.Popen[bytes]] = {}
         self._socket: zmq.Socket[bytes] = self._connected()
-        self._heard = time.monotonic()
+        self._heard, self._said_at = time.monotonic(), 0.0
+        self._said: Status | None = None
         self.joined = self.stopping = False
         self.looked = time.monotonic()  # by which others see that it does not hang
 
@@ -175,6 +176,8 @@ class Agent:
     def _welcomed(self, said: Welcome) -> None:
         own = self._settings
         engine: dict[str, Any] = {**said.engine}
+        for path in self.folder.path.iterdir():
+            path.unlink()  # another front counts generations anew: what these said is not so now
         plan = self.folder.path / PLAN_FILE
         save_plan(own.plan, plan)
         config = ServerConfig(
@@ -201,9 +204,6 @@ class Agent:
             return False
         self._say(leaving=False)
         return False
-
-    _said_at = 0.0
-    _said: Status | None = None
 
     def _say(self, *, leaving: bool) -> None:
         """Say how the ranks are: at once where something changed, else now and then."""
@@ -262,11 +262,9 @@ class Agent:
         if self._settings.device:
             own[DEVICE] = self._settings.device
         environment = {**os.environ, **own}
-        if NODE not in os.environ:
-            environment.pop("TUTTI_SECRET_FILE", None)
         return start_module("rank_process", self.folder, *map(str, who), environment=environment)
 
-    def _end(self, who: Any) -> None:
+    def _end(self, who: Iterable[Running]) -> None:
         """End ranks at once: their engine starts anew, and the others of it wait for no word."""
         ended = [self._running.pop(one) for one in list(who)]
         for process in ended:
