@@ -21,6 +21,7 @@ from tutti.launch.secret import SECRET  # noqa: E402
 from tutti.plan.plan import Plan  # noqa: E402
 from tutti.ranks.local_processes import free_port  # noqa: E402
 from tutti.server.hosts import messages  # noqa: E402
+from tutti.server.hosts.agent import Agent, AgentSettings  # noqa: E402
 from tutti.server.hosts.facts import facts_of, weights_digest  # noqa: E402
 from tutti.server.hosts.front import Hosts  # noqa: E402
 from tutti.server.hosts.hosted_group import HostedGroup  # noqa: E402
@@ -253,6 +254,26 @@ def test_an_earlier_generation_is_a_stranger(
         for one in (listener, old, new):
             one.close(0)
         context.term()
+
+
+def test_an_agent_forgets_an_earlier_front(deployed: tuple[Path, Path, Plan]) -> None:
+    """Both count generations from 1: an engine of the first is not one of the second."""
+    folder, _, plan = deployed
+    settings = AgentSettings(
+        front=("127.0.0.1", free_port()), host="fast/0", folder=folder, plan=plan, ports=30000
+    )
+    told: list[str] = []
+    agent = Agent(settings, KEY, told.append, "127.0.0.1")
+    try:
+        agent.folder.write(agent.folder.ready(0, 1).name, EngineState(ready=True))
+        agent._welcomed(Welcome(engine={"dtype": "fp32"}))
+        assert not agent.folder.ready(0, 1).exists()
+        assert agent.folder.config().engine == {"dtype": "fp32"}
+        assert agent.folder.config().spread
+        assert not agent.ready()
+    finally:
+        agent._leave()
+    assert told == ["fast/0 takes part, at 127.0.0.1"]
 
 
 def test_weights_are_told_apart(deployed: tuple[Path, Path, Plan], tmp_path: Path) -> None:
