@@ -89,7 +89,7 @@ def serve(
         library(package, "tutti serve")
     _check_folder(folder)
     if join is not None:
-        from tutti.cli.serve_hosts import join_server
+        from tutti.cli.serve.hosts import join_server
 
         join_server(
             join, folder, plan, node, listen, ports=ports, health_port=health_port,
@@ -122,7 +122,7 @@ def serve(
     deployment = None if plan is None else _deployment(plan, folder, config)
     hosts = None
     if listen is not None:
-        from tutti.cli.serve_hosts import hosts_at
+        from tutti.cli.serve.hosts import hosts_at
 
         hosts = hosts_at(listen, folder, deployment, config)
     _serve(config, deployment, hosts)
