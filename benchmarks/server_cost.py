@@ -27,7 +27,16 @@ import zmq
 from tutti.bench.serving_load import load
 from tutti.bench.traces import Asked
 from tutti.server import messages
-from tutti.server.messages import Cancel, ServerConfig, ServerFolder, State, Submit, Update
+from tutti.server.messages import (
+    Cancel,
+    EngineState,
+    ServerConfig,
+    ServerFolder,
+    State,
+    Submit,
+    Update,
+)
+from tutti.server.wires import Way, Wires
 
 PROFILED = """
 import cProfile, pstats, sys
@@ -47,13 +56,16 @@ def engine(folder: Path, step_s: float) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.SNDHWM, 0)
-    router.bind(own.engine_socket(1))
+    address = Wires(own).bind(router, Way("engine", 0, 1))
     own.write("adapters.json", {})
     own.write(
         "state.json",
         State(
-            generation=1, address=own.engine_socket(1), ready=True, context=4096, vocab=256,
-            slots=1024,
+            engines=(
+                EngineState(
+                    generation=1, address=address, ready=True, context=4096, vocab=256, slots=1024
+                ),
+            )
         ),
     )  # fmt: skip
     left: dict[tuple[bytes, int], int] = {}

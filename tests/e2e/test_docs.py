@@ -300,6 +300,7 @@ LAUNCH_KEYS = (
     facts.Volume,
     facts.SlurmFacts,
     facts.KubernetesFacts,
+    facts.ServingFacts,
 )
 
 

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Served]:
-    with Served(folder) as made:
+    with Served(folder, environment={"TUTTI_SERVING": "tests.support.hooks"}) as made:
         made.wait()
         yield made
 
@@ -93,6 +93,82 @@ def test_chats_use_the_template(client: Any) -> None:
         model="tiny", messages=messages, max_completion_tokens=9, temperature=0, stream=True
     )
     assert "".join(p.choices[0].delta.content or "" for p in streamed) == plain.choices[0].text
+
+
+def test_hooks_are_on_the_way(client: Any, server: Served, engine: Engine) -> None:
+    def ask(hooks: dict[str, Any], **more: Any) -> str:
+        done = client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=6, temperature=0, extra_body={"hooks": hooks},
+            **more,
+        )  # fmt: skip
+        return str(done.choices[0].text)
+
+    plain = offline(engine, 6)
+    assert ask({}) == plain
+    other = engine.generate(["the fox"], SamplingParameters(max_tokens=6))[0].text
+    assert ask({"shout": {"prompt": "the fox"}}) == other
+    assert engine.tokenizer is not None
+    first = [int(token) for token in engine.tokenizer.encode([PROMPT])[0][:2]]
+    cut = engine.generate([first], SamplingParameters(max_tokens=6))[0].text
+    assert ask({"shout": {"first": 2}}) == cut
+    assert ask({"shout": {"held": True}}) == plain.upper()
+    assert ask({"shout": {"only": [65, 66]}}) == engine.tokenizer.decode([65, 66] * 3)
+    stream = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=6, temperature=0, stream=True,
+        extra_body={"hooks": {"shout": {"held": True}}},
+    )  # fmt: skip
+    assert "".join(piece.choices[0].text for piece in stream) == plain.upper()
+
+
+@pytest.mark.parametrize("at", ["before", "tokenised", "after", "logits", "shape"])
+def test_a_hook_that_fails_fails_its_request_alone(server: Served, engine: Engine, at: str) -> None:
+    async def both() -> list[Any]:
+        asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+        async with httpx.AsyncClient(timeout=60) as own:
+            return await asyncio.gather(
+                own.post(f"{server.url}/v1/completions", json=asked),
+                own.post(
+                    f"{server.url}/v1/completions",
+                    json={**asked, "hooks": {"broken": {"at": at}}},
+                ),
+            )
+
+    good, bad = asyncio.run(both())
+    assert good.json()["choices"][0]["text"] == offline(engine, 12)
+    assert bad.status_code == 500
+    error = bad.json()["error"]
+    assert error["type"] == "server_error"
+    assert "hook" in error["message"]
+    if at in ("before", "after", "logits"):
+        assert "hook 'broken' failed" in error["message"]
+        assert "on purpose" in error["message"]
+
+
+def test_hooks_that_are_not_there(server: Served) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 2}
+    for hooks, why in (
+        ({"shot": {}}, "hooks: 'shot' is not installed; did you mean 'shout'?"),
+        ({"shout": {"refuse": True}}, "shout: not today"),
+    ):
+        answer = httpx.post(f"{server.url}/v1/completions", json={**asked, "hooks": hooks})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == why
+
+
+def test_no_messages_are_no_conversation(server: Served) -> None:
+    answer = httpx.post(f"{server.url}/tokenize", json={"messages": []})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages"
+
+
+def test_the_description_says_what_is_done(server: Served) -> None:
+    described = httpx.get(f"{server.url}/openapi.json").json()
+    for route in described["paths"].values():
+        for operation in route.values():
+            assert "422" not in operation["responses"]
+    asked = described["components"]["schemas"]["CompletionRequest"]
+    assert asked["additionalProperties"] is False
+    assert "user" in asked["properties"]
 
 
 def test_samples_follow_their_seed(client: Any, engine: Engine) -> None:

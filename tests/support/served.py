@@ -60,13 +60,15 @@ def write_tokenizer(folder: Path) -> Path:
 class Served:
     """`tutti serve` until the end of the block."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(
+        self, folder: Path, *options: str, environment: dict[str, str] | None = None
+    ) -> None:
         command = [sys.executable, "-m", "tutti.cli.main", "serve", str(folder), "--port", "0"]
         self.process = subprocess.Popen(
             [*command, "--dtype", "fp32", "--device", "cpu", *options],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         )
         self.lines: list[str] = []
         self.url = ""

@@ -24,11 +24,17 @@ def launch(
     plan: Annotated[Path, typer.Argument(help="A plan file.")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="Further arguments of `tutti train`, after a --."),
+        typer.Argument(help="Further arguments of `tutti train` or `tutti serve`, after a --."),
     ] = None,
     to: Annotated[str, typer.Option(help="local, torchrun, slurm or kubernetes.")] = "local",
     config: Annotated[
         Path | None, typer.Option(help="The training configuration: `tutti train CONFIG`.")
+    ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Of a plan that serves: the model, as every host sees it."
+        ),
     ] = None,
     with_: Annotated[
         Path | None,
@@ -53,7 +59,9 @@ def launch(
     if run and to != "local":
         raise InputError(f"--run: goes with --to local only; the files for {to} say how to start")
     text = None if config is None else _config_text(config, travels=to != "local")
-    job = _load(plan, text, with_, model, cluster, arguments or [])
+    job = _load(plan, text, with_, model, cluster, arguments or [], serve)
+    if job.serves and to != "local" and not job.model_folder.startswith("/"):
+        raise InputError(f"--serve: '{serve}'; write the whole path, as the hosts see it")
     if to == "local":
         _local(job, plan, config, run, json)
     else:
@@ -97,6 +105,7 @@ def _load(
     model: str | None,
     cluster: str | None,
     arguments: list[str],
+    serve: str | None,
 ) -> Job:
     from dataclasses import replace
 
@@ -112,15 +121,20 @@ def _load(
         found = replace(found, model=refer_to_model(load_model(model)))
     if cluster is not None:
         found = replace(found, cluster=refer_to_cluster(Cluster.load(cluster)))
-    if found.job.serving is not None:
+    if (found.job.serving is None) != (serve is None):
         raise InputError(
-            f"{plan.name}: serves; launch files are for training steps (tutti serve runs an engine)"
+            f"{plan.name}: is for training; leave --serve out"
+            if serve is not None
+            else f"{plan.name}: serves; say which model: --serve FOLDER, as every host sees it"
         )
+    if serve is not None and config is not None:
+        raise InputError(f"{plan.name}: serves; --config is for training, leave it out")
     require_valid(found)
     return Job.of(
         found,
         Facts.load(with_) if with_ is not None else Facts(),
         config=config,
+        model_folder=serve or "",
         arguments=arguments,
         facts_name=with_.name if with_ is not None else "launch facts",
     )
@@ -163,7 +177,8 @@ def _write(job: Job, target: str, folder: Path, force: bool, json: bool) -> None
     found = TARGETS[target].files(job)
     write_folder(folder, found, force=force)
     command = next_command(target, job, folder)
-    notes = TARGETS[target].notes(job) + ([_NO_CONFIG] if job.config is None else [])
+    untold = job.config is None and not job.serves
+    notes = TARGETS[target].notes(job) + ([_NO_CONFIG] if untold else [])
     if json:
         print_json(_document(job, target, folder, sorted(found), command, notes))
         return

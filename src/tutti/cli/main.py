@@ -27,7 +27,6 @@ from tutti.cli import (
     predict,
     profile,
     report,
-    serve,
     show,
     simulate,
     train,
@@ -41,6 +40,7 @@ from tutti.cli.fabric import group as fabric_group
 from tutti.cli.fleet import group as fleet_group
 from tutti.cli.plan import plan
 from tutti.cli.recipe import recipe
+from tutti.cli.serve import serve
 from tutti.cli.shared import terminal
 from tutti.errors import TuttiError
 

@@ -140,11 +140,28 @@ class KubernetesFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFacts:
+    """Where a deployment answers clients, and what that needs; for plans that serve.
+
+    `ports` is the first of five ports for each chip of a host. `api_key_secret` names a Kubernetes
+    Secret whose `api-key` clients must have; `image` is the front's, else the first pool's.
+    """
+
+    port: Port = 8000
+    apis: Count = 1
+    ports: Port = 29600
+    health_port: Port = 8080
+    service: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    api_key_secret: str = ""
+    image: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """A launch file."""
 
     name: str = ""
-    command: Words = ("tutti", "train")
+    command: Words | None = None  # tutti train, or tutti serve
     folder: str = ""
     port: Port = 29500
     restarts: Natural = 3
@@ -154,11 +171,12 @@ class Facts:
     volumes: tuple[Volume, ...] = ()
     slurm: SlurmFacts = SlurmFacts()
     kubernetes: KubernetesFacts = KubernetesFacts()
+    serving: ServingFacts = ServingFacts()
     pools: Mapping[str, PoolFacts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_variables(self.environment)
-        if not self.command:
+        if self.command is not None and not self.command:
             raise ValueError("'command' is empty; the usual one is [tutti, train]")
         if self.folder and not self.folder.startswith("/"):
             raise ValueError(f"'folder' is '{self.folder}'; it must begin with /")

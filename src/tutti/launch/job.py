@@ -1,4 +1,4 @@
-"""One job to be launched: plan, training configuration and launch facts brought together."""
+"""One job to be launched: plan, training configuration or model, and launch facts together."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ class Job:
     facts: Facts
     parts: tuple[Part, ...]
     config: str | None = None  # the text of the training configuration
+    model_folder: str = ""  # that is served, as every host sees it; "": the job trains
     arguments: tuple[str, ...] = ()
 
     @classmethod
@@ -90,6 +91,7 @@ class Job:
         facts: Facts,
         *,
         config: str | None = None,
+        model_folder: str = "",
         arguments: Sequence[str] = (),
         facts_name: str = "launch facts",
     ) -> Job:
@@ -106,8 +108,24 @@ class Job:
             facts=facts,
             parts=parts,
             config=config,
+            model_folder=model_folder,
             arguments=tuple(arguments),
         )
+
+    @property
+    def serves(self) -> bool:
+        """Whether it answers requests; else it trains."""
+        return bool(self.model_folder)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it goes on without a host: each host then starts its part again by itself."""
+        return self.serves or self.facts.elastic
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command that all others are made of."""
+        return self.facts.command or ("tutti", "serve" if self.serves else "train")
 
     @property
     def num_hosts(self) -> int:
@@ -136,14 +154,36 @@ class Job:
 
     def command(self, folder: str) -> str:
         """Return the command of one rank as a shell reads it; `folder` holds the inputs."""
-        words = [shlex.quote(word) for word in self.facts.command]
+        words = [shlex.quote(word) for word in self.words]
         if self.config is not None:
             words.append(f"{folder}/{CONFIG}")
         words += ["--plan", f"{folder}/{PLAN}"]
         return " ".join([*words, *map(shlex.quote, self.arguments)])
 
+    def front_command(self, folder: str, listen: str, host: str) -> str:
+        """Return the command that answers clients; hosts join it at `listen`."""
+        facts = self.facts.serving
+        words = [*self._serving(folder), f'--listen "{listen}:{self.facts.port}"']
+        words += [f'--host "{host}" --port {facts.port} --apis {facts.apis}']
+        return " ".join([*words, *map(shlex.quote, self.arguments)])
+
+    def host_command(self, folder: str, front: str) -> str:
+        """Return the command that runs a host's engines; TUTTI_NODE says which host it is."""
+        words = [*self._serving(folder), f'--join "{front}:{self.facts.port}"']
+        wait = self.facts.start_timeout_s
+        return " ".join([*words, f"--ports {self.facts.serving.ports} --wait {wait}"])
+
+    def _serving(self, folder: str) -> list[str]:
+        words = [shlex.quote(word) for word in (*self.words, self.model_folder)]
+        return [*words, "--plan", f"{folder}/{PLAN}"]
+
     def require_elastic(self) -> None:
         """Refuse what agents cannot start; nothing where torchrun does."""
+        if self.serves and self.facts.elastic:
+            raise InputError(
+                "'elastic: true' in the launch file is for training; a deployment goes on without "
+                "a host as it is: leave it out"
+            )
         if not self.facts.elastic:
             return
         if self.config is None:

@@ -1,5 +1,8 @@
 """`--to kubernetes`: a JobSet with one replicated job per pool, or the same under Kubeflow Trainer.
 
+A plan that serves becomes a Deployment that answers clients, a Service before it, and a StatefulSet
+per pool whose pods run the engines.
+
 Plan and configuration travel in a ConfigMap, the job's secret in a Secret; checkpoints go to a
 volume that every pod mounts. A PyTorchJob has one template for the master and one for all workers,
 so it cannot say what a cluster of several kinds of chips needs.
@@ -18,6 +21,7 @@ INPUTS = "/etc/tutti"
 _SHARED = Volume(name="shared", mount="/shared", claim="tutti-shared")
 _MOST_BYTES = 1_000_000  # of a ConfigMap; the API server refuses more than 1 MiB
 _LONGEST_NAME = 63
+_SERVE = "serve"
 _POD_SUFFIX = "-abcde"  # what Kubernetes adds to the name of a pod
 
 
@@ -26,6 +30,8 @@ def kubernetes_files(job: Job) -> dict[str, str]:
     _check(job)
     job.require_elastic()
     volumes = {part.name: _volumes(part) for part in job.parts}
+    if job.serves:
+        return _serving_files(job, volumes)
     jobset = job.facts.kubernetes.kind == "jobset"
     jobs = render(
         "jobs.yaml.j2",
@@ -47,13 +53,31 @@ def kubernetes_files(job: Job) -> dict[str, str]:
     }
 
 
+def _serving_files(job: Job, volumes: dict[str, tuple[Volume, ...]]) -> dict[str, str]:
+    manifest = render(
+        "serve.yaml.j2",
+        job=job,
+        inputs=INPUTS,
+        limits={part.name: _limits(part) for part in job.parts},
+        requests={part.name: _requests(part) for part in job.parts},
+        volumes=volumes,
+        alone={part.name: _may_share(part) for part in job.parts},
+    )
+    return {
+        "inputs.yaml": render("inputs.yaml.j2", job=job),
+        f"{SECRET_NAME}.yaml": render("secret.yaml.j2", job=job, secret=new_secret()),
+        f"{_SERVE}.yaml": manifest,
+    }
+
+
 def kubernetes_notes(job: Job) -> list[str]:
     """Return what a reader of the files should know."""
     notes = []
     assumed = dict.fromkeys(p.launch.pool.name for p in job.parts if not p.launch.volumes)
     if assumed:
+        what = f"'{job.model_folder}' is read from" if job.serves else "checkpoints go to"
         notes.append(
-            f"checkpoints go to the PersistentVolumeClaim '{_SHARED.claim}', mounted at "
+            f"{what} the PersistentVolumeClaim '{_SHARED.claim}', mounted at "
             f"{_SHARED.mount}; it must exist, or name another under 'volumes' in a launch file "
             "(--with)"
         )
@@ -147,6 +171,6 @@ def _requests(part: Part) -> dict[str, str]:
 
 def next_command(job: Job, folder: str) -> str:
     """Return what to type next."""
-    kind = job.facts.kubernetes.kind
+    kind = _SERVE if job.serves else job.facts.kubernetes.kind
     files = ("inputs", SECRET_NAME, kind)
     return "kubectl apply " + " ".join(f"-f {folder}/{name}.yaml" for name in files)

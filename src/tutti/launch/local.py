@@ -42,8 +42,9 @@ def local_command(job: Job, plan: Path, config: Path | None) -> LocalCommand:
         environment = {"OMP_NUM_THREADS": str(threads), **common}
     return LocalCommand(
         words=(
-            *job.facts.command,
+            *job.words,
             *([str(config)] if config is not None else []),
+            *([job.model_folder] if job.serves else []),
             "--plan",
             str(plan),
             *job.arguments,

@@ -61,7 +61,7 @@ def _common_options(job: Job) -> list[str]:
                 "'--mail-type=END'"
             )
     options = [f"--{name}={value}" for name, value in given.items() if value]
-    if job.facts.elastic:  # a lost host does not end the job; a lost leader puts it back
+    if job.goes_on:  # a lost host does not end the job; a lost leader puts it back
         options += ["--no-kill", "--requeue", f"--signal=B:TERM@{WARNING_S}"]
     return [_directive(option) for option in (*options, *slurm.options)]
 
@@ -149,7 +149,7 @@ def _step(job: Job, part: Part, group: int | None) -> list[str]:
         *options,
         *(
             ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
-            if job.facts.elastic
+            if job.goes_on
             else ["--kill-on-bad-exit=1"]
         ),
         "--label",

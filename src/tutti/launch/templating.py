@@ -32,6 +32,7 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # these are no web pages; each language has a filter below
     )
     environment.filters |= {"sh": shlex.quote, "yaml": yaml_scalar, "block": block, "rows": rows}
+    environment.filters["lines"] = lines
     return environment
 
 
@@ -62,3 +63,8 @@ def rows(words: Iterable[str], indent: int) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def lines(text: str, indent: int) -> str:
+    """Return lines further to the right, each with its end; nothing for no lines."""
+    return "".join(" " * indent + line + "\n" for line in text.splitlines() if line.strip())

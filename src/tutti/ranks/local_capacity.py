@@ -7,11 +7,12 @@ a laptop at once, rather than by as many processes as the cluster has chips.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.present import chips_by_vendor
+from tutti.hardware.topology import Position
 from tutti.launch.identity import used_chips
 from tutti.plan.plan import Plan
 from tutti.units import many
@@ -25,13 +26,14 @@ def require_chips_here(
     cluster: Cluster,
     environ: Mapping[str, str],
     present: Callable[[], Mapping[str, int]] = chips_by_vendor,
+    chips: Iterable[Position] | None = None,
 ) -> None:
-    """Raise unless this machine has the accelerators that a plan uses."""
+    """Raise unless this machine has the accelerators that a plan uses, or those of `chips`."""
     if environ.get(DEVICE) or environ.get(SHARING):
         return
     wanted: Counter[str] = Counter()
     names: dict[str, str] = {}
-    for position in used_chips(plan):
+    for position in used_chips(plan) if chips is None else chips:
         chip = cluster.pool(position.pool).chip
         if not chip.emulated:
             vendor = chip.vendor.casefold()

@@ -70,7 +70,7 @@ class Live:
             self._first_token = now - self._began
         failed = bool(result.ends[place] == 2)
         if failed:
-            own.reason = (
+            own.reason = result.failures.get(place) or (
                 f"request {self.request.id}: its logits were no numbers in step {result.number}; "
                 f"{result.culprit} was the first that was not finite"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -33,6 +33,23 @@ class TokenMasks(Protocol):
         """Return the mask of a sample that has no tokens yet."""
 
 
+class LogitsChange(Protocol):
+    """Changes one sample's logits before a token is chosen."""
+
+    def __call__(
+        self, tokens: Sequence[int], logits: NDArray[np.float32], /
+    ) -> NDArray[np.float32]:
+        """Return logits of the vocabulary, from them and the tokens that were generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedChange:
+    """Makes a change for each sample of a request; what it raises ends that request alone."""
+
+    name: str
+    new: Callable[[], LogitsChange]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameters:
     """A request's wishes; the defaults take the likeliest token, up to 64 of them."""
@@ -56,6 +73,7 @@ class SamplingParameters:
     logprobs: int | None = None  # of the chosen token, and of so many of the likeliest
     prompt_logprobs: int | None = None
     masks: TokenMasks | None = None
+    changes: tuple[NamedChange, ...] = ()  # in this order, before biases and masks
     priority: int = 0
     salt: str = ""  # cached prefixes are shared among requests of one salt
     answered: int = 0  # the prompt's last tokens that are the answer's first: it began elsewhere
@@ -112,7 +130,11 @@ class SamplingParameters:
     @property
     def looks_back(self) -> bool:
         """Whether the host must know all tokens before the next one is sampled."""
-        return self.masks is not None or any(len(word) > 1 for word in self.bad_words)
+        return (
+            self.masks is not None
+            or bool(self.changes)
+            or any(len(word) > 1 for word in self.bad_words)
+        )
 
 
 def check_tokens(what: str, tokens: Sequence[int], vocab: int) -> None:

@@ -25,7 +25,7 @@ from tutti.ranks.single_rank import NoLinks
 from tutti.serve.engine import Engine
 from tutti.serve.handover.arrivals import Arrivals, Inbox
 from tutti.serve.handover.layout import EngineLayout, heads_of
-from tutti.serve.handover.sender import Address, KeySender, Outbox
+from tutti.serve.handover.sender import Address, KeySender, Outbox, Ways
 from tutti.serve.lanes import LanedEngine
 from tutti.serve.loading import Sizes, dtype_for, end_tokens, prepare
 from tutti.serve.pacing import pace_for
@@ -67,10 +67,10 @@ def open_rank(
     *,
     generation: int,
     dtype: str | None,
-    keys_at: Callable[[Address], str],
+    keys: Ways,
     whole: Callable[[str], None],
 ) -> OpenRank:
-    """Open a rank of an engine; `keys_at` says where keys and values go, `whole` hears of them."""
+    """Open a rank of an engine; `keys` are the ways of keys and values, `whole` hears of them."""
     part, cluster = engine_part(plan, engine), embedded_cluster(plan)
     (pipeline,) = part.pipelines
     assert pipeline.engine is not None
@@ -96,13 +96,14 @@ def open_rank(
     role, arrivals = pipeline.engine.role, None
     takers = frozenset[int]()
     if role is Role.PREFILL:
-        _send_keys(plan, engine, rank, layout, workers, accelerator, stack, keys_at)
+        _send_keys(plan, engine, rank, layout, workers, accelerator, stack, keys)
     if role is Role.DECODE:
         takers = frozenset(
             r for unit in range(1, model.spec.num_layers + 1) for r in layout.holders(unit)
         )
         arrivals = Arrivals(_own_heads(model.spec, place))
-        inbox = Inbox(arrivals, keys_at(Address(engine, generation, rank)), whole)
+        at = Address(engine, generation, rank)
+        inbox = Inbox(arrivals, lambda socket: keys.bind(socket, at), whole)
         stack.callback(inbox.close)
     return OpenRank(
         engine=LanedEngine([Engine(worker) for worker in workers], arrivals),
@@ -181,7 +182,7 @@ def _send_keys(
     workers: list[StageWorker],
     accelerator: Accelerator,
     stack: ExitStack,
-    keys_at: Callable[[Address], str],
+    keys: Ways,
 ) -> None:
     """Let keys and values of prompts leave for the engines that routes lead to."""
     number, _ = pipeline_of(plan, engine)
@@ -191,7 +192,7 @@ def _send_keys(
         target, _ = pipeline_of(plan, other)
         if target in fed:
             others[other] = EngineLayout.of(plan.pipelines[target])
-    outbox = Outbox(keys_at)
+    outbox = Outbox(keys)
     stack.callback(outbox.close)
     for worker in workers:
         worker.sender = KeySender(

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tutti.accelerator import Accelerator
 from tutti.batching.events import FAILS, GOES_ON, STOPS
-from tutti.serve.parameters import SamplingParameters, TokenMask
+from tutti.serve.others_code import OthersCode
+from tutti.serve.parameters import SamplingParameters
 from tutti.serve.staging import Upload
 
 _REALS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
@@ -47,7 +48,7 @@ class _Wishes:
     parameters: SamplingParameters
     prompt: int  # tokens
     tokens: list[int]  # that were generated; kept up where they are looked at
-    mask: TokenMask | None
+    others: OthersCode  # grammars and hooks
     bias_tokens: np.ndarray
     bias_values: np.ndarray
 
@@ -114,7 +115,7 @@ class Sampler:
         )  # fmt: skip
         self._integers[:, slot] = (own.top_k, seed, prompt + own.answered + own.min_tokens)
         self._set_stops(slot, own)
-        special = bool(own.logit_bias or own.bad_words or own.masks)
+        special = bool(own.logit_bias or own.bad_words or own.masks or own.changes)
         self._flags[:, slot] = (own.draws, own.cuts, own.penalises, own.min_tokens > 0, special)
         self._logprobs_of[slot] = -1 if own.logprobs is None else own.logprobs
         bias = np.array(list(own.logit_bias.items()), np.float64).reshape(-1, 2)
@@ -123,7 +124,7 @@ class Sampler:
             own,
             prompt,
             list(tokens),
-            None if own.masks is None else own.masks.new(),
+            OthersCode(own),
             np.concatenate((bias[:, 0].astype(np.int64), np.array(single, np.int64))),
             np.concatenate((bias[:, 1], np.full(len(single), -np.inf))).astype(np.float32),
         )
@@ -199,6 +200,8 @@ class Sampler:
         raw = x
         if flags[4]:
             x = self._biased(x, slots)
+            if failed := [bool(self.failure(slot)) for slot in slots.tolist()]:
+                bad_s = bad_s | torch.tensor(failed, device=self._device)
         if flags[2]:
             x = self._penalised(x, slots_s, reals)
         if flags[3]:
@@ -266,12 +269,19 @@ class Sampler:
         own = slots_s.long()
         return reals.device[:, own], integers.device[:, own], stops.device[own]
 
+    def failure(self, slot: int) -> str:
+        """Return why code of others cannot go on with a slot's request; empty: it can."""
+        wishes = self._wishes[slot]
+        return "" if wishes is None else wishes.others.failed
+
     def _biased(self, x: Tensor, slots: np.ndarray) -> Tensor:
-        """Add biases, and take away what bad words and masks forbid."""
-        rows, tokens, values, masks = [], [], [], {}
+        """Let hooks change logits, add biases, take away what bad words and masks forbid."""
+        rows, tokens, values, masks, changed = [], [], [], {}, {}
         for row, slot in enumerate(slots.tolist()):
             wishes = self._wishes[slot]
             assert wishes is not None
+            if wishes.parameters.changes:
+                changed[row] = wishes.others.changed(x[row], wishes.tokens)
             if len(wishes.bias_tokens):
                 rows.append(np.full(len(wishes.bias_tokens), row))
                 tokens.append(wishes.bias_tokens)
@@ -281,8 +291,13 @@ class Sampler:
                     rows.append(np.array([row]))
                     tokens.append(np.array([word[-1]]))
                     values.append(np.array([-np.inf], np.float32))
-            if wishes.mask is not None:
-                masks[row] = wishes.mask.allowed(wishes.tokens)
+            allowed = wishes.others.allowed(wishes.tokens)
+            if allowed is not None:
+                masks[row] = allowed
+        if changed:
+            x = x.clone()  # log-probabilities are of what the model said
+            for row, new in changed.items():
+                x[row] = new
         if rows:
             at = torch.from_numpy(np.stack((np.concatenate(rows), np.concatenate(tokens))))
             at_dn = at.to(self._device)

@@ -320,6 +320,8 @@ def _packed(result: StepResult) -> bytes:
         "ends": result.ends,
         "culprit": np.array(result.culprit),
     }
+    for place, why in result.failures.items():
+        arrays[f"failure/{place}"] = np.array(why)
     for index, array in enumerate(result.logprobs or ()):
         arrays[f"logprobs/{index}"] = array
     for name, found in result.prompt_logprobs.items():
@@ -339,6 +341,7 @@ def _unpacked(packed: bytes, number: int) -> StepResult:
 
     prompts = {int(name.split("/")[1]) for name in found.files if name.startswith("prompt/")}
     pooled = {int(name.split("/")[1]) for name in found.files if name.startswith("pooled/")}
+    failures = [name for name in found.files if name.startswith("failure/")]
     return StepResult(
         number=number,
         tokens=found["tokens"],
@@ -347,4 +350,5 @@ def _unpacked(packed: bytes, number: int) -> StepResult:
         prompt_logprobs={name: three(f"prompt/{name}") for name in prompts},
         pooled={name: torch.from_numpy(found[f"pooled/{name}"]) for name in pooled},
         culprit=str(found["culprit"]),
+        failures={int(name.split("/")[1]): str(found[name]) for name in failures},
     )

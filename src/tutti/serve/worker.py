@@ -58,6 +58,7 @@ class StepResult:
     )  # by sequence: of the tokens after those of its chunk
     pooled: dict[int, Tensor] = field(default_factory=dict)  # by sequence: sums or last states
     culprit: str = ""  # the first module whose output was no number
+    failures: dict[int, str] = field(default_factory=dict)  # of others' code, by place of a sample
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,8 +173,19 @@ class Worker:
             result.tokens, result.ends = tokens[:count].astype(np.int32), ends[:count]
             self.sampler.noted(step.sample_slots.tolist(), result.tokens.tolist())
             if (result.ends == FAILS).any():
-                result.culprit = self._culprit(step, result.ends == FAILS)
+                self._explain(step, result)
         return result
+
+    def _explain(self, step: Step, result: StepResult) -> None:
+        """Say why samples cannot go on."""
+        failed = result.ends == FAILS
+        for place in np.flatnonzero(failed).tolist():
+            why = self.sampler.failure(int(step.sample_slots[place]))
+            if why:
+                result.failures[place] = why
+                failed[place] = False
+        if failed.any():
+            result.culprit = self._culprit(step, failed)
 
     # --- a step's parts --------------------------------------------------------------------
 

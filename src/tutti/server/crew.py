@@ -12,6 +12,7 @@ import zmq
 
 from tutti.serve.handover.handed import Handover
 from tutti.server.messages import Wishes
+from tutti.server.wires import Way, Wires
 
 
 class Add(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
@@ -44,14 +45,14 @@ _decoder = msgspec.msgpack.Decoder(list[Word])
 class Crew:
     """The other ranks, as the first one sees them."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, wires: Wires, ways: Sequence[Way]) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._sockets = []
-        for address in addresses:
+        for way in ways:
             socket = context.socket(zmq.PUSH)
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.LINGER, 0)
-            socket.connect(address)
+            wires.connect(socket, way)
             self._sockets.append(socket)
 
     def tell(self, words: Sequence[Word]) -> None:
@@ -64,11 +65,11 @@ class Crew:
 class Ear:
     """The first rank, as another one hears it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, wires: Wires, way: Way) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.bind(address)
+        wires.bind(self._socket, way)
 
     def hear(self) -> list[Word]:
         """Wait for the next turn; return what was said."""

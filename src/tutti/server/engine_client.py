@@ -37,6 +37,7 @@ from tutti.server.messages import (
     Update,
     Wishes,
 )
+from tutti.server.wires import Way, Wires
 
 LOOK_S = 0.1  # how often the supervisor's word is read
 
@@ -74,6 +75,7 @@ class EngineClient:
 
     def __init__(self, folder: ServerFolder, name: bytes, config: ServerConfig) -> None:
         self._folder, self._name = folder, name
+        self._wires = Wires.of(folder, config)
         self._context = zmq.asyncio.Context()
         self._sockets: dict[int, zmq.asyncio.Socket] = {}
         self._listening: dict[int, asyncio.Task[None]] = {}
@@ -247,7 +249,8 @@ class EngineClient:
             socket.setsockopt(zmq.IDENTITY, self._name)
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
-            socket.connect(state.address)
+            way = Way("engine", number, state.generation)
+            self._wires.connect(socket, way, state.address)
             self._sockets[number] = socket
             self._listening[number] = asyncio.create_task(self._listen(number, socket))
             self.router.came(number)

@@ -73,7 +73,7 @@ class EngineGroup:
                 return self._again(f"{who} ended ({how(code)})", refused=code == 2)
             path = self._folder.heartbeat(self.number, self.state.generation, rank)
             silent = time.time() - path.stat().st_mtime if path.exists() else 0.0
-            if silent > (SILENT_S if self.state.ready else COMING_S):
+            if silent > self._patience_s:
                 return self._again(f"{self.name} was silent for {silent:.0f} s and was ended")
         if not self.state.ready:
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
@@ -82,12 +82,20 @@ class EngineGroup:
                 return f"{self.name} is ready after {time.monotonic() - self._begun:.1f} s"
         return None
 
-    def _again(self, why: str, *, refused: bool = False) -> str:
+    @property
+    def _patience_s(self) -> float:
+        return SILENT_S if self.state.ready else COMING_S
+
+    def _end(self) -> None:
+        """End what is left of its processes."""
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
         for process in self.processes:
             process.wait()
+
+    def _again(self, why: str, *, refused: bool = False) -> str:
+        self._end()
         if refused:
             path = self._folder.failed(self.number, self.state.generation)
             reason = msgspec.json.decode(path.read_bytes(), type=str) if path.exists() else why

@@ -24,6 +24,7 @@ import zmq
 from tutti.errors import TuttiError
 from tutti.server import messages
 from tutti.server.grammar import Grammars
+from tutti.server.hooks import Hooks
 from tutti.server.messages import (
     Cancel,
     Done,
@@ -41,6 +42,7 @@ from tutti.server.messages import (
     Update,
     Wishes,
 )
+from tutti.server.wires import Way, Wires
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -206,9 +208,11 @@ def parameters_of(wishes: Wishes, grammars: Grammars) -> SamplingParameters:
     from tutti.serve import SamplingParameters
 
     given = {name: getattr(wishes, name) for name in wishes.__struct_fields__}
-    grammar = given.pop("grammar")
+    grammar, named = given.pop("grammar"), given.pop("hooks")
     if grammar:
         given["masks"] = grammars.masks(grammar)
+    if named:
+        given["changes"] = Hooks().changes(named)
     return SamplingParameters(**given)
 
 
@@ -292,14 +296,13 @@ def open_engine(config: ServerConfig) -> Engine:
     return engine
 
 
-def listening(address: str) -> zmq.Socket[bytes]:
-    """Return the socket at which clients find an engine."""
+def listening(wires: Wires, way: Way) -> tuple[zmq.Socket[bytes], str]:
+    """Return the socket at which clients find an engine, and where it is."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.bind(address)
-    return socket
+    return socket, wires.bind(socket, way)
 
 
 def main(folder: Path, generation: int) -> int:
@@ -314,7 +317,7 @@ def main(folder: Path, generation: int) -> int:
     except TuttiError as error:
         own.write(own.failed(0, generation).name, str(error))
         return 2
-    socket = listening(own.engine_socket(0, generation))
+    socket, address = listening(Wires(own), Way("engine", 0, generation))
     vocab = engine.worker.model.spec.vocab
     named = config.engine.get("tokenizer") or config.folder
     grammars = Grammars(Path(named), vocab, engine.worker.sampler.end)
@@ -329,7 +332,7 @@ def main(folder: Path, generation: int) -> int:
     settings = engine.scheduler.settings
     ready = EngineState(
         generation=generation,
-        address=own.engine_socket(0, generation),
+        address=address,
         ready=True,
         context=settings.max_length,
         vocab=vocab,

@@ -35,6 +35,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     salt: str = ""
     adapter: str = ""
     grammar: str = ""  # as llguidance reads it; "": none
+    hooks: dict[str, dict[str, Any]] = {}  # whose changes of logits are wanted, with settings
     answered: int = 0  # the prompt's last tokens that are the answer's first: it goes on elsewhere
 
 
@@ -161,9 +162,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     queue: int = 1024  # requests at a time; more are turned away
     most_body: int = 16 << 20  # bytes
     log_prompts: bool = False
+    traces: str = ""  # the folder of requests' traces; "": none
     warm_up: bool = True
     plan: str = ""  # its file; "": one engine, on one chip
     routing: Routing = "queues"
+    spread: bool = False  # engines are on hosts that join
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +215,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return State(engines=tuple(ordered), draining=self.draining)
 
 
+class HostAddress(msgspec.Struct, frozen=True):
+    """Where a host's ranks listen: an address, and the first of their ports."""
+
+    address: str
+    ports: int
+
+
 class ServerFolder:
     """The folder of a running server."""
 
@@ -244,23 +254,16 @@ class ServerFolder:
             return None
         return msgspec.json.decode(data, type=dict[str, str])
 
-    def engine_socket(self, engine: int, generation: int) -> str:
-        """Return where an engine listens."""
-        return self._socket(f"engine{engine}-{generation}")
+    def hosts(self) -> dict[str, HostAddress]:
+        """Return where the hosts of a deployment are; none where there is one machine."""
+        try:
+            data = (self.path / "hosts.json").read_bytes()
+        except FileNotFoundError:
+            return {}
+        return msgspec.json.decode(data, type=dict[str, HostAddress])
 
-    def crew_socket(self, engine: int, generation: int, rank: int) -> str:
-        """Return where a rank of an engine hears what its first rank says."""
-        return self._socket(f"crew{engine}-{generation}-{rank}")
-
-    def arrived_socket(self, engine: int, generation: int) -> str:
-        """Return where an engine's first rank hears of keys and values that have arrived."""
-        return self._socket(f"arrived{engine}-{generation}")
-
-    def keys_socket(self, engine: int, generation: int, rank: int) -> str:
-        """Return where a rank takes keys and values."""
-        return self._socket(f"keys{engine}-{generation}-{rank}")
-
-    def _socket(self, name: str) -> str:
+    def socket(self, name: str) -> str:
+        """Return a socket in the folder, as zmq calls it."""
         path = str(self.path / f"{name}.sock")
         if len(path) > 100:  # of 107 that a socket's name may have
             raise InputError(f"the folder's name is too long for a socket: {self.path}")

@@ -6,10 +6,12 @@ Needs no torch: whoever starts processes need not be one that computes.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tutti.errors import InputError
+from tutti.hardware.topology import Position
 from tutti.launch.secret import SECRET, new_secret
 from tutti.models.load import load_model
 from tutti.plan.check import embedded_cluster, require_valid
@@ -19,15 +21,22 @@ from tutti.plan.plan import Plan
 from tutti.ranks.local_capacity import DEVICE, require_chips_here
 from tutti.ranks.local_processes import free_port
 from tutti.server.engine_group import EngineGroup
+from tutti.server.hosts.seats import seats_of
 from tutti.server.messages import ServerConfig, ServerFolder
+
+if TYPE_CHECKING:
+    from tutti.server.hosts.front import Hosts
 
 # what a plan says itself, of each engine
 PLANNED = ("slots", "max_length", "weights", "target_s")
 UNPLANNED = ("adapters", "guesses", "activations")
 
 
-def open_deployment(path: Path, folder: Path) -> Plan:
-    """Return a plan that can be run here with a model folder; else say why not."""
+def open_deployment(path: Path, folder: Path, chips: Iterable[Position] | None = None) -> Plan:
+    """Return a plan that can be run here with a model folder; else say why not.
+
+    `chips`: those that are to be here; all of the plan's.
+    """
     plan = load_plan(path)
     if plan.job.serving is None:
         raise InputError(f"{path}: is for training; tutti plan --serve makes one for serving")
@@ -38,7 +47,7 @@ def open_deployment(path: Path, folder: Path) -> Plan:
             "again, or serve the planned model"
         )
     require_valid(plan, model, cluster)
-    require_chips_here(plan, cluster, os.environ)
+    require_chips_here(plan, cluster, os.environ, chips=chips)
     return plan
 
 
@@ -58,12 +67,28 @@ def engine_groups(plan: Plan, folder: ServerFolder, config: ServerConfig) -> lis
     return [_group(plan, number, folder, config, threads) for number in range(num_engines(plan))]
 
 
+def hosted_groups(plan: Plan, folder: ServerFolder, hosts: Hosts) -> list[EngineGroup]:
+    """Return the engines of a plan on hosts that join."""
+    from tutti.server.hosts.hosted_group import HostedGroup
+
+    seats, found = seats_of(plan), list[EngineGroup]()
+    for number in range(num_engines(plan)):
+        own = [seat for (engine, _), seat in seats.items() if engine == number]
+        found.append(HostedGroup(number, folder, hosts, own, engine_name(plan, number)))
+    return found
+
+
+def engine_name(plan: Plan, number: int) -> str:
+    """Return what users are told of an engine as."""
+    pipeline, copy = pipeline_of(plan, number)
+    several = plan.pipelines[pipeline].copies > 1
+    return f"engine {number} (pipeline {pipeline}{f', copy {copy}' if several else ''})"
+
+
 def _group(
     plan: Plan, number: int, folder: ServerFolder, config: ServerConfig, threads: str
 ) -> EngineGroup:
     ranks = engine_part(plan, number).num_ranks
-    pipeline, copy = pipeline_of(plan, number)
-    several = plan.pipelines[pipeline].copies > 1
     device = config.engine.get("device")
 
     def environment(rank: int) -> dict[str, str]:
@@ -88,5 +113,5 @@ def _group(
         module="rank_process",
         environment=environment,
         fresh=fresh,
-        name=f"engine {number} (pipeline {pipeline}{f', copy {copy}' if several else ''})",
+        name=engine_name(plan, number),
     )

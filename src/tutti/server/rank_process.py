@@ -20,11 +20,14 @@ import zmq
 
 from tutti.errors import TuttiError
 from tutti.plan.files import load_plan
+from tutti.plan.plan import Plan
 from tutti.server.crew import Crew, Ear
 from tutti.server.engine_process import beat, listening
 from tutti.server.grammar import Grammars
+from tutti.server.hosts.seats import seats_of
 from tutti.server.messages import EngineState, ServerConfig, ServerFolder
 from tutti.server.rank_loop import PlannedLoop, follow
+from tutti.server.wires import Way, Wires
 
 if TYPE_CHECKING:
     from tutti.serve.handover.sender import Address
@@ -49,27 +52,30 @@ def main(who: Who) -> int:
     path = own.heartbeat(who.engine, who.generation, who.rank)
     threading.Thread(target=beat, args=(path, os.getppid()), daemon=True).start()
     config = own.config()
+    plan = load_plan(Path(config.plan))
+    wires = Wires.of(own, config, seats_of(plan) if config.spread else None)
     try:
-        opened = _open(who, config)
+        opened = _open(who, config, plan, wires)
     except TuttiError as error:
         own.write(own.failed(who.engine, who.generation).name, str(error))
         return 2
     named = config.engine.get("tokenizer") or config.folder
     grammars = Grammars(Path(named), opened.spec.vocab, opened.end)
     if who.rank:
-        ear = Ear(own.crew_socket(who.engine, who.generation, who.rank))
+        ear = Ear(wires, Way("crew", who.engine, who.generation, who.rank))
         opened.meet()
         follow(opened.engine, ear, grammars)
         return 0
-    return _lead(who, opened, grammars)
+    return _lead(who, opened, grammars, wires)
 
 
-def _lead(who: Who, opened: OpenRank, grammars: Grammars) -> int:
+def _lead(who: Who, opened: OpenRank, grammars: Grammars, wires: Wires) -> int:
     own, engine, generation = who.folder, who.engine, who.generation
-    crew = Crew([own.crew_socket(engine, generation, r) for r in range(1, opened.num_ranks)])
+    others = range(1, opened.num_ranks)
+    crew = Crew(wires, [Way("crew", engine, generation, rank) for rank in others])
     arrived: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
-    arrived.bind(own.arrived_socket(engine, generation))
-    socket = listening(own.engine_socket(engine, generation))
+    wires.bind(arrived, Way("arrived", engine, generation))
+    socket, address = listening(wires, Way("engine", engine, generation))
 
     def report() -> None:
         overrun = getattr(opened.accelerator, "overrun", None)
@@ -88,7 +94,7 @@ def _lead(who: Who, opened: OpenRank, grammars: Grammars) -> int:
     ready = EngineState(
         number=engine,
         generation=generation,
-        address=own.engine_socket(engine, generation),
+        address=address,
         ready=True,
         context=schedulers[0].settings.max_length,
         vocab=opened.spec.vocab,
@@ -101,31 +107,41 @@ def _lead(who: Who, opened: OpenRank, grammars: Grammars) -> int:
     return 0
 
 
-def _open(who: Who, config: ServerConfig) -> OpenRank:
+def _open(who: Who, config: ServerConfig, plan: Plan, wires: Wires) -> OpenRank:
     from tutti.serve.planned_rank import open_rank
-
-    own = who.folder
-
-    def keys_at(to: Address) -> str:
-        return own.keys_socket(*to)
 
     return open_rank(
         config.folder,
-        load_plan(Path(config.plan)),
+        plan,
         who.engine,
         who.rank,
         generation=who.generation,
         dtype=config.engine.get("dtype"),
-        keys_at=keys_at,
-        whole=Herald(own.arrived_socket(who.engine, who.generation), who.rank),
+        keys=KeyWays(wires),
+        whole=Herald(wires, Way("arrived", who.engine, who.generation), who.rank),
     )
+
+
+class KeyWays:
+    """The ways of keys and values, as `tutti.serve.handover` asks for them."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+
+    def bind(self, socket: zmq.Socket[bytes], at: Address) -> None:
+        """Let a rank take keys and values."""
+        self._wires.bind(socket, Way("keys", *at))
+
+    def connect(self, socket: zmq.Socket[bytes], to: Address) -> None:
+        """Let a rank send them."""
+        self._wires.connect(socket, Way("keys", *to))
 
 
 class Herald:
     """Tells an engine's first rank of keys and values that are whole here; used by one thread."""
 
-    def __init__(self, address: str, rank: int) -> None:
-        self._address, self._rank = address, str(rank).encode()
+    def __init__(self, wires: Wires, way: Way, rank: int) -> None:
+        self._wires, self._way, self._rank = wires, way, str(rank).encode()
         self._socket: zmq.Socket[bytes] | None = None
 
     def __call__(self, key: str) -> None:
@@ -133,7 +149,7 @@ class Herald:
         if self._socket is None:
             context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
             self._socket = context.socket(zmq.PUSH)
-            self._socket.connect(self._address)
+            self._wires.connect(self._socket, self._way)
         self._socket.send_multipart([self._rank, key.encode()])
 
 

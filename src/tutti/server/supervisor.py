@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 import zmq
@@ -26,6 +26,10 @@ from tutti.plan.files import save_plan
 from tutti.plan.plan import Plan
 from tutti.server.engine_group import EngineGroup, end_all, how, start_module
 from tutti.server.messages import Gone, ServerConfig, ServerFolder, State, encode
+from tutti.server.wires import Way, Wires
+
+if TYPE_CHECKING:
+    from tutti.server.hosts.front import Hosts
 
 log = logging.getLogger(__name__)
 DRAIN_S = 30.0
@@ -57,9 +61,10 @@ class Supervisor:
         config: ServerConfig,
         tell: Callable[[str], None] = lambda _: None,
         plan: Plan | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
-        """Take the port; `plan`: the engines that are started, else one."""
-        self.config, self._tell = config, tell
+        """Take the port; `plan`: the engines that are started, else one; `hosts`: on these."""
+        self.config, self._tell, self._hosts = config, tell, hosts
         self._socket = bound(config.host, config.port)
         self._room = tempfile.TemporaryDirectory(prefix="tutti-")
         self.folder = ServerFolder(Path(self._room.name))
@@ -68,11 +73,15 @@ class Supervisor:
         self._state = State()
         self._engines = [EngineGroup(0, self.folder)]
         if plan is not None:
-            from tutti.server.planned import engine_groups
+            from tutti.server.planned import engine_groups, hosted_groups
 
             self.config = msgspec.structs.replace(config, plan=str(self.folder.path / PLAN_FILE))
             save_plan(plan, Path(self.config.plan))
-            self._engines = engine_groups(plan, self.folder, config)
+            if hosts is None:
+                self._engines = engine_groups(plan, self.folder, config)
+            else:
+                self._engines = hosted_groups(plan, self.folder, hosts)
+        self._wires = Wires.of(self.folder, self.config)
         self._stopping = False
 
     def __enter__(self) -> Self:
@@ -92,6 +101,8 @@ class Supervisor:
     ) -> None:
         end_all(self._apis.values())
         end_all(process for engine in self._engines for process in engine.processes)
+        if self._hosts is not None:
+            self._hosts.close()
         self._socket.close()
         self._room.cleanup()
 
@@ -131,6 +142,8 @@ class Supervisor:
                 self._start_api(number)
 
     def _look_at_engines(self) -> None:
+        for line in () if self._hosts is None else self._hosts.look():
+            self._tell(line)
         for engine in self._engines:
             said = engine.look()
             if said is not None:
@@ -155,7 +168,8 @@ class Supervisor:
             if engine.ready:
                 with context.socket(zmq.DEALER) as own:
                     own.setsockopt(zmq.LINGER, 1000)
-                    own.connect(engine.address)
+                    way = Way("engine", engine.number, engine.generation)
+                    self._wires.connect(own, way, engine.address)
                     own.send(encode(Gone(client)))
         context.term()
 

@@ -134,12 +134,17 @@ class Arrivals:
 class Inbox:
     """Listens for a rank's arrivals in a thread; `whole` hears of each that is complete."""
 
-    def __init__(self, arrivals: Arrivals, address: str, whole: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        bind: Callable[[zmq.Socket[bytes]], None],
+        whole: Callable[[str], None],
+    ) -> None:
         self._arrivals, self._whole = arrivals, whole
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.bind(address)
+        bind(self._socket)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
         self._thread.start()

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import zmq
@@ -48,11 +48,21 @@ class Parcel:
     download: Download
 
 
+class Ways(Protocol):
+    """How sockets of ranks find each other."""
+
+    def bind(self, socket: zmq.Socket[bytes], at: Address) -> None:
+        """Let a rank's socket listen."""
+
+    def connect(self, socket: zmq.Socket[bytes], to: Address) -> None:
+        """Let a socket call a rank's."""
+
+
 class Outbox:
     """Sends parcels in the order in which they were posted, in a thread."""
 
-    def __init__(self, where: Callable[[Address], str]) -> None:
-        self._where = where
+    def __init__(self, ways: Ways) -> None:
+        self._ways = ways
         self._parcels: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
@@ -86,7 +96,7 @@ class Outbox:
     def _connected(self, context: zmq.Context[zmq.Socket[bytes]], to: Address) -> zmq.Socket[bytes]:
         socket = context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, MOST_UNSENT)
-        socket.connect(self._where(to))
+        self._ways.connect(socket, to)
         return socket
 
     @staticmethod

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,16 +14,25 @@ import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Tokenizer
 from tutti.server.engine_client import EngineClient
+from tutti.server.hooks import HookError, Hooks
 from tutti.server.messages import ServerConfig, Wishes
 from tutti.server.metrics import Metrics
 from tutti.server.openai import tools
 from tutti.server.openai.completions import Job
-from tutti.server.openai.errors import ApiError, busy, not_found, refused, unavailable
+from tutti.server.openai.errors import (
+    ApiError,
+    busy,
+    hook_failed,
+    not_found,
+    refused,
+    unavailable,
+)
 from tutti.server.openai.guard import guarded
 from tutti.server.openai.requests import (
     AdapterRequest,
@@ -44,11 +53,28 @@ from tutti.server.openai.sampling import (
     prompts_of,
     sampled_wishes,
 )
+from tutti.server.openai.tracing import RequestTimes, Tracing
 from tutti.version import code_version
 
 log = logging.getLogger("tutti.server")
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text}
+    status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
     for status, text in {
         400: "The request cannot be", 401: "No key, or a wrong one", 404: "No such model",
         413: "Too long", 429: "Too many requests", 503: "No engine",
@@ -63,7 +89,8 @@ class Api:
         self, config: ServerConfig, client: EngineClient, tokenizer: Tokenizer | None
     ) -> None:
         self.config, self.client, self.tokenizer = config, client, tokenizer
-        self.metrics = Metrics()
+        self.metrics, self.hooks = Metrics(), Hooks()
+        self.tracing = Tracing(config.traces)
         self.started = int(time.time())
         self.draining = False
         client.on_restart = self.metrics.restarts.inc
@@ -88,8 +115,10 @@ class Api:
 
     async def job(self, asked: Sampled) -> Job:
         """Return a request with its prompts and wishes."""
-        adapter = self.model(asked)
+        asked = await self._before(asked)
+        adapter, named = self.model(asked), asked.hooks or {}
         self.admit()
+        self.hooks.check(named)
         kind: tools.Format | None = None
         state = self.client.state
         if isinstance(asked, ChatRequest):
@@ -110,18 +139,44 @@ class Api:
             log.info("prompt: %s", asked.model_dump_json(exclude_none=True))
         grammar = await asyncio.to_thread(grammar_of, asked, kind)
         wishes, repeated = [], []
-        for prompt in prompts:
+        for prompt in [self._tokenised(one, named) for one in prompts]:
             own = sampled_wishes(asked, len(prompt), most, adapter, state, grammar)
             wishes += own
             repeated += [prompt] * len(own)
         return Job(
             asked, asked.model or self.config.name, self.client, self.metrics, self.tokenizer,
-            repeated, wishes, kind,
+            repeated, wishes, kind, after=[self.hooks.after(named) for _ in wishes],
         )  # fmt: skip
 
-    async def answered(self, asked: Sampled) -> Response:
+    async def _before(self, asked: Sampled) -> Sampled:
+        """Return a request as hooks leave it."""
+        if not self.hooks.names:
+            return asked
+        given = asked.model_dump(mode="json", exclude_unset=True, by_alias=True)
+        changed = await asyncio.to_thread(self.hooks.before, given)
+        try:
+            return type(asked).model_validate(changed)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise hook_failed(
+                f"a hook made a request that cannot be: {place}: {first['msg']}"
+            ) from None
+
+    def _tokenised(self, tokens: list[int], named: dict[str, dict[str, Any]]) -> list[int]:
+        """Return a prompt as hooks leave it."""
+        found = self.hooks.tokenised(tokens, named)
+        wrong = next((token for token in found if not 0 <= token < self.client.state.vocab), None)
+        if wrong is not None:
+            raise hook_failed(f"a hook made token {wrong}, which the vocabulary does not have")
+        return found
+
+    async def answered(self, asked: Sampled, headers: Mapping[str, str]) -> Response:
         """Return an answer, whole or as a stream."""
+        times = RequestTimes(headers)
         job = await self.job(asked)
+        if self.tracing.is_on:
+            job.tracing, job.times = self.tracing, times
         if asked.stream:
             return StreamingResponse(job.stream(), media_type="text/event-stream")
         return JSONResponse(await job.answer())
@@ -187,7 +242,18 @@ def make_app(api: Api) -> FastAPI:
     _add_errors(app)
     _add_routes(app, api)
     _add_operation(app, api)
+    _describe(app)
     return app
+
+
+def _describe(app: FastAPI) -> None:
+    """Leave out of the description what FastAPI says of its own errors: ours are 400."""
+    described = app.openapi()
+    for route in described["paths"].values():
+        for operation in route.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        described.get("components", {}).get("schemas", {}).pop(name, None)
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -200,6 +266,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(InputError)
     async def mistaken(_request: Request, error: InputError) -> Response:
         return _response(refused(str(error)))
+
+    @app.exception_handler(HookError)
+    async def hooked(_request: Request, error: HookError) -> Response:
+        return _response(hook_failed(str(error)))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> Response:
@@ -220,12 +290,12 @@ def _response(error: ApiError) -> Response:
 
 def _add_routes(app: FastAPI, api: Api) -> None:
     @app.post("/v1/completions", responses=ERRORS)
-    async def completions(asked: CompletionRequest) -> Response:
-        return await api.answered(asked)
+    async def completions(asked: CompletionRequest, request: Request) -> Response:
+        return await api.answered(asked, request.headers)
 
     @app.post("/v1/chat/completions", responses=ERRORS)
-    async def chat(asked: ChatRequest) -> Response:
-        return await api.answered(asked)
+    async def chat(asked: ChatRequest, request: Request) -> Response:
+        return await api.answered(asked, request.headers)
 
     @app.post("/v1/embeddings", responses=ERRORS)
     async def embeddings(asked: EmbeddingRequest) -> Response:

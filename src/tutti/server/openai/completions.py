@@ -15,12 +15,14 @@ import msgspec
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Tokenizer
 from tutti.server.engine_client import EngineClient
+from tutti.server.hooks import HookError, Shown
 from tutti.server.messages import Likely, Wishes
 from tutti.server.metrics import Metrics
 from tutti.server.openai import tools
-from tutti.server.openai.errors import ApiError, refused
+from tutti.server.openai.errors import ApiError, hook_failed, refused
 from tutti.server.openai.requests import ChatRequest, CompletionRequest, Sampled
 from tutti.server.openai.spoken import Said, Sample, chat_logprobs, completion_logprobs
+from tutti.server.openai.tracing import RequestTimes, Tracing
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,13 +39,17 @@ class Job:
     prompts: list[list[int]]  # of each choice
     wishes: list[Wishes]
     format: tools.Format | None = None
+    after: list[Shown | None] = field(default_factory=list)  # what texts of each go through
+    tracing: Tracing | None = None
+    times: RequestTimes = field(default_factory=RequestTimes)
     samples: list[Sample] = field(default_factory=list)
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     began: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.samples = [Sample(number) for number in range(len(self.wishes))]
+        after = self.after or [None] * len(self.wishes)
+        self.samples = [Sample(number, after[number]) for number in range(len(self.wishes))]
         kind = "chatcmpl" if isinstance(self.asked, ChatRequest) else "cmpl"
         self.id = f"{kind}-{secrets.token_hex(14)}"
 
@@ -63,9 +69,10 @@ class Job:
                 ):  # fmt: skip
                     queue.put_nowait(said)
                 queue.put_nowait(None)
-            except (ApiError, InputError) as error:
+            except (ApiError, InputError, HookError) as error:
                 queue.put_nowait(error)
 
+        self.times.sent = time.time_ns()
         tasks = [asyncio.create_task(follow(sample)) for sample in self.samples]
         first: float | None = None
         last = self.began
@@ -74,11 +81,13 @@ class Job:
             while left:
                 said = await queue.get()
                 if isinstance(said, BaseException):
-                    raise refused(str(said)) if isinstance(said, InputError) else said
+                    raise _as_answer(said)
                 if said is None:
                     left -= 1
                     continue
                 now = time.perf_counter()
+                if self.tracing is not None:
+                    self.times.piece(said.sample, len(said.tokens))
                 if said.tokens:
                     (self.metrics.first_token if first is None else self.metrics.gap).observe(
                         now - last
@@ -91,6 +100,21 @@ class Job:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             self._note(first)
+            if self.tracing is not None:
+                self.tracing.ended(self.id, self.times, self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a trace says of it: no text."""
+        usage = self.usage()
+        return {
+            "id": self.id,
+            "gen_ai.request.model": self.model,
+            "gen_ai.request.max_tokens": self.wishes[0].max_tokens,
+            "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+            "gen_ai.usage.output_tokens": usage["completion_tokens"],
+            "tutti.cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "tutti.finish": ",".join(sample.finish or "unfinished" for sample in self.samples),
+        }
 
     def _note(self, first: float | None) -> None:
         now, count = time.perf_counter(), sum(len(sample.tokens) for sample in self.samples)
@@ -199,6 +223,12 @@ class Job:
         if self.asked.wants_usage:
             body["usage"] = usage
         return b"data: " + _encode(body) + b"\n\n"
+
+
+def _as_answer(error: BaseException) -> BaseException:
+    if isinstance(error, HookError):
+        return hook_failed(str(error))
+    return refused(str(error)) if isinstance(error, InputError) else error
 
 
 class _CompletionPieces:

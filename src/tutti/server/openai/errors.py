@@ -64,3 +64,8 @@ def busy(asked: int, most: int) -> ApiError:
 def unavailable(message: str) -> ApiError:
     """Return the error of a server that takes nothing now."""
     return ApiError(503, message, kind="service_unavailable_error", retry_s=2)
+
+
+def hook_failed(message: str) -> ApiError:
+    """Return the error of a request whose hook failed."""
+    return ApiError(500, message, kind="server_error", code="hook_failed")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from tutti.errors import hint
 
@@ -26,11 +26,30 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Stop = str | list[str] | None
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
+_TEXT = {"type": "string", "minLength": 1}
+_TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_PROMPTS = [
+    _TEXT,
+    {"type": "array", "minItems": 1, "items": _TEXT},
+    _TOKENS,
+    {"type": "array", "minItems": 1, "items": _TOKENS},
+]
+# what is empty is refused by a line of our own, and not by pydantic's for each of the kinds
+Prompts = Annotated[
+    str | list[str] | list[int] | list[list[int]], WithJsonSchema({"anyOf": _PROMPTS})
+]
+
+
+def _closed(schema: dict[str, Any]) -> None:
+    """Say in a schema what is done: fields that are not known are refused."""
+    schema["properties"] |= {name: {} for name in sorted(LEFT_ALONE)}
+    schema["additionalProperties"] = False
+
 
 class Asked(BaseModel):
     """A request that names a model."""
 
-    model_config = ConfigDict(extra="allow", strict=False)
+    model_config = ConfigDict(extra="allow", strict=False, json_schema_extra=_closed)
 
     model: str = ""
 
@@ -79,6 +98,7 @@ class Sampled(Asked):
     """What both kinds of completions have."""
 
     frequency_penalty: Penalty | None = None
+    hooks: dict[str, dict[str, Any]] | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
     max_tokens: Whole | None = None
@@ -116,7 +136,7 @@ class Sampled(Asked):
 class CompletionRequest(Sampled):
     """`/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompts
     best_of: int | None = None
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -200,17 +220,28 @@ class ChatRequest(Sampled):
 class EmbeddingRequest(Asked):
     """`/v1/embeddings`."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     pooling: Literal["last", "mean"] = "last"
 
 
+def _one_of_two(schema: dict[str, Any]) -> None:
+    _closed(schema)
+    schema["oneOf"] = [{"required": ["prompt"]}, {"required": ["messages"]}]
+
+
 class TokenizeRequest(Asked):
     """`/tokenize`: a text, or a conversation."""
 
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    model_config = ConfigDict(extra="allow", json_schema_extra=_one_of_two)
+
+    prompt: Annotated[str | None, WithJsonSchema({"type": "string"})] = None
+    messages: Annotated[
+        list[dict[str, Any]] | None,
+        Field(min_length=1),
+        WithJsonSchema({"type": "array", "minItems": 1, "items": {"type": "object"}}),
+    ] = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")

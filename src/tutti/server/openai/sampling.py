@@ -52,13 +52,14 @@ def sampled_wishes(
         "priority": asked.priority,
         "adapter": adapter,
     }
+    named = asked.hooks or {}
     try:
         parameters = SamplingParameters(**shared, stop=asked.stops)
         parameters.check("request", state.vocab)
     except InputError as error:
         raise refused(str(error).removeprefix("request: ")) from None
     return [
-        Wishes(**shared, grammar=grammar, seed=mixed_seed(seed, sample))
+        Wishes(**shared, grammar=grammar, hooks=named, seed=mixed_seed(seed, sample))
         for sample in range(asked.n or 1)
     ]
 

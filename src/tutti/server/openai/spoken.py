@@ -10,6 +10,7 @@ from typing import Any
 from tutti.huggingface.tokenizer import Tokenizer
 from tutti.serve.text import TextStream
 from tutti.server.engine_client import EngineClient
+from tutti.server.hooks import Shown
 from tutti.server.messages import Likely, Update, Wishes
 from tutti.server.openai.errors import ApiError
 
@@ -30,6 +31,7 @@ class Sample:
     """All of a sample so far."""
 
     number: int
+    after: Shown | None = None  # what its texts go through
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Likely] = field(default_factory=list)
@@ -55,6 +57,8 @@ class Sample:
                 said = self._take(update, stream, special)
                 if stream is not None and stream.stopped:
                     said.finish = "stop"
+                if self.after is not None:
+                    said.text = self.after(said.text, said.finish is not None)
                 self.text += said.text
                 self.tokens += said.tokens
                 self.logprobs += said.logprobs

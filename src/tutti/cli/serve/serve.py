@@ -16,6 +16,8 @@ from tutti.cli.shared.torch_needed import require_torch
 if TYPE_CHECKING:
     from tutti.batching.router import Routing
     from tutti.plan.plan import Plan
+    from tutti.server.hosts.front import Hosts
+    from tutti.server.messages import ServerConfig
 
 ROUTINGS = ("queues", "shares")
 
@@ -52,6 +54,32 @@ def serve(
         typer.Option(help="Prompts are cut for steps beside answers to keep this.", min=0.1),
     ] = None,
     log_prompts: Annotated[bool, typer.Option(help="Write requests to the log.")] = False,
+    trace_requests: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a Chrome trace of each request to this folder."),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The plan's engines are on hosts that join here."),
+    ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Run this host's engines for the server there."),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(metavar="POOL/N", help="With --join: which node of the plan this host is."),
+    ] = None,
+    ports: Annotated[
+        int,
+        typer.Option(help="With --join: the first of five ports per chip.", min=1024, max=65000),
+    ] = 29600,
+    health_port: Annotated[
+        int | None, typer.Option(help="With --join: where /health and /ready answer.", min=0)
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(help="With --join: seconds to wait for the server.", min=0.0)
+    ] = 600.0,
 ) -> None:
     """Serve a model by OpenAI's interface until Ctrl-C."""
     require_torch("serve")
@@ -59,8 +87,16 @@ def serve(
 
     for package in ("fastapi", "uvicorn", "zmq", "msgspec", "prometheus_client"):
         library(package, "tutti serve")
+    _check_folder(folder)
+    if join is not None:
+        from tutti.cli.serve.hosts import join_server
+
+        join_server(
+            join, folder, plan, node, listen, ports=ports, health_port=health_port,
+            device=device, wait_s=wait,
+        )  # fmt: skip
+        return
     from tutti.server.messages import ServerConfig
-    from tutti.server.supervisor import Supervisor
 
     engine: dict[str, Any] = {
         "device": device, "dtype": dtype, "weights": weights, "activations": activations,
@@ -79,12 +115,24 @@ def serve(
         keys=_keys(api_key or []),
         queue=queue,
         log_prompts=log_prompts,
+        traces=_trace_folder(trace_requests),
         routing=_routing(routing),
+        spread=listen is not None,
     )
-    _check_folder(folder)
-    deployment = None if plan is None else _deployment(plan, folder, config.engine)
-    tell = partial(typer.echo, err=True)
-    with Supervisor(config, tell=tell, plan=deployment) as server:
+    deployment = None if plan is None else _deployment(plan, folder, config)
+    hosts = None
+    if listen is not None:
+        from tutti.cli.serve.hosts import hosts_at
+
+        hosts = hosts_at(listen, folder, deployment, config)
+    _serve(config, deployment, hosts)
+
+
+def _serve(config: ServerConfig, plan: Plan | None, hosts: Hosts | None) -> None:
+    from tutti.server.supervisor import Supervisor
+
+    host = config.host
+    with Supervisor(config, tell=partial(typer.echo, err=True), plan=plan, hosts=hosts) as server:
         signal.signal(signal.SIGTERM, server.stop)
         signal.signal(signal.SIGINT, server.stop)
         shown = f"[{host}]" if ":" in host else host
@@ -94,12 +142,12 @@ def serve(
         server.run()
 
 
-def _deployment(path: Path, folder: Path, options: dict[str, Any]) -> Plan:
-    """Return a plan that can be run here."""
+def _deployment(path: Path, folder: Path, config: ServerConfig) -> Plan:
+    """Return a plan that can be run: here, or on hosts that join."""
     from tutti.server.planned import check_options, open_deployment
 
-    check_options(options)
-    return open_deployment(path, folder)
+    check_options(config.engine)
+    return open_deployment(path, folder, chips=() if config.spread else None)
 
 
 def _routing(asked: str) -> Routing:
@@ -108,6 +156,19 @@ def _routing(asked: str) -> Routing:
     if asked not in ROUTINGS:
         raise InputError(f"serve: --routing is '{asked}'; {hint(asked, ROUTINGS)}")
     return asked  # type: ignore[return-value]  # one of them
+
+
+def _trace_folder(path: Path | None) -> str:
+    """Make the folder of traces."""
+    from tutti.errors import InputError
+
+    if path is None:
+        return ""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--trace-requests: {path}: {error.strerror}") from None
+    return str(path.resolve())
 
 
 def _check_folder(folder: Path) -> None:
