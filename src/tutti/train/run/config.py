@@ -210,6 +210,11 @@ class TrainConfig:
                 f"'dropout' is {self.dropout:g}, but tutti trains without dropout; leave it "
                 "out, or regularise with optimizer.weight_decay"
             )
+        if self.objective is not None and self.objective.is_sampled and self.elastic is not None:
+            raise ValueError(
+                f"'elastic' and {self.objective.kind}: answers that are being sampled are not "
+                "kept when ranks are lost; leave 'elastic' out, and go on with --resume"
+            )
         if self.objective is not None and self.balance_loss == "on":
             raise ValueError("'balance_loss' is a mean over tokens; it is off beside an objective")
 
@@ -235,9 +240,15 @@ class TrainConfig:
 
     def _objective_from(self, folder: Path) -> Objective | None:
         given = self.objective
-        if given is None or not given.reference:
-            return given
-        return dataclasses.replace(given, reference=_from(folder, given.reference))
+        if given is None:
+            return None
+        sampling = given.sampling
+        if sampling is not None:
+            named = (name.rpartition(":") for name in sampling.rewards)
+            rewards = tuple(f"{_from(folder, file)}:{function}" for file, _, function in named)
+            sampling = dataclasses.replace(sampling, rewards=rewards)
+        reference = _from(folder, given.reference) if given.reference else ""
+        return dataclasses.replace(given, reference=reference, sampling=sampling)
 
     def with_whole_profile_paths(self) -> TrainConfig:
         """Return the job with profiles that are found from any folder; names stay names."""
