@@ -76,6 +76,7 @@ MISSING = {
     "chips": ["A801"],
     "convert": ["nowhere", "-o", "out"],
     "dashboard": ["nowhere"],
+    "evaluate": ["nowhere", "nowhere.jsonl"],
     "generate": ["nowhere", "a prompt"],
     "launch": ["nowhere.json"],
     "plan": ["llama-2-7", "small-mixed"],

@@ -25,6 +25,7 @@ from tutti.train.data.feeder import Feeder, MakeAnswers, Samples
 from tutti.train.data.opening import PackedData
 from tutti.train.engine.engine import Batches, Engine
 from tutti.train.engine.step_totals import StepResult
+from tutti.train.evaluation.on_rank import RankEvaluations
 from tutti.train.run.answers import AnswerLoss, Order
 from tutti.train.run.ask_reference import Asked
 from tutti.train.run.build_rank import (
@@ -142,8 +143,12 @@ class Worker:
         self.data = data or open_job_data(context, joined.saving)
         self.checkpointer = open_checkpoints(context, joined.saving, stack, may_publish)
         self.rollouts = self._rollouts(stack)
+        self.evaluations = RankEvaluations(
+            context, self.engine, joined.comm, self.feeder, self.data
+        )
         self.answers = self._answers()
         self.progress = load(self)
+        self.evaluations.recall(self.progress.step)
         self.after_step: Callable[[], None] = lambda: None  # when a step is in the progress
         self.pausing = False  # asked to leave after a step, without an end
         self.history = History(first_step=self.progress.step)
@@ -217,9 +222,11 @@ class Worker:
         for line in notices(context.job) if context.rank == 0 else ():
             context.events.send("notice", text=line)
         history = self.history
-        for step in range(first, config.steps):
+        for step in range(first, config.steps) if not self.evaluations.is_over else ():
             if self._step(step, batches, history, kept):
-                context.say(f"asked to stop: saving at step {step + 1}")
+                over = self.evaluations.is_over
+                why = self.evaluations.why_over if over else "asked to stop"
+                context.say(f"{why}: saving at step {step + 1}")
                 break
         if kept is not None and history.losses and context.rank == 0:
             self._write_facts(kept, first)
@@ -234,6 +241,7 @@ class Worker:
                 progress=self.progress,
                 history=history,
                 stopped_by=self.stop.signal,
+                early=self.evaluations.is_over,
                 predicted_s=self.predicted.step_seconds,
                 mfu=self.measure.mfu,
             )
@@ -265,11 +273,15 @@ class Worker:
         self.checkpointer.poll()
         if config.validation.every and number % config.validation.every == 0:
             history.validation.append((number, self._validate(number)))
+        taken = self.evaluations.take(number)
+        if taken is not None:
+            self.progress = dataclasses.replace(self.progress, validation_loss=taken[0])
         pauses, stops = divmod(result.signals, PAUSE)
         if pauses and not stops and number < config.steps:
             raise PausedError(f"all pause after step {number}")
-        stopping = stops > 0
-        if self._due(number) and not stopping:
+        stopping = stops > 0 or self.evaluations.is_over
+        best = taken is not None and taken[1]
+        if (self._due(number) or best) and not stopping:
             self.joined.meet()
             self.measure.finish()  # a run that goes on from here has the figures before it
             self.checkpointer.save(self.engine, self.progress)
