@@ -112,6 +112,7 @@ MISSING = {
     "model show": ["llama-2-7"],
     "recipe show": ["sftt"],
     "recipe copy": ["sftt"],
+    "recipe places": ["nowhere.yaml"],
 }
 
 

@@ -33,10 +33,10 @@ from tutti.recipes.reinforcement.places import (
     turns_of,
 )
 from tutti.recipes.reinforcement.rewards import Judged, RewardProcess
+from tutti.recipes.reinforcement.row_room import answers_per_row
 from tutti.recipes.reinforcement.sampled_rows import (
     Answered,
     SampledBatch,
-    answers_per_row,
     pack,
     token_logps,
 )

@@ -39,11 +39,6 @@ class SampledRow(NamedTuple):
     members: tuple[int, ...]  # the answers in it, one document each
 
 
-def answers_per_row(length: int, prompt: int, answer: int) -> int:
-    """Return how many answers surely fit a row, by the longest prompt and the longest answer."""
-    return length // (prompt + answer)
-
-
 def pack(answered: Sequence[Answered], *, rows: int, length: int, pad: int) -> list[SampledRow]:
     """Return all answers in so many rows, some of which may be blank."""
     sizes = np.asarray([len(one.prompt) + len(one.answer) for one in answered], np.int64)
