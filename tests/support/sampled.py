@@ -74,8 +74,12 @@ def train_sampled(plan: Plan, spec: ModelSpec, objective: Objective, batch: Samp
             found.again = token_logps(engine, batch)
         model = Model(spec, engine.accelerator.operators)
         ranks = tuple(range(plan.num_ranks))
-        device = torch.device("cpu")
-        hand_over(engine, spec, model, links, ranks, torch.float32, device)
+
+        def add(flat: Tensor) -> None:
+            if len(ranks) > 1:
+                links.all_reduce(ranks, flat, use="scalars").wait()
+
+        hand_over(engine, spec, model, add, torch.float32, torch.device("cpu"))
         found.handed = {t.name: t.view.clone() for t in model.logical_tensors()}
         return found
 

@@ -28,10 +28,16 @@ class Sampling:
     time_limit_s: Annotated[Seconds, Above(0)] = 10.0  # for the rewards of one group
     bad_rewards: Literal["leave_out", "error"] = "leave_out"  # a group whose reward fails
     most_bad: Natural = 100  # groups left out, then the run ends
+    answering: tuple[str, ...] = ()  # pools that only answer, one batch ahead; none: all take turns
 
     def __post_init__(self) -> None:
         if not self.rewards:
             raise ValueError("'rewards' is empty; name functions, as in [rewards.py:is_json]")
+        if self.answering and self.temperature != 1.0:
+            raise ValueError(
+                f"'temperature' is {self.temperature:g}, but chips that answer ahead tell "
+                "probabilities at 1; leave one of 'temperature' and 'answering' out"
+            )
         for name in self.rewards:
             file, colon, function = name.rpartition(":")
             if not (file and colon and function.isidentifier()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tutti.errors import InputError
@@ -43,7 +43,9 @@ def places_of(file: Path) -> Places:
     objective = config.objective
     if objective is None or objective.sampling is None:
         raise InputError(f"{file}: has no objective grpo or rloo, so nobody answers")
-    job, sampling = prepare(config), objective.sampling
+    sampling = replace(objective.sampling, answering=())  # both ways are priced anew
+    config = replace(config, objective=replace(objective, sampling=sampling))
+    job = prepare(config)
     length = job.plan.job.sequence_length
     data = open_data(
         config.data, sequence_length=length, vocabulary=job.spec.vocab, objective=objective,

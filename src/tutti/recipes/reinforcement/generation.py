@@ -68,11 +68,18 @@ class Generator:
         self.engine = ServingEngine(self.worker)
 
     def answers(
-        self, asked: Sequence[Asked], *, batch: int, group: int, greedy: bool = False
-    ) -> list[tuple[int, list[list[int]]]]:
+        self,
+        asked: Sequence[Asked],
+        *,
+        batch: int,
+        group: int,
+        greedy: bool = False,
+        logps: bool = False,
+    ) -> list[tuple[int, list[list[int]], list[list[float]]]]:
         """Return the tokens of a group of answers to each prompt, with the prompt's number.
 
-        Prefixes that were computed with the weights of an earlier batch are not taken.
+        With `logps` also the tokens' log-probabilities. Prefixes that were computed with the
+        weights of an earlier batch are not taken.
         """
         given = self._sampling
         prepare(self.model)  # weights have changed: the host's own layout of them, too
@@ -80,6 +87,7 @@ class Generator:
             SamplingParameters(
                 max_tokens=given.max_tokens, n=group, seed=one.seed, salt=f"batch {batch}",
                 temperature=0.0 if greedy else given.temperature,
+                logprobs=0 if logps else None,
             )
             for one in asked
         ]  # fmt: skip
@@ -89,6 +97,10 @@ class Generator:
                 if answer.finish is Finish.FAILED:
                     raise TuttiError(f"generation: {answer.reason}")
         return [
-            (one.prompt, [[int(token) for token in answer.tokens] for answer in done.answers])
+            (
+                one.prompt,
+                [[int(token) for token in answer.tokens] for answer in done.answers],
+                [[entry.logprob for entry in answer.logprobs or ()] for answer in done.answers],
+            )
             for one, done in zip(asked, found, strict=True)
         ]

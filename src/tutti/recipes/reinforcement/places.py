@@ -1,8 +1,8 @@
 """Which chips answer and which train, by the prices that planning and serving have. No torch.
 
 All chips take turns: the plan's chips train, then every one of them answers as many prompts as its
-price says, so that all end together. Beside it stands what it would come to if whole pools did
-nothing but answer, one batch ahead, while the others train: whichever is slower sets the pace.
+price says, so that all end together. Or whole pools do nothing but answer, one batch ahead, while
+the others train: whichever is slower sets the pace.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tutti.cost.serving.stage_prices import Formats, stage_prices
 from tutti.cost.serving.step_load import decode_load, prefill_load, windows_of
 from tutti.errors import TuttiError
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.topology import Position
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import RankMap
 from tutti.train.run.planning import Job, problem_of, search_question, tuned
@@ -33,6 +34,22 @@ class Load:
     group: int
     prompt_tokens: int
     answer_tokens: int
+
+    def of(self, prompts: int) -> Load:
+        """Return the same for another number of prompts."""
+        return replace(self, prompts=prompts)
+
+
+def answering_chips(job: Job) -> list[Position]:
+    """Return the chips that only answer: all of the pools that the job names."""
+    objective = job.config.objective
+    named = () if objective is None or objective.sampling is None else objective.sampling.answering
+    return [
+        Position(name, node, slot)
+        for name in named
+        for node in range(job.cluster.pool(name).nodes)
+        for slot in range(job.cluster.pool(name).node.num_chips)
+    ]
 
 
 def answer_seconds(spec: ModelSpec, cluster: Cluster, load: Load, pool: str, prompts: int) -> float:
@@ -121,10 +138,36 @@ def _updates(job: Job) -> int:
     return objective.sampling.updates
 
 
+def apart_now(job: Job, load: Load, step_s: float) -> Apart:
+    """Return what a job comes to whose answering chips are named."""
+    chips = [chip.pool for chip in answering_chips(job)]
+    return Apart(
+        answering=tuple(dict.fromkeys(chips)),
+        training=tuple(dict.fromkeys(pools_of_ranks(job))),
+        generate_s=_slowest(job, load, chips),
+        train_s=step_s * _updates(job),
+    )
+
+
+def _slowest(job: Job, load: Load, chips: Sequence[str]) -> float:
+    seconds = functools.partial(answer_seconds, job.spec, job.cluster, load)
+    counts = share_out(load.prompts, chips, seconds)
+    return max(seconds(pool, count) for pool, count in zip(chips, counts, strict=True))
+
+
+def explained_apart(found: Apart) -> list[str]:
+    """Return in words who answers and who trains, and who waits."""
+    waits = "answering" if found.generate_s < found.train_s else "training"
+    return [
+        f"{' and '.join(found.answering)} answer in {seconds_text(found.generate_s)} while "
+        f"{' and '.join(found.training)} train in {seconds_text(found.train_s)}: "
+        f"{seconds_text(found.batch_s)} a batch as predicted, and the {waits} chips wait"
+    ]
+
+
 def apart_of(job: Job, load: Load) -> Iterator[Apart]:
     """Yield every way to let whole pools answer and plan the job for the others."""
     cluster, names = job.cluster, [pool.name for pool in job.cluster.pools]
-    seconds = functools.partial(answer_seconds, job.spec, cluster, load)
     for size in range(1, len(names)):
         for answering in itertools.combinations(names, size):
             training = tuple(name for name in names if name not in answering)
@@ -136,10 +179,8 @@ def apart_of(job: Job, load: Load) -> Iterator[Apart]:
                 continue
             chips = [pool.name for pool in cluster.pools if pool.name in answering
                      for _ in range(pool.num_chips)]  # fmt: skip
-            counts = share_out(load.prompts, chips, seconds)
-            slowest = max(seconds(pool, n) for pool, n in zip(chips, counts, strict=True))
             yield Apart(
-                answering=answering, training=training, generate_s=slowest,
+                answering=answering, training=training, generate_s=_slowest(job, load, chips),
                 train_s=found.step_seconds * _updates(job),
             )  # fmt: skip
 

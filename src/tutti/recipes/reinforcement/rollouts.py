@@ -5,52 +5,36 @@ All ranks make a batch together and hold the same one; each trains on its own ro
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tutti.errors import InputError, TuttiError
+from tutti.errors import InputError
 from tutti.models.objective import Objective
 from tutti.models.sampling import Sampling
-from tutti.nn import Model
 from tutti.recipes.reinforcement.advantages import group_advantages, left_out_advantages
-from tutti.recipes.reinforcement.generation import Asked, Generator, ends_of
-from tutti.recipes.reinforcement.places import (
-    Load,
-    answer_seconds,
-    bounds_of,
-    explained,
-    pools_of_ranks,
-    share_out,
-    turns_of,
-)
-from tutti.recipes.reinforcement.rewards import Judged, RewardProcess
+from tutti.recipes.reinforcement.answering import Answering, Answers, Order
+from tutti.recipes.reinforcement.apart import Apart
+from tutti.recipes.reinforcement.by_turns import ByTurns
+from tutti.recipes.reinforcement.places import Load
+from tutti.recipes.reinforcement.rewards import Judged
 from tutti.recipes.reinforcement.row_room import answers_per_row
-from tutti.recipes.reinforcement.sampled_rows import (
-    Answered,
-    SampledBatch,
-    pack,
-    token_logps,
-)
-from tutti.recipes.reinforcement.weights import HeldWeights, answering_model, hand_over
+from tutti.recipes.reinforcement.sampled_rows import Answered, SampledBatch, pack, token_logps
+from tutti.recipes.reinforcement.weights import HeldWeights
 from tutti.train.checkpoint.coordinator import Coordinator
 from tutti.train.data.opening import PackedData
-from tutti.train.data.order import TrainingOrder, ValidationRows
-from tutti.train.data.prompt_rows import PromptRecord, PromptRows
+from tutti.train.data.prompt_rows import PromptRows
 from tutti.train.engine.engine import Batches, Engine
 from tutti.train.run.build_rank import begin_reference
 from tutti.train.run.rank_context import RankContext
 
 SAMPLES = "samples.jsonl"  # one group of every batch, in the run's folder
-_HELD_OUT = 1 << 40  # numbers of batches that are only looked at
 
 
 class Rollouts:
@@ -75,42 +59,30 @@ class Rollouts:
         parts = [part.rows for part in data.train.parts]
         self._longest = max(rows.longest for rows in parts if isinstance(rows, PromptRows))
         self.prompts = self._prompts()
-        self._ranks = tuple(range(engine.seats.num_ranks))
-        self._pools = pools_of_ranks(context.job)
         self._reference: HeldWeights | None = None
-        self._rewards = RewardProcess(
-            self._sampling.rewards, time_limit_s=self._sampling.time_limit_s
-        )
-        stack.callback(self._rewards.close)
-        self._generator = self._make_generator()
+        load = Load(
+            prompts=self.prompts, group=self._sampling.group, prompt_tokens=self._longest,
+            answer_tokens=self._sampling.max_tokens,
+        )  # fmt: skip
+        made = Apart if self._sampling.answering else ByTurns
+        self._answering: Answering = made(context, engine, coordinator, data, load, stack)
         self._number, self._batch = -1, None  # type: tuple[int, SampledBatch | None]
         self.seconds = 0.0  # that the step at hand spent on its batch
         self.figures: dict[str, float] = {}
-        self._bad = 0
-        self._told: set[str] = set()
 
     # --- what a job asks for ---------------------------------------------------------------
 
     def begin(self) -> None:
         """Keep what answers are held against; before the run's own weights are loaded."""
-        if self._coordinator.rank == 0:
-            self._explain()
-            problem = self._start_rewards()
-        else:
-            problem = ""
-        problem = self._coordinator.broadcast((problem,))[0]
+        problem = self._answering.start()
         if problem:
             raise InputError(problem)
+        if self._coordinator.rank == 0:
+            for line in self._answering.explain():
+                self._context.say(line)
         if self._objective.needs_reference:
             begin_reference(self._context, self._engine)
             self._reference = HeldWeights(self._engine)
-
-    def _start_rewards(self) -> str:
-        try:
-            self._rewards.start()
-        except InputError as error:
-            return str(error)
-        return ""
 
     def step(self, step: int) -> Batches:
         """Return a step's micro-batches; every so many steps there is a new batch of answers."""
@@ -126,21 +98,28 @@ class Rollouts:
         held = self._data.validation
         assert held is not None
         count = min(held.num_rows, steps * self.prompts)
-        prompts = [_prompt(held, i) for i in range(count)]
-        number = _HELD_OUT + self._number
-        _, judged, _ = self._answered(prompts, number, group=1, greedy=True)
+        order = Order(number=self._number, prompts=count, group=1, held_out=True)
+        judged = self._answering.answered(order, self._order(self._number + 1)).judged
         found = [one.rewards[0] for one in judged if not one.problem]
         return -float(np.mean(found)) if found else float("nan")
+
+    def _order(self, number: int) -> Order | None:
+        """Return a batch of the run; None behind its last."""
+        given = self._sampling
+        if number * given.updates >= self._context.config.steps:
+            return None
+        return Order(number=number, prompts=self.prompts, group=given.group)
 
     # --- a batch ---------------------------------------------------------------------------
 
     def _make(self, number: int) -> SampledBatch:
-        given, order = self._sampling, self._data.train
-        prompts = [_prompt(order, number * self.prompts + i) for i in range(self.prompts)]
-        answers, judged, seconds = self._answered(prompts, number, group=given.group)
+        given, order = self._sampling, self._order(number)
+        assert order is not None
+        found = self._answering.answered(order, self._order(number + 1))
+        judged = found.judged
         answered = [
             Answered(prompt.tokens, tuple(tokens))
-            for prompt, group in zip(prompts, answers, strict=True)
+            for prompt, group in zip(found.prompts, found.answers, strict=True)
             for tokens in group
         ]
         counted = np.repeat([not one.problem for one in judged], given.group)
@@ -155,14 +134,22 @@ class Rollouts:
             counted=counted,
             temperature=given.temperature,
         )  # fmt: skip
-        made = self._weighed(batch, judged)
-        self._note(judged, answers, seconds)
+        old = None
+        if found.logps is not None:
+            old = batch.placed([values for group in found.logps for values in group])
+        made = self._weighed(batch, judged, old)
+        self._note(found)
+        if self._coordinator.rank == 0:
+            self._keep(found, number)
         return made
 
-    def _weighed(self, batch: SampledBatch, judged: Sequence[Judged]) -> SampledBatch:
+    def _weighed(
+        self, batch: SampledBatch, judged: Sequence[Judged], sampled: Tensor | None
+    ) -> SampledBatch:
+        """Return a batch with advantages; `sampled` are probabilities that the sampler told."""
         given, kind = self._sampling, self._objective.kind
-        old = reference = None
-        if given.updates > 1 or (kind == "rloo" and self._reference is not None):
+        old, reference, ahead = sampled, None, sampled is not None
+        if not ahead and (given.updates > 1 or (kind == "rloo" and self._reference is not None)):
             old = token_logps(self._engine, batch)
         if self._reference is not None:
             with self._reference.in_place():
@@ -178,104 +165,31 @@ class Rollouts:
             apart = between.astype(np.float64).reshape(rewards.shape)
         found = left_out_advantages(rewards, apart, self._objective.strength)
         return batch.weighed(
-            found.reshape(-1).astype(np.float32), old if given.updates > 1 else None, None
+            found.reshape(-1).astype(np.float32), old if ahead or given.updates > 1 else None, None
         )
 
-    def _answered(
-        self, prompts: Sequence[PromptRecord], number: int, *, group: int, greedy: bool = False
-    ) -> tuple[list[list[list[int]]], list[Judged], tuple[float, float, float]]:
-        """Return the answers of all ranks and what rewards say, the same on every rank."""
-        engine, began = self._engine, time.perf_counter()
-        hand_over(
-            engine, engine.spec, self._generator.model, engine.links, self._ranks,
-            engine.dtype, engine.accelerator.device,
-        )  # fmt: skip
-        handed = time.perf_counter()
-        bounds = self._bounds(len(prompts))
-        own = [
-            Asked(
-                prompt=i, tokens=prompts[i].tokens, seed=_seed(self._context.config.seed, number, i)
-            )
-            for i in range(*bounds[self._coordinator.rank])
-        ]
-        found = self._generator.answers(own, batch=number, group=group, greedy=greedy)
-        told = self._coordinator.gather(found)
-        generated = time.perf_counter()
-        said: dict[str, Any] | None = None
-        if told is not None:
-            said = self._judged(prompts, dict(pair for part in told for pair in part), number)
-        said = self._coordinator.broadcast(said)
-        if "error" in said:
-            raise TuttiError(said["error"])
-        judged = [Judged(rewards=tuple(r), problem=p) for r, p in said["judged"]]
-        ended = time.perf_counter()
-        return said["answers"], judged, (handed - began, generated - handed, ended - generated)
-
-    def _judged(
-        self, prompts: Sequence[PromptRecord], by_prompt: dict[int, list[list[int]]], number: int
-    ) -> dict[str, Any]:
-        """Let rewards judge all answers; on the first rank."""
-        answers = [by_prompt[i] for i in range(len(prompts))]
-        found: list[tuple[tuple[float, ...], str]] = []
-        for prompt, group in zip(prompts, answers, strict=True):
-            texts = [self._text(tokens) for tokens in group]
-            judged = self._rewards.judge(texts, prompt.record)
-            if judged.problem:
-                self._bad += 1
-                text = f"rewards: {judged.problem}"
-                if self._sampling.bad_rewards == "error":
-                    return {"error": f"{text}; mend it, or leave such groups out"}
-                if self._bad > self._sampling.most_bad:
-                    return {
-                        "error": f"{text}; {self._bad} groups were left out, more than "
-                        f"sampling.most_bad ({self._sampling.most_bad})"
-                    }
-                self._tell(f"{text}: the group is left out")
-            found.append((judged.rewards, judged.problem))
-        if number < _HELD_OUT and prompts:
-            self._keep(prompts[0], [self._text(t) for t in answers[0]], found[0], number)
-        return {"answers": answers, "judged": found}
-
-    def _tell(self, text: str) -> None:
-        """Say a line once."""
-        if text not in self._told:
-            self._told.add(text)
-            self._context.warn(text)
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        tokenizer = self._data.tokenizer
-        assert tokenizer is not None
-        ends = self._generator.ends
-        said = tokens[:-1] if tokens and tokens[-1] in ends else tokens
-        return tokenizer.decode([token for token in said if token not in tokenizer.special])
-
-    def _keep(
-        self, prompt: PromptRecord, texts: list[str], judged: tuple[Any, str], number: int
-    ) -> None:
+    def _keep(self, found: Answers, number: int) -> None:
+        """Write the first prompt's answers where a person looks."""
+        first = found.judged[0]
         line = {
-            "batch": number, "record": prompt.record, "answers": texts, "rewards": judged[0],
-            "problem": judged[1],
+            "batch": number, "record": found.prompts[0].record, "answers": found.texts,
+            "rewards": first.rewards, "problem": first.problem,
         }  # fmt: skip
         path = Path(self._context.config.folder) / SAMPLES
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def _note(
-        self, judged: Sequence[Judged], answers: list[list[list[int]]], seconds: Sequence[float]
-    ) -> None:
-        rewards = [value for one in judged if not one.problem for value in one.rewards]
-        sizes = [len(tokens) for group in answers for tokens in group]
-        ends = self._generator.ends
-        cut = sum(tokens[-1] not in ends for group in answers for tokens in group if tokens)
+    def _note(self, found: Answers) -> None:
+        rewards = [value for one in found.judged if not one.problem for value in one.rewards]
+        every = [tokens for group in found.answers for tokens in group]
+        cut = sum(tokens[-1] not in self._answering.ends for tokens in every if tokens)
         self.figures = {
             "reward": float(np.mean(rewards)) if rewards else float("nan"),
             "reward_deviation": float(np.std(rewards)) if rewards else float("nan"),
-            "answer_tokens": float(np.mean(sizes)),
-            "cut_short": cut / max(1, len(sizes)),
-            "left_out": float(sum(bool(one.problem) for one in judged)),
-            "hand_over_s": seconds[0],
-            "generate_s": seconds[1],
-            "judge_s": seconds[2],
+            "answer_tokens": float(np.mean([len(tokens) for tokens in every])),
+            "cut_short": cut / max(1, len(every)),
+            "left_out": float(sum(bool(one.problem) for one in found.judged)),
+            **found.seconds,
         }
 
     # --- what a batch is made with ---------------------------------------------------------
@@ -295,54 +209,6 @@ class Rollouts:
                 "prompts"
             )
         return given.prompts or most
-
-    def _load(self, prompts: int) -> Load:
-        given = self._sampling
-        return Load(
-            prompts=prompts, group=given.group, prompt_tokens=self._longest,
-            answer_tokens=given.max_tokens,
-        )  # fmt: skip
-
-    def _bounds(self, prompts: int) -> list[tuple[int, int]]:
-        """Return which prompts each rank answers."""
-        job = self._context.job
-        seconds = functools.partial(answer_seconds, job.spec, job.cluster, self._load(prompts))
-        return bounds_of(share_out(prompts, self._pools, seconds))
-
-    def _explain(self) -> None:
-        """Say who does what."""
-        job = self._context.job
-        turns = turns_of(job, self._load(self.prompts), job.predicted().step_seconds)
-        for line in explained(turns):
-            self._context.say(line)
-
-    def _make_generator(self) -> Generator:
-        engine, context, tokenizer = self._engine, self._context, self._data.tokenizer
-        assert tokenizer is not None
-        device = engine.accelerator.device
-        model = Model(engine.spec, engine.accelerator.operators, dtype=engine.dtype, device=device)
-        model = answering_model(engine.spec, context.config, model, device)
-        bounds = self._bounds(self.prompts)[self._coordinator.rank]
-        return Generator(
-            model,
-            engine.accelerator,
-            self._sampling,
-            length=engine.plan.job.sequence_length,
-            dtype=engine.dtype,
-            ends=ends_of(context.config, engine.spec, tokenizer),
-            slots=(bounds[1] - bounds[0]) * self._sampling.group,
-        )
-
-
-def _prompt(order: TrainingOrder | ValidationRows, sample: int) -> PromptRecord:
-    part, row = order.found(sample)
-    assert isinstance(part.rows, PromptRows)
-    return part.rows.prompts[row]
-
-
-def _seed(seed: int, batch: int, prompt: int) -> int:
-    digest = hashlib.blake2b(f"{seed}/{batch}/{prompt}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "little")
 
 
 def _check(context: RankContext, engine: Engine, sampling: Sampling) -> None:

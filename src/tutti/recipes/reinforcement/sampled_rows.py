@@ -95,6 +95,18 @@ class SampledBatch:
                 at += size
         return found
 
+    def placed(self, logps: Sequence[Sequence[float]]) -> Tensor:
+        """Return each answer's log-probabilities where its tokens are predicted."""
+        found = np.zeros((len(self.rows), self.length), np.float32)
+        for number, row in enumerate(self.rows):
+            at = 0
+            for member, size in zip(row.members, row.lengths, strict=False):
+                own = logps[member]
+                stop = at + size - 1
+                found[number, stop - len(own) : stop] = own
+                at += size
+        return torch.from_numpy(found)
+
     def weighed(
         self, advantages: Floats, old: Tensor | None, reference: Tensor | None
     ) -> SampledBatch:

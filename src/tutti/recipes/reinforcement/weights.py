@@ -7,7 +7,7 @@ and nothing touches a disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,11 +19,12 @@ from tutti.models.tuning import is_adapter
 from tutti.nn import Model
 from tutti.nn.initialize import initialize
 from tutti.nn.quantised import fill_narrow
-from tutti.ranks.links import Links
 from tutti.train.checkpoint.contents import Piece, StateKind, kept_pieces, written_pieces
 from tutti.train.engine.engine import Engine
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.weights import model_folder, wants_pretrained
+
+Add = Callable[[Tensor], None]
 
 
 def trained_names(spec: ModelSpec, unit: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -40,14 +41,14 @@ def hand_over(
     engine: Engine | None,
     spec: ModelSpec,
     model: Model | None,
-    links: Links,
-    ranks: tuple[int, ...],
+    add: Add,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
     """Give a model the weights that an engine trains; all ranks take part, unit by unit.
 
-    Who trains nothing has no engine, and who answers nothing no model.
+    `add` replaces a tensor by its sum over all of them. Who trains nothing has no engine, and who
+    answers nothing no model.
     """
     own: dict[str, list[Piece]] = {}
     for piece in () if engine is None else written_pieces(engine):
@@ -67,8 +68,7 @@ def hand_over(
         for (name, shape), part in zip(named, parts, strict=True):
             for piece in own.get(name, ()):
                 part.view(shape)[piece.rectangle.slices] = piece.memory.to(device, dtype)
-        if len(ranks) > 1:
-            links.all_reduce(ranks, flat, use="scalars").wait()
+        add(flat)
         for (name, shape), part in zip(named, parts, strict=True):
             for view in views.get(name, ()):
                 view.copy_(part.view(shape))
