@@ -10,7 +10,7 @@ from tutti.errors import InputError
 from tutti.serve.engine import Engine
 from tutti.serve.parameters import SamplingParameters
 from tutti.train.evaluation.config import TaskConfig
-from tutti.train.evaluation.tasks import Scored, Task, open_task
+from tutti.train.evaluation.tasks import EvaluationTask, Scored, open_task
 
 Progress = Callable[[str, int, int], None]
 _AT_A_TIME = 256  # requests: so that progress is seen, and prompts' figures are let go
@@ -40,7 +40,7 @@ def evaluate_folder(
 
 
 def folder_logps(
-    engine: Engine, task: Task, progress: Progress, *, adapter: str = ""
+    engine: Engine, task: EvaluationTask, progress: Progress, *, adapter: str = ""
 ) -> list[float]:
     """Return each item's log-probability: that of its prompt's last tokens."""
     parameters = SamplingParameters(max_tokens=1, prompt_logprobs=0, adapter=adapter)

@@ -59,7 +59,7 @@ def meeting_key() -> Key:
     return Key(rendezvous.job_secret(), "rollouts", generation(os.environ))
 
 
-class Apart:
+class AnsweringAhead:
     """A training rank that has others answer."""
 
     def __init__(

@@ -20,7 +20,7 @@ from tutti.models.objective import Objective
 from tutti.models.sampling import Sampling
 from tutti.recipes.reinforcement.advantages import group_advantages, left_out_advantages
 from tutti.recipes.reinforcement.answering import Answering, Answers, Order
-from tutti.recipes.reinforcement.apart import Apart
+from tutti.recipes.reinforcement.apart import AnsweringAhead
 from tutti.recipes.reinforcement.by_turns import ByTurns
 from tutti.recipes.reinforcement.places import Load
 from tutti.recipes.reinforcement.rewards import Judged
@@ -64,7 +64,7 @@ class Rollouts:
             prompts=self.prompts, group=self._sampling.group, prompt_tokens=self._longest,
             answer_tokens=self._sampling.max_tokens,
         )  # fmt: skip
-        made = Apart if self._sampling.answering else ByTurns
+        made = AnsweringAhead if self._sampling.answering else ByTurns
         self._answering: Answering = made(context, engine, coordinator, data, load, stack)
         self._number, self._batch = -1, None  # type: tuple[int, SampledBatch | None]
         self.seconds = 0.0  # that the step at hand spent on its batch

@@ -14,11 +14,11 @@ from tutti.errors import InputError, hint
 from tutti.huggingface.tokenizer import Tokenizer
 from tutti.train.data.row import check_vocabulary
 from tutti.train.evaluation.config import EvaluateConfig
-from tutti.train.evaluation.tasks import Task, better, open_task, told
+from tutti.train.evaluation.tasks import EvaluationTask, better, open_task, told
 
 EVALUATIONS = "evaluations.jsonl"  # in a run's folder: a line of figures each
 
-Ask = Callable[[Task], Mapping[str, float]]
+Ask = Callable[[EvaluationTask], Mapping[str, float]]
 Figures = dict[str, dict[str, float]]
 
 
@@ -27,7 +27,7 @@ class Evaluations:
     """What a run's evaluations have come to."""
 
     config: EvaluateConfig
-    tasks: list[Task]
+    tasks: list[EvaluationTask]
     best: float | None = None
     worse: int = 0  # evaluations since the best
     last_step: int = -1

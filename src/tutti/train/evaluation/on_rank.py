@@ -10,7 +10,7 @@ from tutti.train.data.opening import PackedData
 from tutti.train.engine.engine import Engine
 from tutti.train.evaluation.during import Evaluations, keep, open_evaluations, recall
 from tutti.train.evaluation.rows import item_logps
-from tutti.train.evaluation.tasks import Task
+from tutti.train.evaluation.tasks import EvaluationTask
 from tutti.train.run.ask_reference import Feed
 from tutti.train.run.rank_context import RankContext
 
@@ -66,5 +66,5 @@ class RankEvaluations:
             self._context.say(given.line(number, found))
         return given.loss(found), given.improved and number < config.steps
 
-    def _ask(self, task: Task) -> Mapping[str, float]:
+    def _ask(self, task: EvaluationTask) -> Mapping[str, float]:
         return task.figures(item_logps(self._engine, self._feed, self._asking, task.items))

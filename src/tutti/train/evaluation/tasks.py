@@ -36,7 +36,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class EvaluationTask:
     """All that is asked of a model."""
 
     name: str
@@ -82,7 +82,7 @@ def better(figure: str, one: float, other: float) -> bool:
     return one > other if higher else one < other
 
 
-def open_task(config: TaskConfig, tokenizer: Tokenizer, *, longest: int) -> Task:
+def open_task(config: TaskConfig, tokenizer: Tokenizer, *, longest: int) -> EvaluationTask:
     """Read a task; contexts too long for `longest` tokens lose their beginning."""
     records = _records(Path(config.path), config.most)
     kind = config.kind
@@ -108,7 +108,9 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, *, longest: int) -> Task
                 Scored(tokens=item.tokens[lost:], first=item.first - lost, num_bytes=item.num_bytes)
             )
         right.append((len(items) - len(own), len(items), answer))
-    return Task(name=config.title, kind=kind, items=tuple(items), right=tuple(right), cut=cut)
+    return EvaluationTask(
+        name=config.title, kind=kind, items=tuple(items), right=tuple(right), cut=cut
+    )
 
 
 def _records(path: Path, most: int) -> list[tuple[int, dict[str, Any]]]:
@@ -191,14 +193,14 @@ def _text_task(
     records: list[tuple[int, dict[str, Any]]],
     tokenizer: Tokenizer,
     longest: int,
-) -> Task:
+) -> EvaluationTask:
     items: list[Scored] = []
     for number, record in records:
         text = record.get("text")
         if not isinstance(text, str) or not text:
             raise InputError(f"{config.path}: line {number}: 'text' is {shown(text)}")
         items += _windows(text, tokenizer, longest)
-    return Task(name=config.title, kind="text", items=tuple(items))
+    return EvaluationTask(name=config.title, kind="text", items=tuple(items))
 
 
 def _windows(text: str, tokenizer: Tokenizer, longest: int) -> list[Scored]:

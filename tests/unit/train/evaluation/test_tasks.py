@@ -13,10 +13,10 @@ from tutti.errors import InputError
 from tutti.huggingface.tokenizer import ByteTokenizer
 from tutti.train.evaluation.config import EvaluateConfig, TaskConfig
 from tutti.train.evaluation.during import Evaluations, keep, recall
-from tutti.train.evaluation.tasks import Task, open_task
+from tutti.train.evaluation.tasks import EvaluationTask, open_task
 
 
-def task_of(tmp_path: Path, *records: Any, longest: int = 64, **words: Any) -> Task:
+def task_of(tmp_path: Path, *records: Any, longest: int = 64, **words: Any) -> EvaluationTask:
     path = tmp_path / "task.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return open_task(TaskConfig(path=str(path), **words), ByteTokenizer(), longest=longest)
