@@ -6,6 +6,7 @@ and started again. It is no jail: it keeps a job from an accident, not from code
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -103,10 +104,8 @@ class RewardProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
         for end in (self._write, self._read):
             os.close(end)

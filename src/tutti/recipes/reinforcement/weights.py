@@ -90,9 +90,9 @@ def answering_model(
             source = open_checkpoint(folder)
             fill_narrow(model, lambda name, _, slices: source.read(name, slices), device)
             for logical in model.logical_tensors():
-                if not logical.piece.parameter.trainable and not is_adapter(logical.name):
-                    if not logical.view.is_meta:
-                        logical.view.copy_(source.read(logical.name, logical.slices))
+                trained = logical.piece.parameter.trainable or is_adapter(logical.name)
+                if not trained and not logical.view.is_meta:
+                    logical.view.copy_(source.read(logical.name, logical.slices))
             source.drop()
     return model.eval().requires_grad_(False)
 

@@ -98,7 +98,7 @@ def test_the_best_is_known_a_run_ends_in_time_and_goes_on_as_it_was(tmp_path: Pa
     again = Evaluations(config, [task])
     recall(again, tmp_path, 6, lambda text: text)
     assert (again.best, again.worse, again.last_step) == (0.75, 1, 6)
-    with pytest.raises(InputError, match="evaluate.best: 'task/acuracy' is no figure; did you mea"):
+    with pytest.raises(InputError, match=r"evaluate\.best: 'task/acuracy' is no figure"):
         Evaluations(EvaluateConfig(tasks=config.tasks, best="task/acuracy"), [task])
 
 
