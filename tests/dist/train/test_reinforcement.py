@@ -72,6 +72,58 @@ def test_rloo_with_adapters_and_several_updates(folder: Path) -> None:
     assert found[0]["reward"] == found[1]["reward"] != found[2]["reward"]  # a batch, two steps
 
 
+TWO_POOLS = """
+name: two
+chips:
+  - {name: CPU-new, vendor: emulated, emulated: true, slowdown: 2, peak: {fp32: 40 GFLOP/s},
+     memory_bytes: 4 GiB, memory_bandwidth: 4 GB/s, launch_overhead_s: 20 us, architecture: core}
+  - {name: CPU-old, base: CPU-new, slowdown: 4, peak: {fp32: 20 GFLOP/s}, architecture: core}
+nodes:
+  - name: one-new
+    chip: CPU-new
+    num_chips: 1
+    host: {cores: 2, memory_bytes: 16 GiB, memory_bandwidth: 16 GB/s, device_bandwidth: 4 GB/s,
+           numa_nodes: 1}
+  - {name: one-old, base: one-new, chip: CPU-old}
+pools:
+  - {name: new, node: one-new}
+  - {name: old, node: one-old}
+fabric:
+  links:
+    - {pools: [new, old], bandwidth: 1 GB/s, latency_s: 50 us, same_host: true}
+"""
+
+
+def test_a_pool_that_only_answers_one_batch_ahead(folder: Path) -> None:
+    cluster = folder / "two.yaml"
+    cluster.write_text(TWO_POOLS)
+    objective = {
+        "kind": "grpo", "beta": 0.02,
+        "sampling": {"rewards": [f"{folder}/rewards.py:digits"], "group": 4, "max_tokens": 8,
+                     "answering": ["old"]},
+    }  # fmt: skip
+    config = config_of(
+        folder, "apart", objective=objective, cluster=str(cluster), ranks=None, steps=4,
+        validation={"every": 3}, data={
+            "train": [str(folder / "prompts.jsonl")], "tokenizer": "bytes", "holdout": 0.05,
+        },
+    )  # fmt: skip
+    said: list[str] = []
+    result = Trainer(config).fit(
+        listener=lambda event: said.append(str(event.values.get("text", "")))
+    )
+    assert result.finished
+    assert len(result.validation) == 1
+    assert any(line.startswith("old answer in") and "new train in" in line for line in said)
+    found = sampled(result.output)
+    assert len(found) == 4
+    assert all("wait_s" in one for one in found)
+    assert found[0]["divergence"] == pytest.approx(0.0, abs=1e-5)  # nothing has moved yet
+    # the first batch was drawn by the weights it is trained with; the sampler's figures are the
+    # trainer's, so that nothing is clipped
+    assert found[0]["clipped"] == 0.0
+
+
 def test_groups_with_bad_rewards_are_left_out_or_end_the_run(folder: Path) -> None:
     (folder / "rewards.py").write_text(
         "import random, time\n"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
+from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Tokenizer
 from tutti.models.sampling import Sampling
 from tutti.nn import Model
+from tutti.nn.cache import token_bytes
+from tutti.ranks.rank_places import class_of
 from tutti.recipes.reinforcement.answering import Answers, Order, bounds
-from tutti.recipes.reinforcement.generation import Asked, Generator, ends_of
+from tutti.recipes.reinforcement.generation import MOST_SLOTS, Asked, Generator, ends_of
 from tutti.recipes.reinforcement.judging import Judge
 from tutti.recipes.reinforcement.places import Load, explained, pools_of_ranks, turns_of
 from tutti.recipes.reinforcement.weights import answering_model, hand_over
@@ -17,6 +20,23 @@ from tutti.train.checkpoint.coordinator import Coordinator
 from tutti.train.data.opening import PackedData
 from tutti.train.engine.engine import Engine
 from tutti.train.run.rank_context import RankContext
+from tutti.units import bytes_text
+
+
+def require_room(context: RankContext, engine: Engine, slots: int) -> None:
+    """Refuse a chip that has no room for a model that answers beside what training takes."""
+    estimate, spec = context.job.predicted(), engine.spec
+    training = estimate.memory[class_of(estimate.schedule, context.seat)].total
+    wide = engine.dtype.itemsize
+    weights = sum(p.size * wide for u in range(spec.num_units) for p in spec.parameters(u))
+    pages = slots * engine.plan.job.sequence_length * token_bytes(spec, engine.dtype)
+    total = engine.accelerator.memory().total
+    if training + weights + pages > total:
+        raise InputError(
+            f"{context.name}: training takes {bytes_text(training)} of {bytes_text(total)}, and "
+            f"the model that answers {bytes_text(weights + pages)} beside it; name pools that "
+            "only answer (sampling.answering), or fewer rows"
+        )
 
 
 class ByTurns:
@@ -46,8 +66,10 @@ class ByTurns:
     def _made(self, sampling: Sampling, tokenizer: Tokenizer) -> Generator:
         del tokenizer
         engine, device = self._engine, self._engine.accelerator.device
-        model = Model(engine.spec, engine.accelerator.operators, dtype=engine.dtype, device=device)
         own = self._bounds(self._load.prompts)[self._coordinator.rank]
+        slots = min(MOST_SLOTS, (own[1] - own[0]) * sampling.group)
+        require_room(self._context, engine, slots)
+        model = Model(engine.spec, engine.accelerator.operators, dtype=engine.dtype, device=device)
         return Generator(
             answering_model(engine.spec, self._context.config, model, device),
             engine.accelerator,
@@ -55,7 +77,7 @@ class ByTurns:
             length=engine.plan.job.sequence_length,
             dtype=engine.dtype,
             ends=self.ends,
-            slots=(own[1] - own[0]) * sampling.group,
+            slots=slots,
         )
 
     def _bounds(self, prompts: int) -> list[tuple[int, int]]:

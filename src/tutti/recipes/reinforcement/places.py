@@ -190,9 +190,10 @@ def explained(turns: Turns, apart: Sequence[Apart] = ()) -> list[str]:
     by_pool: dict[str, list[str]] = {}
     for count, pool in zip(turns.counts, turns.pools, strict=True):
         by_pool.setdefault(pool, []).append(str(count))
+    take = "takes" if len(turns.pools) == 1 else "take"
     shares = ", ".join(f"{pool} {'+'.join(counts)}" for pool, counts in by_pool.items())
     lines = [
-        f"{many(len(turns.pools), 'chip')} take turns: {many(sum(turns.counts), 'prompt')} of a "
+        f"{many(len(turns.pools), 'chip')} {take} turns: {many(sum(turns.counts), 'prompt')} of a "
         f"batch are answered in {seconds_text(turns.generate_s)} ({shares}), then trained on in "
         f"{seconds_text(turns.train_s)}: {seconds_text(turns.batch_s)} a batch, as predicted"
     ]
