@@ -18,6 +18,7 @@ from torch import Tensor
 from tutti.errors import InputError
 from tutti.models.objective import Objective
 from tutti.models.sampling import Sampling
+from tutti.observe.folder import SAMPLES
 from tutti.recipes.reinforcement.advantages import group_advantages, left_out_advantages
 from tutti.recipes.reinforcement.answering import Answering, Answers, Order
 from tutti.recipes.reinforcement.apart import AnsweringAhead
@@ -33,8 +34,6 @@ from tutti.train.data.prompt_rows import PromptRows
 from tutti.train.engine.engine import Batches, Engine
 from tutti.train.run.build_rank import begin_reference
 from tutti.train.run.rank_context import RankContext
-
-SAMPLES = "samples.jsonl"  # one group of every batch, in the run's folder
 
 
 class Rollouts:

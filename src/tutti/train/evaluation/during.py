@@ -12,11 +12,10 @@ import numpy as np
 from tutti import files
 from tutti.errors import InputError, hint
 from tutti.huggingface.tokenizer import Tokenizer
+from tutti.observe.folder import EVALUATIONS
 from tutti.train.data.row import check_vocabulary
 from tutti.train.evaluation.config import EvaluateConfig
 from tutti.train.evaluation.tasks import EvaluationTask, better, open_task, told
-
-EVALUATIONS = "evaluations.jsonl"  # in a run's folder: a line of figures each
 
 Ask = Callable[[EvaluationTask], Mapping[str, float]]
 Figures = dict[str, dict[str, float]]
