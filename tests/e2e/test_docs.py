@@ -31,11 +31,13 @@ from tutti.hardware.library import shipped
 from tutti.launch import facts
 from tutti.models.families.decoder import Attention, Decoder, Mlp
 from tutti.models.objective import Objective
+from tutti.models.sampling import Sampling
 from tutti.models.spec import ModelSpec
 from tutti.models.tuning import AdapterSpec, Tuning
 from tutti.observe.record import PoolTimes, StepRecord
 from tutti.plan import job, plan, serving
 from tutti.train.data.config import DataConfig, PackingConfig, SourceConfig
+from tutti.train.evaluation.config import EvaluateConfig, TaskConfig
 from tutti.train.run import config as training
 
 ROOT = Path(__file__).parents[2]
@@ -323,6 +325,8 @@ def table_rows(page: Path, title: str) -> dict[str, list[str]]:
         *((REFERENCE / "launch-file.md", kind, set()) for kind in LAUNCH_KEYS),
         *((DOCS / "how-to/adapters.md", kind, set()) for kind in (Tuning, AdapterSpec)),
         (DOCS / "how-to/preferences.md", Objective, set()),
+        (DOCS / "how-to/reinforcement.md", Sampling, set()),
+        *((DOCS / "how-to/evaluate.md", kind, set()) for kind in (EvaluateConfig, TaskConfig)),
         *((DOCS / "how-to/train.md", kind, set()) for kind in TRAIN_KEYS),
         *((DOCS / "extend/add-a-model.md", kind, set()) for kind in (Decoder, Attention, Mlp)),
     ],

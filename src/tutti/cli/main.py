@@ -36,6 +36,7 @@ from tutti.cli.align import align
 from tutti.cli.bench import group
 from tutti.cli.dashboard import dashboard
 from tutti.cli.doctor import group as doctor_group
+from tutti.cli.evaluate import evaluate
 from tutti.cli.fabric import group as fabric_group
 from tutti.cli.fleet import group as fleet_group
 from tutti.cli.plan import plan
@@ -66,6 +67,7 @@ app.command()(convert.convert)
 app.command()(dashboard.dashboard)
 app.add_typer(data.app, name="data")
 app.add_typer(doctor_group.app, name="doctor")
+app.command()(evaluate.evaluate)
 app.add_typer(fabric_group.app, name="fabric")
 app.add_typer(fleet_group.app, name="fleet")
 app.command()(generate.generate)

@@ -2,7 +2,8 @@
 
 An `Objective` is a loss on whole answers. It sees the log-probability of each answer, its number of
 tokens and, for some, what a reference model gives the same answer; the formulas are in
-`accelerator.reference.answers`. Needs no torch.
+`accelerator.reference.answers`. GRPO and RLOO learn from answers that the model samples itself, and
+from their rewards (`accelerator.reference.sampled_answers`). Needs no torch.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tutti.document import Above, AtLeast, AtMost
+from tutti.document import AtLeast, AtMost
+from tutti.models.sampling import Sampling
 
-Kind = Literal["dpo", "ipo", "hinge", "orpo", "simpo", "kto"]
-_BETAS: dict[str, float] = {"simpo": 2.0}
+Kind = Literal["dpo", "ipo", "hinge", "orpo", "simpo", "kto", "grpo", "rloo"]
+_BETAS: dict[str, float] = {"simpo": 2.0, "grpo": 0.0, "rloo": 0.05}
 _BETA = 0.1
+_SAMPLED = ("grpo", "rloo")
 _WITHOUT_REFERENCE = ("orpo", "simpo")
 
 
@@ -27,21 +30,32 @@ class Objective:
     """
 
     kind: Kind
-    beta: Annotated[float, Above(0)] | None = None  # default: 0.1; SimPO 2
+    beta: Annotated[float, AtLeast(0)] | None = None  # default: 0.1; SimPO 2, GRPO 0, RLOO 0.05
     margin: Annotated[float, AtLeast(0)] = 0.5  # SimPO: by how much the chosen one is to be ahead
     label_smoothing: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.0  # DPO, SimPO
     answer_loss: Annotated[float, AtLeast(0)] | None = None  # times the chosen answer's own loss
     desirable_weight: Annotated[float, AtLeast(0)] = 1.0  # KTO
     undesirable_weight: Annotated[float, AtLeast(0)] = 1.0
     reference: str = ""
+    sampling: Sampling | None = None  # GRPO, RLOO
 
     def __post_init__(self) -> None:
+        if self.is_sampled is not (self.sampling is not None):
+            raise ValueError(
+                f"{self.kind} learns from sampled answers; say how with sampling: "
+                "{rewards: [rewards.py:is_json]}"
+                if self.is_sampled
+                else f"'sampling' is for grpo and rloo, not for {self.kind}"
+            )
+        if self.beta == 0 and not self.is_sampled:
+            raise ValueError(f"'beta' is 0; {self.kind} tells no answers apart without it")
         if self.label_smoothing and self.kind not in ("dpo", "simpo"):
             raise ValueError(f"'label_smoothing' is for dpo and simpo, not for {self.kind}")
         if self.reference and not self.needs_reference:
-            raise ValueError(f"{self.kind} has no reference model; leave 'reference' out")
-        if self.answer_loss is not None and self.kind == "kto":
-            raise ValueError("'answer_loss' is for pairs; KTO has none")
+            held = " with beta: 0" if self.is_sampled else ""
+            raise ValueError(f"{self.kind}{held} has no reference model; leave 'reference' out")
+        if self.answer_loss is not None and not self.is_paired:
+            raise ValueError(f"'answer_loss' is for pairs; {self.kind} has none")
 
     @property
     def strength(self) -> float:
@@ -57,9 +71,16 @@ class Objective:
     @property
     def needs_reference(self) -> bool:
         """Whether answers are held against a reference model's."""
+        if self.is_sampled:
+            return self.strength > 0
         return self.kind not in _WITHOUT_REFERENCE
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the model samples the answers itself."""
+        return self.kind in _SAMPLED
 
     @property
     def is_paired(self) -> bool:
         """Whether an example is two answers to one prompt."""
-        return self.kind != "kto"
+        return self.kind != "kto" and not self.is_sampled

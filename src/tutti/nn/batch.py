@@ -20,6 +20,7 @@ from torch import Tensor
 from tutti.accelerator.host_to_device import moved
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.accelerator.segments import Segments
 from tutti.errors import InputError
 from tutti.models import ModelSpec
@@ -53,7 +54,8 @@ class Batch:
     key_order: Tensor | None = None  # brings gathered keys into the whole batch's order
     ring: tuple[RingStep, ...] = ()  # which keys are seen while they travel around
     cache: Cache | None = None
-    answers: Answers | None = None  # with a loss on whole answers instead of tokens
+    # with a loss on whole answers instead of tokens
+    answers: Answers | SampledAnswers | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -71,7 +73,7 @@ class Batch:
         weights_t: Tensor | None = None,
         row_length: int | None = None,
         like: Batch | None = None,
-        answers: Answers | None = None,
+        answers: Answers | SampledAnswers | None = None,
     ) -> Batch:
         """Return a batch of whole sequences, one after the other.
 
@@ -163,8 +165,17 @@ class Batch:
             key_rows=tuple(len(part) for part in rows),
             key_order=moved(torch.argsort(torch.cat(rows)), device),
             ring=ring_steps(pieces, rank, device),
-            answers=self.answers.silent() if self.answers is not None and rank else self.answers,
+            answers=_answers_of(self.answers, own, first=not rank),
         )
+
+
+def _answers_of(
+    answers: Answers | SampledAnswers | None, own: Tensor, *, first: bool
+) -> Answers | SampledAnswers | None:
+    """Return what a context-parallel rank is told of answers; the first one counts them."""
+    if isinstance(answers, SampledAnswers):
+        return answers.of_rows(own, speaks=first)
+    return answers if answers is None or first else answers.silent()
 
 
 def _rows(x: Tensor | None, rows: Tensor) -> Tensor | None:

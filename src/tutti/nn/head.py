@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.reference.loss import Vocabulary
+from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.models import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.block import Block
@@ -34,7 +35,8 @@ class HeadOutput(NamedTuple):
     predictions_n: Tensor | None  # the sum of each extra prediction head
     balance: Tensor | None  # of the extra heads' routers
     figures: Tensor | None = None  # of losses on answers: see `Answers`
-    logps_s: Tensor | None = None  # of each document, where answers are asked about
+    logps_s: Tensor | None = None  # of each document, where answers are asked about; or, of
+    # sampled ones, of each token
 
 
 class Logits(Holder):
@@ -78,19 +80,26 @@ class Logits(Holder):
         assert batch.answers is not None
         assert batch.targets_t is not None
         x = enter(x, self.parallel, batch.targets_t.shape[0])
+        given = batch.answers
+        heat = given.temperature if isinstance(given, SampledAnswers) else 1.0
         with torch.no_grad():
-            _, losses_t = self._entropy(x, batch.targets_t, None, gradient_scale)
+            _, losses_t = self._entropy(x, batch.targets_t, None, gradient_scale, heat=heat)
         logps_s, counts_s = self._sums(losses_t, batch)
-        found = batch.answers.weigh(logps_s, counts_s)
-        loss = found.loss
+        if isinstance(given, SampledAnswers):
+            wanted_t = (batch.targets_t >= 0).float()
+            tokens = given.weigh(-losses_t, wanted_t, batch.sequence_t, logps_s, counts_s)
+            loss, slopes_t, figures, logps = *tokens, -losses_t
+        else:
+            found = given.weigh(logps_s, counts_s)
+            slopes_t = found.slopes_s[batch.sequence_t]
+            loss, figures, logps = found.loss, found.figures, logps_s
         if torch.is_grad_enabled():
-            slopes_t = -found.slopes_s[batch.sequence_t]
             total, _ = self._entropy(
-                x, batch.targets_t, slopes_t, gradient_scale, starts_backward=starts_backward
-            )
-            # the gradient of one, the value of the other
-            loss = total - total.detach() + found.loss
-        return HeadOutput(loss, losses_t, None, None, found.figures, logps_s)
+                x, batch.targets_t, -slopes_t, gradient_scale, starts_backward=starts_backward,
+                heat=heat,
+            )  # fmt: skip
+            loss = total - total.detach() + loss  # the gradient of one, the value of the other
+        return HeadOutput(loss, losses_t, None, None, figures, logps)
 
     def _sums(self, losses_t: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return each document's log-probability and number of targets, over all ranks' parts."""
@@ -109,6 +118,7 @@ class Logits(Holder):
         gradient_scale: float,
         *,
         starts_backward: bool = False,
+        heat: float = 1.0,  # of a distribution that logits are divided for
     ) -> tuple[Tensor, Tensor]:
         return self.operators.linear_cross_entropy(
             x,
@@ -116,7 +126,7 @@ class Logits(Holder):
             targets_t,
             bias=self.bias,
             token_weights=weights_t,
-            divisor=self.spec.logit_divisor,
+            divisor=self.spec.logit_divisor * heat,
             soft_cap=self.spec.soft_cap,
             vocabulary=self.vocabulary,
             gradient_scale=gradient_scale,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 METRICS = "metrics.jsonl"  # a line per step
+SAMPLES = "samples.jsonl"  # of answers that the model gave itself: a group of every batch
+EVALUATIONS = "evaluations.jsonl"  # a line of figures each time that tasks were taken
 SOON = ".metrics-soon.jsonl"  # steps whose lines are not complete yet
 TENSORBOARD = "tensorboard"
 CHECKPOINTS = "checkpoints"

@@ -89,6 +89,7 @@ class StepRecord:
     skipped: bool = False
     margin: float | None = None  # of losses on answers: how far chosen ones are ahead
     right: float | None = None  # the share of examples in which they are
+    sampled: Mapping[str, float] | None = None  # of answers that the model gave: rewards, times
     pools: Mapping[str, PoolTimes] | None = None
     at: float | None = None  # when it ended, in seconds since 1970
 
@@ -104,6 +105,7 @@ class StepRecord:
             for name, value in self.to_document().items()
             if isinstance(value, (int, float)) and name not in ("step", "at")
         }
+        found |= {f"sampled/{name}": float(value) for name, value in (self.sampled or {}).items()}
         for pool, times in (self.pools or {}).items():
             found |= {f"{pool}/{name}": float(value) for name, value in asdict(times).items()}
         return found

@@ -60,4 +60,41 @@ def _pairs() -> str:
     )
 
 
-EXAMPLES: dict[str, Callable[[], str]] = {"chats.jsonl": _chats, "pairs.jsonl": _pairs}
+def _prompts() -> str:
+    return _lines(
+        {"prompt": [{"role": "user", "content": question}], "answer": found}
+        for question, found in _sums(200)
+    )
+
+
+def _rewards() -> str:
+    return '''"""Rewards: a function is given a group of answers and their prompt's record."""
+
+import json
+
+
+def digits(answers, record):
+    """The share of digits: what a model learns that knows nothing yet."""
+    return [sum(sign in "0123456789" for sign in text) / max(1, len(text)) for text in answers]
+
+
+def right(answers, record):
+    """1 for the sum in JSON, 0.2 for any JSON: for a model that can already speak."""
+    return [_right(text, record["answer"]) for text in answers]
+
+
+def _right(text, wanted):
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return 0.0
+    return 1.0 if found == {"answer": wanted} else 0.2
+'''
+
+
+EXAMPLES: dict[str, Callable[[], str]] = {
+    "chats.jsonl": _chats,
+    "pairs.jsonl": _pairs,
+    "prompts.jsonl": _prompts,
+    "rewards.py": _rewards,
+}

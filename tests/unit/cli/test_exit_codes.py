@@ -76,6 +76,7 @@ MISSING = {
     "chips": ["A801"],
     "convert": ["nowhere", "-o", "out"],
     "dashboard": ["nowhere"],
+    "evaluate": ["nowhere", "nowhere.jsonl"],
     "generate": ["nowhere", "a prompt"],
     "launch": ["nowhere.json"],
     "plan": ["llama-2-7", "small-mixed"],
@@ -111,6 +112,7 @@ MISSING = {
     "model show": ["llama-2-7"],
     "recipe show": ["sftt"],
     "recipe copy": ["sftt"],
+    "recipe places": ["nowhere.yaml"],
 }
 
 

@@ -61,6 +61,10 @@ def test_a_recipe_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = with_changes(TrainConfig.load(written[0]), {"steps": 6, "validation.every": 3})
     result = Trainer(config).fit()
     assert result.finished
-    assert result.losses[-1] < result.losses[0]
+    if name == "grpo":  # its loss is about zero, whatever it learns
+        assert result.validation[-1][1] <= result.validation[0][1]
+        assert "samples.jsonl" in {path.name for path in result.output.iterdir()}
+    else:
+        assert result.losses[-1] < result.losses[0]
     assert len(result.validation) == 2
     assert (result.adapter or result.huggingface).is_dir()  # type: ignore[union-attr]

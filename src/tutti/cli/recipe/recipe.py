@@ -48,6 +48,23 @@ def show(name: Name, json: Json = False) -> None:
 
 
 @app.command()
+def places(
+    file: Annotated[Path, typer.Argument(help="A training file with GRPO or RLOO.")],
+    json: Json = False,
+) -> None:
+    """Say which chips answer and which train, and what the other way would come to."""
+    from tutti.cli.shared.output import print_json
+    from tutti.recipes.reinforcement.asked_places import places_of
+
+    found = places_of(file)
+    if json:
+        print_json(found.to_document())
+        return
+    for line in found.lines:
+        typer.echo(line)
+
+
+@app.command()
 def copy(
     name: Name,
     folder: Annotated[Path, typer.Argument(help="Where it is written; made if need be.")] = Path(),

@@ -45,9 +45,11 @@ class Alone:
 class Processes:
     """All ranks of a communicator, through a group that nothing else uses."""
 
-    def __init__(self, comm: Communicator, timeout_s: float = 1800.0) -> None:
+    def __init__(
+        self, comm: Communicator, timeout_s: float = 1800.0, *, name: str = "saving"
+    ) -> None:
         """Make the group: every rank must do so at the same point."""
-        self.communicator = comm.control("saving", timeout_s)
+        self.communicator = comm.control(name, timeout_s)
         self.rank, self.size = comm.rank, comm.size
 
     def gather(self, value: Any) -> list[Any] | None:

@@ -41,6 +41,7 @@ class Form(StrEnum):
     )
     PREFERENCES = "preferences"  # a chosen and a rejected answer, perhaps with their prompt
     JUDGED = "judged"  # a prompt, its completion, and whether that is wanted
+    PROMPTS = "prompts"  # a prompt alone, which the model answers itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

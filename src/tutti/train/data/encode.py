@@ -37,6 +37,17 @@ class Encoded:
     weights: NDArray[np.float32] | None = None  # of each document; None: all one
 
 
+def holds_prompts(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> bool:
+    """Tell whether the records are prompts that nobody has answered."""
+    if source.form is not Form.AUTO:
+        return source.form is Form.PROMPTS
+    if kind is SourceKind.TEXT:
+        return False
+    known = next(filter(None, map(reader_of(kind, blocks=False).fields, files)), [])
+    chat = next((n for n in (source.messages, *_CHAT_FIELDS) if n in known), source.messages)
+    return bool(known) and _form(known, source, chat) is Form.PROMPTS
+
+
 def shape_of(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> Shape:
     """Return what the records of a source hold."""
     if kind is SourceKind.TEXT:
@@ -48,6 +59,11 @@ def shape_of(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> S
     known = next(filter(None, map(reader.fields, files)), [])
     chat = next((n for n in (source.messages, *_CHAT_FIELDS) if n in known), source.messages)
     form = _form(known, source, chat) if source.form is Form.AUTO else source.form
+    if form is Form.PROMPTS:
+        raise InputError(
+            f"{source.name}: holds prompts without answers; let the model answer them itself with "
+            "objective: {kind: grpo}, or give a completion each"
+        )
     optional = ALPACA_FIELDS[2:] if form is Form.ALPACA else ()
     prompt = (source.prompt,) if source.prompt in known else ()
     fields = {
@@ -94,6 +110,7 @@ def _form(known: Sequence[str], source: SourceConfig, chat: str) -> Form:
         (Form.JUDGED, (*answered, source.label)),
         (Form.PAIRS, answered),
         (Form.ALPACA, ALPACA_FIELDS[:2]),
+        (Form.PROMPTS, (source.prompt,)),
     ):
         if set(fields) <= set(known):
             return form

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tutti.accelerator import Accelerator
 from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.errors import InputError, TuttiError
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
@@ -59,7 +60,7 @@ def to_batch(
     like: Batch | None = None,
     *,
     weights: Sequence[float] = (),
-    answers: Answers | None = None,
+    answers: Answers | SampledAnswers | None = None,
 ) -> Batch:
     """Copy tokens and targets to the device and make the batch of them.
 

@@ -6,6 +6,7 @@ The same code encodes them as for training; nothing is cached. Needs no torch.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Ids, Tokenizer
 from tutti.train.data.cache import default_folder, silent
 from tutti.train.data.config import Form, SourceConfig, SourceKind
-from tutti.train.data.encode import Encoded, encode, shape_of
+from tutti.train.data.encode import Encoded, encode, holds_prompts, shape_of
+from tutti.train.data.prompt_rows import PromptRows
 from tutti.train.data.sources.find import find, reader_of
 from tutti.train.data.sources.piece import unreadable
 from tutti.train.data.sources.remote import brought_here
@@ -71,6 +73,8 @@ def look(
     kind, files = find(source, base)
     if kind is SourceKind.MEGATRON:
         raise InputError(f"{source.name}: is tokenised already; there is no text to show")
+    if holds_prompts(source, kind, files):
+        return _prompts(source, kind, files, tokenizer, most)
     try:
         shape = shape_of(source, kind, files)
         reader = reader_of(kind, blocks=source.in_blocks)
@@ -92,6 +96,28 @@ def look(
         num_trained=sum(_num_trained(part) for part in parts),
         skipped=sum(part.skipped for part in parts),
         whole=len(read) == len(pieces),
+    )
+
+
+def _prompts(
+    source: SourceConfig, kind: SourceKind, files: list[Path], tokenizer: Tokenizer, most: int
+) -> Look:
+    """Look at prompts: nothing of them is trained on."""
+    rows = PromptRows(
+        source, kind, files, tokenizer, length=sys.maxsize, answer=0, vocabulary=sys.maxsize
+    )
+    tokens = [np.asarray(one.tokens, np.int64) for one in rows.prompts]
+    return Look(
+        name=source.name,
+        kind=kind,
+        form=Form.PROMPTS,
+        examples=tuple(
+            Example(tokens=t, trained=np.zeros(len(t), np.bool_)) for t in tokens[:most]
+        ),
+        lengths=np.asarray([len(own) for own in tokens], np.int64),
+        num_trained=0,
+        skipped=rows.skipped,
+        whole=True,
     )
 
 

@@ -17,6 +17,7 @@ from tutti.train.data.config import DataConfig, SourceConfig, SourceKind
 from tutti.train.data.megatron import open_megatron
 from tutti.train.data.order import DataPart, TrainingOrder, ValidationRows, split
 from tutti.train.data.packing import CutRows, FitRows, PackingReport
+from tutti.train.data.prompt_rows import PromptRows
 from tutti.train.data.row import Rows
 from tutti.train.data.sources.find import find, kind_of
 from tutti.train.data.sources.remote import brought_here, remote_files
@@ -215,6 +216,8 @@ class _Opener:
             return self._synthetic(source, number, use)
         here = brought_here(source, self._cache.folder, self._cache.progress)
         kind, files = find(here, self._base)
+        if self.objective is not None and self.objective.is_sampled:
+            return self._prompts(source, kind, files, use)
         if kind is SourceKind.MEGATRON:
             store = open_megatron(files[0], source.name)
         else:
@@ -229,6 +232,21 @@ class _Opener:
             SourceReport(name=source.name, use=use, packing=rows.report, skipped=store.skipped)
         )
         self._digests.append([store.digest, source.weight, use, type(rows).__name__])
+        return rows
+
+    def _prompts(
+        self, source: SourceConfig, kind: SourceKind, files: list[Path], use: str
+    ) -> PromptRows:
+        assert self.objective is not None
+        assert self.objective.sampling is not None
+        rows = PromptRows(
+            source, kind, files, self._opened(), length=self._length,
+            answer=self.objective.sampling.max_tokens, vocabulary=self._vocabulary,
+        )  # fmt: skip
+        self.reports.append(
+            SourceReport(name=source.name, use=use, packing=rows.report, skipped=rows.skipped)
+        )
+        self._digests.append([rows.digest, source.weight, use, "prompts"])
         return rows
 
     def _opened(self) -> Tokenizer:
@@ -292,6 +310,8 @@ class _Opener:
 
 
 def _no_answers(name: str, objective: Objective) -> InputError:
+    if objective.is_sampled:
+        return InputError(f"{name}: objective {objective.kind} needs prompts, and these are none")
     wanted = (
         "pairs (fields chosen and rejected, perhaps prompt)"
         if objective.is_paired

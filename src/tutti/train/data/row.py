@@ -49,6 +49,14 @@ def blank_row(length: int, pad: int) -> Row:
     return Row(np.full(length, pad, np.int64), np.full(length, NO_TARGET, np.int64), (length,))
 
 
+def padded_row(tokens: Sequence[int], length: int, pad: int) -> Row:
+    """Return a row of one document, filled up, without a loss."""
+    missing = length - len(tokens)
+    both = np.concatenate([np.asarray(tokens, np.int64), np.full(missing, pad, np.int64)])
+    lengths = (len(tokens), missing) if missing else (len(tokens),)
+    return Row(both, np.full(length, NO_TARGET, np.int64), lengths)
+
+
 def targets_of(
     tokens: Tokens, next_token: int, lengths: Sequence[int], supervised: NDArray[np.bool_] | None
 ) -> Tokens:

@@ -66,7 +66,7 @@ class AnswerLoss:
 
         def with_baseline(micro_batch: int) -> Batch:
             batch = batches(micro_batch)
-            assert batch.answers is not None
+            assert isinstance(batch.answers, Answers)
             return replace(batch, answers=replace(batch.answers, baseline=baseline))
 
         return with_baseline

@@ -67,25 +67,36 @@ class Asked:
 
     def _ask(self, wanted: Wanted) -> dict[Key, list[float]]:
         """Return what the weights, as they are, say of some rows."""
-        engine, plan, seat = self.engine, self.engine.plan, self.engine.seat
-        listed = _Listed(list(wanted.values()), blank_row(plan.job.sequence_length, 0))
-        steps = -(-len(wanted) // plan.job.global_batch)
-        speaks = engine.spec.head_unit in seat.units and not seat.tensor.rank and not seat.place.cp
-        own: list[tuple[int, list[float]]] = []
-        with self.feed(listed, 0, steps, functools.partial(Answers.of, None)) as feeder:
-            for step in range(steps):
-                engine.evaluate(feeder.step(step))
-                for micro_batch, logps in sorted(engine.passes.logps.items()) if speaks else ():
-                    values = logps.tolist()
-                    for sample in sample_indices(plan, seat, step, micro_batch):
-                        count = len(listed.row(sample).lengths)
-                        if sample < len(wanted):
-                            own.append((sample, values[:count]))
-                        values = values[count:]
-        told = self.coordinator.gather(own)
-        joined = None if told is None else [pair for part in told for pair in part]
+        listed = _Listed(list(wanted.values()), blank_row(self.engine.plan.job.sequence_length, 0))
+        found = ask_rows(self.engine, self.feed, self.coordinator, listed, len(wanted))
         keys = list(wanted)
-        return {keys[sample]: list(values) for sample, values in self.coordinator.broadcast(joined)}
+        return {keys[sample]: values for sample, values in found.items()}
+
+
+def ask_rows(
+    engine: Engine, feed: Feed, coordinator: Coordinator, rows: Samples, count: int
+) -> dict[int, list[float]]:
+    """Return the log-probabilities of the documents of so many rows, by the weights as they are.
+
+    All ranks ask together, and all of them know; blank rows are to stand behind the last.
+    """
+    plan, seat = engine.plan, engine.seat
+    steps = -(-count // plan.job.global_batch)
+    speaks = engine.spec.head_unit in seat.units and not seat.tensor.rank and not seat.place.cp
+    own: list[tuple[int, list[float]]] = []
+    with feed(rows, 0, steps, functools.partial(Answers.of, None)) as feeder:
+        for step in range(steps):
+            engine.evaluate(feeder.step(step))
+            for micro_batch, logps in sorted(engine.passes.logps.items()) if speaks else ():
+                values = logps.tolist()
+                for sample in sample_indices(plan, seat, step, micro_batch):
+                    size = len(rows.row(sample).lengths)
+                    if sample < count:
+                        own.append((sample, values[:size]))
+                    values = values[size:]
+    told = coordinator.gather(own)
+    joined = None if told is None else [pair for part in told for pair in part]
+    return {sample: list(values) for sample, values in coordinator.broadcast(joined)}
 
 
 @dataclass(frozen=True, slots=True)

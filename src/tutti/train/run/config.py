@@ -19,6 +19,7 @@ from tutti.models.tuning import Tuning
 from tutti.plan.job import OptimizerName
 from tutti.storage.url import is_url
 from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
+from tutti.train.evaluation.config import EvaluateConfig
 from tutti.train.state.learning_rate import LearningRate
 
 Positive = Annotated[float, Above(0)]
@@ -193,6 +194,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    evaluate: EvaluateConfig | None = None
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     elastic: ElasticConfig | None = None  # with it, a lost rank does not end the job
     balance_loss: Literal["config", "on", "off"] = "config"  # of experts' routers
@@ -210,6 +212,13 @@ class TrainConfig:
                 f"'dropout' is {self.dropout:g}, but tutti trains without dropout; leave it "
                 "out, or regularise with optimizer.weight_decay"
             )
+        if self.objective is not None and self.objective.is_sampled and self.elastic is not None:
+            raise ValueError(
+                f"'elastic' and {self.objective.kind}: answers that are being sampled are not "
+                "kept when ranks are lost; leave 'elastic' out, and go on with --resume"
+            )
+        if self.evaluate is not None and self.elastic is not None and self.evaluate.every:
+            raise ValueError("'evaluate.every' and 'elastic': evaluate after the run instead")
         if self.objective is not None and self.balance_loss == "on":
             raise ValueError("'balance_loss' is a mean over tokens; it is off beside an objective")
 
@@ -228,6 +237,7 @@ class TrainConfig:
             plan=None if self.plan is None else _from(folder, self.plan),
             data=data_from(folder, self.data),
             objective=self._objective_from(folder),
+            evaluate=self._evaluate_from(folder),
             job=dataclasses.replace(
                 self.job, chip_profiles=tuple(_from(folder, p) for p in self.job.chip_profiles)
             ),
@@ -235,9 +245,22 @@ class TrainConfig:
 
     def _objective_from(self, folder: Path) -> Objective | None:
         given = self.objective
-        if given is None or not given.reference:
-            return given
-        return dataclasses.replace(given, reference=_from(folder, given.reference))
+        if given is None:
+            return None
+        sampling = given.sampling
+        if sampling is not None:
+            named = (name.rpartition(":") for name in sampling.rewards)
+            rewards = tuple(f"{_from(folder, file)}:{function}" for file, _, function in named)
+            sampling = dataclasses.replace(sampling, rewards=rewards)
+        reference = _from(folder, given.reference) if given.reference else ""
+        return dataclasses.replace(given, reference=reference, sampling=sampling)
+
+    def _evaluate_from(self, folder: Path) -> EvaluateConfig | None:
+        given = self.evaluate
+        if given is None:
+            return None
+        tasks = tuple(dataclasses.replace(t, path=_from(folder, t.path)) for t in given.tasks)
+        return dataclasses.replace(given, tasks=tasks)
 
     def with_whole_profile_paths(self) -> TrainConfig:
         """Return the job with profiles that are found from any folder; names stay names."""

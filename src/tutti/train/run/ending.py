@@ -53,13 +53,14 @@ class Ended:
     progress: Progress
     history: History
     stopped_by: int  # the signal that asked this rank to stop, 0 if none did
+    early: bool = False  # evaluations became no better: nothing is left to do
     predicted_s: float
     mfu: Callable[[float], float]  # of a step that takes so many seconds
 
     @property
     def done(self) -> bool:
         """Whether all steps were made."""
-        return self.progress.step >= self.context.config.steps
+        return self.early or self.progress.step >= self.context.config.steps
 
 
 def finish(run: Ended) -> dict[str, Any]:
@@ -92,6 +93,7 @@ def finish(run: Ended) -> dict[str, Any]:
         "best": None if best is None else str(best),
         "huggingface": exported.get(EXPORT),
         "adapter": exported.get(ADAPTER),
+        "early": run.early,
         "stopped_by": 0 if run.done else run.stopped_by or int(signal.SIGTERM),
     }
 

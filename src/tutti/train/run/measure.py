@@ -11,7 +11,7 @@ import dataclasses
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -129,10 +129,19 @@ class Measure:
                 warn=warn,
             )  # fmt: skip
 
-    def record(self, number: int, result: StepResult, seconds: float, rate: float) -> StepRecord:
+    def record(
+        self,
+        number: int,
+        result: StepResult,
+        seconds: float,
+        rate: float,
+        sampled: Mapping[str, float] | None = None,
+    ) -> StepRecord:
         """Return what is known of a step before the ranks' times are."""
         estimate = self._predicted
-        compares = self._context.config.objective is not None
+        compares = self._context.config.objective is not None and sampled is None
+        if sampled is not None:
+            sampled = {**sampled, "divergence": result.margin, "clipped": result.right}
         return StepRecord(
             step=number,
             loss=result.loss,
@@ -148,6 +157,7 @@ class Measure:
             skipped=result.skipped,
             margin=result.margin if compares else None,
             right=result.right if compares else None,
+            sampled=sampled,
             at=time.time(),
         )
 

@@ -197,6 +197,21 @@ def notices(job: Job) -> Iterator[str]:
         )
 
 
+def training_pools(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
+    """Return the pools that the planner may use: as asked for, without those that only answer."""
+    given, objective = config.job.pools, config.objective
+    if objective is None or objective.sampling is None or not objective.sampling.answering:
+        return given
+    names = [pool.name for pool in cluster.pools]
+    for name in objective.sampling.answering:
+        if name not in names:
+            raise InputError(f"sampling.answering: no pool '{name}'; {hint(name, names)}")
+    left = tuple(n for n in given or names if n not in objective.sampling.answering)
+    if not left:
+        raise InputError("sampling.answering: names all pools, so none is left to train; leave one")
+    return left
+
+
 def problem_of(config: TrainConfig, spec: ModelSpec, cluster: Cluster) -> Problem:
     """Return the question of a training file to the planner."""
     job = config.job
@@ -213,7 +228,7 @@ def problem_of(config: TrainConfig, spec: ModelSpec, cluster: Cluster) -> Proble
             micro_batch=job.micro_batch,
             schedules=job.schedules,
             shard=job.shard,
-            pools=job.pools,
+            pools=training_pools(config, cluster),
             offload=job.offload and config.optimizer.name != "muon",
             recompute=job.recompute,
             mixed_stages=job.mixed_stages,

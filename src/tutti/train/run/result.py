@@ -73,7 +73,7 @@ def result_of(summary: dict[str, Any], job: Job, *, asked_by: int = 0) -> TrainR
         raise InputError("the run has no steps")
     path, best = summary.get("checkpoint"), summary.get("best")
     exported = summary.get("huggingface")
-    finished = summary["steps"] >= job.config.steps
+    finished = bool(summary.get("early")) or summary["steps"] >= job.config.steps
     by = signal.Signals(asked_by or summary.get("stopped_by") or signal.SIGTERM).name
     return TrainResult(
         steps=summary["steps"],

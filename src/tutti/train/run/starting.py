@@ -9,7 +9,16 @@ import shutil
 from pathlib import Path
 
 from tutti.errors import InputError
-from tutti.observe.folder import CHECKPOINTS, EXPORT, METRICS, SOON, TENSORBOARD, trace_name
+from tutti.observe.folder import (
+    CHECKPOINTS,
+    EVALUATIONS,
+    EXPORT,
+    METRICS,
+    SAMPLES,
+    SOON,
+    TENSORBOARD,
+    trace_name,
+)
 from tutti.train.checkpoint.folders import LATEST, clear, complete_folders, resolve
 from tutti.train.checkpoint.manifest import Manifest, Progress, check_model, read_manifest
 from tutti.train.checkpoint.remote import RemoteRun
@@ -172,5 +181,6 @@ def clear_run(folder: Path, url: str = "") -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     # but for the number of the last generation: whoever is left of the old run stays fenced
     elastic = [path for path in folder.glob("elastic/*") if path.name != "generation"]
-    for path in (folder / METRICS, folder / SOON, *folder.glob(trace_name("*")), *elastic):
+    lines = (folder / name for name in (METRICS, SOON, SAMPLES, EVALUATIONS))
+    for path in (*lines, *folder.glob(trace_name("*")), *elastic):
         path.unlink(missing_ok=True)

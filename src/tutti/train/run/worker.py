@@ -20,11 +20,12 @@ from tutti.ranks.devices import open_chip
 from tutti.ranks.events import Events
 from tutti.ranks.shutdown import Leaving, asking
 from tutti.simulate.estimate import Estimate
-from tutti.train.checkpoint import Progress
+from tutti.train.checkpoint import Processes, Progress
 from tutti.train.data.feeder import Feeder, MakeAnswers, Samples
 from tutti.train.data.opening import PackedData
 from tutti.train.engine.engine import Batches, Engine
 from tutti.train.engine.step_totals import StepResult
+from tutti.train.evaluation.on_rank import RankEvaluations
 from tutti.train.run.answers import AnswerLoss, Order
 from tutti.train.run.ask_reference import Asked
 from tutti.train.run.build_rank import (
@@ -41,6 +42,7 @@ from tutti.train.run.measure import Measure
 from tutti.train.run.planning import Job, notices
 from tutti.train.run.rank_context import RankContext
 from tutti.train.run.rings import open_ring, sample_host
+from tutti.train.run.rollouts import Rollouts, find_rollouts
 from tutti.train.run.safety import Built, explain_memory, hardware_differences
 from tutti.train.run.samples import sample_indices
 from tutti.train.run.starting import Resume
@@ -140,8 +142,13 @@ class Worker:
         self.tracer = Tracer(context, self.engine, links, joined.control, program)
         self.data = data or open_job_data(context, joined.saving)
         self.checkpointer = open_checkpoints(context, joined.saving, stack, may_publish)
+        self.rollouts = self._rollouts(stack)
+        self.evaluations = RankEvaluations(
+            context, self.engine, joined.comm, self.feeder, self.data
+        )
         self.answers = self._answers()
         self.progress = load(self)
+        self.evaluations.recall(self.progress.step)
         self.after_step: Callable[[], None] = lambda: None  # when a step is in the progress
         self.pausing = False  # asked to leave after a step, without an end
         self.history = History(first_step=self.progress.step)
@@ -152,13 +159,23 @@ class Worker:
     def _answers(self) -> AnswerLoss | None:
         """Return how answers are compared, if they are; before the run's own weights are loaded."""
         objective = self.context.config.objective
-        if objective is None:
+        if objective is None or self.rollouts is not None:
             return None
         references = {}
         if objective.needs_reference:
             feed = Asked(self.context, self.engine, self.joined.saving, self.feeder)
             references = feed.references(self.data, objective)
         return AnswerLoss(objective, references)
+
+    def _rollouts(self, stack: ExitStack) -> Rollouts | None:
+        """Return who samples answers, if the model is to learn from its own."""
+        objective = self.context.config.objective
+        if objective is None or not objective.is_sampled:
+            return None
+        coordinator = Processes(self.joined.comm, self.context.config.timeout_s, name="rollouts")
+        made = find_rollouts()(self.context, self.engine, coordinator, self.data, stack)
+        made.begin()
+        return made
 
     def feeder(
         self, samples: Samples, first: int, last: int, answers: MakeAnswers | None = None
@@ -181,6 +198,8 @@ class Worker:
     def steps(self, order: Order, first: int, last: int, stack: ExitStack) -> StepBatches:
         """Return the batches of some steps of an order, as they are trained on or evaluated."""
         given = self.answers
+        if self.rollouts is not None:
+            return self.rollouts.step
         if given is None:
             return stack.enter_context(self.feeder(order, first, last)).step
         own = stack.enter_context(
@@ -203,9 +222,11 @@ class Worker:
         for line in notices(context.job) if context.rank == 0 else ():
             context.events.send("notice", text=line)
         history = self.history
-        for step in range(first, config.steps):
+        for step in range(first, config.steps) if not self.evaluations.is_over else ():
             if self._step(step, batches, history, kept):
-                context.say(f"asked to stop: saving at step {step + 1}")
+                over = self.evaluations.is_over
+                why = self.evaluations.why_over if over else "asked to stop"
+                context.say(f"{why}: saving at step {step + 1}")
                 break
         if kept is not None and history.losses and context.rank == 0:
             self._write_facts(kept, first)
@@ -220,6 +241,7 @@ class Worker:
                 progress=self.progress,
                 history=history,
                 stopped_by=self.stop.signal,
+                early=self.evaluations.is_over,
                 predicted_s=self.predicted.step_seconds,
                 mfu=self.measure.mfu,
             )
@@ -237,6 +259,8 @@ class Worker:
         self.engine.signal = bool(self.stop.signal) + PAUSE * self.pausing
         result = self.engine.step(batches(step), settings)
         seconds = time.perf_counter() - begin
+        if self.rollouts is not None:  # what its batch took is told beside the step
+            seconds -= self.rollouts.seconds
         self.engine.end.between()
         self._check(step, result)
         if kept is not None:
@@ -249,11 +273,15 @@ class Worker:
         self.checkpointer.poll()
         if config.validation.every and number % config.validation.every == 0:
             history.validation.append((number, self._validate(number)))
+        taken = self.evaluations.take(number)
+        if taken is not None:
+            self.progress = dataclasses.replace(self.progress, validation_loss=taken[0])
         pauses, stops = divmod(result.signals, PAUSE)
         if pauses and not stops and number < config.steps:
             raise PausedError(f"all pause after step {number}")
-        stopping = stops > 0
-        if self._due(number) and not stopping:
+        stopping = stops > 0 or self.evaluations.is_over
+        best = taken is not None and taken[1]
+        if (self._due(number) or best) and not stopping:
             self.joined.meet()
             self.measure.finish()  # a run that goes on from here has the figures before it
             self.checkpointer.save(self.engine, self.progress)
@@ -265,7 +293,8 @@ class Worker:
         self.history.add(result.loss, seconds)
         self._advance(result)
         rate = config.optimizer.rates(config.steps).at(self.progress.step)
-        return self.measure.record(self.progress.step, result, seconds, rate)
+        sampled = None if self.rollouts is None else self.rollouts.figures
+        return self.measure.record(self.progress.step, result, seconds, rate, sampled)
 
     def _write_facts(self, kept: StepTensors, first: int) -> None:
         batch = self.context.plan.job.global_batch
@@ -337,6 +366,10 @@ class Worker:
                 "validation.every is given, but the data hold nothing out: name "
                 "data.validation, or data.holdout"
             )
+        if self.rollouts is not None:
+            return self._validated(
+                step, self.rollouts.validate(self.context.config.validation.steps)
+            )
         most = rows.num_steps(self.context.plan.job.global_batch)
         count = min(self.context.config.validation.steps, most)
         total, divisor = 0.0, 0
@@ -345,7 +378,10 @@ class Worker:
             for number in range(count):
                 found = self.engine.evaluate(batches(number))
                 total, divisor = total + found.loss * found.count, divisor + found.count
-        loss = total / max(divisor, 1)
+        return self._validated(step, total / max(divisor, 1))
+
+    def _validated(self, step: int, loss: float) -> float:
+        """Take a validation loss into figures and progress."""
         self.measure.validation(step, loss)
         if math.isfinite(loss):
             self.progress = dataclasses.replace(self.progress, validation_loss=loss)

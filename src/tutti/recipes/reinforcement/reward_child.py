@@ -1,0 +1,101 @@
+"""The process in which rewards run: reads groups of answers, writes what functions say of them.
+
+Messages are lines of JSON over two pipes that nothing else uses: what a function prints goes to the
+rank's log. Whatever a function raises is told as one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Reward = Callable[[list[str], dict[str, Any]], Sequence[Any]]
+
+
+def find_function(name: str) -> Reward:
+    """Return the function of "module:function" or "file.py:function"; raise ValueError."""
+    place, _, function = name.rpartition(":")
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise ValueError(f"{place}: no such file")
+        spec = importlib.util.spec_from_file_location(f"tutti_reward_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(path.parent.resolve()))
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, "")
+        module = importlib.import_module(place)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise ValueError(f"{place} has no function '{function}'")
+    made: Reward = found
+    return made
+
+
+def judged(function: Reward, name: str, answers: list[str], record: dict[str, Any]) -> list[float]:
+    """Return a function's rewards; raise ValueError for what are none."""
+    found = function(list(answers), dict(record))
+    values = list(found.tolist() if hasattr(found, "tolist") else found)
+    if len(values) != len(answers):
+        raise ValueError(f"{name} gave {len(values)} rewards for {len(answers)} answers")
+    for value in values:
+        if isinstance(value, bool | int | float):
+            if value != value or value in (float("inf"), float("-inf")):
+                raise ValueError(f"{name} gave {value}, which is no reward")
+        else:
+            raise ValueError(f"{name} gave {value!r:.40}; expected a number")
+    return [float(value) for value in values]
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    said = lines[0] if lines else ""
+    return said if isinstance(error, ValueError) and said else f"{type(error).__name__}: {said}"
+
+
+def main(arguments: list[str]) -> int:
+    """Answer groups until the pipe is closed."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    read, write = int(arguments[0]), int(arguments[1])
+    names = arguments[2:]
+    with os.fdopen(read, "r") as asked, os.fdopen(write, "w") as told:
+
+        def tell(value: object) -> None:
+            told.write(json.dumps(value) + "\n")
+            told.flush()
+
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                functions = {name: find_function(name) for name in names}
+        except BaseException as error:
+            tell({"broken": _reason(error)})
+            return 1
+        tell({"ready": True})
+        for line in asked:
+            given = json.loads(line)
+            try:
+                with contextlib.redirect_stdout(sys.stderr):
+                    rewards = [
+                        judged(function, name, given["answers"], given["record"])
+                        for name, function in functions.items()
+                    ]
+            except BaseException as error:  # SystemExit, too: only its group is lost
+                tell({"error": _reason(error)})
+            else:
+                tell({"rewards": rewards})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

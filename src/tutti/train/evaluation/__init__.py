@@ -1,0 +1,1 @@
+"""Tasks that a model is held against: multiple choice and perplexity, during a run and after it."""
