@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tests.support.hf_models import saved, tiny_model  # noqa: E402
+from tests.support.parity import hf_model  # noqa: E402
 from tests.support.tiny_configs import tiny_config  # noqa: E402
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.errors import InputError  # noqa: E402
@@ -76,7 +77,7 @@ def test_a_grown_model_says_what_it_said(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["yarn", "linear"])
 def test_a_stretched_model_computes_as_transformers_does(kind: str, tmp_path: Path) -> None:
-    model = tiny_model({**tiny_config("qwen3"), "max_position_embeddings": 16}).eval()
+    model = hf_model("qwen3", {**tiny_config("qwen3"), "max_position_embeddings": 16})
     stretch(saved(model, tmp_path / "short"), tmp_path / "long", factor=4.0, kind=kind)
     theirs = loaded(tmp_path / "long")
     assert theirs.config.max_position_embeddings == 64
