@@ -15,13 +15,13 @@ from tests.support.hf_models import saved, tiny_model
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/extend/add-a-model.md"
 TINY = {
-    "model_type": "seed_oss",
+    "model_type": "helium",
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 8,
     "vocab_size": 160,
     "max_position_embeddings": 512,
 }
@@ -60,12 +60,12 @@ def shell(desk: Path, lines: list[str], *folders: Path) -> subprocess.CompletedP
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model in it, and beside it an installed package that adds its type."""
     desk = tmp_path_factory.mktemp("desk")
-    saved(tiny_model(TINY), desk / "seed-oss-tiny")
+    saved(tiny_model(TINY), desk / "helium-tiny")
     site = desk / "site"
-    info = site / "seed_oss_tutti-1.0.dist-info"
+    info = site / "helium_tutti-1.0.dist-info"
     info.mkdir(parents=True)
-    (site / "seed_oss_tutti.py").write_text(titled("seed_oss_tutti.py"))
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: seed-oss-tutti\nVersion: 1.0\n")
+    (site / "helium_tutti.py").write_text(titled("helium_tutti.py"))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: helium-tutti\nVersion: 1.0\n")
     group = titled("pyproject.toml").replace('[project.entry-points."', "[").replace('"]', "]")
     (info / "entry_points.txt").write_text(group.replace('"', ""))
     return desk
@@ -76,40 +76,39 @@ def test_an_installed_package_adds_a_type(desk: Path) -> None:
     (_, *commands) = script()
     done = shell(desk, commands, desk / "site")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "seed-oss-tiny · seed_oss ·" in done.stdout
+    assert "helium-tiny · helium ·" in done.stdout
     assert "A hf float32 on cpu · B tutti float32 on cpu" in done.stdout
     assert re.search(r"no divergence in \d\d modules and gradients", done.stdout)
     there, back = (
-        (desk / name / "model.safetensors").read_bytes()
-        for name in ("seed-oss-tiny", "seed-oss-back")
+        (desk / name / "model.safetensors").read_bytes() for name in ("helium-tiny", "helium-back")
     )
     assert there == back
     done = shell(desk, ["tutti model list"], desk / "site")
-    assert "seed_oss" in done.stdout.partition("types:")[2]
+    assert "helium" in done.stdout.partition("types:")[2]
 
 
 def test_a_module_named_in_the_environment(desk: Path, tmp_path: Path) -> None:
-    (tmp_path / "seed_oss_tutti.py").write_text(titled("seed_oss_tutti.py"))
+    (tmp_path / "helium_tutti.py").write_text(titled("helium_tutti.py"))
     export, show, *_ = script()
     done = shell(desk, [export, show], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "seed_oss" in done.stdout
+    assert "helium" in done.stdout
 
 
 def test_without_it_the_type_is_refused_in_one_line(desk: Path) -> None:
-    done = shell(desk, ["tutti model show seed-oss-tiny"])
+    done = shell(desk, ["tutti model show helium-tiny"])
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "'seed_oss', which is not supported; the nearest architecture is '" in line
+    assert "'helium', which is not supported; the nearest architecture is '" in line
     assert "docs/extend/add-a-model.md" in line
 
 
 def test_a_package_that_fails_is_one_line(desk: Path, tmp_path: Path) -> None:
-    (tmp_path / "seed_oss_tutti.py").write_text("import no_such_library\n")
-    done = shell(desk, ["export TUTTI_MODELS=seed_oss_tutti", "tutti model show seed-oss-tiny"],
+    (tmp_path / "helium_tutti.py").write_text("import no_such_library\n")
+    done = shell(desk, ["export TUTTI_MODELS=helium_tutti", "tutti model show helium-tiny"],
                  tmp_path)  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == (
-        "tutti: TUTTI_MODELS: module 'seed_oss_tutti' cannot be imported "
+        "tutti: TUTTI_MODELS: module 'helium_tutti' cannot be imported "
         "(No module named 'no_such_library'); mend it or remove it\n"
     )

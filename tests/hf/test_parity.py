@@ -19,6 +19,7 @@ from tests.support.parity import (  # noqa: E402
     tokens_and_targets,
     zero_gradients,
 )
+from tests.support.tiny_configs import with_slow  # noqa: E402
 from tutti.models import read_config  # noqa: E402
 from tutti.models.families import model_types  # noqa: E402
 
@@ -26,7 +27,7 @@ LOGITS = 1e-5  # largest difference
 GRADIENTS = 1e-5  # of the gradient's norm
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", with_slow(TINY, first=True))
 def test_a_packed_batch_equals_transformers_on_each_sequence(name: str) -> None:
     values = parity_config(name)
     spec = read_config(values, name)

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 from safetensors import safe_open  # noqa: E402
 
 from tests.support.hf_models import saved, tiny_model  # noqa: E402
-from tests.support.tiny_configs import TINY, tiny_config  # noqa: E402
+from tests.support.tiny_configs import TINY, tiny_config, with_slow  # noqa: E402
 from tutti.huggingface import open_checkpoint, outputs  # noqa: E402
 from tutti.huggingface.conversion import convert  # noqa: E402
 from tutti.huggingface.dtypes import BY_NAME  # noqa: E402
@@ -43,7 +43,7 @@ def test_every_type_has_a_map() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", with_slow(TINY))
 def test_a_checkpoint_comes_back_byte_for_byte(name: str, dtype: Any, tmp_path: Path) -> None:
     model = tiny_model(tiny_config(name), dtype)
     source = saved(model, tmp_path / "hf")
@@ -73,7 +73,7 @@ def test_sharded_checkpoints_come_back_in_their_shards(name: str, tmp_path: Path
     assert files_of(tmp_path / "back") == files_of(source)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", with_slow(TINY))
 def test_both_folders_read_alike_and_in_slices(name: str, tmp_path: Path) -> None:
     source = saved(tiny_model(tiny_config(name)), tmp_path / "hf")
     convert(source, tmp_path / "tutti")
@@ -194,7 +194,7 @@ def test_keys_without_the_base_models_name(tmp_path: Path) -> None:
     assert files_of(tmp_path / "back") == files_of(source)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", with_slow(TINY))
 def test_weights_that_never_were_in_files_get_new_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,8 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 IMPLEMENTATION = {"falcon/alibi": "sdpa"}
 WINDOWED = ("mistral", "qwen2/window", "qwen2_moe/sparse", "qwen3_moe/sparse", "mixtral/4")
 WINDOWED += ("gemma2", "gemma2/types", "gemma3_text", "gemma3_text/pattern", "phi3/long")
-WINDOWED += ("gpt_oss", "gpt_oss/plain")
+WINDOWED += ("gpt_oss", "gpt_oss/plain", "smollm3/window", "exaone4", "cohere2", "cohere2/types")
+WINDOWED += ("olmo3", "olmo3/yarn", "dots1/sparse")
 
 
 def parity_config(name: str) -> dict[str, Any]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 BASE = {
     "hidden_size": 64,
@@ -305,6 +309,94 @@ TINY: dict[str, dict[str, object]] = {
         "attention_bias": False,
         "rope_scaling": {"rope_type": "default"},
     },
+    "arcee": {"model_type": "arcee", **BASE},
+    "arcee/bias": {"model_type": "arcee", **GQA, "mlp_bias": True, "head_dim": 16},
+    "nemotron": {"model_type": "nemotron", **BASE, "num_key_value_heads": 8},
+    "nemotron/bias": {
+        "model_type": "nemotron",
+        **GQA,
+        "head_dim": 16,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "partial_rotary_factor": 0.25,
+    },
+    "seed_oss": {"model_type": "seed_oss", **BASE},
+    "seed_oss/bias": {
+        "model_type": "seed_oss",
+        **GQA,
+        "head_dim": 16,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+    },
+    "smollm3": {"model_type": "smollm3", **BASE},
+    "smollm3/window": {
+        "model_type": "smollm3",
+        **GQA,
+        "no_rope_layers": [0, 1, 0, 1],
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "tie_word_embeddings": False,
+    },
+    "exaone4": {"model_type": "exaone4", **BASE, "num_key_value_heads": 8},
+    "exaone4/full": {
+        "model_type": "exaone4",
+        **GQA,
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 4,
+        "rope_scaling": LLAMA3,
+        "tie_word_embeddings": True,
+    },
+    "cohere2": {"model_type": "cohere2", **BASE},
+    "cohere2/types": {
+        "model_type": "cohere2",
+        **GQA,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "attention_bias": True,
+        "logit_scale": 0.25,
+    },
+    "olmo3": {"model_type": "olmo3", **BASE},
+    "olmo3/yarn": {
+        "model_type": "olmo3",
+        **GQA,
+        "rope_theta": 5e5,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "dots1": {
+        "model_type": "dots1",
+        **BASE,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 8,
+    },
+    "dots1/sparse": {
+        "model_type": "dots1",
+        **GQA,
+        "head_dim": 16,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.5,
+        "sliding_window": 16,
+        "max_window_layers": 2,
+    },
+    "olmoe": {"model_type": "olmoe", **BASE},
+    "olmoe/gqa": {
+        "model_type": "olmoe",
+        **GQA,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
 }
 
 # The first config of a type leaves out its counts of experts, which makes it large; shrink them.
@@ -328,6 +420,8 @@ EXPERT_TYPES = (
     "glm4_moe",
     "ernie4_5_moe",
     "gpt_oss",
+    "dots1",
+    "olmoe",
 )
 
 
@@ -335,3 +429,19 @@ def tiny_config(name: str) -> dict[str, object]:
     """Return a tiny config whose experts are few and small, too."""
     values = copy.deepcopy(TINY[name])
     return {**SMALLER, **values} if name in EXPERT_TYPES else values
+
+
+# Types made of parts that others have: their heavier comparisons run with the slow tests.
+COMBINED = (
+    "arcee", "cohere2", "dots1", "exaone4", "nemotron", "olmo3", "olmoe", "seed_oss", "smollm3",
+)  # fmt: skip
+
+
+def with_slow(names: Iterable[str], *, first: bool = False) -> list[Any]:
+    """Return names as parameters, those of combined types slow; `first`: but not their first."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name.split("/")[0] in COMBINED and not (first and name in COMBINED)
+        else name
+        for name in names
+    ]

@@ -75,12 +75,13 @@ def convert(
         for name in outside_links(source):
             typer.echo(f"note: the link {name} leads outside of {source}; not copied", err=True)
     if json:
-        print_json(_document(done))
+        print_json(document_of(done))
     else:
-        _print(done)
+        print_conversion(done)
 
 
-def _document(done: Conversion) -> dict[str, Any]:
+def document_of(done: Conversion) -> dict[str, Any]:
+    """Return what was written as plain values."""
     return {
         "target": str(done.target),
         "form": done.form,
@@ -95,7 +96,8 @@ def _document(done: Conversion) -> dict[str, Any]:
     }
 
 
-def _print(done: Conversion) -> None:
+def print_conversion(done: Conversion) -> None:
+    """Say what was written."""
     from tutti.units import bytes_text, many
 
     form = "tutti" if done.form == "tutti" else "Hugging Face"

@@ -1,20 +1,29 @@
-"""`tutti model show MODEL` and `tutti model list`: what tutti knows of models."""
+"""`tutti model …`: what tutti knows of models, and models made of others."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tutti.cli.shared.output import Json
+from tutti.cli.shared.progress import progress_bar
+from tutti.cli.shared.torch_needed import require_torch
 from tutti.units import many
 
 if TYPE_CHECKING:
+    from tutti.huggingface.conversion import Conversion
     from tutti.models.summary import ModelSummary, UnitRow
 
 _MOST_ROWS = 12
 
-app = typer.Typer(help="Models: what a config.json says, in units.", no_args_is_help=True)
+app = typer.Typer(
+    help="Models: what a config.json says, in units; and models made of others.",
+    no_args_is_help=True,
+)
+Folder = Annotated[Path, typer.Argument(help="A Hugging Face folder or a tutti folder.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The Hugging Face folder to write.")]
 
 
 @app.command("list")
@@ -146,3 +155,77 @@ def _rendered(summary: ModelSummary) -> list[Any]:
         "",
         table,
     ]
+
+
+# --- models made of others -------------------------------------------------------------------
+
+
+@app.command()
+def average(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of one model, two or more.", show_default=False)
+    ],
+    output: Output,
+    weights: Annotated[
+        str | None, typer.Option(help="How much each folder counts, with commas: 3,1.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write the mean of several checkpoints of one model."""
+    from tutti.errors import InputError
+
+    require_torch("model average")
+    from tutti.huggingface.surgery import average as run
+
+    try:
+        shares = [float(part) for part in weights.split(",")] if weights else []
+    except ValueError:
+        raise InputError(
+            f"--weights is '{weights}'; expected numbers with commas, as in 3,1"
+        ) from None
+    with progress_bar("bytes", "averaging", wanted=not json) as bar:
+        done = run(folders, output, weights=shares, progress=bar)
+    _say(done, json=json)
+
+
+@app.command()
+def grow(
+    folder: Folder,
+    output: Output,
+    vocabulary: Annotated[int, typer.Option(help="Tokens that the model is to have.", min=1)],
+    json: Json = False,
+) -> None:
+    """Write a model with more tokens; new rows are the mean of those that are there."""
+    require_torch("model grow")
+    from tutti.huggingface.surgery import grow as run
+
+    with progress_bar("bytes", "growing", wanted=not json) as bar:
+        done = run(folder, output, vocabulary=vocabulary, progress=bar)
+    _say(done, json=json)
+
+
+@app.command()
+def stretch(
+    folder: Folder,
+    output: Output,
+    factor: Annotated[float, typer.Option(help="How many times as long the context is to be.")],
+    kind: Annotated[str, typer.Option(help="yarn or linear.")] = "yarn",
+    json: Json = False,
+) -> None:
+    """Write a model with longer context: rotary positions stretched in its config.json."""
+    require_torch("model stretch")
+    from tutti.huggingface.surgery import stretch as run
+
+    with progress_bar("bytes", "stretching", wanted=not json) as bar:
+        done = run(folder, output, factor=factor, kind=kind, progress=bar)
+    _say(done, json=json)
+
+
+def _say(done: Conversion, *, json: bool) -> None:
+    from tutti.cli.convert import document_of, print_conversion
+    from tutti.cli.shared.output import print_json
+
+    if json:
+        print_json(document_of(done))
+    else:
+        print_conversion(done)

@@ -110,12 +110,20 @@ def export(
     target: Path,
     *,
     dtype: Dtype | None = None,
+    texts: Mapping[str, str] | None = None,
     progress: Progress = lambda _doing, _done, _whole: None,
 ) -> Conversion:
-    """Write weights, wherever they come from, as a Hugging Face folder."""
+    """Write weights, wherever they come from, as a Hugging Face folder; `texts` are files anew."""
     _check_apart(source.folder, target)
     require_free(target, resume=False)
     work, manifest = _prepare(source, "hf", None, dtype)
+    if texts:
+        copied = tuple(name for name in work.copied if name not in texts)
+        anew = {**work.texts, **texts}
+        if INDEX in copied:  # it says how large the weights are
+            copied = tuple(name for name in copied if name != INDEX)
+            anew[INDEX] = index_text(work.files)
+        work = replace(work, copied=copied, texts=anew)
     with Workspace(target, {"source": source.identity()}, resume=False) as space:
         return carry_out(source, "hf", work, manifest, space, progress)
 

@@ -57,7 +57,7 @@ class NormSpec:
     eps: Positive
     affine: bool = True
     bias: bool = False
-    unit_offset: bool = False  # multiplies by 1 + weight (Gemma)
+    unit_offset: bool = False  # multiplies by 1 + weight (Gemma, Nemotron)
 
     def __post_init__(self) -> None:
         if self.bias and not (self.affine and self.kind == "layer"):

@@ -30,7 +30,14 @@ class Norm(Holder):
             return self.operators.rms_norm(
                 x, self.weight, eps=spec.eps, unit_offset=spec.unit_offset
             )
-        return self.operators.layer_norm(x, self.weight, self.bias, eps=spec.eps)
+        return self.operators.layer_norm(x, self.factor, self.bias, eps=spec.eps)
+
+    @property
+    def factor(self) -> Tensor | None:
+        """What a layer norm multiplies by."""
+        if self.weight is None or not self.spec.unit_offset:
+            return self.weight
+        return self.weight + 1.0
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norm of x, and x: their gradients are added on the norm's way back."""
@@ -39,7 +46,7 @@ class Norm(Holder):
             return self.operators.add_rms_norm(
                 x, None, self.weight, eps=spec.eps, unit_offset=spec.unit_offset
             )
-        return self.operators.add_layer_norm(x, None, self.weight, self.bias, eps=spec.eps)
+        return self.operators.add_layer_norm(x, None, self.factor, self.bias, eps=spec.eps)
 
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norm of x + residual, and the sum."""
@@ -48,7 +55,7 @@ class Norm(Holder):
             return self.operators.add_rms_norm(
                 x, residual, self.weight, eps=spec.eps, unit_offset=spec.unit_offset
             )
-        return self.operators.add_layer_norm(x, residual, self.weight, self.bias, eps=spec.eps)
+        return self.operators.add_layer_norm(x, residual, self.factor, self.bias, eps=spec.eps)
 
     def narrow(self, x: Tensor, added: Tensor | None) -> tuple[NarrowRows, Tensor]:
         """Return the norm of the stream with what is added to it, in 8 bits, and the sum."""

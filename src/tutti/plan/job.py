@@ -77,10 +77,13 @@ PRECISIONS: dict[str, Precision] = {
 }
 
 
-OptimizerName = Literal["adamw", "lion", "muon", "sgd"]
+OptimizerName = Literal["adamw", "adamw8bit", "lion", "muon", "sgd"]
 MOMENTS: dict[str, tuple[str, ...]] = {  # what each optimizer keeps of a parameter
-    "adamw": ("mean", "square"), "lion": ("mean",), "muon": ("mean", "square"), "sgd": (),
+    "adamw": ("mean", "square"), "adamw8bit": ("mean", "square"), "lion": ("mean",),
+    "muon": ("mean", "square"), "sgd": (),
 }  # fmt: skip
+EIGHT_BIT = ("adamw8bit",)  # whose moments are codes of 8 bits
+CODE_BLOCK = 256  # elements that share a scale in float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,4 +110,16 @@ class Job:
         """What the optimizer keeps of each parameter that it updates: master copy and moments."""
         master = self.precision.master
         copy = master.num_bytes if master is not None else 0.0
-        return copy + len(MOMENTS[self.optimizer]) * self.precision.moments.num_bytes
+        return copy + len(MOMENTS[self.optimizer]) * self.moment_bytes
+
+    @property
+    def moment_bytes(self) -> float:
+        """What a moment of one parameter takes."""
+        if self.optimizer in EIGHT_BIT:
+            return 1.0 + 4.0 / CODE_BLOCK
+        return float(self.precision.moments.num_bytes)
+
+    @property
+    def decoded_bytes(self) -> float:
+        """What moments take of each parameter while the optimizer moves it, beside their codes."""
+        return 4.0 * len(MOMENTS[self.optimizer]) if self.optimizer in EIGHT_BIT else 0.0

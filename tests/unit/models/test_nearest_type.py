@@ -12,7 +12,14 @@ from tutti.models.families import registry
 
 PAGE = "docs/extend/add-a-model.md"
 # Types that no field of their config.json tells from another one.
-ALIKE = {"glm4": "glm", "olmo2": "llama", "phi3": "mistral", "hunyuan_v1_dense": "llama"}
+ALIKE = {
+    "arcee": "llama",
+    "glm4": "glm",
+    "hunyuan_v1_dense": "llama",
+    "olmo2": "llama",
+    "olmo3": "mistral",
+    "phi3": "mistral",
+}
 
 
 def refusal(config: dict[str, object]) -> str:
@@ -35,7 +42,7 @@ def nearest(config: dict[str, object]) -> str:
 def test_every_shipped_model_is_nearest_to_its_own_type(name: str) -> None:
     config = catalog_config(name)
     own = str(config["model_type"])
-    assert nearest({**config, "model_type": "acme"}) == ALIKE.get(own, own)
+    assert nearest({**config, "model_type": "unheard-of"}) == ALIKE.get(own, own)
 
 
 def test_fields_come_before_names() -> None:
@@ -45,9 +52,9 @@ def test_fields_come_before_names() -> None:
 
 
 def test_architectures_come_before_fields() -> None:
-    config = {**catalog_config("llama-3-8b"), "model_type": "acme"}
+    config = {**catalog_config("llama-3-8b"), "model_type": "unheard-of"}
     assert nearest({**config, "architectures": ["Olmo2ForCausalLM"]}) == "olmo2"
-    assert nearest({**config, "architectures": ["AcmeForCausalLM"]}) == "llama"
+    assert nearest({**config, "architectures": ["UnheardForCausalLM"]}) == "llama"
 
 
 def test_an_encoder_has_no_nearest_decoder() -> None:
@@ -62,3 +69,19 @@ def test_a_shipped_type_cannot_be_replaced() -> None:
 
     with pytest.raises(InputError, match="'llama' is registered already"):
         registry.register(Decoder(model_type="llama", differs={"rms_norm_eps": 1e-5}))
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"model_type": "qwen3_next", "linear_num_key_heads": 16}, "linear attention"),
+        ({"model_type": "granitemoehybrid", "mamba_d_state": 256}, "state-space layers"),
+        ({"model_type": "mamba2", "state_size": 128}, "state-space layers"),
+        ({"model_type": "llava", "vision_config": {}}, "a vision tower"),
+        ({"model_type": "phimoe"}, "SparseMixer"),
+    ],
+)
+def test_parts_that_are_not_computed_are_named(config: dict[str, object], part: str) -> None:
+    text = refusal({**catalog_config("llama-3-8b"), **config})
+    assert f"it has {part}" in text
+    assert "nearest" not in text

@@ -160,7 +160,11 @@ class MemoryModel:
                 self._parameter_shard(u) for u in units if covers(self.offload.parameters, u)
             )
             used = (self._gradient_shard(u) for u in units if covers(self.offload.gradients, u))
-            return sum(updated), sum(used) + sum(map(self._made_gradients, units))
+            decoded = self.decoded(units)
+            return (
+                sum(updated) + decoded,
+                sum(used) + sum(map(self._made_gradients, units)) + decoded,
+            )
         if entry.op not in (Op.FETCH, Op.OFFLOAD):
             return 0.0, 0.0
         size = {
@@ -306,6 +310,11 @@ class MemoryModel:
     def optimizer_parameters(self, unit: int) -> float:
         """Return how many parameters of a unit a rank updates."""
         return sum(share.updated for share in self.rank_state.shares(unit))
+
+    def decoded(self, units: range) -> float:
+        """Return what 8-bit moments take while weights move: one unit's at a time."""
+        each = self.plan.job.decoded_bytes
+        return max((self.optimizer_parameters(unit) * each for unit in units), default=0.0)
 
     def _optimizer_shard(self, unit: int) -> float:
         return self.optimizer_parameters(unit) * self.plan.job.state_bytes

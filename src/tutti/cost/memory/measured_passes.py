@@ -283,7 +283,7 @@ class MeasuredMemory(MemoryModel):
             flat = self.optimizer_parameters(unit) * self._measured.update
             updates = self.optimizer_parameters(unit) > 0
             taken += self._measured.units[unit].update * updates if whole else flat
-        return PassBytes(taken, -self._forgotten(units))
+        return PassBytes(taken + self.decoded(units), -self._forgotten(units))
 
     def _forgotten(self, units: range) -> float:
         """Let gradients go; return their bytes."""

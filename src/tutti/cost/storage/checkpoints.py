@@ -66,7 +66,8 @@ def state_bytes(job: Job) -> float:
     """Return the bytes that a checkpoint has of each parameter: its weight and the moments."""
     precision = job.precision
     weight = precision.master if precision.master is not None else precision.parameters
-    moments = len(MOMENTS[job.optimizer]) * precision.moments.num_bytes
+    # codes are written as the numbers that they stand for: any plan can read those
+    moments = job.decoded_bytes or len(MOMENTS[job.optimizer]) * precision.moments.num_bytes
     return weight.num_bytes + moments
 
 

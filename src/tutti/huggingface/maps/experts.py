@@ -29,7 +29,7 @@ MIXTRAL: WeightMap = LLAMA.but(
     }
 )
 
-register(ROUTED, "qwen3_moe", "glm4_moe")
+register(ROUTED, "qwen3_moe", "glm4_moe", "dots1", "olmoe")
 register(MIXTRAL, "mixtral")
 register(
     ROUTED.but(

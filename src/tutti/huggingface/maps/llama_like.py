@@ -27,6 +27,7 @@ _GATE_UP = Rows("mlp.gate_up_proj", of=("mlp.gate", "mlp.up"))
 _QKV = Rows("self_attn.qkv_proj", of=("attention.query", "attention.key", "attention.value"))
 
 register(LLAMA, "llama", "mistral", "qwen2", "qwen3", "granite", "gemma", "ernie4_5")
+register(LLAMA, "arcee", "cohere2", "nemotron", "seed_oss", "smollm3")
 register(
     LLAMA.but(
         block={
@@ -38,6 +39,8 @@ register(
     "gemma2",
     "gemma3_text",
     "olmo2",
+    "olmo3",
+    "exaone4",
 )
 register(LLAMA.but(block={"mlp.gate": _GATE_UP, "mlp.up": _GATE_UP}), "glm")
 register(

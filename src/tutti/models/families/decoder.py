@@ -25,6 +25,7 @@ from tutti.models.parts import (
     Placement,
     QkNormSpec,
     Residual,
+    RotarySpec,
 )
 from tutti.models.rotary import RotaryForm, rope_section
 from tutti.models.spec import ModelSpec, cycle_of
@@ -87,11 +88,14 @@ def gemma_norm(config: Config) -> NormSpec:
     return NormSpec(kind="rms", eps=config.number("rms_norm_eps"), unit_offset=True)
 
 
-def layer_norm(key: str) -> Callable[[Config], NormSpec]:
-    """LayerNorm with a bias and its epsilon under `key`."""
+def layer_norm(
+    key: str, *, bias: bool = True, unit_offset: bool = False
+) -> Callable[[Config], NormSpec]:
+    """LayerNorm with its epsilon under `key`, and with a bias unless told otherwise."""
 
     def read(config: Config) -> NormSpec:
-        return NormSpec(kind="layer", eps=config.number(key), bias=True)
+        eps = config.number(key)
+        return NormSpec(kind="layer", eps=eps, bias=bias, unit_offset=unit_offset)
 
     return read
 
@@ -168,6 +172,7 @@ class Attention:
     qk_norm: Callable[[Config], QkNormSpec | None] = lambda _: None
     rotary: RotaryForm = WHOLE_HEADS
     rotary_section: Callable[[Config, int], Config] = _whole_section
+    rotates: Callable[[Config, int], bool] = lambda _config, _layer: True  # has positions at all
     window: Callable[[Config, int], int | None] = no_window
     scale: Callable[[Config], float | None] = lambda _: None
     soft_cap: str | None = None
@@ -178,7 +183,6 @@ class Attention:
         """Return the attention of one layer."""
         head_dim = config.maybe_integer("head_dim") if self.own_head_dim else None
         head_dim = config.even_head_dim if head_dim is None else head_dim
-        section = self.rotary_section(config, layer)
         return AttentionSpec(
             heads=config.heads,
             kv_heads=config.maybe_integer("num_key_value_heads") or config.heads,
@@ -186,12 +190,17 @@ class Attention:
             qkv_bias=setting(config, self.qkv_bias),
             output_bias=setting(config, self.output_bias),
             qk_norm=self.qk_norm(config),
-            rotary=self.rotary.read(config, head_dim, section),
+            rotary=self._rotary(config, layer, head_dim),
             window=self.window(config, layer),
             soft_cap=config.maybe_number(self.soft_cap) if self.soft_cap else None,
             sinks=self.sinks,
             scale=self.scale(config),
         )
+
+    def _rotary(self, config: Config, layer: int, head_dim: int) -> RotarySpec | None:
+        if not self.rotates(config, layer):
+            return None
+        return self.rotary.read(config, head_dim, self.rotary_section(config, layer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

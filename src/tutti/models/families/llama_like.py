@@ -71,7 +71,8 @@ def _stablelm_residual(config: Config) -> Residual:
 # --- the others' small differences -----------------------------------------------------------
 
 
-def _olmo2_qk_norm(config: Config) -> QkNormSpec:
+def olmo_qk_norm(config: Config) -> QkNormSpec:
+    """RMSNorm across all query heads, and across all key heads."""
     return QkNormSpec(norm=rms_norm(config), span="all")
 
 
@@ -79,9 +80,11 @@ def _hunyuan_qk_norm(config: Config) -> QkNormSpec:
     return QkNormSpec(norm=rms_norm(config), after_rotary=True)
 
 
-def _dropouts(
+def dropouts(
     attention: str, residual: str, embedding: str | None = None
 ) -> Callable[[Config], DropoutSpec]:
+    """Return a reader of dropout rates under these keys."""
+
     def read(config: Config) -> DropoutSpec:
         return DropoutSpec(
             attention=config.probability(attention),
@@ -158,12 +161,12 @@ register(
             rotary=RotaryForm(partial=True, renamed=(("su", "longrope"), ("yarn", "longrope"))),
         ),
         feed_forward=Mlp(bias=False),
-        dropout=_dropouts("attention_dropout", "resid_pdrop"),  # embd_pdrop is never applied
+        dropout=dropouts("attention_dropout", "resid_pdrop"),  # embd_pdrop is never applied
     ),
     Decoder(
         model_type="olmo2",
         differs={"pad_token_id": 1, "rms_norm_eps": 1e-5},
-        attention=Attention(qk_norm=_olmo2_qk_norm),
+        attention=Attention(qk_norm=olmo_qk_norm),
         feed_forward=Mlp(bias=False),
         placement=Placement.BRANCH,
     ),
@@ -202,7 +205,7 @@ register(
         ),
         feed_forward=Mlp(bias=False),
         residual=_stablelm_residual,
-        dropout=_dropouts("attention_dropout", "hidden_dropout"),
+        dropout=dropouts("attention_dropout", "hidden_dropout"),
     ),
     Decoder(
         model_type="starcoder2",
@@ -220,7 +223,7 @@ register(
         norm=layer_norm("norm_epsilon"),
         attention=Attention(qkv_bias="use_bias", output_bias="use_bias", window=same_window),
         feed_forward=Mlp(gated=False, bias="use_bias"),
-        dropout=_dropouts("attention_dropout", "residual_dropout", "embedding_dropout"),
+        dropout=dropouts("attention_dropout", "residual_dropout", "embedding_dropout"),
     ),
     Decoder(
         model_type="ernie4_5",
@@ -243,5 +246,37 @@ register(
         differs={"pad_token_id": 0, "rms_norm_eps": 1e-5},
         attention=Attention(qk_norm=_hunyuan_qk_norm, rotary=RotaryForm(alpha=True)),
         feed_forward=Mlp(bias=False),
+    ),
+    Decoder(
+        model_type="arcee",
+        differs={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+        feed_forward=Mlp(gated=False),
+    ),
+    Decoder(
+        model_type="nemotron",
+        differs={
+            "max_position_embeddings": 4096,
+            "norm_eps": 1e-5,
+            "hidden_act": "relu2",
+            "partial_rotary_factor": 0.5,
+        },
+        norm=layer_norm("norm_eps", unit_offset=True),
+        attention=Attention(rotary=PARTIAL),
+        feed_forward=Mlp(gated=False),
+    ),
+    Decoder(
+        model_type="seed_oss",
+        differs={
+            "pad_token_id": 1,
+            "max_position_embeddings": 524288,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "attention_dropout": 0.1,
+            "residual_dropout": 0.1,
+        },
+        attention=Attention(output_bias="attention_out_bias"),
+        dropout=dropouts("attention_dropout", "residual_dropout"),
     ),
 )

@@ -48,6 +48,25 @@ _NEVER: Mapping[str, tuple[object, ...]] = {
 }
 
 
+# Parts that no adapter models, by the fields that give them away.
+_UNKNOWN_PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("linear attention", ("linear_num_key_heads", "linear_attn_config", "lightning_head_dim")),
+    (
+        "state-space layers",
+        ("mamba_d_state", "ssm_state_size", "mamba_expand", "ssm_cfg", "hybrid_override_pattern"),
+    ),
+    ("a vision tower", ("vision_config", "vision_tower_config")),
+    ("an audio tower", ("audio_config",)),
+)
+# Types whose fields give nothing away.
+_UNKNOWN_TYPES: Mapping[str, str] = {
+    "mamba": "state-space layers",
+    "mamba2": "state-space layers",
+    "rwkv": "a recurrence in the place of attention",
+    "phimoe": "SparseMixer, a router that draws its experts at random",
+}
+
+
 def register(*families: Family) -> None:
     """Make adapters known; a type that is known already cannot be replaced."""
     for family in families:
@@ -92,10 +111,20 @@ def _remedy(values: Mapping[str, object]) -> str:
     inner = values.get("text_config")
     if isinstance(inner, dict) and inner.get("model_type") in list(_FAMILIES):
         return "only its 'text_config' can be read; save that as a config.json of its own"
+    if (part := _unknown_part(values)) is not None:
+        return f"it has {part}, which tutti does not compute"
     near = nearest_family(values, _FAMILIES.values(), _read)
     if near is None:
         near = hint(str(values.get("model_type")), _FAMILIES)
     return f"{near.removesuffix('?')}; {PAGE} shows how to add a type"
+
+
+def _unknown_part(values: Mapping[str, object]) -> str | None:
+    for part, keys in _UNKNOWN_PARTS:
+        for key in keys:
+            if values.get(key) is not None:
+                return f"{part} ('{key}')"
+    return _UNKNOWN_TYPES.get(str(values.get("model_type")))
 
 
 def _read(family: Family, values: Mapping[str, object], name: str, place: Place) -> ModelSpec:

@@ -70,8 +70,9 @@ def kept_pieces(
     """
     found: list[Piece] = []
     for state in engine.parameters.all_states():
+        sources = _sources(state, writable=True)
         for index, own in _kept(state):
-            found += _pieces(engine, state, index, own, most_bytes=most_bytes)
+            found += _pieces(engine, state, sources, index, own, most_bytes=most_bytes)
     for span in _fixed(engine, frozen=frozen):
         found += _fixed_pieces(engine, span.blocks[0], (0, span.size), most_bytes=most_bytes)
     return found
@@ -81,8 +82,9 @@ def written_pieces(engine: Engine, *, most_bytes: int = MOST_PIECE_BYTES) -> lis
     """Return what a rank writes: together, all ranks write every number once."""
     found: list[Piece] = []
     for state in engine.parameters.all_states():
+        sources = _sources(state, writable=False)
         for index, own in _written(engine, state):
-            pieces = _pieces(engine, state, index, own, most_bytes=most_bytes)
+            pieces = _pieces(engine, state, sources, index, own, most_bytes=most_bytes)
             found += [piece for piece in pieces if not piece.copy]
     for span in _fixed(engine):
         part = span.own(engine.seat.rank)
@@ -130,19 +132,32 @@ def _written(engine: Engine, state: SpanState) -> Iterator[tuple[int, _Range]]:
 # --- which memory --------------------------------------------------------------------------
 
 
+_Sources = dict[StateKind, Tensor | None]
+
+
+def _sources(state: SpanState, *, writable: bool) -> _Sources:
+    """Return the vectors that a span's state is in; without a master, weights are the modules'."""
+    optimizer = state.optimizer
+    optimizer.settle()  # what lives on the host may still be on its way
+    return {
+        StateKind.WEIGHT: optimizer.master,
+        StateKind.MEAN: optimizer.numbers("mean", writable=writable),
+        StateKind.SQUARE: optimizer.numbers("square", writable=writable),
+    }
+
+
 def _pieces(
-    engine: Engine, state: SpanState, index: int, own: _Range, *, most_bytes: int | None
+    engine: Engine,
+    state: SpanState,
+    sources: _Sources,
+    index: int,
+    own: _Range,
+    *,
+    most_bytes: int | None,
 ) -> Iterator[Piece]:
     block = state.span.blocks[index]
     parameter = engine.tensors[block.unit, block.name].piece.parameter
     before = sum(earlier.size for earlier in state.span.blocks[:index]) - state.kept.start
-    optimizer = state.optimizer
-    optimizer.settle()  # what lives on the host may still be on its way
-    sources = {
-        StateKind.WEIGHT: optimizer.master,
-        StateKind.MEAN: optimizer.mean,
-        StateKind.SQUARE: optimizer.square,
-    }
     for kind, flat in sources.items():
         if flat is None and kind is not StateKind.WEIGHT:
             continue

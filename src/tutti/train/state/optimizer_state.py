@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tutti.accelerator.accelerator import Event
+from tutti.accelerator.reference.moment_codes import decode, encode
+from tutti.plan.job import CODE_BLOCK
 from tutti.train.state.host_vectors import HostCopy
 
 
@@ -19,11 +21,15 @@ class OptimizerState:
     mean: Tensor | None
     square: Tensor | None
     homes: Mapping[str, HostCopy] = field(default_factory=dict)
+    mean_scales: Tensor | None = None  # where moments are codes of 8 bits
+    square_scales: Tensor | None = None
+    _opened: dict[str, Tensor] = field(default_factory=dict)  # to be written by somebody
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what there is, by name, to be read and written between steps."""
         self.settle()
-        named = {"master": self.master, "mean": self.mean, "square": self.square}
+        names = ("master", "mean", "square", "mean_scales", "square_scales")
+        named = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def fetch(self) -> None:
@@ -47,3 +53,41 @@ class OptimizerState:
         """Wait until the host may read what lives there."""
         for home in self.homes.values():
             home.settle()
+
+    # --- moments in 8 bits ---------------------------------------------------------------------
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether moments are codes."""
+        return self.mean_scales is not None
+
+    def numbers(self, name: str, *, writable: bool = False) -> Tensor | None:
+        """Return a moment between steps as numbers: the vector itself, or what its codes stand for.
+
+        Numbers of codes lie on the host; what is written to `writable` ones is encoded by `close`.
+        """
+        codes: Tensor | None = getattr(self, name)
+        if codes is None or not self.is_coded:
+            return codes
+        if name in self._opened:
+            return self._opened[name]
+        found = self.decoded(name).to("cpu")
+        if writable:
+            self._opened[name] = found
+        return found
+
+    def close(self) -> None:
+        """Encode what was opened to be written."""
+        for name, values in self._opened.items():
+            codes: Tensor = getattr(self, name)
+            self.encode(name, values.to(codes.device))
+        self._opened.clear()
+
+    def decoded(self, name: str) -> Tensor:
+        """Return a moment's numbers, where its codes are now."""
+        return decode(name, getattr(self, name), getattr(self, f"{name}_scales"), CODE_BLOCK)
+
+    def encode(self, name: str, values: Tensor) -> None:
+        """Keep a moment's numbers as codes."""
+        codes, scales = getattr(self, name), getattr(self, f"{name}_scales")
+        encode(name, values, codes, scales, CODE_BLOCK)

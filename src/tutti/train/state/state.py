@@ -10,18 +10,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.operators import Operators
+from tutti.accelerator.reference.moment_codes import code_dtype, num_scales
 from tutti.accelerator.reference.optimizer import AdamSettings, lion, sgd
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.models.parameters import Parameter
 from tutti.nn.storage import Logical
-from tutti.plan.job import MOMENTS, Precision
+from tutti.plan.job import CODE_BLOCK, EIGHT_BIT, MOMENTS, Precision
 from tutti.schedule.ownership import Block, Span
 from tutti.train.state.host_vectors import HostCopy
 from tutti.train.state.matrix_rule import is_matrix
@@ -100,20 +102,25 @@ class SpanState(SpanGradients):
         if self.span.copied:  # its owner updates it
             master, optimizer = None, "none"
 
-        dtypes: dict[str, torch.dtype | None] = {"master": master, "mean": None, "square": None}
-        if self.level > 0 and master is None:  # the shard of the parameters themselves
-            dtypes["master"] = self.views[0].dtype
-        dtypes |= dict.fromkeys(MOMENTS.get(optimizer, ()), moments)
-        found: dict[str, Tensor | None] = dict.fromkeys(dtypes)
+        sizes: dict[str, tuple[int, torch.dtype]] = {}
+        if master is not None:
+            sizes["master"] = self.num_kept, master
+        elif self.level > 0:  # the shard of the parameters themselves
+            sizes["master"] = self.num_kept, self.views[0].dtype
+        for name in MOMENTS.get(optimizer, ()):
+            if optimizer in EIGHT_BIT:
+                scales = num_scales(self.num_kept, CODE_BLOCK)
+                sizes[f"{name}_scales"] = scales, torch.float32
+            dtype = code_dtype(name) if optimizer in EIGHT_BIT else moments
+            sizes[name] = self.num_kept, dtype
+        found: dict[str, Any] = dict.fromkeys(("master", "mean", "square"))
         homes: dict[str, HostCopy] = {}
-        for name, dtype in dtypes.items():
-            if dtype is None:
-                continue
+        for name, (size, dtype) in sizes.items():
             if self._away.optimizer and (name != "master" or master is not None):
-                homes[name] = HostCopy(self._accelerator, self.num_kept, dtype)
+                homes[name] = HostCopy(self._accelerator, size, dtype)
                 found[name] = homes[name].at_rest
             else:
-                found[name] = torch.zeros(self.num_kept, dtype=dtype, device=self.device)
+                found[name] = torch.zeros(size, dtype=dtype, device=self.device)
         return OptimizerState(**found, homes=homes)
 
     @property
@@ -178,6 +185,7 @@ class SpanState(SpanGradients):
 
     def follow_master(self) -> None:
         """Let what is computed with be what the optimizer has: after a checkpoint was loaded."""
+        self.optimizer.close()
         if self.optimizer.master is not None:
             self.optimizer.settle()
             self._follow(self.optimizer.master, at_rest=True)
@@ -251,12 +259,22 @@ class SpanState(SpanGradients):
 
     # --- the step --------------------------------------------------------------------------
 
-    def _kept(self, name: str, by_block: bool) -> Sequence[Tensor] | None:
+    def _decoded(self) -> dict[str, Tensor]:
+        """Return the moments that are kept as codes, as numbers for this step."""
+        optimizer = self.optimizer
+        if not optimizer.is_coded:
+            return {}
+        optimizer.close()
+        return {name: optimizer.decoded(name) for name in ("mean", "square")}
+
+    def _kept(
+        self, name: str, by_block: bool, decoded: Tensor | None = None
+    ) -> Sequence[Tensor] | None:
         """Return a vector of the optimizer, by block if asked; it is cut once if it stays here."""
-        flat: Tensor | None = getattr(self.optimizer, name)
+        flat: Tensor | None = getattr(self.optimizer, name) if decoded is None else decoded
         if flat is None or not by_block:
             return None if flat is None else [flat]
-        if name in self.optimizer.homes:
+        if name in self.optimizer.homes or decoded is not None:
             return self._cut(flat)
         held = self._cuts.get(name)
         if held is None or held[0] is not flat:
@@ -283,9 +301,10 @@ class SpanState(SpanGradients):
         self.forget_gradients()
         weights = self._kept("master", by_block) or self.views
         copies = self.views if master is not None and by_block and self.home is None else None
-        if self._rule != "adamw":
+        if self._rule not in ("adamw", *EIGHT_BIT):
             copies = None
-        moments = [self._kept("mean", by_block), self._kept("square", by_block)]
+        decoded = self._decoded()
+        moments = [self._kept(name, by_block, decoded.get(name)) for name in ("mean", "square")]
         directions = None
         if self.direction is not None:
             directions = self._cut(self.direction) if by_block else [self.direction]
@@ -296,6 +315,8 @@ class SpanState(SpanGradients):
             lists, self.span.blocks, kept, settings, self._is_matrix
         ):
             self._move(operators, own, parts, matrix=matrix, number=number, factor=factor)
+        for name, values in decoded.items():
+            self.optimizer.encode(name, values)
         if master is not None and copies is None:
             self._follow(master, at_rest=False)
 
