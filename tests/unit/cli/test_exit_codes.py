@@ -106,6 +106,7 @@ MISSING = {
     "fleet import": ["nowhere.conf", "--node", "HGX-H800"],
     "fleet place": ["nowhere.csv", "small-mixed"],
     "fleet simulate": ["nowhere.csv", "small-mixed"],
+    "fabric probe": ["nowhere.yaml"],
     "fabric design": ["--chips", "16", "--switch", "51T"],
     "job status": ["nowhere"],
     "model show": ["llama-2-7"],
