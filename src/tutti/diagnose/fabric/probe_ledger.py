@@ -22,6 +22,7 @@ LONG_S, SHORT_S = 12.0, 2.5  # what is looked back at, for seldom and for certai
 _TRAINS_S = 5.0
 SILENT_S = 2.0
 _GONE_S = 5.0  # a silent host's kernel has had time to answer
+_UNSURE_S = 1.0  # after a host's first report: probes sent before it listened are no losses
 _GRACE_S = 0.4  # from a sender's report to a receiver's that must name its probes
 _QUEUED_US = 4000  # above a path's least delay: something stands in a queue
 _QUEUE_S = 2.0  # how long a late probe tells of a queue
@@ -87,6 +88,7 @@ class ProbeLedger:
         self._into: dict[int, set[Key]] = defaultdict(set)
         self._reported: dict[int, float] = {}
         self._answered: dict[int, float] = {}
+        self._unsure: dict[int, float] = {}  # until when what a host does not name may be unknown
         self._began: float | None = None
         self._blamed: set[tuple[str, ...]] = set()
 
@@ -100,6 +102,8 @@ class ProbeLedger:
 
     def _take(self, own: int, report: Mapping[str, Any], now: float) -> None:
         self._began = now if self._began is None else self._began
+        if now - self._reported.get(own, -1e9) > SILENT_S:
+            self._unsure[own] = now + _UNSURE_S
         self._reported[own] = now
         for peer, port, hops in report["paths"]:
             self._path(own, peer, port)
@@ -113,7 +117,7 @@ class ProbeLedger:
             path = self._path(source, own, port)
             if path.least and began - path.least[0][1] < _IDLE_US:
                 path.rates.append((now, rate))
-        self._settle(own, now, unknown=bool(report["overflowed"]))
+        self._settle(own, now, unknown=report["overflowed"] or now < self._unsure[own])
         for peer, port, last in report["sent"]:
             told = self._path(own, peer, port).told
             if told and last < told[-1][1]:  # the agent has begun anew

@@ -154,6 +154,14 @@ def test_a_stopped_host_is_no_broken_link(answering: bool) -> None:
     assert not found.stalled
 
 
+def test_probes_to_a_host_that_has_not_begun_to_listen_are_no_losses() -> None:
+    network = _Network()
+    network.stopped = {3}
+    network.run(1.5)
+    network.stopped = set()
+    assert not network.run(4, judged_s=4).accused
+
+
 def test_what_is_no_report_is_refused() -> None:
     ledger = ProbeLedger(HOSTS, SWITCHES)
     for bad in ({}, {"host": "nobody"}, {"host": "h0", "paths": [[1]]}):
