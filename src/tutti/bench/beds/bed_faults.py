@@ -26,12 +26,13 @@ from tutti.bench.beds.clos_bed import ClosBed, ClosSpec
 from tutti.diagnose.fabric.probe_ledger import ProbeLedger, Verdict
 from tutti.errors import InputError
 from tutti.observe.network.report_stream import ReportListener
+from tutti.ranks.standing_processes import die_with_parent
 
 # what counts as found in time, in seconds
 LIMITS_S = {"cut": 3.0, "blackhole": 3.0, "slow": 10.0, "loss": 15.0}
 # verdicts without an accusation before the next fault; after a cut, paths are traced anew
 _QUIET = {"cut": 60, "blackhole": 8, "slow": 8, "loss": 8}
-_SETTLED_S = 40.0
+_SETTLED_S, _LAST_REPORTS_S = 40.0, 1.5
 _NONCE = 36  # bytes into the IP packet, the last of a probe's nonce
 
 
@@ -92,6 +93,7 @@ class ProbedBed:
              "from tutti.cli.main import run; run()",
              "fabric", "probe", str(self._file), "--host", f"host {host}"],
             stdin=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,  # agents outlive nobody
         )  # fmt: skip
         self._stack.callback(self._end, made)
         return made
@@ -144,6 +146,8 @@ class ProbedBed:
                 took = time.monotonic() - began if set(named) <= set(links) else None
                 break
         mend()
+        for _ in self.verdicts(_LAST_REPORTS_S):  # what was lost before is still reported
+            pass
         self._ledger.forget()
         quiet = 0
         for verdict in self.verdicts(_SETTLED_S):

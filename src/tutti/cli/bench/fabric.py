@@ -41,6 +41,13 @@ def fabric(
             metavar="SECONDS",
         ),
     ] = None,
+    queues: Annotated[
+        int | None,
+        typer.Option(
+            help="Draw so many cases of each kind in the queue model: are origins named.",
+            metavar="N",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Replay collective programs flow by flow: were prices right, and choices the best ones."""
@@ -48,12 +55,13 @@ def fabric(
     from tutti.hardware.cluster import Cluster
     from tutti.hardware.library import shipped_cluster_names
 
-    if flows is not None or faults is not None or healthy is not None:
+    others = {"flows": flows, "faults": faults, "healthy": healthy, "queues": queues}
+    if any(number is not None for number in others.values()):
         if clusters or op:
             raise InputError(
                 "bench fabric: a bed has a network of its own; name no cluster and no op"
             )
-        for name, number in (("flows", flows), ("faults", faults), ("healthy", healthy)):
+        for name, number in others.items():
             if number is not None and number < 1:
                 raise InputError(f"--{name}: {number}; must be at least 1")
         if flows is not None:
@@ -62,6 +70,8 @@ def fabric(
             from tutti.cli.bench.fabric_probes import run_probes
 
             run_probes(faults or 0, healthy, as_json=json)
+        if queues is not None:
+            _run_queues(queues, as_json=json)
         return
     known = (*OPERATIONS, "all_to_all")
     for name in op or ():
@@ -88,6 +98,23 @@ def fabric(
         f"{len(rows)} collectives: {lost} choices more than 10 % behind the best replayed program, "
         f"{off} prices more than 10 % off their replay"
     )
+
+
+def _run_queues(number: int, *, as_json: bool) -> None:
+    """Let the detector of pauses judge drawn cases of the queue model."""
+    from tutti.bench.queue_cases import KINDS, run_case
+
+    found = [run_case(kind, seed) for kind in KINDS for seed in range(number)]
+    if as_json:
+        print_json({"cases": [asdict(one) | {"right": one.right} for one in found]})
+        return
+    for kind in KINDS:
+        own = [one for one in found if one.kind == kind]
+        typer.echo(f"{kind}: {sum(one.right for one in own)} of {len(own)} right")
+    for one in found:
+        if not one.right:
+            said = "; ".join(finding.words() for finding in one.found) or "nothing"
+            typer.echo(f"{one.kind} {one.seed} at {', '.join(one.origin)}: {said}")
 
 
 def _run_flows(number: int, *, as_json: bool) -> None:
