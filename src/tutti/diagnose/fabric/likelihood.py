@@ -2,8 +2,8 @@
 
 Every path has trials, some of them bad. Where a part is bad with chance q, a trial over it is bad
 with chance 1 − (1 − ε)(1 − q), elsewhere with the background's ε. The part and the q that make the
-trials likeliest are blamed; what it explains becomes background, and the next one is looked for.
-Parts that explain the same trials as well cannot be told apart, and are named together.
+trials likeliest are blamed; its paths are left out, and the next one is looked for. Parts that
+explain the same trials as well cannot be told apart, and are named together.
 """
 
 from __future__ import annotations
@@ -43,26 +43,19 @@ def blame(
     paths: Sequence[PathTrials], *, background: float, enough: float, most: int = 8
 ) -> list[Blame]:
     """Return the parts that are to blame, the surest first; none: what is bad is background."""
-    names = sorted({part for path in paths for part in path.parts})
-    if not names or not any(path.bad for path in paths):
-        return []
+    names = sorted({part for path in paths if path.bad for part in path.parts})
     number = {name: i for i, name in enumerate(names)}
-    at = np.array([number[part] for path in paths for part in path.parts], dtype=np.int64)
-    of = np.repeat(np.arange(len(paths)), [len(path.parts) for path in paths])
+    at, of = _incidence(paths, number)
     trials = np.array([path.trials for path in paths], dtype=float)
     bad = np.array([path.bad for path in paths], dtype=float)
-    floor = np.full(len(paths), background)
     found: list[Blame] = []
-    blamed = np.zeros(len(names), dtype=bool)
-    while len(found) < most:
-        gains = _gains(trials, bad, floor, of, at, len(names))
-        gains[blamed] = -np.inf
+    while names and len(found) < most:
+        gains = _gains(trials, bad, background, of, at, len(names))
         best, chance = np.unravel_index(int(np.argmax(gains)), gains.shape)
         gain = float(gains[best, chance])
         if gain < enough:
             break
         alike = np.flatnonzero(gains.max(axis=1) > gain - _ALIKE)
-        blamed[alike] = True
         over = of[at == best]
         found.append(
             Blame(
@@ -73,15 +66,24 @@ def blame(
                 bad=int(bad[over].sum()),
             )
         )
-        # what every one of them would explain is explained
-        for part in alike:
-            over = of[at == part]
-            floor[over] = 1.0 - (1.0 - floor[over]) * (1.0 - _CHANCES[chance])
+        explained = of[np.isin(at, alike)]
+        trials[explained] = bad[explained] = 0.0
     return found
 
 
+def _incidence(paths: Sequence[PathTrials], number: dict[str, int]) -> tuple[Integers, Integers]:
+    """Return part and path of every place where a part that may be bad lies on a path."""
+    at, of = [], []
+    for i, path in enumerate(paths):
+        for part in path.parts:
+            if part in number:
+                at.append(number[part])
+                of.append(i)
+    return np.array(at, dtype=np.int64), np.array(of, dtype=np.int64)
+
+
 def _gains(
-    trials: Floats, bad: Floats, floor: Floats, of: Integers, at: Integers, parts: int
+    trials: Floats, bad: Floats, floor: float, of: Integers, at: Integers, parts: int
 ) -> Floats:
     """Return what blaming each part adds to the log-likelihood, by its chance."""
     columns = []

@@ -9,6 +9,7 @@ held against the path's own least delay, so that clocks may differ.
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,7 @@ class _Path:
     trials: deque[_Trials] = field(default_factory=deque)
     rates: deque[tuple[float, float]] = field(default_factory=deque)
     least: deque[tuple[float, int]] = field(default_factory=deque)  # when, delay: rising
+    lost_at: float = -1e9
     heard_at: float = -1e9
     queued_at: float = -1e9
 
@@ -164,6 +166,7 @@ class ProbeLedger:
                 if path.due >= 0 and not unknown:
                     lost = sum(sequence not in path.came for sequence in sent)
                     path.trials.append(_Trials(now, len(sent), lost))
+                    path.lost_at = now if lost else path.lost_at
                 path.came.difference_update(sent)
                 path.due = last
             while path.trials and path.trials[0].at < now - LONG_S:
@@ -181,7 +184,7 @@ class ProbeLedger:
         cables = [" ↔ ".join(sorted(ends)) for ends in pairwise(names)]
         path.hops = hops
         path.links = tuple(f"{a} → {b}" for a, b in pairwise(names))
-        path.parts = (*path.links, *cables, *names[1:-1])
+        path.parts = tuple(dict.fromkeys((*path.links, *cables, *names[1:-1])))
 
     def _known(self) -> Iterator[_Path]:
         return (path for path in self._paths.values() if path.hops is not None)
@@ -190,6 +193,12 @@ class ProbeLedger:
         """Say who is to blame now, and was when this was last asked: first losses mislead."""
         found = self._verdict(now)
         before = self._blamed
+        found = replace(
+            found,
+            down=tuple(map(_directed, found.down)),
+            lossy=tuple(map(_directed, found.lossy)),
+            slow=tuple(map(_directed, found.slow)),
+        )
         self._blamed = {b.parts for b in found.accused}
         return replace(
             found,
@@ -204,9 +213,10 @@ class ProbeLedger:
         down = [b for b in self._losses(now - SHORT_S, excuse=False) if b.chance >= _CERTAIN]
         named = {part for one in down for part in one.parts}
         lossy = [b for b in self._losses(now - LONG_S) if not named.intersection(b.parts)]
-        slow = self._slow(now - _TRAINS_S)
+        usual = self._usual()
+        slow = self._slow(now - _TRAINS_S, usual)
         named |= {part for one in slow for part in one.parts}
-        slow += [b for b in self._slow(now - LONG_S) if not named.intersection(b.parts)]
+        slow += [b for b in self._slow(now - LONG_S, usual) if not named.intersection(b.parts)]
         return Verdict(
             down=tuple(down),
             lossy=tuple(lossy),
@@ -219,6 +229,8 @@ class ProbeLedger:
 
     def _excuse(self, now: float) -> tuple[str, ...]:
         """Return the links whose queues are full, and hold nothing against them and their paths."""
+        if all(now - path.queued_at >= _QUEUE_S for path in self._paths.values()):
+            return ()
         late = [
             PathTrials(parts=path.links, trials=1, bad=now - path.queued_at < _QUEUE_S)
             for path in self._known()
@@ -246,7 +258,9 @@ class ProbeLedger:
         ]
 
     def _losses(self, since: float, *, excuse: bool = True) -> list[Blame]:
-        trials = []
+        trials: list[PathTrials] = []
+        if all(path.lost_at < since for path in self._paths.values()):
+            return []
         for path in self._known():
             recent = [t for t in path.trials if t.at >= since and not (excuse and t.excused)]
             trials.append(
@@ -258,16 +272,28 @@ class ProbeLedger:
             )
         return blame(trials, background=_LOSS_BACKGROUND, enough=_ENOUGH)
 
-    def _slow(self, since: float) -> list[Blame]:
-        """Hold trains against those over paths of as many hops."""
+    def _usual(self) -> dict[int, float]:
+        """Return the middle rate of trains, by how many hops they took."""
         by_length: dict[int, list[float]] = defaultdict(list)
         for path in self._known():
-            by_length[len(path.hops or ())] += [rate for _, rate in path.rates]
-        usual = {n: sorted(rates)[len(rates) // 2] for n, rates in by_length.items() if rates}
+            if path.rates:
+                by_length[len(path.hops or ())] += [rate for _, rate in path.rates]
+        return {length: statistics.median(rates) for length, rates in by_length.items()}
+
+    def _slow(self, since: float, usual: Mapping[int, float]) -> list[Blame]:
+        """Hold trains against those over paths of as many hops."""
         trials = []
         for path in self._known():
-            reference = _SLOW * usual.get(len(path.hops or ()), 0.0)
+            if not path.rates:
+                continue
+            reference = _SLOW * usual[len(path.hops or ())]
             recent = [rate for at, rate in path.rates if at >= since]
             bad = sum(rate < reference for rate in recent)
             trials.append(PathTrials(parts=path.parts, trials=len(recent), bad=bad))
         return blame(trials, background=_RATE_BACKGROUND, enough=_ENOUGH)
+
+
+def _directed(one: Blame) -> Blame:
+    """Leave a cable out where one of its directions explains the same."""
+    cables = {" ↔ ".join(sorted(part.split(" → "))) for part in one.parts if " → " in part}
+    return replace(one, parts=tuple(part for part in one.parts if part not in cables))

@@ -27,7 +27,7 @@ class ProbeFile:
     switches: Mapping[str, str] = field(default_factory=dict)  # name by address
     port: int = 7070
     ports: int = 24
-    peers: int = 32  # of each host, at most
+    peers: int = 8  # of each host, at most
 
     @classmethod
     def load(cls, path: Path) -> ProbeFile:

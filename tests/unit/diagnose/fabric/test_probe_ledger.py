@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from tutti.diagnose.fabric.probe_ledger import ProbeLedger, Verdict
+from tutti.diagnose.fabric.likelihood import Blame
+from tutti.diagnose.fabric.probe_ledger import ProbeLedger, Verdict, _directed
 from tutti.errors import InputError
 
 HOSTS = {f"h{n}": f"10.0.{n // 2}.{n % 2 + 1}" for n in range(6)}
@@ -116,6 +118,13 @@ def test_a_cut_cable_is_named_as_one() -> None:
     network.run(6)
     network.lost = lambda a, b, _: {a, b} == {"spine 1", "leaf 2"}
     assert [one.parts for one in network.run(2.5).down] == [("leaf 2 ↔ spine 1",)]
+
+
+def test_a_direction_is_named_before_its_cable() -> None:
+    """Where nothing went the other way, both explain the same."""
+    one = Blame(parts=("a → b", "a ↔ b", "c"), chance=1.0, gain=20.0, trials=9, bad=9)
+    assert _directed(one).parts == ("a → b", "c")
+    assert _directed(replace(one, parts=("a ↔ b",))).parts == ("a ↔ b",)
 
 
 def test_seldom_loss_and_a_slow_link_are_named() -> None:
