@@ -23,7 +23,7 @@ import yaml
 
 from tutti.bench.beds.bed_flows import FlowSockets, random_set
 from tutti.bench.beds.clos_bed import ClosBed, ClosSpec
-from tutti.diagnose.fabric.probe_ledger import ProbeLedger, Verdict
+from tutti.diagnose.fabric.probe_ledger import ProbeLedger, ProbeVerdict
 from tutti.errors import InputError
 from tutti.observe.network.report_stream import ReportListener
 from tutti.ranks.standing_processes import die_with_parent
@@ -120,7 +120,7 @@ class ProbedBed:
 
     def verdicts(
         self, seconds: float, meanwhile: Callable[[], object] | None = None
-    ) -> Iterator[Verdict]:
+    ) -> Iterator[ProbeVerdict]:
         """Yield what the reports say, about four times a second."""
         ends, judged = time.monotonic() + seconds, time.monotonic()
         while time.monotonic() < ends:

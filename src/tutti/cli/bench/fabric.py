@@ -102,7 +102,7 @@ def fabric(
 
 def _run_queues(number: int, *, as_json: bool) -> None:
     """Let the detector of pauses judge drawn cases of the queue model."""
-    from tutti.bench.queue_cases import KINDS, run_case
+    from tutti.bench.beds.queue_cases import KINDS, run_case
 
     found = [run_case(kind, seed) for kind in KINDS for seed in range(number)]
     if as_json:

@@ -12,10 +12,11 @@ from tutti.errors import InputError
 
 if TYPE_CHECKING:
     from tutti.diagnose.fabric.likelihood import Blame
-    from tutti.diagnose.fabric.probe_ledger import Verdict
+    from tutti.diagnose.fabric.probe_ledger import ProbeVerdict
     from tutti.observe.network.probe_file import ProbeFile
 
 _EVERY_S = 0.5
+_MOST_STRANGE = 5
 
 
 def probe(
@@ -51,7 +52,7 @@ def _be_agent(file: ProbeFile, host: str, seconds: float | None, keep: Path | No
     from tutti.observe.network.probe_agent import ProbeAgent
     from tutti.observe.network.report_stream import ReportSender
 
-    sender = ReportSender(file.collector)
+    sender = ReportSender(file.collector, lambda text: typer.echo(text, err=True))
     agent = ProbeAgent(file, host, sender.send)
     sampling = None
     if keep is not None:
@@ -75,16 +76,19 @@ def _collect(file: ProbeFile, seconds: float | None, *, as_json: bool) -> None:
     import json
     import time
 
-    from tutti.diagnose.fabric.probe_ledger import ProbeLedger, Verdict
+    from tutti.diagnose.fabric.probe_ledger import ProbeLedger, ProbeVerdict
     from tutti.observe.network.report_stream import ReportListener
 
     ledger, listener = ProbeLedger(file.hosts, file.switches), ReportListener(file.collector)
     started = judged = time.monotonic()
-    said, verdict = "", Verdict()
+    said, verdict, strange = "", ProbeVerdict(), set[str]()
     try:
         while seconds is None or time.monotonic() - started < seconds:
             for report in listener.reports(_EVERY_S / 2):
-                ledger.take(report, time.monotonic())
+                try:
+                    ledger.take(report, time.monotonic())
+                except InputError as error:  # of a stranger, or for another file: others go on
+                    strange.add(str(error))
             if time.monotonic() - judged < _EVERY_S:
                 continue
             judged = time.monotonic()
@@ -97,13 +101,15 @@ def _collect(file: ProbeFile, seconds: float | None, *, as_json: bool) -> None:
         pass
     finally:
         listener.close()
+    for text in sorted(strange)[:_MOST_STRANGE]:
+        typer.echo(f"left out: {text}", err=True)
     if not verdict.paths:
         raise InputError(f"no agent has reported to {file.collector}")
     if verdict.accused or verdict.gone:
         raise typer.Exit(1)
 
 
-def _document(verdict: Verdict) -> dict[str, Any]:
+def _document(verdict: ProbeVerdict) -> dict[str, Any]:
     def plain(blames: tuple[Blame, ...]) -> list[dict[str, Any]]:
         return [{"parts": list(b.parts), "share": round(b.bad / max(1, b.trials), 4)}
                 for b in blames]  # fmt: skip
@@ -114,11 +120,13 @@ def _document(verdict: Verdict) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def verdict_text(verdict: Verdict) -> str:
+def verdict_text(verdict: ProbeVerdict) -> str:
     """Return a verdict as one line."""
     said = [f"{' or '.join(b.parts)}: nothing comes through" for b in verdict.down]
     said += [f"{' or '.join(b.parts)}: loses {100 * b.bad / b.trials:.1f} %" for b in verdict.lossy]
     said += [f"{' or '.join(b.parts)}: slower than its like" for b in verdict.slow]
     said += [f"{host}: its agent stands still, its kernel answers" for host in verdict.stalled]
     said += [f"{host} or its links: nothing comes from there" for host in verdict.gone]
+    if not said and not verdict.paths:
+        return "no path is known yet"
     return "; ".join(said) or f"{verdict.paths} paths: nothing is broken"

@@ -64,7 +64,7 @@ class _Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ProbeVerdict:
     """Who is to blame, and what cannot be judged."""
 
     down: tuple[Blame, ...] = ()
@@ -189,7 +189,7 @@ class ProbeLedger:
     def _known(self) -> Iterator[_Path]:
         return (path for path in self._paths.values() if path.hops is not None)
 
-    def verdict(self, now: float) -> Verdict:
+    def verdict(self, now: float) -> ProbeVerdict:
         """Say who is to blame now, and was when this was last asked: first losses mislead."""
         found = self._verdict(now)
         before = self._blamed
@@ -207,7 +207,7 @@ class ProbeLedger:
             slow=tuple(b for b in found.slow if b.parts in before),
         )
 
-    def _verdict(self, now: float) -> Verdict:
+    def _verdict(self, now: float) -> ProbeVerdict:
         answering = {n for n, at in self._answered.items() if now - at < SILENT_S + 1.0}
         congested = self._excuse(now)
         down = [b for b in self._losses(now - SHORT_S, excuse=False) if b.chance >= _CERTAIN]
@@ -217,7 +217,7 @@ class ProbeLedger:
         slow = self._slow(now - _TRAINS_S, usual)
         named |= {part for one in slow for part in one.parts}
         slow += [b for b in self._slow(now - LONG_S, usual) if not named.intersection(b.parts)]
-        return Verdict(
+        return ProbeVerdict(
             down=tuple(down),
             lossy=tuple(lossy),
             slow=tuple(slow),

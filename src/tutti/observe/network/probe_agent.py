@@ -22,7 +22,7 @@ from tutti.observe.network.probe_packets import (
     TRAIN_PACKETS,
     UNREACHABLE,
     Arrival,
-    Kind,
+    ProbeKind,
     Receiving,
     Sending,
     pack,
@@ -132,9 +132,9 @@ class ProbeAgent:
                 continue
             if arrival.overflowed != self._overflowed:
                 self._overflowed, self._lost_room = arrival.overflowed, True
-            if arrival.probe.kind == Kind.PROBE:
+            if arrival.probe.kind == ProbeKind.PROBE:
                 self._take_probe(source, arrival, now)
-            elif arrival.probe.kind == Kind.TRAIN:
+            elif arrival.probe.kind == ProbeKind.TRAIN:
                 self._take_train(source, arrival)
         for port, until in list(self._asked.items()):
             for complaint in self._sending[port].complaints():
@@ -142,10 +142,12 @@ class ProbeAgent:
                 if peer is None:
                     continue
                 kind, icmp = complaint.probe.kind, complaint.icmp
-                if kind == Kind.TRACE and icmp == TIME_EXCEEDED:
+                if kind == ProbeKind.TRACE and icmp == TIME_EXCEEDED:
                     self._search.answer(peer, port, complaint.probe.number, complaint.by)
                 elif (
-                    kind == Kind.KNOCK and icmp == UNREACHABLE and complaint.by == complaint.target
+                    kind == ProbeKind.KNOCK
+                    and icmp == UNREACHABLE
+                    and complaint.by == complaint.target
                 ):
                     self._answered.add(peer)
             if now > until:
@@ -176,7 +178,7 @@ class ProbeAgent:
 
     def _trace(self, now: float) -> None:
         for peer, port, hops in self._search.due(now, _TRACES):
-            data = pack(Kind.TRACE, hops, self._own, 0)
+            data = pack(ProbeKind.TRACE, hops, self._own, 0)
             self._sending[port].send(data, (self._addresses[peer], self._file.port), hops)
             self._asked[port] = now + 1.0
 
@@ -192,7 +194,7 @@ class ProbeAgent:
         count = -(-len(self._turn) // slices)
         for peer, port in self._turn[self._at : self._at + count]:
             sequence = self._sent.get((peer, port), -1) + 1
-            data = pack(Kind.PROBE, 0, self._own, sequence)
+            data = pack(ProbeKind.PROBE, 0, self._own, sequence)
             if self._sending[port].send(data, (self._addresses[peer], self._file.port)):
                 self._sent[peer, port] = sequence
         self._at += count
@@ -216,7 +218,7 @@ class ProbeAgent:
         port = next(iter(self._sending))
         for peer, heard in self._heard.items():
             if now - heard > _SILENT_S:
-                data = pack(Kind.KNOCK, 0, self._own, 0)
+                data = pack(ProbeKind.KNOCK, 0, self._own, 0)
                 self._sending[port].send(data, (self._addresses[peer], self._knock_port))
                 self._asked[port] = now + 1.0
 

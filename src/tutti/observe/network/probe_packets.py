@@ -41,7 +41,7 @@ _REFUSED = {
 }  # fmt: skip
 
 
-class Kind(IntEnum):
+class ProbeKind(IntEnum):
     """What a packet is for."""
 
     PROBE = 1
@@ -53,7 +53,7 @@ class Kind(IntEnum):
 class Probe(NamedTuple):
     """What a packet says; `number` is its place in a train, or how many hops it may take."""
 
-    kind: int  # one of Kind; another is of a later version
+    kind: int  # one of ProbeKind; another is of a later version
     number: int
     source: int
     sequence: int
@@ -80,7 +80,7 @@ class Complaint(NamedTuple):
     icmp: int
 
 
-def pack(kind: Kind, number: int, source: int, sequence: int) -> bytes:
+def pack(kind: ProbeKind, number: int, source: int, sequence: int) -> bytes:
     """Return a packet, stamped with the time; no two carry the same bytes."""
     nonce = random.getrandbits(32)
     return _PACKET.pack(_MARK, kind, number, source, nonce, sequence, time.time_ns())
@@ -97,7 +97,7 @@ def unpack(data: bytes) -> Probe | None:
 def train(source: int, sequence: int) -> bytes:
     """Return the payloads of a train, one after another."""
     return b"".join(
-        pack(Kind.TRAIN, number, source, sequence).ljust(TRAIN_BYTES, b"\0")
+        pack(ProbeKind.TRAIN, number, source, sequence).ljust(TRAIN_BYTES, b"\0")
         for number in range(TRAIN_PACKETS)
     )
 

@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ def _family(at: str) -> tuple[socket.socket, Any]:
 class ReportSender:
     """Sends reports; connects again by itself."""
 
-    def __init__(self, to: str) -> None:
-        self._to = to
+    def __init__(self, to: str, say: Callable[[str], None] = lambda _: None) -> None:
+        self._to, self._say, self._said = to, say, False
         self._socket: socket.socket | None = None
         self._tried = -_AGAIN_S
 
@@ -55,10 +55,13 @@ class ReportSender:
         made.settimeout(0.5)
         try:
             made.connect(where)
-        except OSError:
+        except OSError as error:
             made.close()
+            if not self._said:
+                self._said = True
+                self._say(f"nobody collects at {self._to} ({error.strerror or error}); probing on")
             return False
-        self._socket = made
+        self._socket, self._said = made, False
         return True
 
     def close(self) -> None:

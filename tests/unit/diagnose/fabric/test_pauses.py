@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tutti.bench.queue_cases import KINDS, run_case
+from tutti.bench.beds.queue_cases import KINDS, run_case
 from tutti.diagnose.fabric.pauses import find_pauses
 from tutti.fabric.port_counters import PortCounters, changes
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tutti.diagnose.fabric.likelihood import Blame
-from tutti.diagnose.fabric.probe_ledger import ProbeLedger, Verdict, _directed
+from tutti.diagnose.fabric.probe_ledger import ProbeLedger, ProbeVerdict, _directed
 from tutti.errors import InputError
 
 HOSTS = {f"h{n}": f"10.0.{n // 2}.{n % 2 + 1}" for n in range(6)}
@@ -84,9 +84,9 @@ class _Network:
                     report["trains"].append([p, q, rate, 100 + late + skew])
             self.ledger.take(report, self.now)
 
-    def run(self, seconds: float, judged_s: float = 1.0) -> Verdict:
+    def run(self, seconds: float, judged_s: float = 1.0) -> ProbeVerdict:
         """Let time pass; a verdict is asked for each half second of the last `judged_s`."""
-        found = Verdict()
+        found = ProbeVerdict()
         for left in reversed(range(round(2 * seconds))):
             self.step()
             if left < 2 * judged_s:
@@ -99,7 +99,7 @@ def test_a_healthy_network_is_not_blamed_whatever_its_clocks_say() -> None:
     network.skew_us = [0, 5_000_000, -3_000_000, 7, 0, 0]
     found = network.run(10)
     assert found.paths == 6 * (4 * 2 + 1)
-    assert found == Verdict(paths=found.paths)
+    assert found == ProbeVerdict(paths=found.paths)
 
 
 def test_a_black_hole_is_named_with_its_direction_within_three_seconds() -> None:

@@ -14,7 +14,7 @@ from tutti.bench.beds.namespaces import why_not
 from tutti.errors import InputError
 from tutti.observe.network.probe_agent import ProbeAgent, Report
 from tutti.observe.network.probe_file import ProbeFile
-from tutti.observe.network.probe_packets import Kind, Receiving, Sending, pack, train
+from tutti.observe.network.probe_packets import ProbeKind, Receiving, Sending, pack, train
 from tutti.observe.network.report_stream import ReportListener, ReportSender
 
 needs_root = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -30,19 +30,23 @@ def _file(**other: object) -> ProbeFile:
 def test_a_train_comes_whole_and_in_order() -> None:
     receiving, sending = Receiving("127.0.0.1", 17560), Sending("127.0.0.1", 17561)
     try:
-        assert sending.send(pack(Kind.PROBE, 0, 3, 9), ("127.0.0.1", 17560))
+        assert sending.send(pack(ProbeKind.PROBE, 0, 3, 9), ("127.0.0.1", 17560))
         assert sending.send_train(train(3, 10), ("127.0.0.1", 17560))
         time.sleep(0.05)
         probe, *cars = receiving.arrivals()
-        assert probe.probe[:4] == (Kind.PROBE, 0, 3, 9)
+        assert probe.probe[:4] == (ProbeKind.PROBE, 0, 3, 9)
         assert (probe.port, probe.hops) == (17561, 0)
         assert 0 <= probe.at_ns - probe.probe.sent_ns < 1e9
         assert [car.probe.number for car in cars] == list(range(24))
         # nobody has this port: the kernel says so, on the error queue
-        sending.send(pack(Kind.KNOCK, 0, 3, 0), ("127.0.0.1", 17569))
+        sending.send(pack(ProbeKind.KNOCK, 0, 3, 0), ("127.0.0.1", 17569))
         time.sleep(0.05)
         (complaint,) = sending.complaints()
-        assert (complaint.probe.kind, complaint.by, complaint.icmp) == (Kind.KNOCK, "127.0.0.1", 3)
+        assert (complaint.probe.kind, complaint.by, complaint.icmp) == (
+            ProbeKind.KNOCK,
+            "127.0.0.1",
+            3,
+        )
         with pytest.raises(InputError, match="in use"):
             Receiving("127.0.0.1", 17560)
     finally:
@@ -72,8 +76,11 @@ def test_agents_report_what_they_sent_and_got() -> None:
 
 def test_reports_arrive_and_senders_outlive_the_collector(tmp_path: Path) -> None:
     at = f"unix:{tmp_path / 'reports'}"
-    sender = ReportSender(at)
+    said: list[str] = []
+    sender = ReportSender(at, said.append)
     sender.send({"lost": 1})  # nobody listens
+    assert len(said) == 1
+    assert "nobody collects" in said[0]
     listener = ReportListener(at)
     sender._tried = -1.0
     sender.send({"host": "a"})
