@@ -121,12 +121,13 @@ class ProbeLedger:
                 path.rates.append((now, rate))
         self._settle(own, now, unknown=report["overflowed"] or now < self._unsure[own])
         for peer, port, last in report["sent"]:
-            told = self._path(own, peer, port).told
-            if told and last < told[-1][1]:  # the agent has begun anew
-                told.clear()
-                self._path(own, peer, port).due = -1
-            if not told or last > told[-1][1]:
-                told.append((now, last))
+            path = self._path(own, peer, port)
+            if last < (path.told[-1][1] if path.told else path.due):  # the agent has begun anew
+                path.told.clear()
+                path.came.clear()
+                path.due = -1
+            if last > (path.told[-1][1] if path.told else path.due):
+                path.told.append((now, last))
         for peer in report["answered"]:
             self._answered[peer] = now
 
@@ -167,7 +168,7 @@ class ProbeLedger:
                     lost = sum(sequence not in path.came for sequence in sent)
                     path.trials.append(_Trials(now, len(sent), lost))
                     path.lost_at = now if lost else path.lost_at
-                path.came.difference_update(sent)
+                path.came = {sequence for sequence in path.came if sequence > last}
                 path.due = last
             while path.trials and path.trials[0].at < now - LONG_S:
                 path.trials.popleft()

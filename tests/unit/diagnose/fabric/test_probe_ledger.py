@@ -163,6 +163,15 @@ def test_a_stopped_host_is_no_broken_link(answering: bool) -> None:
     assert not found.stalled
 
 
+def test_an_agent_that_begins_anew_has_lost_nothing_and_is_watched_again() -> None:
+    network = _Network()
+    network.run(8)
+    network.last[2] = -1
+    assert not network.run(4, judged_s=4).accused
+    network.lost = lambda a, b, _: (a, b) == ("h2", "leaf 1")
+    assert [one.parts for one in network.run(3).down] == [("h2 → leaf 1",)]
+
+
 def test_probes_to_a_host_that_has_not_begun_to_listen_are_no_losses() -> None:
     network = _Network()
     network.stopped = {3}
