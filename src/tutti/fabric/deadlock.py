@@ -45,7 +45,7 @@ def check_wiring(wiring: Wiring, bounces: Sequence[int] = ()) -> CycleCheck:
             own = (leaf * each + np.arange(each))[None, :]
             pairs.append(_product(layer.down + own, layer.up + own))
     edges = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0), dtype=np.int64)
-    cycle = _cycle(edges, wiring.num_links)
+    cycle = find_cycle(edges, wiring.num_links)
     return CycleCheck(
         links=wiring.num_links,
         dependencies=edges.shape[1],
@@ -105,7 +105,7 @@ def _cables_below(wiring: Wiring, tier: int) -> dict[int, Integers]:
     return dict(zip(switches.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-def _cycle(edges: Integers, size: int) -> list[int]:
+def find_cycle(edges: Integers, size: int) -> list[int]:
     """Return the nodes of a cycle, in order; none: empty."""
     if not edges.shape[1]:
         return []
@@ -174,7 +174,7 @@ def check_tables(tables: Tables) -> CycleCheck:
                     todo.append(out)
     table = np.array(sorted(edges), dtype=np.int64).reshape(-1, 2).T
     labels = list(names)
-    cycle = _cycle(table, len(names))
+    cycle = find_cycle(table, len(names))
     return CycleCheck(
         links=len(names),
         dependencies=len(edges),
@@ -203,7 +203,7 @@ def _require_no_loop(tables: Tables, host: str) -> None:
         for way in tables.routes.get(switch, {}).get(host, ())
         if way in number
     ]
-    cycle = _cycle(np.array(edges, dtype=np.int64).reshape(-1, 2).T, len(switches))
+    cycle = find_cycle(np.array(edges, dtype=np.int64).reshape(-1, 2).T, len(switches))
     if cycle:
         around = " → ".join(switches[i] for i in (*cycle, cycle[0]))
         raise InputError(f"what is for {host} goes in a circle: {around}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tutti.observe.figures import key
+from tutti.observe.network.driver_counters import driver_counters, pause_figures
 
 Values = dict[str, float]
 Say = Callable[[str], None]
@@ -118,6 +119,9 @@ class NicSampler:
         self._root = root
         ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
         self._ports = {f"{p.parents[1].name}:{p.name}": p for p in ports}
+        nics = sorted(p.name for p in (root / "sys/class/net").glob("*")) if root == ROOT else []
+        # drivers are asked by name, whatever folder stands for the machine
+        self._drivers = [nic for nic in nics if pause_figures(driver_counters(nic))]
         if not ports:
             say("no port of InfiniBand or RoCE on this host")
 
@@ -135,6 +139,9 @@ class NicSampler:
             for file, (name, unit) in _RDMA.items():
                 if (value := _number(folder / file)) is not None:
                     found[key(name, port)] = value * unit
+        for nic in self._drivers:
+            for name, value in pause_figures(driver_counters(nic)).items():
+                found[key(name, nic)] = value
         with contextlib.suppress(OSError, ValueError, IndexError):
             found |= self._tcp()
         return found

@@ -107,6 +107,8 @@ MISSING = {
     "fleet import": ["nowhere.conf", "--node", "HGX-H800"],
     "fleet place": ["nowhere.csv", "small-mixed"],
     "fleet simulate": ["nowhere.csv", "small-mixed"],
+    "fabric probe": ["nowhere.yaml"],
+    "fabric watch": ["nowhere.yaml", "nowhere.json"],
     "fabric design": ["--chips", "16", "--switch", "51T"],
     "job status": ["nowhere"],
     "model show": ["llama-2-7"],

@@ -1,1 +1,1 @@
-"""Networks made of namespaces on one Linux machine, and flows on them."""
+"""Networks made of namespaces on one Linux machine, flows and faults on them, drawn queues."""

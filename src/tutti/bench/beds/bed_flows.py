@@ -79,7 +79,7 @@ def predicted_rates(bed: ClosBed, connections: Sequence[Connection]) -> Floats:
     return fair_rates(paths, bed.wiring.rates) * _PAYLOAD
 
 
-class _Sockets:
+class FlowSockets:
     """All ends of a set of connections, in one loop."""
 
     def __init__(self, bed: ClosBed, connections: Sequence[Connection]) -> None:
@@ -142,7 +142,7 @@ def run_set(
     """Predict a set of connections, run it, and return both."""
     found = SetResult(list(connections), predicted_rates(bed, connections))
     bed.share([one.ports[0] for one in connections])
-    sockets = _Sockets(bed, connections)
+    sockets = FlowSockets(bed, connections)
     try:
         sockets.move(settle_s)
         before = sockets.received.copy()

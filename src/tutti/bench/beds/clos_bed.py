@@ -140,8 +140,7 @@ class ClosBed(Namespaces):
             for h in range(spec.hosts_per_leaf):
                 address = spec.address(leaf * spec.hosts_per_leaf + h)
                 lines.append(f"route add {address}/32 dev h{h}")
-            ways = " ".join(f"nexthop dev s{s}" for s in range(spec.spines))
-            lines += [f"route add 10.88.{o}.0/24 {ways}" for o in range(spec.leaves) if o != leaf]
+            lines += self._ways_up(leaf, "add")
         else:
             lines.append(f"address add 10.88.201.{leaf - spec.leaves + 1}/32 dev lo")
             lines += [f"route add 10.88.{o}.0/24 dev l{o}" for o in range(spec.leaves)]
@@ -149,6 +148,7 @@ class ClosBed(Namespaces):
         settings |= _HASH | {
             "fib_multipath_hash_seed": spec.seed,
             "tcp_no_metrics_save": 1,
+            "icmp_ratelimit": 0,  # switches answer as many traces as come
         }
         for name, value in settings.items():
             path = f"/proc/sys/net/ipv4/{name.replace('.', '/')}"
@@ -156,6 +156,18 @@ class ClosBed(Namespaces):
         self.inside(holder, ["ip", "-batch", "-"], lines)
         limits = [_limit("add", name, rate, spec.queue) for name, rate in devices]
         self.inside(holder, ["tc", "-batch", "-"], limits)
+
+    def _ways_up(self, leaf: int, verb: str) -> list[str]:
+        """Return the lines that give a leaf its routes to the others, over all spines."""
+        ways = " ".join(f"nexthop dev s{s}" for s in range(self.spec.spines))
+        others = (other for other in range(self.spec.leaves) if other != leaf)
+        return [f"route {verb} 10.88.{other}.0/24 {ways}" for other in others]
+
+    def write_routes(self, leaf: int, spine: int) -> None:
+        """Write the routes again that went with a link, after it has come back."""
+        down = f"route replace 10.88.{leaf}.0/24 dev l{leaf}"
+        self.inside(self.leaf(leaf), ["ip", "-batch", "-"], self._ways_up(leaf, "replace"))
+        self.inside(self.spine(spine), ["ip", "-batch", "-"], [down])
 
     def share(self, ports: Sequence[int]) -> None:
         """Let every NIC serve connections in turn, known by their source ports; replies go first.

@@ -27,6 +27,27 @@ def fabric(
             metavar="N",
         ),
     ] = None,
+    faults: Annotated[
+        int | None,
+        typer.Option(
+            help="Break so many links on the bed in each way: when do probes name them (root).",
+            metavar="N",
+        ),
+    ] = None,
+    healthy: Annotated[
+        float | None,
+        typer.Option(
+            help="Probe the bed so long, under load, a host stopped: is anybody accused (root).",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    queues: Annotated[
+        int | None,
+        typer.Option(
+            help="Draw so many cases of each kind in the queue model: are origins named.",
+            metavar="N",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Replay collective programs flow by flow: were prices right, and choices the best ones."""
@@ -34,8 +55,23 @@ def fabric(
     from tutti.hardware.cluster import Cluster
     from tutti.hardware.library import shipped_cluster_names
 
-    if flows is not None:
-        _run_flows(flows, clusters, op, as_json=json)
+    others = {"flows": flows, "faults": faults, "healthy": healthy, "queues": queues}
+    if any(number is not None for number in others.values()):
+        if clusters or op:
+            raise InputError(
+                "bench fabric: a bed has a network of its own; name no cluster and no op"
+            )
+        for name, number in others.items():
+            if number is not None and number < 1:
+                raise InputError(f"--{name}: {number}; must be at least 1")
+        if flows is not None:
+            _run_flows(flows, as_json=json)
+        if faults is not None or healthy is not None:
+            from tutti.cli.bench.fabric_probes import run_probes
+
+            run_probes(faults or 0, healthy, as_json=json)
+        if queues is not None:
+            _run_queues(queues, as_json=json)
         return
     known = (*OPERATIONS, "all_to_all")
     for name in op or ():
@@ -64,9 +100,24 @@ def fabric(
     )
 
 
-def _run_flows(
-    number: int, clusters: list[str] | None, op: list[str] | None, *, as_json: bool
-) -> None:
+def _run_queues(number: int, *, as_json: bool) -> None:
+    """Let the detector of pauses judge drawn cases of the queue model."""
+    from tutti.bench.beds.queue_cases import KINDS, run_case
+
+    found = [run_case(kind, seed) for kind in KINDS for seed in range(number)]
+    if as_json:
+        print_json({"cases": [asdict(one) | {"right": one.right} for one in found]})
+        return
+    for kind in KINDS:
+        own = [one for one in found if one.kind == kind]
+        typer.echo(f"{kind}: {sum(one.right for one in own)} of {len(own)} right")
+    for one in found:
+        if not one.right:
+            said = "; ".join(finding.words() for finding in one.found) or "nothing"
+            typer.echo(f"{one.kind} {one.seed} at {', '.join(one.origin)}: {said}")
+
+
+def _run_flows(number: int, *, as_json: bool) -> None:
     """Hold flows on a bed of three leaves and four spines against the flow model."""
     from statistics import fmean
 
@@ -76,12 +127,6 @@ def _run_flows(
     from tutti.bench.beds.bed_flows import random_set, run_set
     from tutti.bench.beds.clos_bed import ClosBed, ClosSpec
 
-    if clusters or op:
-        raise InputError(
-            "bench fabric: --flows has a network of its own; name no cluster and no op"
-        )
-    if number < 1:
-        raise InputError(f"--flows: {number}; must be at least 1")
     bed = ClosBed(ClosSpec())
     try:
         found = [run_set(bed, random_set(bed, seed)) for seed in range(number)]

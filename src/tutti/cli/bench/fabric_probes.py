@@ -1,0 +1,70 @@
+"""`tutti bench fabric --faults N --healthy SECONDS`: what probes on the Clos bed name, and when."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from tutti.cli.shared.output import print_json, print_rich
+
+if TYPE_CHECKING:
+    from tutti.bench.beds.bed_faults import FaultRun, HealthyRun
+
+_SHARE_S = 20.0
+
+
+def run_probes(faults: int, healthy_s: float | None, *, as_json: bool) -> None:
+    """Break links of the bed one after another, then leave it alone for a while."""
+    from tutti.bench.beds.bed_faults import LIMITS_S, ProbedBed
+    from tutti.bench.beds.clos_bed import ClosSpec
+
+    bed = ProbedBed(ClosSpec())
+    try:
+        runs = [bed.run_fault(kind, seed) for kind in LIMITS_S for seed in range(faults)]
+        quiet = None if healthy_s is None else bed.run_healthy(healthy_s, stop=4)
+        shares = bed.processor_shares(_SHARE_S)
+    finally:
+        bed.close()
+    if as_json:
+        print_json({
+            "faults": [asdict(one) | {"found": one.found} for one in runs],
+            "healthy": None if quiet is None else asdict(quiet), "agent_cores": shares,
+        })  # fmt: skip
+        return
+    _print(runs, quiet)
+    typer.echo(f"agents take {100 * min(shares):.1f} to {100 * max(shares):.1f} % of a core each")
+
+
+def _print(runs: list[FaultRun], quiet: HealthyRun | None) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from tutti.bench.beds.bed_faults import LIMITS_S
+
+    table = Table(box=box.SIMPLE, title="Faults of links: 9 hosts, 3 leaves, 4 spines")
+    for name in ("fault", "named in time", "within", "median", "slowest"):
+        table.add_column(name, justify="left" if name == "fault" else "right")
+    for kind, limit in LIMITS_S.items():
+        own = [one for one in runs if one.kind == kind]
+        took = sorted(one.seconds for one in own if one.seconds is not None)
+        if own:
+            table.add_row(
+                kind, f"{sum(one.found for one in own)} of {len(own)}", f"{limit:g} s",
+                f"{took[len(took) // 2]:.1f} s" if took else "–",
+                f"{took[-1]:.1f} s" if took else "–",
+            )  # fmt: skip
+    if runs:
+        print_rich(table)
+    for one in runs:
+        if not one.found:
+            said = ", ".join(one.named) or "nobody"
+            typer.echo(f"{one.kind} of {' or '.join(one.links)}: {said} was named")
+    if quiet is not None:
+        accused = ", ".join(quiet.accused) or "nobody"
+        stopped = "was told" if quiet.told else "was NOT told"
+        typer.echo(
+            f"{quiet.seconds:g} s without a fault, under load ({quiet.congested} links with full "
+            f"queues): {accused} accused; that {quiet.stopped} stood still {stopped}"
+        )

@@ -1,0 +1,1 @@
+"""Probes over every path of a network, and what ports of NICs and switches count."""

@@ -1,0 +1,152 @@
+"""Readings of switches' ports, from files of gNMI updates in JSON.
+
+What gNMI clients write is a stream of JSON objects: `source`, `timestamp` (nanoseconds) and
+`updates`, each with a path and values, of one leaf or of a subtree. A file of links says where each
+port leads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tutti import files, units
+from tutti.document import Place, build_fields
+from tutti.errors import InputError, hint
+from tutti.fabric.port_counters import Link, PortCounters
+from tutti.observe.network.driver_counters import counter_names
+
+_TOGETHER_S = 0.5
+_PORT = re.compile(r"\[(?:name|interface-id|port)=([^\]]+)\]|COUNTERS/([A-Za-z]+\d+(?:/\d+)*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortLinks:
+    """Where the ports of each device lead; devices that are only led to are hosts."""
+
+    links: Mapping[str, Mapping[str, str]]
+    rate: str  # of every port
+
+    @classmethod
+    def load(cls, path: Path) -> PortLinks:
+        """Read a file of links."""
+        found = build_fields(cls, files.read_file(path), Place(path.name))
+        if not found.links:
+            raise InputError(f"{path.name}: 'links' names no device")
+        found.bytes_per_s(path.name)
+        return found
+
+    def bytes_per_s(self, name: str = "links") -> float:
+        """Return the ports' rate."""
+        try:
+            rate = units.parse(self.rate, "bytes/s")
+        except ValueError as error:
+            raise InputError(f"{name}: 'rate': {error}") from None
+        if rate <= 0:
+            raise InputError(f"{name}: 'rate' is {self.rate}; must be more than 0")
+        return rate
+
+    @property
+    def hosts(self) -> set[str]:
+        """What forwards nothing."""
+        return {end for ports in self.links.values() for end in ports.values()} - set(self.links)
+
+
+Counted = dict[str, float]  # by the names of the device's counters
+
+
+def read_updates(path: Path) -> Iterator[tuple[float, str, str, Counted]]:
+    """Yield time, device, port and what it counted, update by update."""
+    text, decoder, at = files.read_text(path), json.JSONDecoder(), 0
+    while True:
+        while at < len(text) and text[at] in " \t\r\n,[]":
+            at += 1
+        if at >= len(text):
+            return
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except ValueError:
+            line = text.count("\n", 0, at) + 1
+            raise InputError(f"{path.name}:{line}: not JSON; is the file cut off?") from None
+        yield from _updates(value, path.name)
+
+
+def _updates(value: Any, name: str) -> Iterator[tuple[float, str, str, Counted]]:
+    if not isinstance(value, dict) or "updates" not in value:
+        return  # such as {"sync-response": true}
+    try:
+        seconds = int(value["timestamp"]) / 1e9
+        device = str(value["source"]).rpartition(":")[0] or str(value["source"])
+        for update in value["updates"]:
+            found = _PORT.search(str(update.get("Path") or update.get("path") or ""))
+            if found is None:
+                continue
+            counted: Counted = defaultdict(float)
+            for path, inner in (update.get("values") or {}).items():
+                _collect(str(path).rpartition("/")[2], inner, counted)
+            if counted:
+                yield seconds, device, found[1] or found[2], dict(counted)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{name}: not an update of gNMI ({error})") from None
+
+
+def _collect(leaf: str, value: Any, counted: Counted) -> None:
+    """Add up the known counters of a leaf or subtree."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _collect(str(name).rpartition(":")[2], inner, counted)
+        return
+    if any(pattern.fullmatch(leaf) for pattern in counter_names("switch").values()):
+        counted[leaf] += float(value)
+
+
+def readings(links: PortLinks, paths: list[Path]) -> list[tuple[float, dict[Link, PortCounters]]]:
+    """Return the readings in the order of time: every link's counters as last heard by then.
+
+    Updates within half a second are one reading: devices do not send at once.
+    """
+    rate, known = links.bytes_per_s(), links.links
+    state: dict[Link, Counted] = {}
+    found: list[tuple[float, dict[Link, PortCounters]]] = []
+    began: float | None = None
+
+    def close(at: float) -> None:
+        found.append((at, {link: _port(rate, values) for link, values in state.items()}))
+
+    for seconds, device, port, counted in sorted(
+        (update for path in paths for update in read_updates(path)), key=lambda one: one[0]
+    ):
+        if device not in known:
+            raise InputError(f"the readings name '{device}'; {hint(device, known)}")
+        if port not in known[device]:
+            continue  # leads to nobody that is watched
+        if began is not None and seconds - began >= _TOGETHER_S:
+            close(began)
+            began = None
+        began = seconds if began is None else began
+        link = (device, known[device][port])
+        state[link] = state.get(link, {}) | counted
+    if began is not None:
+        close(began)
+    return found
+
+
+def _port(rate: float, counted: Counted) -> PortCounters:
+    found = {
+        figure: [value for leaf, value in counted.items() if pattern.fullmatch(leaf)]
+        for figure, pattern in counter_names("switch").items()
+    }
+    paused = found["paused_microseconds"]
+    return PortCounters(
+        rate=rate,
+        sent_bytes=sum(found["sent_bytes"]),
+        paused_s=sum(paused) / 1e6 if paused else None,
+        pause_frames=sum(found["pause_frames"]),
+        marks=sum(found["marks"]),
+        discards=sum(found["discards"]),
+    )
