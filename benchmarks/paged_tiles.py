@@ -10,7 +10,7 @@ import argparse
 import torch
 
 from benchmarks.few_rows import timed
-from tutti.accelerator.cuda import paged
+from tutti.accelerator.cuda.pages import attention as paged
 from tutti.accelerator.paged_segments import PagedSegments
 
 HEADS, GROUPS, WIDTH, SIZE = 32, 8, 128, 16

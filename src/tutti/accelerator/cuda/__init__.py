@@ -31,16 +31,15 @@ def register_all() -> None:
             narrow_rows,
             norm,
             optimizer,
-            paged,
-            paged_heads,
-            paged_latents,
             pointwise,
             sampling,
         )
+        from tutti.accelerator.cuda.pages import attention as paged
+        from tutti.accelerator.cuda.pages import heads, latents
 
         for module in (
             cross_entropy, expert_products, experts, few_rows, flash, layer_norm, narrow,
-            narrow_experts, narrow_rows, norm, optimizer, paged, paged_heads, paged_latents,
-            pointwise, sampling,
+            narrow_experts, narrow_rows, norm, optimizer, paged, heads, latents, pointwise,
+            sampling,
         ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)

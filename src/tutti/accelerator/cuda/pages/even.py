@@ -5,7 +5,7 @@ a run of it. Where a row of a group lies in several runs, whichever program ends
 together. So short rows beside long ones leave no program waiting, and the programs that run at the
 same time read the same keys' lines: those of all groups lie side by side.
 
-Letters as in `paged_kernels`.
+Letters as in `kernels`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from tutti.accelerator.cuda.early import wait
-from tutti.accelerator.cuda.paged_kernels import _meet, _sunk
+from tutti.accelerator.cuda.pages.kernels import _meet, _sunk
 
 
 @triton.jit
@@ -50,6 +50,34 @@ def _joined(
         collected = collected * shrink[:, None] + part * weight[:, None]
         most = new
     return most, total, collected
+
+
+@triton.jit
+def _leave(
+    out, parts, sums, counter, sinks, collected, most, total, place, begins, ends, line, head_m,
+    inside, M: tl.constexpr, E: tl.constexpr, WIDE_E: tl.constexpr, HAS_SINK: tl.constexpr,
+):  # fmt: skip
+    """Write the outputs of a row of a group; where several programs have parts, the last does.
+
+    A program leaves its part at a place of its own: it has two, for where it begins and ends.
+    """
+    e = tl.arange(0, WIDE_E)
+    written = inside[:, None] & (e < E)[None, :]
+    complete = begins == ends
+    if not complete:
+        kept = place * M + tl.arange(0, M)
+        tl.store(parts + kept[:, None] * E + e[None, :], collected, mask=written)
+        tl.store(sums + 2 * kept, most, mask=inside)
+        tl.store(sums + 2 * kept + 1, total, mask=inside)
+        tl.debug_barrier()
+        complete = tl.atomic_add(counter, 1, sem="acq_rel") == ends - begins
+        if complete:
+            tl.store(counter, 0)  # as the next call wants to find it
+            most, total, collected = _joined(parts, sums, begins, ends, inside, M, E, WIDE_E)
+    if complete:
+        mean = _sunk(collected, most, total, sinks, head_m, inside, HAS_SINK)
+        y = mean.to(out.dtype.element_ty)
+        tl.store(out + line.to(tl.int64)[:, None] * E + e[None, :], y, mask=written)
 
 
 @triton.jit(do_not_specialize=["table_row", "num_rows", "num_tokens"])
@@ -116,21 +144,7 @@ def attend_evenly(
                 ROUNDED, PRECISION,
             )  # fmt: skip
         begins, ends = base // each, (base + tiles - 1) // each
-        complete = begins == ends
-        if not complete:
-            kept = (2 * me + (at == base).to(tl.int32)) * M + m
-            tl.store(parts + kept[:, None] * E + e[None, :], collected, mask=written)
-            tl.store(sums + 2 * kept, most, mask=inside)
-            tl.store(sums + 2 * kept + 1, total, mask=inside)
-            tl.debug_barrier()
-            counter = counters + row * GROUPS + group
-            complete = tl.atomic_add(counter, 1, sem="acq_rel") == ends - begins
-            if complete:
-                tl.store(counter, 0)  # as the next call wants to find it
-                most, total, collected = _joined(parts, sums, begins, ends, inside, M, E, WIDE_E)
-        if complete:
-            mean = _sunk(collected, most, total, sinks, head_m, inside, HAS_SINK)
-            line = (token * HEADS + head_m).to(tl.int64)
-            tl.store(out + line[:, None] * E + e[None, :], mean.to(out.dtype.element_ty),
-                     mask=written)  # fmt: skip
+        _leave(out, parts, sums, counters + row * GROUPS + group, sinks, collected, most, total,
+               2 * me + (at == base).to(tl.int32), begins, ends, token * HEADS + head_m, head_m,
+               inside, M, E, WIDE_E, HAS_SINK)  # fmt: skip
         at = until

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutti.accelerator.cuda import paged_kernels as kernels
 from tutti.accelerator.cuda.common import DTYPES, power_of_two
-from tutti.accelerator.cuda.paged import Splits
+from tutti.accelerator.cuda.pages import kernels
+from tutti.accelerator.cuda.pages.attention import Splits
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.registry import Implementation
 

@@ -1,0 +1,1 @@
+"""Kernels of keys and values in pages."""
