@@ -123,7 +123,11 @@ def main() -> None:
         for mine, theirs in zip(*rows, strict=True)
     ]
     worst = max(abs(mine - theirs) for mine, theirs in pairs)
-    print(f"{len(pairs)} log-likelihoods; largest difference to transformers {worst:.2g}")
+    low, high = min(mine for mine, _ in pairs), max(mine for mine, _ in pairs)
+    print(
+        f"{len(pairs)} log-likelihoods from {low:.4f} to {high:.4f}; largest difference to "
+        f"transformers {worst:.2g}"
+    )
     if worst > 1e-4:
         sys.exit(1)
 

@@ -16,7 +16,6 @@ from tutti.plan.check import require_valid
 from tutti.plan.plan import Plan
 from tutti.plan.serving import Role
 from tutti.search.serving.build_plan import build_plan
-from tutti.search.serving.chains import MOST_STAGES, fewest_stages
 from tutti.search.serving.evaluate import (
     MOST_OF_PROMISE,
     Evaluated,
@@ -192,9 +191,6 @@ def _candidates(
     chain = _one_pipeline_per_pool(problem, kinds)
     if chain is not None:
         found.append(("one pipeline per kind of chip", chain))
-    whole = _one_pipeline(problem, kinds)
-    if whole is not None:
-        found.append(("one pipeline of all chips", whole))
     return found
 
 
@@ -231,32 +227,6 @@ def _one_pipeline_per_pool(problem: ServeProblem, kinds: Sequence[ChipGroup]) ->
         return None
     rate = sum(option.rate for option, _ in engines)
     return Mixture(engines=tuple(engines), flows={}, rate=rate, bound=0.0)
-
-
-def _one_pipeline(problem: ServeProblem, kinds: Sequence[ChipGroup]) -> Mixture | None:
-    """Return a pipeline through the chips of all pools, where no chip holds the model by itself.
-
-    It has the weights once and leaves most room for pages. Flows see neither pages that run out
-    nor stages that wait, so one that promises a little less may serve more.
-    """
-    if not problem.space.mix or len(problem.pools) < 2:
-        return None
-    widest = [
-        max((kind for kind in kinds if kind.pool == pool), key=lambda kind: kind.tp)
-        for pool in problem.pools
-    ]
-    chain = tuple(
-        kind
-        for kind in sorted(widest, key=lambda kind: kind.room_bytes)  # fast memory has the head
-        for _ in range(kind.groups)
-    )
-    most = min(problem.space.max_stages or MOST_STAGES, problem.model.num_layers)
-    if len(chain) > most or any(fewest_stages(problem, kind) == 1 for kind in widest):
-        return None
-    option = best_engine(problem, chain, Role.BOTH)
-    if option is None:
-        return None
-    return Mixture(engines=((option, 1),), flows={}, rate=option.rate, bound=0.0)
 
 
 def _even_split(best: Evaluated) -> list[ComparedDeployment]:

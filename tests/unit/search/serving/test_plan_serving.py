@@ -24,7 +24,7 @@ from tutti.search.serving.chains import chains
 from tutti.search.serving.flows import solve_flows
 from tutti.search.serving.kinds import kinds_of
 from tutti.search.serving.options import EngineOption, engine_options
-from tutti.search.serving.planner import ALL_ROLES, _one_pipeline, plan_serving
+from tutti.search.serving.planner import ALL_ROLES, plan_serving
 from tutti.search.serving.question import ServeProblem, ServeSpace
 
 QWEN = load_model("qwen3-8b")
@@ -124,27 +124,6 @@ def test_unlike_chips_share_a_pipeline_where_one_kind_is_short():
     alone = replace(problem, space=replace(problem.space, mix=False))
     found = {frozenset(kind.pool for kind in chain) for chain in chains(alone, kinds_of(alone))}
     assert frozenset(("l4", "t4")) not in found
-
-
-def test_all_chips_in_one_pipeline_where_none_holds_the_model():
-    limits = {"service": Service(traffic=SHORT)}
-    problem = _problem(
-        cluster=Cluster.load("helix-24"),
-        model=load_model("llama-2-70b"),
-        space=ServeSpace(),
-        **limits,
-    )
-    mixture = _one_pipeline(problem, kinds_of(problem))
-    assert mixture is not None
-    ((option, count),) = mixture.engines
-    assert (count, option.chips) == (1, {"t4": 12, "l4": 8, "a100": 4})
-    assert sum(option.layers) == 80
-    assert option.layers[-1] > option.layers[0]  # a faster chip has more
-    assert not check_plan(build_plan(problem, mixture))
-    whole = _problem(**limits)  # each chip holds it
-    assert _one_pipeline(whole, kinds_of(whole)) is None
-    alone = replace(problem, space=ServeSpace(mix=False))
-    assert _one_pipeline(alone, kinds_of(alone)) is None
 
 
 @pytest.fixture(scope="module")
