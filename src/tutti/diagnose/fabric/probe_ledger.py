@@ -27,7 +27,7 @@ _UNSURE_S = 1.0  # after a host's first report: probes sent before it listened a
 _GRACE_S = 0.4  # from a sender's report to a receiver's that must name its probes
 _QUEUED_US = 4000  # above a path's least delay: something stands in a queue
 _QUEUE_S = 2.0  # how long a late probe tells of a queue
-_LATE_BACKGROUND, _LATE_ENOUGH = 0.02, 6.0
+_LATE_BACKGROUND, _LATE_ENOUGH, _BUSY = 0.02, 6.0, 0.5
 _EXCUSED_S = 4.0  # before a queue is seen to be full, and after
 _IDLE_US = 1500  # a train that began later than this shared its way
 _LEAST_KEPT_S = 30.0  # of a path's least delay: clocks drift
@@ -239,11 +239,15 @@ class ProbeLedger:
         ]
         found = blame(late, background=_LATE_BACKGROUND, enough=_LATE_ENOUGH, most=len(late))
         full = {link for one in found for link in one.parts}
+        # a slow link's own trains make some probes late, other traffic makes most of them late
+        busy = {link for one in found if one.chance >= _BUSY for link in one.parts}
         for path in self._known() if full else ():
             if full.isdisjoint(path.links):
                 continue
             for one in path.trials:
                 one.excused |= one.at > now - _EXCUSED_S
+            if busy.isdisjoint(path.links):
+                continue
             while path.rates and path.rates[-1][0] > now - _EXCUSED_S:
                 path.rates.pop()
         return tuple(sorted(full))
