@@ -54,7 +54,7 @@ class Rollouts:
         self._objective: Objective = objective
         self._sampling: Sampling = objective.sampling
         self._data = data
-        _check(context, engine, self._sampling)
+        _check(engine, self._sampling)
         parts = [part.rows for part in data.train.parts]
         self._longest = max(rows.longest for rows in parts if isinstance(rows, PromptRows))
         self.prompts = self._prompts()
@@ -210,7 +210,7 @@ class Rollouts:
         return given.prompts or most
 
 
-def _check(context: RankContext, engine: Engine, sampling: Sampling) -> None:
+def _check(engine: Engine, sampling: Sampling) -> None:
     """Refuse what sampled answers cannot have."""
     if engine.stub:
         raise InputError("emulate: stub computes nothing, and so answers nothing; leave it out")
@@ -221,4 +221,3 @@ def _check(context: RankContext, engine: Engine, sampling: Sampling) -> None:
         )
     if engine.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise InputError("sampled answers need job.precision bf16, fp16 or fp32")
-    del context
