@@ -113,6 +113,7 @@ def test_a_stack_of_two_architectures_keeps_their_ratio(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the shared data are not here")
 def test_the_published_runs_where_nothing_was_seen() -> None:
     """A little above what is reached; docs/results.md has the figures."""

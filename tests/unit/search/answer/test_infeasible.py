@@ -44,6 +44,7 @@ def with_chip(cluster: Cluster, *, memory: float, host: float | None = None) -> 
     return replace(cluster, pools=(replace(pool, node=node),))
 
 
+@pytest.mark.slow
 def test_what_one_micro_batch_can_do_is_found_among_all(tmp_path):
     """On four pools the fastest configurations are all too large; others of the space do fit."""
     asked = make_problem("deepseek-v3", cluster_of(tmp_path, ODD))
