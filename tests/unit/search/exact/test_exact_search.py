@@ -37,7 +37,7 @@ CLOSE = 1e-9
 # the choice between selective and full recomputation; in 111 and 278 nothing fits.
 _ALWAYS = (
     8, 16, 26, 33, 43, 53, 57, 68, 73, 84, 95, 105, 111, 115, 117, 131, 136, 149,
-    157, 167, 178, 184, 194, 206, 213, 219, 226, 236, 237, 244, 254, 264, 275, 278, 287,
+    157, 167, 178, 184, 194, 206, 213, 219, 226, 236, 237, 244, 246, 254, 264, 275, 278, 287,
     292, 299, 314, 319, 324, 337, 342, 354,
 )  # fmt: skip
 _SELDOM = tuple(n for n in range(NUM_INSTANCES) if n not in _ALWAYS)
