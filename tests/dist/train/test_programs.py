@@ -24,7 +24,7 @@ from tutti.simulate.program import compile_schedule
 from tutti.train.run.tracing import RankSpans, joined
 
 MOST_RANKS = 6
-NUM_DRAWN = 4
+NUM_DRAWN = 10
 RECORDED = ("gradients", "parameters", "boundary")  # what the cost model prices as programs
 
 

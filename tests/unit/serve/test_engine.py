@@ -77,8 +77,8 @@ def test_samples_of_one_request_differ_and_share_the_prompt(model: Model) -> Non
 def test_draws_follow_the_distribution(model: Model) -> None:
     engine = engine_of(model, slots=128)
     own = SamplingParameters(max_tokens=1, temperature=0.8, n=100, ignore_end=True)
-    wanted = [replace(own, seed=seed) for seed in range(15)]
-    found = engine.generate([PROMPTS[1]] * 15, wanted)
+    wanted = [replace(own, seed=seed) for seed in range(40)]
+    found = engine.generate([PROMPTS[1]] * 40, wanted)
     drawn = torch.tensor([answer.tokens[0] for done in found for answer in done.answers])
     likely = torch.softmax(logits_after(model, PROMPTS[1])[-1].double() / 0.8, 0)
     counts = torch.bincount(drawn, minlength=len(likely))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated
 
@@ -55,23 +56,14 @@ def fabric(
     from tutti.hardware.cluster import Cluster
     from tutti.hardware.library import shipped_cluster_names
 
-    others = {"flows": flows, "faults": faults, "healthy": healthy, "queues": queues}
-    if any(number is not None for number in others.values()):
+    asked = {"flows": flows, "faults": faults, "healthy": healthy, "queues": queues}
+    numbers = {name: number for name, number in asked.items() if number is not None}
+    if numbers:
         if clusters or op:
             raise InputError(
                 "bench fabric: a bed has a network of its own; name no cluster and no op"
             )
-        for name, number in others.items():
-            if number is not None and number < 1:
-                raise InputError(f"--{name}: {number}; must be at least 1")
-        if flows is not None:
-            _run_flows(flows, as_json=json)
-        if faults is not None or healthy is not None:
-            from tutti.cli.bench.fabric_probes import run_probes
-
-            run_probes(faults or 0, healthy, as_json=json)
-        if queues is not None:
-            _run_queues(queues, as_json=json)
+        _run_others(numbers, as_json=json)
         return
     known = (*OPERATIONS, "all_to_all")
     for name in op or ():
@@ -98,6 +90,21 @@ def fabric(
         f"{len(rows)} collectives: {lost} choices more than 10 % behind the best replayed program, "
         f"{off} prices more than 10 % off their replay"
     )
+
+
+def _run_others(numbers: Mapping[str, float], *, as_json: bool) -> None:
+    """Run what is no comparison of prices, by its option."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise InputError(f"--{name}: {number}; must be at least 1")
+    if "flows" in numbers:
+        _run_flows(int(numbers["flows"]), as_json=as_json)
+    if "faults" in numbers or "healthy" in numbers:
+        from tutti.cli.bench.fabric_probes import run_probes
+
+        run_probes(int(numbers.get("faults", 0)), numbers.get("healthy"), as_json=as_json)
+    if "queues" in numbers:
+        _run_queues(int(numbers["queues"]), as_json=as_json)
 
 
 def _run_queues(number: int, *, as_json: bool) -> None:

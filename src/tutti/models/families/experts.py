@@ -82,10 +82,15 @@ def _qwen2_moe(config: Config) -> MoeSpec:
 
 
 def _qwen3_moe(config: Config) -> MoeSpec:
+    return plain_moe(config, config.integer("moe_intermediate_size"))
+
+
+def plain_moe(config: Config, width: int) -> MoeSpec:
+    """Return experts of a width behind a router by softmax, with a balancing loss and no more."""
     return MoeSpec(
         experts=config.integer("num_experts", "num_local_experts"),
         experts_per_token=config.integer("num_experts_per_tok"),
-        hidden=config.integer("moe_intermediate_size"),
+        hidden=width,
         activation=config.choice("hidden_act", ACTIVATIONS),
         router=RouterSpec(
             normalize=config.flag("norm_topk_prob"),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from tutti.models.config import Config
-from tutti.models.families.decoder import ACTIVATIONS, Attention, Decoder, typed_window
+from tutti.models.families.decoder import Attention, Decoder, typed_window
 from tutti.models.families.experts import (
     BALANCE,
     Sparse,
     deepseek_moe,
     dense_first,
+    plain_moe,
     sigmoid_router,
 )
 from tutti.models.families.llama_like import olmo_qk_norm, per_head_norm
 from tutti.models.families.registry import register
-from tutti.models.parts import MoeSpec, RouterSpec
+from tutti.models.parts import MoeSpec
 
 
 def _dots1_slides(config: Config, layer: int) -> bool:
@@ -21,17 +22,7 @@ def _dots1_slides(config: Config, layer: int) -> bool:
 
 
 def _olmoe(config: Config) -> MoeSpec:
-    return MoeSpec(
-        experts=config.integer("num_experts", "num_local_experts"),
-        experts_per_token=config.integer("num_experts_per_tok"),
-        hidden=config.integer("intermediate_size"),
-        activation=config.choice("hidden_act", ACTIVATIONS),
-        router=RouterSpec(
-            normalize=config.flag("norm_topk_prob"),
-            balance_loss=config.number("router_aux_loss_coef", zero=True),
-            balance_loss_on=config.flag("output_router_logits"),
-        ),
-    )
+    return plain_moe(config, config.integer("intermediate_size"))
 
 
 register(

@@ -23,7 +23,7 @@ from tutti.schedule.elements import RankElements
 from tutti.schedule.schedule import build_schedule
 from tutti.train.engine.engine import Engine
 
-NUM_DRAWN, MANY_DRAWN, MOST_RANKS = 6, 400, 16
+NUM_DRAWN, MANY_DRAWN, MOST_RANKS = 12, 400, 16
 
 
 class _Group:
