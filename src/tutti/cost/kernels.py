@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tutti.models.memory import Recompute
+from tutti.models.operators import LOGIT_CHUNK_BYTES
 
 
 class RecomputedShares(NamedTuple):
@@ -30,7 +31,8 @@ class Kernels:
     """The kernels of a stack. The defaults are those of tutti's own engine."""
 
     fused_attention: bool = True
-    fused_cross_entropy: bool = False
+    fused_cross_entropy: bool = True
+    logit_chunk_bytes: float = LOGIT_CHUNK_BYTES  # held at a time; math.inf: all of a micro-batch
     compiled: bool = False  # element-wise operators run together, as a compiler fuses them
     asynchronous_tp: bool = False  # products run beside their collectives, tile by tile
     split_backward: bool = True  # gradients of inputs leave before those of weights are computed

@@ -121,12 +121,13 @@ def _head(spec: ModelSpec, work: Workload) -> tuple[Operator, ...]:
 
 def _logits(build: Builder, spec: ModelSpec) -> None:
     work, width = build.work, spec.embedding.dim
-    rows = work.own_tokens
+    rows, fused = work.own_tokens, work.fused_cross_entropy
     if width != spec.hidden:
         kept = (build.keep("project_out input", rows * spec.hidden),)
         build.gemm("project_out", rows, width, spec.hidden, kept=kept)
     vocab = -(-spec.vocab // work.tp)
-    kept = (build.keep("logits input", rows * width),)
+    # Where forward makes the gradients, that of the input stays in the input's place.
+    kept = (build.keep("logits input", (work.tokens if fused else rows) * width),)
     build.gemm("logits", work.tokens, vocab, width, kept=kept)
     if spec.answers:  # their sums come first
         build.forward_gemm("logits of answers", work.tokens, vocab, width)
@@ -135,7 +136,7 @@ def _logits(build: Builder, spec: ModelSpec) -> None:
         build.elementwise("logit divisor", elements, inputs=1)
     if spec.head.soft_cap is not None:
         build.elementwise("logit soft cap", elements, inputs=1)
-    e, fused = work.element_bytes, work.fused_cross_entropy
+    e = work.element_bytes
     single = () if fused else (Kept(name="logits", bytes=FLOAT_BYTES * elements),)
     build.memory_bound(  # a single-precision copy is written, and read for maximum and sum
         "cross_entropy",

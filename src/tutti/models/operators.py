@@ -14,6 +14,9 @@ from enum import StrEnum
 from tutti.errors import InputError
 
 
+LOGIT_CHUNK_BYTES = 1 << 29  # of logits that tutti's own head holds at a time, in the model's dtype
+
+
 class OperatorKind(StrEnum):
     """What an operator is, and so which of the cost model's curves prices it."""
 
@@ -43,7 +46,7 @@ class Workload:
     expert_tp: int | None = None  # None: tp where all experts are here, 1 where they are spread
     sequence_parallel: bool = False
     fused_attention: bool = True  # FlashAttention; else scores are materialised
-    fused_cross_entropy: bool = False  # logits are never held as a whole
+    fused_cross_entropy: bool = True  # backward needs no logits: forward made their gradients
     element_bytes: float = 2.0  # of activations and of weights in matrix products
 
     def __post_init__(self) -> None:

@@ -108,6 +108,7 @@ def published_plan(run: Run) -> PublishedPlan:
     kernels = Kernels(
         fused_attention=bool(strategy["flash"]),
         fused_cross_entropy=not run.source.eager_loss,
+        logit_chunk_bytes=math.inf,
         compiled=bool(strategy["compiled"]),
         asynchronous_tp=bool(strategy["async_tp"]),
         split_backward=False,

@@ -21,8 +21,8 @@ from torch import Tensor
 from tutti.accelerator.cuda.common import power_of_two, reason_against
 from tutti.accelerator.reference.loss import Vocabulary
 from tutti.accelerator.registry import Implementation
+from tutti.models.operators import LOGIT_CHUNK_BYTES
 
-CHUNK_BYTES = 1 << 29  # of logits
 TILE_ROWS = 256  # of the largest tiles that products are made of; fewer rows make them slow
 BLOCK = 8192
 AT_ONCE = tl.constexpr(4)  # logits that a lane takes
@@ -204,7 +204,7 @@ def rows_per_chunk(tokens: int, weight: Tensor) -> int:
 
     Products compute whole tiles: seven chunks of 1,176 rows would compute 1,280 each.
     """
-    most = max(TILE_ROWS, CHUNK_BYTES // (weight.shape[0] * weight.element_size()))
+    most = max(TILE_ROWS, LOGIT_CHUNK_BYTES // (weight.shape[0] * weight.element_size()))
     if tokens <= most:
         return tokens
     equal = -(-tokens // -(-tokens // most))

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.products import add_product, product
+from tutti.models.operators import LOGIT_CHUNK_BYTES
 
-CHUNK_ELEMENTS = 1 << 26  # logits held at a time: 256 MiB in float32
+CHUNK_ELEMENTS = LOGIT_CHUNK_BYTES // 8  # logits at a time, and their exponentials
 
 
 class Vocabulary(Protocol):

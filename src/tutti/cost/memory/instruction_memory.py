@@ -27,7 +27,7 @@ from tutti.plan.plan import ContextKind, UnitRanges, covers
 from tutti.schedule.instruction import Instruction, Op, What
 
 FloatArray = npt.NDArray[np.float64]
-# Per logit while the loss is computed, beside the kept copy: exponentials and half the gradient.
+# Per logit of a backward pass that makes the gradients: exponentials and half the gradient.
 LOSS_BYTES = 5.0
 
 
@@ -113,10 +113,10 @@ class MemoryModel:
         """Return the bytes that an instruction takes at its start and gives back at its end."""
         units = range(entry.start, entry.stop)
         if entry.op is Op.FORWARD:
-            passing = max(map(self._context_buffers, units))
+            passing = max(map(self._forward_buffers, units))
             return sum(map(self._kept, units)) + passing, sum(map(self._brought, units)) + passing
         if entry.op is Op.RECOMPUTE:
-            passing = max(map(self._context_buffers, units))
+            passing = max(map(self._forward_buffers, units))
             return sum(map(self._again, units)) + passing, passing
         if entry.op is Op.BACKWARD_INPUT:
             # Beside keys and values their gradients travel.
@@ -143,7 +143,8 @@ class MemoryModel:
         held = peak = taken
         for unit in reversed(units):
             held += self._made_gradients(unit)
-            peak = max(peak, held + self._weight_gradients(unit))
+            there = self._head_gradients(unit) if self._stays_as_made(unit) else 0.0
+            peak = max(peak, held + self._weight_gradients(unit) - there)
             held -= self._kept(unit) + self._again(unit)
         return peak, peak - held
 
@@ -182,18 +183,39 @@ class MemoryModel:
     # --- per unit ------------------------------------------------------------------------
 
     def _kept(self, unit: int) -> float:
-        return self.rank_state.activations(unit)
+        again = self.rank_state.recompute_kind(unit) != "none"
+        made = 0.0 if again else self._head_gradients(unit)
+        return self.rank_state.activations(unit) + made
 
     def _again(self, unit: int) -> float:
         """What recomputation brings back for the time of the unit's backward."""
         if self.rank_state.recompute_kind(unit) == "none":
             return 0.0
-        return self.rank_state.activations(unit, "none") - self.rank_state.activations(unit)
+        more = self.rank_state.activations(unit, "none") - self.rank_state.activations(unit)
+        return more + self._head_gradients(unit)
+
+    def _head_gradients(self, unit: int) -> float:
+        """The gradient of the head's weight, which its forward pass makes chunk by chunk."""
+        model, work = self.rank_state.model, self.rank_state.workload
+        if unit != model.head_unit or not work.fused_cross_entropy:
+            return 0.0
+        weights = (p for p in model.parameters(unit) if p.name == "logits.weight")
+        return sum(p.local_size(tp=work.tp) * work.element_bytes for p in weights if p.trainable)
+
+    def _forward_buffers(self, unit: int) -> float:
+        """What lives only inside a unit's forward pass: others' keys, or a chunk of logits."""
+        model, work = self.rank_state.model, self.rank_state.workload
+        if unit != model.head_unit or not work.fused_cross_entropy:
+            return self._context_buffers(unit)
+        whole = work.element_bytes * work.tokens * -(-model.vocab // work.tp)
+        return min(whole, self.rank_state.kernels.logit_chunk_bytes)
 
     def _input_gradients(self, unit: int) -> float:
         """Gradients of activations that live only inside a unit's backward, at their most."""
         model, work = self.rank_state.model, self.rank_state.workload
         if unit == model.head_unit:
+            if work.fused_cross_entropy:
+                return 0.0
             return LOSS_BYTES * work.tokens * -(-model.vocab // work.tp)
         mlp = model.block(unit).mlp if unit else None
         width = mlp.hidden if mlp is not None else model.hidden

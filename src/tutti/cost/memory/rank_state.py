@@ -141,6 +141,7 @@ class RankState:
         self._given = elements
         self.plan = plan
         self.model = model
+        self.kernels = kernels
         self.place = place  # pipeline, stage, replica group
         self.stage = plan.pipelines[place[0]].stages[place[1]]
         self.replica = self.stage.replicas[place[2]]

@@ -102,6 +102,9 @@ class ProfiledMemory(MemoryModel):
         whole = self.rank_state.activations(unit, "none")
         return min(1.0, self.rank_state.activations(unit) / whole) if whole else 1.0
 
+    def _forward_buffers(self, unit: int) -> float:
+        return self._context_buffers(unit)
+
     def _input_gradients(self, unit: int) -> float:
         del unit
         return 0.0
