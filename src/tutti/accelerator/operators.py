@@ -30,25 +30,16 @@ from tutti.accelerator.reference.experts import Permutation, Routing
 from tutti.accelerator.reference.loss import Vocabulary
 from tutti.accelerator.reference.narrow import NarrowRows
 from tutti.accelerator.reference.optimizer import AdamSettings
-from tutti.accelerator.registry import Implementation, implementations, operator_names
+from tutti.accelerator.registry import (
+    OVERRIDE,
+    Implementation,
+    implementations,
+    operator_names,
+    overrides,
+)
 from tutti.accelerator.segments import Segments
 from tutti.errors import InputError, hint
 from tutti.models.parts import Activation, RouterSpec
-
-OVERRIDE = "TUTTI_OPERATORS"
-
-
-def overrides(text: str) -> dict[str, str]:
-    """Read 'rms_norm=reference,attention=sdpa'."""
-    found: dict[str, str] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        operator, _, name = item.partition("=")
-        if operator not in operator_names():
-            raise InputError(f"{OVERRIDE}: '{operator}'; {hint(operator, operator_names())}")
-        if not name:
-            raise InputError(f"{OVERRIDE}: '{item}'; write operator=implementation")
-        found[operator] = name
-    return found
 
 
 class Operators(Inference):
@@ -257,14 +248,24 @@ class Operators(Inference):
         heads: int,
         kv_heads: int,
         interleaved: bool = False,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        eps: float = 0.0,
+        unit_offset: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and keys, rotated, and values of x (T, H + 2·G, D)."""
-        found: tuple[Tensor, Tensor, Tensor] | None = self._run_fused(
-            "split_rotary", x, cos, sin, heads=heads, kv_heads=kv_heads, interleaved=interleaved
-        )
-        if found is not None:
-            return found
+        """Return queries and keys, normed and rotated, and values of x (T, H + 2·G, D)."""
+        placed: tuple[Tensor, Tensor, Tensor] | None = self._run_fused(
+            "split_rotary", x, cos, sin, heads=heads, kv_heads=kv_heads, interleaved=interleaved,
+            query_norm=query_norm, key_norm=key_norm, eps=eps, unit_offset=unit_offset,
+        )  # fmt: skip
+        if placed is not None:
+            return placed
         both, v = x.split([heads + kv_heads, kv_heads], dim=1)
+        if query_norm is not None or key_norm is not None:
+            parts = zip(both.split([heads, kv_heads], dim=1), (query_norm, key_norm), strict=True)
+            options = {"eps": eps, "unit_offset": unit_offset}
+            normed = (y if w is None else self.rms_norm(y, w, **options) for y, w in parts)
+            both = torch.cat(tuple(normed), dim=1)
         turned = self.rotary(both, cos, sin, interleaved=interleaved)
         return *turned.split([heads, kv_heads], dim=1), v
 

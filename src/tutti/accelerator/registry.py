@@ -29,6 +29,8 @@ from tutti.accelerator.reference import (
 )
 from tutti.errors import InputError, hint
 
+OVERRIDE = "TUTTI_OPERATORS"  # implementations to use, whatever was measured
+
 Supports = Callable[..., str | None]
 
 
@@ -166,3 +168,16 @@ def registered(operator: str, device_type: str) -> Sequence[Implementation]:
 def implementations(operator: str, device_type: str) -> Sequence[Implementation]:
     """Return what can run an operator on a type of device here, the preferred first."""
     return [i for i in registered(operator, device_type) if i.present]
+
+
+def overrides(text: str) -> dict[str, str]:
+    """Read 'rms_norm=reference,attention=sdpa'."""
+    found: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        operator, _, name = item.partition("=")
+        if operator not in operator_names():
+            raise InputError(f"{OVERRIDE}: '{operator}'; {hint(operator, operator_names())}")
+        if not name:
+            raise InputError(f"{OVERRIDE}: '{item}'; write operator=implementation")
+        found[operator] = name
+    return found

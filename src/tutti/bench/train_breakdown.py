@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from tutti.accelerator import Accelerator
-from tutti.models.flops import attention_flops_per_token, matmul_parameters
+from tutti.models.flops import attention_flops_per_token, flops_per_token
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Precision
 
@@ -30,7 +30,8 @@ KINDS: Mapping[str, re.Pattern[str]] = {
         r"_whole_rows|_statistics|_gradients|softmax|nll_loss", re.IGNORECASE
     ),
     "norm, rotary, gate": re.compile(
-        r"^_forward$|^_backward$|_rotate|_gated_|rms_norm|::silu|::mul\b|::rsqrt", re.IGNORECASE
+        r"^_forward$|^_backward$|_rotate|_place|_gated_|rms_norm|::silu|::mul\b|::rsqrt",
+        re.IGNORECASE,
     ),
     "embedding": re.compile(r"embedding|index_", re.IGNORECASE),
 }
@@ -127,10 +128,12 @@ def parts(
     rates: Rates,
 ) -> list[Part]:
     """Return what a step spends, the largest first, beside the least that it could."""
-    products = 6.0 * matmul_parameters(spec) * tokens
+    pairs = attention_flops_per_token(spec, sequence_length)
+    products = (flops_per_token(spec, sequence_length) - 6.0 * pairs) * tokens
     # forward has two products per pair, backward four, and one more to have the scores again
-    attention = 7.0 * attention_flops_per_token(spec, sequence_length) * tokens / 2.0
-    parameters = sum(p.size for unit in range(spec.num_units) for p in spec.parameters(unit))
+    attention = 7.0 * pairs * tokens / 2.0
+    every = (p for unit in range(spec.num_units) for p in spec.parameters(unit))
+    parameters = sum(p.size for p in every if p.trainable)
     master = 0 if precision.master is None else precision.master.num_bytes
     states = 2 * precision.moments.num_bytes + master
     moved = precision.gradients.num_bytes + 2 * states + precision.parameters.num_bytes

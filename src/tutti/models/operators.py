@@ -13,7 +13,6 @@ from enum import StrEnum
 
 from tutti.errors import InputError
 
-
 LOGIT_CHUNK_BYTES = 1 << 29  # of logits that tutti's own head holds at a time, in the model's dtype
 
 

@@ -186,14 +186,8 @@ class Attention(Holder):
     def _placed(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, normed and rotated, and values."""
         norm, rotary = self.spec.qk_norm, self.spec.rotary
-        if norm is None and rotary is not None and self.table_index is not None:
-            return self.operators.split_rotary(
-                x,
-                *batch.tables[self.table_index],
-                heads=self.heads,
-                kv_heads=self.kv_heads,
-                interleaved=rotary.interleaved,
-            )
+        if (placing := self._placing(batch)) is not None:
+            return self.operators.split_rotary(x, placing.cos, placing.sin, **placing.options())
         if norm is None and rotary is None:
             q_thd, k_tgd, v_tgd = x.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
             return q_thd, k_tgd, v_tgd

@@ -54,6 +54,11 @@ class HeadPlacing:
     eps: float = 0.0
     unit_offset: bool = False
 
+    def options(self) -> dict[str, Any]:
+        """Return all but the tables, by name."""
+        names = (field.name for field in fields(self))
+        return {name: getattr(self, name) for name in names if name not in ("cos", "sin")}
+
 
 class Cache(Protocol):
     """What attention needs of a cache."""
@@ -146,13 +151,7 @@ class PagedCache:
             keys,
             values,
             self._places_t,
-            heads=placing.heads,
-            kv_heads=placing.kv_heads,
-            interleaved=placing.interleaved,
-            query_norm=placing.query_norm,
-            key_norm=placing.key_norm,
-            eps=placing.eps,
-            unit_offset=placing.unit_offset,
+            **placing.options(),
         )
         self._stored(unit)
         return self._attended(unit, q_thd, scores)

@@ -31,6 +31,7 @@ def register_all() -> None:
             narrow_rows,
             norm,
             optimizer,
+            placed_heads,
             pointwise,
             sampling,
         )
@@ -39,7 +40,7 @@ def register_all() -> None:
 
         for module in (
             cross_entropy, expert_products, experts, few_rows, flash, layer_norm, narrow,
-            narrow_experts, narrow_rows, norm, optimizer, paged, heads, latents, pointwise,
-            sampling,
+            narrow_experts, narrow_rows, norm, optimizer, paged, heads, latents, placed_heads,
+            pointwise, sampling,
         ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)

@@ -176,6 +176,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grad_weight.addmm_(logits.t(), x[own])
             if grad_bias is not None:
                 grad_bias += logits[:, : chunk.vocab].sum(0, dtype=torch.float32)
+            del logits  # before the next chunk's are made
         ctx.gradients = (
             grad_x,
             None if grad_weight is None else grad_weight[: chunk.vocab],

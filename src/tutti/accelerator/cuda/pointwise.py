@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tutti.accelerator.cuda.common import power_of_two, reason_against, rows_of
 from tutti.accelerator.cuda.early import early, wait
+from tutti.accelerator.cuda.placed_heads import supports_heads
 from tutti.accelerator.registry import Implementation
 from tutti.models.parts import Activation
 
@@ -44,13 +45,10 @@ def _rotate(
         tl.store(target + column, tl.load(source + column, mask=kept), mask=kept)
 
 
-def _run_rotary(
-    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float, y: Tensor | None = None
-) -> Tensor:
+def _run_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float) -> Tensor:
     tokens, heads, width = x.shape
     half = cos.shape[-1]
-    if y is None:
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rest = width - 2 * half
     block = min(power_of_two(heads), 16)
     _rotate[(tokens, triton.cdiv(heads, block))](
@@ -81,64 +79,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
     return y
 
 
-class _SplitRotary(torch.autograd.Function):
-    """Queries, keys and values of one tensor; their gradients are written into one, too."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        heads: int,
-        kv_heads: int,
-        interleaved: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(cos, sin)
-        ctx.options = (heads, kv_heads, interleaved)
-        turned = _run_rotary(x[:, : heads + kv_heads], cos, sin, interleaved, 1.0)
-        return turned[:, :heads], turned[:, heads:], x[:, heads + kv_heads :]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        cos, sin = ctx.saved_tensors
-        heads, kv_heads, interleaved = ctx.options
-        q, k, v = map(_in_rows, gradients)
-        joined = torch.empty(
-            (q.shape[0], heads + 2 * kv_heads, q.shape[2]), dtype=q.dtype, device=q.device
-        )
-        _run_rotary(q, cos, sin, interleaved, -1.0, joined[:, :heads])
-        _run_rotary(k, cos, sin, interleaved, -1.0, joined[:, heads : heads + kv_heads])
-        joined[:, heads + kv_heads :].copy_(v)
-        return joined, None, None, None, None, None
-
-
 def _in_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def split_rotary(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    heads: int,
-    kv_heads: int,
-    interleaved: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and keys, rotated, and values."""
-    found: tuple[Tensor, Tensor, Tensor] = _SplitRotary.apply(
-        x, cos, sin, heads, kv_heads, interleaved
-    )
-    return found
-
-
-def _supports_rotary(x: Tensor, cos: Tensor, sin: Tensor, **_options: Any) -> str | None:
-    if x.dim() != 3:
-        return "heads of another shape than (T, H, D)"
-    if cos.stride() != sin.stride():
-        return "cosines and sines of different layout"
-    return reason_against(x, cos, sin)
 
 
 # --- gated activations -----------------------------------------------------------------------
@@ -288,11 +230,7 @@ def _supports_gated(x: Tensor, **_options: Any) -> str | None:
 IMPLEMENTATIONS = (
     Implementation(
         operator="rotary", name="triton", function=rotary, devices=("cuda",),
-        supports=_supports_rotary, rank=20, needs="triton",
-    ),
-    Implementation(
-        operator="split_rotary", name="triton", function=split_rotary, devices=("cuda",),
-        supports=_supports_rotary, rank=20, needs="triton",
+        supports=supports_heads, rank=20, needs="triton",
     ),
     Implementation(
         operator="gated_activation", name="triton", function=gated_activation, devices=("cuda",),

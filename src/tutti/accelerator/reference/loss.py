@@ -96,6 +96,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             slope = None if soft_cap is None else 1.0 - (capped / soft_cap).square()
             losses[own], gradient, total = _losses(capped, column, here, counted, vocabulary)
             if not any(needs):
+                del logits, capped, slope, gradient
                 continue
             share = counted.to(wide) * (gradient_scale / divisor)
             if token_weights is not None:
@@ -113,6 +114,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 add_product(grad_weight, gradient.t(), x[own])
             if grad_bias is not None:
                 grad_bias += gradient.sum(0)
+            del logits, capped, slope, gradient  # before the next chunk's are made
         if needs[1] and grad_weight is None:  # no tokens
             grad_weight = torch.zeros_like(weight)
         ctx.gradients = (grad_x, grad_weight, grad_bias)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tutti.accelerator.reference.norm import rms_norm
 from tutti.models.parts import Activation
 
 
@@ -35,11 +36,22 @@ def split_rotary(
     heads: int,
     kv_heads: int,
     interleaved: bool = False,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+    unit_offset: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and keys, rotated, and values of x (T, heads + 2·kv_heads, width)."""
-    both, v = x.split([heads + kv_heads, kv_heads], dim=1)
-    q, k = rotary(both, cos, sin, interleaved=interleaved).split([heads, kv_heads], dim=1)
-    return q, k, v
+    """Return queries and keys and values of x (T, heads + 2·kv_heads, width).
+
+    Queries and keys are normed head by head where weights are given, then rotated.
+    """
+    q, k, v = x.split([heads, kv_heads, kv_heads], dim=1)
+    if query_norm is not None:
+        q = rms_norm(q, query_norm, eps=eps, unit_offset=unit_offset)
+    if key_norm is not None:
+        k = rms_norm(k, key_norm, eps=eps, unit_offset=unit_offset)
+    both = rotary(torch.cat((q, k), dim=1), cos, sin, interleaved=interleaved)
+    return *both.split([heads, kv_heads], dim=1), v
 
 
 def activation(x: Tensor, *, kind: Activation) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tutti.accelerator.conformance.case import Case, Layout, Values
 from tutti.models.parts import Activation
 
@@ -31,11 +33,15 @@ def _split_rotary(
     *,
     interleaved: bool = False,
     layout: Layout = "contiguous",
+    norms: dict[str, Any] | None = None,
 ) -> Case:
     table = Values((shape[0], pairs), 0.25, trained=False, wide=True)
-    options = {
+    options: dict[str, Any] = {
         "heads": shape[1] - 2 * kv_heads, "kv_heads": kv_heads, "interleaved": interleaved
     }  # fmt: skip
+    if norms is not None:
+        weight = Values(shape[-1:])
+        options |= {"query_norm": weight, "key_norm": weight, "eps": 1e-6, **norms}
     return Case("split_rotary", name, (Values(shape, layout=layout), table, table), options)
 
 
@@ -89,6 +95,14 @@ CASES = (
     _split_rotary("interleaved", (9, 8, 64), 2, 32, interleaved=True),
     _split_rotary("sliced heads", (11, 8, 64), 2, 32, layout="sliced"),
     _split_rotary("no tokens", (0, 6, 64), 1, 32),
+    _split_rotary("norms, 1 token", (1, 6, 64), 1, 32, norms={}),
+    _split_rotary("norms, grouped", (67, 16, 128), 3, 64, norms={}),
+    _split_rotary("norms, head of 96", (9, 9, 96), 3, 48, norms={}),
+    _split_rotary("norms, offset", (9, 6, 256), 1, 128, norms={"unit_offset": True}),
+    _split_rotary("norms, part of the head", (9, 5, 80), 1, 16, norms={}),
+    _split_rotary("norms, interleaved", (9, 8, 64), 2, 32, interleaved=True, norms={}),
+    _split_rotary("norms, queries alone", (9, 8, 64), 2, 32, norms={"key_norm": None}),
+    _split_rotary("norms, sliced heads", (300, 8, 64), 2, 32, layout="sliced", norms={}),
     *(_activation("activation", kind, "odd width", (5, 33)) for kind in PLAIN),
     *(_activation("activation", kind, "far out", (5, 64), scale=40.0) for kind in PLAIN),
     _activation("activation", Activation.SILU, "1 token", (1, 64)),

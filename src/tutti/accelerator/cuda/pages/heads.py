@@ -10,18 +10,10 @@ from torch import Tensor
 
 from tutti.accelerator.cuda.common import power_of_two, reason_against
 from tutti.accelerator.cuda.early import early, wait
+from tutti.accelerator.cuda.placed_heads import normed_part
 from tutti.accelerator.registry import Implementation
 
 _HEADS = 8  # of a program
-
-
-@triton.jit
-def _normed(x, rms, weight, column, known, OFFSET: tl.constexpr, dtype: tl.constexpr):
-    """Return x as a norm leaves it, rounded as the composition rounds it."""
-    w = tl.load(weight + column, mask=known, other=0.0).to(tl.float32)
-    if OFFSET:
-        return (x * rms * (1.0 + w)).to(dtype).to(tl.float32)
-    return ((x * rms).to(dtype).to(tl.float32) * w).to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -60,14 +52,14 @@ def _store(
         weight = tl.where(is_query, query_norm, key_norm)
         known = inside & (head < QUERIES + GROUPS)
         first = tl.where(
-            is_value, first, _normed(first, rms, weight, first_column, known, OFFSET, dtype)
+            is_value, first, normed_part(first, rms, weight, first_column, known, OFFSET, dtype)
         )
         second = tl.where(
-            is_value, second, _normed(second, rms, weight, second_column, known, OFFSET, dtype)
+            is_value, second, normed_part(second, rms, weight, second_column, known, OFFSET, dtype)
         )
         if REST > 0:
             known = kept & (head < QUERIES + GROUPS)
-            normed = _normed(rest, rms, weight, column, known, OFFSET, dtype)
+            normed = normed_part(rest, rms, weight, column, known, OFFSET, dtype)
             rest = tl.where(is_value, rest, normed)
     c = tl.load(cos + token * table_row + pair, mask=pair < half, other=0.0)
     s = tl.load(sin + token * table_row + pair, mask=pair < half, other=0.0)
