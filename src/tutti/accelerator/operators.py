@@ -263,7 +263,7 @@ class Operators(Inference):
         both, v = x.split([heads + kv_heads, kv_heads], dim=1)
         if query_norm is not None or key_norm is not None:
             parts = zip(both.split([heads, kv_heads], dim=1), (query_norm, key_norm), strict=True)
-            options = {"eps": eps, "unit_offset": unit_offset}
+            options: dict[str, Any] = {"eps": eps, "unit_offset": unit_offset}
             normed = (y if w is None else self.rms_norm(y, w, **options) for y, w in parts)
             both = torch.cat(tuple(normed), dim=1)
         turned = self.rotary(both, cos, sin, interleaved=interleaved)
