@@ -17,7 +17,7 @@ import torch
 from tutti.accelerator import Accelerator
 from tutti.models.flops import attention_flops_per_token, flops_per_token
 from tutti.models.spec import ModelSpec
-from tutti.plan.job import Precision
+from tutti.plan.job import Job
 
 REPEATS = 10
 # What a kernel (on a device) or an operator (on the host) belongs to; the first that matches.
@@ -121,28 +121,20 @@ def _least(work: Callable[[], object], accelerator: Accelerator) -> float:
 def parts(
     seconds: Mapping[str, float],
     spec: ModelSpec,
-    precision: Precision,
-    *,
-    tokens: int,
-    sequence_length: int,
+    job: Job,
     rates: Rates,
 ) -> list[Part]:
     """Return what a step spends, the largest first, beside the least that it could."""
-    pairs = attention_flops_per_token(spec, sequence_length)
-    products = (flops_per_token(spec, sequence_length) - 6.0 * pairs) * tokens
+    pairs = attention_flops_per_token(spec, job.sequence_length)
+    products = (flops_per_token(spec, job.sequence_length) - 6.0 * pairs) * job.tokens
     # forward has two products per pair, backward four, and one more to have the scores again
-    attention = 7.0 * pairs * tokens / 2.0
+    attention = 7.0 * pairs * job.tokens / 2.0
     every = (p for unit in range(spec.num_units) for p in spec.parameters(unit))
     parameters = sum(p.size for p in every if p.trainable)
-    master = 0 if precision.master is None else precision.master.num_bytes
-    states = 2 * precision.moments.num_bytes + master
-    moved = precision.gradients.num_bytes + 2 * states + precision.parameters.num_bytes
-    if not master:
-        moved += precision.parameters.num_bytes  # read as well as written
     least = {
         "products": products / rates.flops,
         "attention": attention / rates.flops,
-        "optimizer": parameters * moved / rates.bytes,
+        "optimizer": parameters * job.update_bytes / rates.bytes,
     }
     found = [
         Part(name=name, seconds=value, least_s=least.get(name, 0.0))

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,13 @@ from torch import Tensor
 from tutti.accelerator import Accelerator, open_accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.bench.train_breakdown import best_rates, kernel_seconds, parts
+from tutti.cost.plan.sources import Sources
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.library import shipped
 from tutti.hardware.local import local_cluster
+from tutti.hardware.profile import shipped_profiles
 from tutti.models import read_config
 from tutti.models.flops import flops_per_token
 from tutti.models.lengths import length_refusal
@@ -98,11 +100,24 @@ class SpeedQuestion:
         )
 
 
-def _predicted_bytes(plan: Plan, spec: ModelSpec) -> float:
-    """Return what a planner takes the step's memory to be; it does not depend on the chip."""
-    pool = dataclasses.replace(local_cluster().pools[0], name="here")
-    memory = estimate(plan, spec, Cluster(name="here", pools=(pool,))).memory[0]
-    return memory.total - memory.runtime
+class Predicted(NamedTuple):
+    """What the planner says of a step before it runs."""
+
+    bytes: float  # does not depend on the chip
+    step_s: float | None  # None: no profile of the chip ships
+
+
+def predicted(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> Predicted:
+    """Return what a planner takes a step on this chip to need."""
+    known = next((p for p in shipped_profiles().values() if p.chip == accelerator.chip), None)
+    pools = local_cluster().pools
+    own = next((pool for pool in pools if pool.chip.name == accelerator.chip), pools[0])
+    cluster = Cluster(name="here", pools=(dataclasses.replace(own, name="here"),))
+    sources = Sources(profiles=() if known is None else (known,))
+    found = estimate(plan, spec, cluster, sources)
+    memory = found.memory[0]
+    step_s = None if known is None else found.step_seconds
+    return Predicted(memory.total - memory.runtime, step_s)
 
 
 def _require_room(asked: SpeedQuestion, need: float, accelerator: Accelerator) -> None:
@@ -125,8 +140,8 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
     if refusal := length_refusal(spec, asked.sequence_length):
         raise InputError(f"--sequence-length: {refusal}")
     plan = asked.plan(spec)
-    predicted = _predicted_bytes(plan, spec)
-    _require_room(asked, predicted, accelerator)
+    expected = predicted(plan, spec, accelerator)
+    _require_room(asked, expected.bytes, accelerator)
     accelerator.reset_peak()
     chosen = CaptureSettings(mode=asked.capture, say=say)
     engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None, capture=chosen)
@@ -142,23 +157,14 @@ def our_speed(asked: SpeedQuestion, say: Say, *, breakdown: bool = False) -> dic
         return engine.step(lambda _: batch, SETTINGS).loss
 
     row = _timed("tutti", asked, spec, accelerator, step)
-    row["predicted_bytes"] = predicted
+    row |= {"predicted_bytes": expected.bytes, "predicted_s": expected.step_s}
     if breakdown:
         step(0)
         accelerator.synchronize()
         row["breakdown"] = _where(engine)
-        precision = PRECISIONS[asked.precision]
-        row["parts"] = [
-            dataclasses.asdict(part)
-            for part in parts(
-                kernel_seconds(lambda: step(0), accelerator),
-                spec,
-                precision,
-                tokens=asked.micro_batch * asked.sequence_length,
-                sequence_length=asked.sequence_length,
-                rates=best_rates(accelerator, TORCH_DTYPES[precision.stream]),
-            )
-        ]
+        rates = best_rates(accelerator, TORCH_DTYPES[plan.job.precision.stream])
+        spent = kernel_seconds(lambda: step(0), accelerator)
+        row["parts"] = [dataclasses.asdict(part) for part in parts(spent, spec, plan.job, rates)]
     return row
 
 

@@ -113,6 +113,13 @@ class Job:
         return copy + len(MOMENTS[self.optimizer]) * self.moment_bytes
 
     @property
+    def update_bytes(self) -> float:
+        """What updating one parameter reads and writes."""
+        precision = self.precision
+        weight = precision.parameters.num_bytes * (2 if precision.master is None else 1)
+        return precision.gradients.num_bytes + 2.0 * self.state_bytes + weight
+
+    @property
     def moment_bytes(self) -> float:
         """What a moment of one parameter takes."""
         if self.optimizer in EIGHT_BIT:

@@ -19,7 +19,7 @@ from tutti.bench.train_breakdown import (
 )
 from tutti.models.flops import flops_per_token
 from tutti.models.load import load_model
-from tutti.plan.job import PRECISIONS
+from tutti.plan.job import PRECISIONS, Job
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,8 @@ def test_rates_are_of_this_chip() -> None:
 def test_the_least_is_the_models_own_work_at_the_best_rates() -> None:
     spec, rates = load_model("llama-3-8b"), Rates(flops=787e12, bytes=4e12)
     seconds = {"products": 0.5, "attention": 0.06, "optimizer": 0.029, "all else": 0.04}
-    found = parts(
-        seconds, spec, PRECISIONS["pure_bf16"], tokens=8192, sequence_length=4096, rates=rates
-    )
+    job = Job(sequence_length=4096, global_batch=2, precision=PRECISIONS["pure_bf16"])
+    found = parts(seconds, spec, job, rates)
     assert [part.name for part in found] == ["products", "attention", "all else", "optimizer"]
     by_name = {part.name: part for part in found}
     both = by_name["products"].least_s * 6 / 6 + by_name["attention"].least_s * 6 / 3.5

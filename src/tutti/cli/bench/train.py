@@ -125,7 +125,8 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
     from tutti.units import bytes_text, count_text
 
     table = Table(title=title)
-    for name in ("who", "step", "tutti is", "tokens/s", "MFU", "peak memory", "predicted", "loss"):
+    names = ("who", "step", "predicted", "tutti is", "tokens/s", "MFU", "peak memory", "predicted")
+    for name in (*names, "loss"):
         table.add_column(name, justify="left" if name == "who" else "right")
     for row in rows:
         if "failed" in row:
@@ -134,6 +135,7 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
         table.add_row(
             row["who"],
             f"{row['step_s'] * 1e3:.1f} ms",
+            f"{row['predicted_s'] * 1e3:.1f} ms" if row.get("predicted_s") else "",
             f"{row['slower']:.2f}×" if "slower" in row else "",
             count_text(row["tokens_per_s"]),
             f"{row['mfu']:.3f}" if row["mfu"] is not None else "–",

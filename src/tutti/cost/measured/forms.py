@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from tutti.cost.arrays import Number
+from tutti.hardware.chip import Dtype
 
 Direction = Literal["forward", "backward", "input_gradient", "weight_gradient", "inference"]
 Part = Literal["gemm", "attention", "elementwise"]
@@ -216,3 +217,8 @@ def row_elements(name: str, dims: Dims) -> Number:
     if direction == "inference" and form.served_elements is not None:
         return form.served_elements(dims)
     return form.elements(dims)
+
+
+def profiled_update_bytes(dtype: Dtype) -> float:
+    """Return what a profiled `adamw` moves of a parameter: two moments in fp32, no master."""
+    return 3.0 * dtype.num_bytes + 4.0 * Dtype.FP32.num_bytes

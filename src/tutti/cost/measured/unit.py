@@ -51,8 +51,14 @@ class MeasuredUnit:
         return np.maximum(self.total.backward, self.issue_backward_s)
 
 
-def measured_unit(chip: MeasuredChip, calls: Sequence[Call]) -> MeasuredUnit:
-    """Return what the operators of a unit take."""
+def measured_unit(
+    chip: MeasuredChip, calls: Sequence[Call], *, made_once: bool = False
+) -> MeasuredUnit:
+    """Return what the operators of a unit take.
+
+    Profiles hold gradients of weights that are added to sums in fp32. One that is `made_once` is
+    written in the weights' own format: as many products and bytes as the gradient of the input.
+    """
     nothing: FloatArray = np.zeros(())
     parts: dict[Part, Passes] = {part: Passes(nothing, nothing, nothing) for part in PARTS}
     issued = [nothing, nothing]
@@ -65,10 +71,15 @@ def measured_unit(chip: MeasuredChip, calls: Sequence[Call]) -> MeasuredUnit:
         by_weight: FloatArray = nothing
         if form.directions == PRODUCT:
             by_input = back * chip.seconds(operator, "input_gradient", call.dims)
-            by_weight = back * chip.seconds(operator, "weight_gradient", call.dims)
+            by_weight = (
+                by_input
+                if made_once
+                else (back * chip.seconds(operator, "weight_gradient", call.dims))
+            )
         else:
             returning: Direction = "backward" if "backward" in form.directions else "forward"
-            seconds = back * chip.seconds(operator, returning, call.dims)
+            joins = operator != "linear_cross_entropy" or not made_once  # forward made it
+            seconds = joins * back * chip.seconds(operator, returning, call.dims)
             by_input, by_weight = (nothing, seconds) if form.weighs else (seconds, nothing)
         slower = chip.profile.sustained if form.part == "gemm" else 1.0
         parts[form.part] = parts[form.part].plus(Passes(forward, by_input, by_weight), slower)

@@ -143,7 +143,7 @@ class MemoryModel:
         held = peak = taken
         for unit in reversed(units):
             held += self._made_gradients(unit)
-            there = self._head_gradients(unit) if self._stays_as_made(unit) else 0.0
+            there = self._head_gradients(unit) if self.stays_as_made(unit) else 0.0
             peak = max(peak, held + self._weight_gradients(unit) - there)
             held -= self._kept(unit) + self._again(unit)
         return peak, peak - held
@@ -246,7 +246,7 @@ class MemoryModel:
         if model.tuning is not None:  # what is frozen has no gradient
             trained = sum(share.trained for share in self.rank_state.shares(unit))
             weight = min(weight, trained)
-        added = 0.0 if self._stays_as_made(unit) else self.precision.gradients.num_bytes
+        added = 0.0 if self.stays_as_made(unit) else self.precision.gradients.num_bytes
         fresh = weight * (work.element_bytes + added)
         return fresh + self._input_gradients(unit)
 
@@ -314,7 +314,7 @@ class MemoryModel:
             return False
         return all(share.level < 2 for share in self.rank_state.shares(unit))
 
-    def _stays_as_made(self, unit: int) -> bool:
+    def stays_as_made(self, unit: int) -> bool:
         """Tell whether nothing is added to a unit's gradients: they stay in the weights' dtype."""
         return self.made_once(unit) and not self.rank_state.is_shared(unit)
 
@@ -326,7 +326,7 @@ class MemoryModel:
         if not self.made_once(unit):
             return 0.0
         precision = self.precision
-        dtype = precision.parameters if self._stays_as_made(unit) else precision.gradients
+        dtype = precision.parameters if self.stays_as_made(unit) else precision.gradients
         return (self._gradients(unit) + self.rank_state.tied_above(unit)) * dtype.num_bytes
 
     def optimizer_parameters(self, unit: int) -> float:

@@ -152,7 +152,8 @@ def _issue_seconds(
     if measured is not None:
         again = strategy.recompute_gemm + strategy.recompute_attention
         again = again + strategy.recompute_elementwise
-        graph = flag((strategy.tp == 1) & (strategy.cp == 1) & (again == 0)) * (1.0 - routed)
+        alone = (strategy.tp == 1) & (strategy.cp == 1) & ((routed == 0) | (strategy.ep == 1))
+        graph = flag(alone & (again == 0))
         host = measured.issue_forward_s * (1.0 - graph * (1.0 - measured.graph_share))
     issued = np.where(strategy.tp > 1, 2.0 * strategy.overlap_chunks, 0.0)
     seconds: FloatArray = host + issued * constants.host_tp_s

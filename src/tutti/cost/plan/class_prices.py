@@ -96,6 +96,7 @@ class ClassPricer:
                 overlap_chunks=self.replica.tp_overlap_chunks,
                 context_kind=self.replica.context_kind,
                 placement=self.placement,
+                made_once=self.memory.stays_as_made(unit),
             )
         if op is Op.FORWARD:
             return times.forward

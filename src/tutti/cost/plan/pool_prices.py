@@ -23,6 +23,7 @@ from tutti.cost.families import families
 from tutti.cost.kernels import Kernels
 from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
+from tutti.cost.measured.forms import profiled_update_bytes
 from tutti.cost.measured.unit import strategy_of
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.measured_passes import MeasuredMemory, MeasuredRanks
@@ -41,10 +42,14 @@ from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
 from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec
+from tutti.plan.job import Job
 from tutti.plan.plan import ContextKind, Plan
 
 LAUNCH_S = 5e-6  # of one kernel, in the priors of host times
 _NARROW = {Dtype.FP8: 1.0, Dtype.FP4: 2.0}  # what Strategy.fp8 calls them
+
+
+_USUAL_STATES = 26.0  # bytes of an update in published runs: fp32 master and moments, 16-bit weight
 
 
 class UnitTimes(NamedTuple):
@@ -83,6 +88,7 @@ class _Inside(NamedTuple):
     overlap_chunks: int
     context_kind: ContextKind
     placement: Placement
+    made_once: bool = False  # weight gradients are added to nothing
 
 
 _SheetKey = tuple[str, Recompute, _Inside]  # with the kind of a unit first
@@ -213,9 +219,11 @@ class PoolPrices:
         overlap_chunks: int = 1,
         context_kind: ContextKind = ContextKind.RING,
         placement: Placement = ALIGNED,
+        made_once: bool = False,
     ) -> UnitTimes:
-        """Return the seconds of a unit."""
-        inside = _Inside(overlap_chunks, context_kind, placement)
+        """Return the seconds of a unit; `made_once`: its gradients are added to nothing."""
+        made_once = made_once and self._measured is not None  # formulas do not tell the two apart
+        inside = _Inside(overlap_chunks, context_kind, placement, made_once)
         name = self._model.unit_kind(unit)  # equal units are priced once
         key = (work, name, recompute, inside)
         if key not in self._units:
@@ -324,17 +332,25 @@ class PoolPrices:
             tp=span_of(placement.tp, work.tp, machine, node),
             cp=span_of(placement.cp, work.cp, machine, node),
         )
-        return self._price(strategy, unit, spans)
+        return self._price(strategy, unit, spans, made_once=inside.made_once)
 
-    def _price(self, strategy: Strategy, unit: int, spans: Spans) -> UnitSeconds:
+    def _price(
+        self, strategy: Strategy, unit: int, spans: Spans, *, made_once: bool = False
+    ) -> UnitSeconds:
         chip = (self._machine, self.constants, self._measured)
-        return unit_seconds(self._model, unit, strategy, spans, *chip)
+        return unit_seconds(self._model, unit, strategy, spans, *chip, made_once=made_once)
 
-    def optimizer(self, num_parameters: float) -> float:
-        """Return the seconds of a whole step over so many parameters, the host's part included."""
-        count = np.asarray(num_parameters, dtype=np.float64)
+    def optimizer(self, num_parameters: float, job: Job) -> float:
+        """Return the seconds of a whole step over so many parameters, the host's part included.
+
+        Both sources know one format of weights and moments; others move more bytes, or fewer.
+        """
         if self._measured is not None and num_parameters >= 1:
+            known = profiled_update_bytes(self._measured.dtype)
+            count = np.asarray(num_parameters * job.update_bytes / known, dtype=np.float64)
             return _number(self._measured.seconds("adamw", "forward", (count,)))
+        usual = job.precision.gradients.num_bytes + _USUAL_STATES
+        count = np.asarray(num_parameters * job.update_bytes / usual, dtype=np.float64)
         return _number(optimizer_seconds(count, self._machine, self.constants))
 
     def updates(self, memory: MemoryModel) -> Callable[[int, int], float]:
@@ -344,7 +360,7 @@ class PoolPrices:
             return sum(memory.optimizer_parameters(unit) for unit in units)
 
         updated = count(memory.units)
-        whole = self.optimizer(updated)
+        whole = self.optimizer(updated, memory.plan.job)
         return lambda start, stop: whole * count(range(start, stop)) / updated if updated else 0.0
 
     def memory(self, rank_state: RankState) -> MemoryModel:

@@ -36,11 +36,14 @@ def unit_seconds(
     machine: Machine,
     constants: Constants,
     measured_chip: MeasuredChip | None,
+    *,
+    made_once: bool = False,
 ) -> UnitSeconds:
     """Return the passes of a unit on one rank of a chip."""
     measured = None
     if measured_chip is not None:
-        measured = measured_unit(measured_chip, unit_calls(model, unit, strategy))
+        calls = unit_calls(model, unit, strategy)
+        measured = measured_unit(measured_chip, calls, made_once=made_once)
     if unit in (0, model.head_unit):
         price = embedding_seconds if unit == 0 else head_seconds
         shape = Shape.of(model, 0)

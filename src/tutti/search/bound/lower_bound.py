@@ -269,7 +269,7 @@ def _step_seconds(tables: Tables) -> float:
         return 0.0
     chips = sum(pool.num_chips for pool in problem.pools)
     share = problem.model.num_trained / chips
-    return min(tables.prices[pool.name].optimizer(share) for pool in problem.pools)
+    return min(tables.prices[pool.name].optimizer(share, problem.job) for pool in problem.pools)
 
 
 def _with_slowdown(tables: Tables, best: FloatArray, seconds: float, fluid: float) -> float:
