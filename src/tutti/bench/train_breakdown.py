@@ -22,7 +22,10 @@ from tutti.plan.job import Job
 REPEATS = 10
 # What a kernel (on a device) or an operator (on the host) belongs to; the first that matches.
 KINDS: Mapping[str, re.Pattern[str]] = {
-    "attention": re.compile(r"attention|flash|fmha|sdpa|cudnn_generated_fort", re.IGNORECASE),
+    "attention": re.compile(
+        r"attention|flash|fmha|sdpa|cudnn_generated_fort|^forward$|^backward_(keys|queries)$",
+        re.IGNORECASE,
+    ),
     "products": re.compile(r"nvjet|gemm|cutlass|::(add)?b?mm\b|::linear\b", re.IGNORECASE),
     "optimizer": re.compile(r"adam", re.IGNORECASE),
     "copies": re.compile(r"memcpy|memset|::copy_|copy_kernel|direct_copy", re.IGNORECASE),

@@ -33,6 +33,7 @@ MOST_ROWS = 1024  # that are put in order by counting
 FEW_ROWS = 8  # of an expert on average: more gain by larger tiles
 OUTPUTS, INPUTS, WARPS, STAGES = 64, 128, 4, 4
 BIAS_COLUMNS = 256
+SPLITS = 16  # of a bias' rows: an expert may have most of them
 
 
 @triton.jit
@@ -231,17 +232,18 @@ def _add(y, bias, ends, out, num_rows, width, num_experts,
 
 @triton.jit
 def _sums(grad, ends, out, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    expert = tl.program_id(0)
+    expert, split, splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     stop = tl.load(ends + expert)
     start = tl.load(ends + expert - 1, mask=expert > 0, other=0)
     total = tl.zeros((COLUMNS,), tl.float32)
-    for first in range(start, stop, ROWS):
+    for first in range(start + split * ROWS, stop, splits * ROWS):
         row = (first + tl.arange(0, ROWS)).to(tl.int64)
         inside = (row < stop)[:, None] & (column < width)[None, :]
         part = tl.load(grad + row[:, None] * width + column[None, :], mask=inside, other=0.0)
         total += tl.sum(part.to(tl.float32), 0)
-    tl.store(out + expert * width + column, total, mask=column < width)
+    place = (split * tl.num_programs(0) + expert) * width
+    tl.store(out + place + column, total, mask=column < width)
 
 
 class _WithBias(torch.autograd.Function):
@@ -263,11 +265,12 @@ class _WithBias(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return grad, None, None
         shape, dtype = ctx.bias
-        out = torch.empty(shape, dtype=dtype, device=grad.device)
-        _sums[(shape[0], triton.cdiv(shape[1], BIAS_COLUMNS))](
-            grad, ends, out, shape[1], ROWS=4 * ROWS, COLUMNS=BIAS_COLUMNS
+        splits = max(1, min(SPLITS, SPLITS * 32 // shape[0]))
+        parts = torch.empty((splits, *shape), dtype=torch.float32, device=grad.device)
+        _sums[(shape[0], triton.cdiv(shape[1], BIAS_COLUMNS), splits)](
+            grad, ends, parts, shape[1], ROWS=4 * ROWS, COLUMNS=BIAS_COLUMNS
         )
-        return grad, out, None
+        return grad, parts.sum(0).to(dtype), None
 
 
 def with_bias(y: Tensor, bias: Tensor, ends: Tensor) -> Tensor:

@@ -223,7 +223,13 @@ def _embedding(shape: tuple[int, ...], space: Workspace, operators: Operators) -
 # --- attention -------------------------------------------------------------------------------
 
 
-def _attention(shape: tuple[int, ...], space: Workspace, operators: Operators) -> Prepared:
+def _scored_attention(shape: tuple[int, ...], space: Workspace, operators: Operators) -> Prepared:
+    return _attention(shape, space, operators, soft_cap=50.0)
+
+
+def _attention(
+    shape: tuple[int, ...], space: Workspace, operators: Operators, **options: float
+) -> Prepared:
     sequences, length, heads, kv_heads, head_dim, value_dim = shape
     tokens = sequences * length
     args = (
@@ -233,7 +239,7 @@ def _attention(shape: tuple[int, ...], space: Workspace, operators: Operators) -
         Segments.batch(sequences, length),
     )
     return _differentiable(
-        space, operators, "attention", operators.attention, args, scale=head_dim**-0.5
+        space, operators, "attention", operators.attention, args, scale=head_dim**-0.5, **options
     )
 
 
@@ -335,6 +341,7 @@ _MAKERS: dict[str, Maker] = {
     "narrow_linear": _linear("narrow_linear"),
     "narrow_grouped_linear": _grouped_linear("narrow_grouped_linear"),
     "attention": _attention,
+    "scored_attention": _scored_attention,
     "rms_norm": _norm("rms_norm", added=False, biased=False),
     "layer_norm": _norm("layer_norm", added=False, biased=True),
     "add_rms_norm": _norm("add_rms_norm", added=True, biased=False),

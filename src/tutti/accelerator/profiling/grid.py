@@ -125,6 +125,7 @@ def _level(level: int) -> list[list[ProfileCase]]:
         _linears(level),
         _narrow_linears(level),
         _attentions(level),
+        _scored_attentions(level),
         [ProfileCase("rms_norm", pair) for pair in rows],
         [ProfileCase("add_rms_norm", pair) for pair in rows],
         [ProfileCase("gated_activation", pair) for pair in widths],
@@ -187,6 +188,16 @@ def _attentions(level: int) -> list[ProfileCase]:
             ProfileCase("attention", (SEQUENCES[level], length, heads, kv_heads, dim, dim))
         )
     return found
+
+
+def _scored_attentions(level: int) -> list[ProfileCase]:
+    """Attention with capped scores, which has kernels of its own: heads of three widths."""
+    heads = ((32, 8, 64), (16, 8, 128), (8, 4, 256))
+    lengths = ((), (4096,), (1024, 2048), (8192,))[level]
+    return [
+        ProfileCase("scored_attention", (2, length, *shape, shape[-1]))
+        for length, shape in itertools.product(lengths, heads)
+    ]
 
 
 def _experts(level: int, pairs: Sequence[tuple[int, int]]) -> list[list[ProfileCase]]:

@@ -180,7 +180,8 @@ def _scores(part: AttentionSpec, strategy: Strategy) -> Call:
     heads, kv_heads = part.heads / strategy.tp, rank_kv_heads(part.kv_heads, strategy.tp)
     dims = (strategy.sequences / strategy.cp, length, heads, kv_heads, part.head_dim,
             part.value_dim)  # fmt: skip
-    return Call(operator="attention", dims=dims, times=share)
+    scored = part.soft_cap is not None or part.sinks or part.alibi is not None
+    return Call(operator="scored_attention" if scored else "attention", dims=dims, times=share)
 
 
 def _feed_forward(
@@ -214,6 +215,9 @@ def _moe(part: MoeSpec, sizes: _Sizes, hidden: int) -> list[Call]:
         _grouped(rows, hidden, way_out.depth, local),
         Call(operator="unpermute", dims=(own, hidden, top)),
     ]
+    if part.bias:  # added to rows, and summed over them on the way back
+        sizes_of = rows * way_in.columns + rows * hidden
+        calls.append(Call(operator="add", dims=(sizes_of,), times=2.0 / 3.0, backward_times=0.4))
     if part.shared_hidden:
         calls += _feed_forward("moe.shared", sizes, hidden, part.shared_hidden, gated=part.gated)
         calls.append(Call(operator="add", dims=(sizes.rows * hidden,)))

@@ -32,6 +32,8 @@ from tutti.hardware.chip import Dtype
 from tutti.hardware.profile import OperatorTime, Profile
 
 NEEDED = ("linear", "attention")  # nothing stands in for them
+_ATTENTION_FEATURES = ("sequences × heads", "length", "heads per kv head", "head_dim", "value_dim")
+_STANDS_IN = {"scored_attention": "attention"}  # in profiles that do not hold it
 SERVING = ("linear", "decode_attention", "chunk_attention", "sample")
 _SINGLE = {"grouped_linear": "linear", "narrow_grouped_linear": "narrow_linear"}
 
@@ -115,6 +117,8 @@ class MeasuredChip:
             rows, out, wide, experts = dims
             single = _SINGLE[operator]
             return experts * self.seconds(single, direction, (rows / experts, out, wide))
+        if operator in _STANDS_IN:
+            return self.seconds(_STANDS_IN[operator], direction, dims)
         if operator == "linear_cross_entropy":
             if direction == "backward":  # the gradients were made in forward
                 return np.zeros(np.broadcast(*dims).shape)
@@ -178,7 +182,8 @@ class MeasuredChip:
         """Say what an operator is priced by if nobody measured it; None if somebody did."""
         if row_name(operator, direction) in self._rows:
             return None
-        by = dict.fromkeys(_SINGLE, "single products") | {"linear_cross_entropy": "products"}
+        by = {**dict.fromkeys(_SINGLE, "single products"), **_STANDS_IN}
+        by["linear_cross_entropy"] = "products"
         return f"{operator} was not measured: priced by {by.get(operator, 'memory traffic')}"
 
     def outside(self, operator: str, dims: Sequence[Number]) -> tuple[str, ...]:
@@ -251,6 +256,6 @@ def _feature_names(operator: str) -> tuple[str, ...]:
     """What the features are called; most are the dimensions themselves."""
     special = {
         **dict.fromkeys(_SINGLE, ("rows per expert", "out", "in", "experts")),
-        "attention": ("sequences × heads", "length", "heads per kv head", "head_dim", "value_dim"),
+        **dict.fromkeys(("attention", "scored_attention"), _ATTENTION_FEATURES),
     }
     return special.get(operator, FORMS[operator].dims)

@@ -101,18 +101,21 @@ NARROW: Mapping[str, str] = {
 }
 """Products that may be made in 8 bits, and what they are called then; they stand beside bf16."""
 
+_ATTENTION = Form(
+    dims=("sequences", "length", "heads", "kv_heads", "head_dim", "value_dim"),
+    part="attention",
+    flops=lambda d: 2.0 * _pairs(d) * (d[4] + d[5]),
+    elements=lambda d: d[0] * d[1] * (d[2] + d[3]) * (d[4] + d[5]),
+    features=lambda d: (d[0] * d[2], d[1], d[2] / d[3], d[4], d[5]),
+)
+
 FORMS: Mapping[str, Form] = {
     "linear": _LINEAR,
     "grouped_linear": _GROUPED,
     "narrow_linear": _LINEAR,
     "narrow_grouped_linear": _GROUPED,
-    "attention": Form(
-        dims=("sequences", "length", "heads", "kv_heads", "head_dim", "value_dim"),
-        part="attention",
-        flops=lambda d: 2.0 * _pairs(d) * (d[4] + d[5]),
-        elements=lambda d: d[0] * d[1] * (d[2] + d[3]) * (d[4] + d[5]),
-        features=lambda d: (d[0] * d[2], d[1], d[2] / d[3], d[4], d[5]),
-    ),
+    "attention": _ATTENTION,
+    "scored_attention": _ATTENTION,  # whose scores are capped, or have sinks or slopes
     "rms_norm": _rows(2.0),
     "layer_norm": _rows(2.0),
     "add_rms_norm": _rows(4.0),

@@ -329,6 +329,13 @@ class MemoryModel:
         dtype = precision.parameters if self.stays_as_made(unit) else precision.gradients
         return (self._gradients(unit) + self.rank_state.tied_above(unit)) * dtype.num_bytes
 
+    def gradient_bytes(self) -> float:
+        """Return the bytes of all gradients that a rank holds when its step ends."""
+        return sum(
+            self._made_gradients(u) if self.made_once(u) else self._gradient_shard(u)
+            for u in self.units
+        )
+
     def optimizer_parameters(self, unit: int) -> float:
         """Return how many parameters of a unit a rank updates."""
         return sum(share.updated for share in self.rank_state.shares(unit))

@@ -198,11 +198,12 @@ class ClassPricer:
         return Price(cheapest.seconds, links.nodes > 1)
 
     def _norm(self, entry: Instruction) -> Price:
-        """A handful of numbers up a tree of all ranks and down again."""
+        """Gradients are read; a handful of numbers goes up a tree of all ranks and down again."""
         del entry
+        read = self.prices.read_seconds(self.memory.gradient_bytes())
         ranks = self.shared.groups.everyone()
         hop = self.prices.efficiency.hop_s
-        return Price(2.0 * math.ceil(math.log2(ranks)) * hop if ranks > 1 else 0.0)
+        return Price(read + (2.0 * math.ceil(math.log2(ranks)) * hop if ranks > 1 else 0.0))
 
     def _copy(self, entry: Instruction) -> Price:
         if entry.what is What.BATCH:

@@ -353,6 +353,15 @@ class PoolPrices:
         count = np.asarray(num_parameters * job.update_bytes / usual, dtype=np.float64)
         return _number(optimizer_seconds(count, self._machine, self.constants))
 
+    def read_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of reading gradients once more, for their norm.
+
+        Nothing by formulas: calibrations on whole steps have it in the optimizer's constants.
+        """
+        if self._measured is None or num_bytes <= 0:
+            return 0.0
+        return _number(self._measured.memory(num_bytes / self._measured.dtype.num_bytes))
+
     def updates(self, memory: MemoryModel) -> Callable[[int, int], float]:
         """Return how to ask for a range of units' part of the optimizer's step on a rank."""
 
