@@ -1,6 +1,6 @@
 """Whole training steps on this chip beside what its shipped profile predicts of them.
 
-    python benchmarks/steps_predicted.py [MODEL[:LAYERS] …] [--json]
+    python benchmarks/steps_predicted.py [MODEL[:LAYERS] …] [--batches 1x2048,4x2048] [--json]
 
 Five models, dense ones and ones with experts, each at three batch sizes; none of them was profiled
 as a whole, and their shapes are between those of the profile's grid.
@@ -8,23 +8,24 @@ as a whole, and their shapes are between those of the profile's grid.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from typing import Any
 
 from tutti.bench.train_speed import SpeedQuestion, our_speed
 
 MODELS = ("qwen3-8b:18", "llama-3.2-3b", "gemma-2-2b", "qwen3-30b-a3b:12", "deepseek-v2-lite:8")
-BATCHES = ((1, 2048), (1, 4096), (4, 2048))  # sequences, tokens of each
+BATCHES = "1x2048,1x4096,4x2048"  # sequences, tokens of each
 
 
-def questions(names: list[str]) -> list[SpeedQuestion]:
+def questions(names: list[str], batches: str) -> list[SpeedQuestion]:
     """Return what is timed."""
     asked = []
     for name in names:
         model, _, layers = name.partition(":")
-        for sequences, length in BATCHES:
+        for batch in batches.split(","):
+            sequences, length = map(int, batch.split("x"))
             asked.append(
                 SpeedQuestion(
                     model=model,
@@ -41,16 +42,20 @@ def questions(names: list[str]) -> list[SpeedQuestion]:
 
 def main() -> None:
     """Time, predict, print."""
-    names = [each for each in sys.argv[1:] if not each.startswith("--")]
+    given = argparse.ArgumentParser()
+    given.add_argument("models", nargs="*", default=MODELS)
+    given.add_argument("--batches", default=BATCHES)
+    given.add_argument("--json", action="store_true")
+    options = given.parse_args()
     rows: list[dict[str, Any]] = []
-    for asked in questions(names or list(MODELS)):
+    for asked in questions(options.models, options.batches):
         row = our_speed(asked, lambda _: None)
         if row["predicted_s"] is None:
             raise SystemExit("no profile of this chip ships: measure it with tutti profile")
         row["error"] = row["predicted_s"] / row["step_s"] - 1.0
         row["memory_error"] = row["predicted_bytes"] / row["peak_bytes"] - 1.0
         rows.append(row)
-        if "--json" not in sys.argv:
+        if not options.json:
             print(
                 f"{asked.title:60} {row['step_s'] * 1e3:8.1f} ms, predicted "
                 f"{row['predicted_s'] * 1e3:8.1f} ({row['error']:+.1%}); memory "
@@ -66,7 +71,7 @@ def main() -> None:
         "memory_mean": statistics.mean(memory),
         "memory_worst": max(memory),
     }
-    print(json.dumps({"rows": rows, **summary} if "--json" in sys.argv else summary, indent=1))
+    print(json.dumps({"rows": rows, **summary} if options.json else summary, indent=1))
 
 
 if __name__ == "__main__":
