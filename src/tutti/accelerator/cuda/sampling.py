@@ -60,7 +60,8 @@ def _choose(
         temperature = tl.where(hot, temperature, 1.0)
         seed = tl.load(seeds + row).to(tl.uint64)
         position = tl.load(positions + row).to(tl.uint64)
-    high, at = tl.full((), float("-inf"), tl.float32), tl.full((), 2147483647, tl.int32)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)  # of each lane: one search at the end
+    place = tl.full((BLOCK,), 2147483647, tl.int32)
     last = tl.minimum(vocab, (part + 1) * each)
     for first in range(part * each, last, BLOCK):
         token = first + tl.arange(0, BLOCK)
@@ -70,9 +71,10 @@ def _choose(
             if hot:
                 x = tl.div_rn(x, temperature) + _gumbel(seed, position, token)
         x = tl.where(x == x, x, float("inf"))  # what is no number is chosen, and seen afterwards
-        most, number = _best(tl.where(token < last, x, float("-inf")), token)
-        at = tl.where(most > high, number, at)
-        high = tl.maximum(most, high)
+        better = (x > best) & (token < last)
+        place = tl.where(better, token, place)
+        best = tl.where(better, x, best)
+    high, at = _best(best, place)
     at = tl.minimum(at, vocab - 1)
     if PARTS > 1:
         tl.store(values + row * PARTS + part, high)
