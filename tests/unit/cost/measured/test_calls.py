@@ -53,7 +53,7 @@ def test_the_head_multiplies_three_times_and_windows_leave_pairs_out():
         float(np.asarray(call.times))
         for unit in (1, 2)
         for call in unit_calls(gemma, unit, strategy_of(long))
-        if call.operator == "attention"
+        if call.operator == "scored_attention"  # capped
     }
     assert 1.0 in shares
     assert min(shares) == pytest.approx(0.75, abs=0.01)  # a window of half the sequence

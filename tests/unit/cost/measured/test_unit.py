@@ -22,7 +22,7 @@ from tutti.hardware.pool import Pool
 from tutti.hardware.profile import Profile
 from tutti.models.load import load_model
 from tutti.models.operators import Workload
-from tutti.plan.job import Job
+from tutti.plan.job import PRECISIONS, Job
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.schedule.schedule import build_schedule
 from tutti.search.ask_from_values import Limits, make_problem
@@ -122,8 +122,13 @@ def test_units_alone_together_and_in_the_search_have_one_price():
 
 def test_the_optimizer_and_its_measured_rate():
     prices = pool_prices(plan_of(), MODEL, CLUSTER, Sources(profiles=(PROFILE,)), {"h200"})["h200"]
-    assert prices.optimizer(2.0**26) == pytest.approx(true_seconds("adamw", (2.0**26,)), rel=0.05)
-    assert prices.optimizer(0.0) >= 0.0
+    mixed = plan_of().job  # a master copy and gradients in fp32: 30 bytes instead of 22
+    pure = replace(mixed, precision=PRECISIONS["pure_bf16"])  # 14
+    for job, moved in ((mixed, 30.0), (pure, 14.0)):
+        true = true_seconds("adamw", (2.0**26 * moved / 22.0,))
+        assert job.update_bytes == moved
+        assert prices.optimizer(2.0**26, job) == pytest.approx(true, rel=0.05)
+    assert prices.optimizer(0.0, mixed) >= 0.0
 
 
 def test_shapes_outside_the_profile_are_said():
