@@ -232,12 +232,15 @@ class Thresholds:
     per_plan: int = _threshold(
         4_000, "instructions", "that take as long as what every simulation costs beside them"
     )
+    moves_a_turn: int = _threshold(
+        12, "moves of a kind", "that are priced before the other kinds have their turn"
+    )
     least_gain: float = _threshold(1e-6, "relative", "a smaller gain is rounding")
     short_enough: float = _threshold(
         0.5, "of the step's passes", "two short steps that take more save nothing"
     )
     far_ranges: int = _threshold(4, "unit ranges", "of a long path over which units are handed on")
-    short_path: int = _threshold(16, "unit ranges", "up to here units go between any two ranges")
+    short_path: int = _threshold(24, "unit ranges", "up to here units go between any two ranges")
     few_stages: int = _threshold(6, "stages", "up to here each link's depth is tried early")
     nearly_busiest: float = _threshold(
         1.02, "× the busiest stage", "a stage that becomes busier than that only slows the step"
