@@ -31,7 +31,10 @@ class Thresholds:
         4096, "tokens", "the default sequence length, where the model allows as much"
     )
     shortest_local: int = _threshold(
-        2048, "tokens", "a sequence is not split into parts shorter than that: kernels lose more"
+        2048, "tokens", "a search begins with no shorter parts of a sequence: kernels lose more"
+    )
+    least_local: int = _threshold(
+        1024, "tokens", "the shortest parts that a local search tries and the bound knows"
     )
     most_virtual: int = _threshold(
         4, "unit ranges per stage", "the bubble shrinks as 1/ranges, messages grow with them"
