@@ -75,17 +75,19 @@ class ScheduleMemo:
     """Events and lists that were written before: plans of a search differ in little.
 
     Keys hold all that an entry depends on, so that a Schedule is the same with a memo and without.
+    Lists go by what happens in their own stage, which a change elsewhere often leaves as it was.
     """
 
     MOST = 4_000_000  # events of all lists that are kept
 
     def __init__(self) -> None:
-        self._events: dict[object, list[list[Event]]] = {}
+        self._events: dict[object, list[tuple[int, list[Event]]]] = {}
+        self._numbers: dict[tuple[Event, ...], int] = {}
         self._lists: dict[object, Listing] = {}
         self._size = 0
 
-    def events(self, pipeline: Pipeline, kind: ScheduleKind) -> tuple[object, list[list[Event]]]:
-        """Return each stage's events, and a key that stands for them."""
+    def events(self, pipeline: Pipeline, kind: ScheduleKind) -> list[tuple[int, list[Event]]]:
+        """Return each stage's events, with a number that stands for them."""
         shape = tuple((stage.units, stage.order) for stage in pipeline.stages)
         key = (shape, pipeline.micro_batches, kind)
         if key not in self._events:
@@ -93,17 +95,23 @@ class ScheduleMemo:
             self._size += sum(map(len, found))
             if self._size > self.MOST:
                 self._events.clear()
+                self._numbers.clear()
                 self._lists.clear()
                 self._size = sum(map(len, found))
-            self._events[key] = found
-        return key, self._events[key]
+            self._events[key] = [(self._number(events), events) for events in found]
+        return self._events[key]
 
-    def written(self, events: object, s: int, given: ListInput) -> Listing:
-        """Return the list of a class of ranks of stage `s`."""
+    def _number(self, events: list[Event]) -> int:
+        return self._numbers.setdefault(tuple(events), len(self._numbers))
+
+    def written(self, events: int, given: ListInput) -> Listing:
+        """Return the list of a class of ranks, whose events have a number."""
         stage = given.stage
         key = (
             events,
-            s,
+            stage.units,
+            tuple(given.chunk_bounds.items()),
+            given.micro_batches,
             given.replica.recompute,
             given.replica.offload,
             tuple((replica.recompute, replica.offload) for replica in stage.replicas),
@@ -129,8 +137,8 @@ def build_schedule(plan: Plan, memo: ScheduleMemo | None = None) -> Schedule:
     classes: list[RankClass] = []
     for p, pipeline in enumerate(plan.pipelines):
         path = chunks(pipeline)
-        key, events = memo.events(pipeline, plan.job.schedule)
-        for s, stage in enumerate(pipeline.stages):
+        known = memo.events(pipeline, plan.job.schedule)
+        for s, (stage, (number, events)) in enumerate(zip(pipeline.stages, known, strict=True)):
             bounds = {i: (c.start, c.stop) for i, c in enumerate(path) if c.stage == s}
             tied = apart and (covers(stage.units, 0) or covers(stage.units, last_unit))
             written: dict[object, Listing] = {}
@@ -141,12 +149,12 @@ def build_schedule(plan: Plan, memo: ScheduleMemo | None = None) -> Schedule:
                         stage=stage,
                         replica=replica,
                         buckets=buckets,
-                        events=events[s],
+                        events=events,
                         chunk_bounds=bounds,
                         micro_batches=pipeline.micro_batches,
                         tied=tied,
                     )
-                    written[duties] = memo.written(key, s, given)
+                    written[duties] = memo.written(number, given)
                 classes.append(RankClass(p, s, r, replica.num_chips, written[duties]))
     return Schedule(plan, tuple(classes), tuple(buckets))
 

@@ -162,7 +162,7 @@ def _tensor_degrees(most: int | None, cluster: Cluster) -> tuple[int, ...] | Non
 
 
 def _context_degrees(most: int | None, job: Job) -> tuple[int, ...] | None:
-    longest = max(1, job.sequence_length // THRESHOLDS.shortest_local)
+    longest = max(1, job.sequence_length // THRESHOLDS.least_local)
     if most is None or most >= longest:
         return None
     return tuple(1 << i for i in range(most.bit_length()) if 1 << i <= most)

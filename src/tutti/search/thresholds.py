@@ -31,7 +31,10 @@ class Thresholds:
         4096, "tokens", "the default sequence length, where the model allows as much"
     )
     shortest_local: int = _threshold(
-        2048, "tokens", "a sequence is not split into parts shorter than that: kernels lose more"
+        2048, "tokens", "a search begins with no shorter parts of a sequence: kernels lose more"
+    )
+    least_local: int = _threshold(
+        1024, "tokens", "the shortest parts that a local search tries and the bound knows"
     )
     most_virtual: int = _threshold(
         4, "unit ranges per stage", "the bubble shrinks as 1/ranges, messages grow with them"
@@ -232,12 +235,15 @@ class Thresholds:
     per_plan: int = _threshold(
         4_000, "instructions", "that take as long as what every simulation costs beside them"
     )
+    moves_a_turn: int = _threshold(
+        12, "moves of a kind", "that are priced before the other kinds have their turn"
+    )
     least_gain: float = _threshold(1e-6, "relative", "a smaller gain is rounding")
     short_enough: float = _threshold(
         0.5, "of the step's passes", "two short steps that take more save nothing"
     )
     far_ranges: int = _threshold(4, "unit ranges", "of a long path over which units are handed on")
-    short_path: int = _threshold(16, "unit ranges", "up to here units go between any two ranges")
+    short_path: int = _threshold(24, "unit ranges", "up to here units go between any two ranges")
     few_stages: int = _threshold(6, "stages", "up to here each link's depth is tried early")
     nearly_busiest: float = _threshold(
         1.02, "× the busiest stage", "a stage that becomes busier than that only slows the step"

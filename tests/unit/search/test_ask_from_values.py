@@ -108,3 +108,14 @@ def test_the_package_is_still_a_package():
 def test_unknown_options_are_named():
     with pytest.raises(InputError, match="unknown option 'tp_mx'; did you mean 'tp_max'"):
         tutti.plan("llama-2-13b", "S16", tp_mx=4)
+
+
+@pytest.mark.parametrize(
+    ("most", "first", "every"), [(None, (1, 2), (1, 2, 4)), (2, (1, 2), (1, 2)), (1, (1,), (1,))]
+)
+def test_shorter_parts_of_a_sequence_are_left_to_the_local_search(most, first, every):
+    problem = make_problem(
+        "llama-2-13b", "S16", sequence_length=4096, global_batch=16, limits=Limits(cp_max=most)
+    )
+    assert problem.context_degrees() == first
+    assert problem.all_context_degrees() == every

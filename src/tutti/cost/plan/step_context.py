@@ -51,6 +51,7 @@ class StepContext:
         self._kinds: dict[int, Kinds] = {}  # by the list, which the schedule keeps
         self._recorded = Recorded(schedule.plan)
         self._boundaries: dict[tuple[int, int], BoundaryPrice] = {}
+        self._wires: dict[tuple[int, int, What], BoundaryPrice] = {}  # of the same, by place
         self._shared: SharedTiers | None = None
         self._links: dict[tuple[Position, ...], GroupLinks] = {}
         self._chosen: dict[tuple[CollectiveUse, Operation, float, int], Asked] = {}
@@ -58,6 +59,12 @@ class StepContext:
 
     def boundary(self, pipeline: int, unit: int, what: What) -> BoundaryPrice:
         """Return what one micro-batch takes over a boundary."""
+        place = (pipeline, unit, what)
+        if place not in self._wires:
+            self._wires[place] = self._boundary_price(*place)
+        return self._wires[place]
+
+    def _boundary_price(self, pipeline: int, unit: int, what: What) -> BoundaryPrice:
         wire = self.schedule.boundary(pipeline, unit, what)
         ends = (wire.sender, wire.receiver)
         key = (id(wire.sender), id(wire.receiver))  # of the plan, which lasts

@@ -83,7 +83,7 @@ def ways_of(tables: Tables) -> Ways | None:
         configs = [
             Config(pool.name, tp, cp, ep, b)
             for tp in problem.tensor_degrees(pool)
-            for cp in problem.context_degrees()
+            for cp in problem.all_context_degrees()
             for ep in problem.expert_degrees()
             for b in problem.all_sequence_counts()
             if tp * cp <= pool.num_chips

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,7 +51,15 @@ def unit_moves(here: Here) -> Moves:
             if abs(a - b) <= near and sizes[a] > 1
         ]
         pairs = [(a, b) for a, b in pairs if here.loads.may_pay(p, a % count, b % count, plan)]
-        pairs.sort(key=lambda pair: (here.loads.promise(p, pair[0] % count, pair[1] % count), pair))
+        pairs.sort(key=lambda pair: (abs(pair[0] - pair[1]), pair))
+        # Between two stages with several ranges many pairs do nearly the same: one by one.
+        turns: Counter[tuple[int, int]] = Counter()
+        order: dict[tuple[int, int], tuple[int, float]] = {}
+        for a, b in pairs:
+            stages = (a % count, b % count)
+            order[a, b] = (turns[stages], here.loads.promise(p, *stages))
+            turns[stages] += 1
+        pairs.sort(key=lambda pair: order[pair])
         for giving, taking in pairs:
             for jump in (1, 2, 4) if abs(giving - taking) == 1 else (1,):
                 moved = list(sizes)

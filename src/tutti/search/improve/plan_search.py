@@ -1,9 +1,10 @@
 """A local search from a simulated plan: the first move that the simulator finds faster is taken.
 
-Kinds of moves take turns: one in which nothing helps waits until another has changed the plan. Work
-that helped is given back, up to a limit: a search that gains goes on. Of a long step the beginning
-is simulated, as in the search before it, and the whole step once a move is to be taken. Work is
-counted in instructions, never timed.
+Kinds of moves take turns, so that one with many moves does not hide the others; one in which
+nothing helps waits until another has changed the plan. Work that helped is given back, up to a
+limit: a search that gains goes on. Of a long step the beginning is simulated, as in the search
+before it, and the whole step once a move is to be taken. Work is counted in instructions, never
+timed.
 """
 
 from __future__ import annotations
@@ -68,14 +69,21 @@ class PlanSearch:
         plan = replace(plan, collectives=())  # those of another plan are not the best ones of this
         best = Standing(plan, estimate, self.worth(plan, estimate.step_seconds))
         self._tried.add(_key(plan))
-        waiting = list(MOVES)
+        waiting, places = list(MOVES), dict.fromkeys(MOVES, 0)
+        since: dict[str, Standing] = {}  # the best plan when a kind's moves began from the first
         try:
             while waiting and not self.is_spent:
                 kind = waiting.pop(0)
-                better = self._swept(kind, best)
+                if not places[kind]:
+                    since[kind] = best
+                better, places[kind] = self._turn(kind, best, places[kind])
                 if better is not best:
                     best = better
-                    waiting += [other for other in MOVES if other not in waiting]
+                    others = [other for other in MOVES if other != kind]
+                    places |= dict.fromkeys(others, 0)
+                    waiting += [other for other in others if other not in waiting]
+                if places[kind] or since[kind] is not best:
+                    waiting.append(kind)
         except KeyboardInterrupt:
             pass
         return best.plan, best.found
@@ -86,25 +94,32 @@ class PlanSearch:
         self.refundable -= returned
         self.spent -= returned
 
-    def _swept(self, kind: str, best: Standing) -> Standing:
-        """Try the moves of one kind once, each from the best plan at that time."""
-        place = 0
-        while not self.is_spent:
+    def _turn(self, kind: str, best: Standing, place: int) -> tuple[Standing, int]:
+        """Try some moves of one kind from a place on, each from the best plan at that time.
+
+        Return the best plan, and where the kind goes on; 0 where all of its moves were tried.
+        """
+        priced, before = 0, self.spent
+        while True:
             here = Here(
                 problem=self.simulator.tables.problem, plan=best.plan, loads=Loads.of(best.found)
             )
-            moves, before = list(MOVES[kind](here))[place:], self.spent
+            moves = list(MOVES[kind](here))[place:]
             counts = _short_counts(best.plan)
             now = None if counts is None else self._short_worth(best.plan, counts)
-            for tried, plan in enumerate(moves, 1):
+            for plan in moves:
+                if self.is_spent or priced >= THRESHOLDS.moves_a_turn:
+                    return best, place
+                place += 1
+                spent = self.spent
                 better = None if plan is None else self._better(plan, best, now)
+                priced += self.spent > spent
                 if better is not None:
-                    best, place = better, place + tried
                     self._give_back(self.spent - before)
+                    best, priced, before = better, 0, self.spent
                     break
             else:
-                break
-        return best
+                return best, 0
 
     def _better(self, plan: Plan, best: Standing, now: float | None) -> Standing | None:
         """Return a plan with its price where it is better than the best.

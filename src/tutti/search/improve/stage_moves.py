@@ -33,8 +33,12 @@ Alter = Callable[[Replica, Stage], Replica | None]
 
 
 def _applied(plan: Plan, alter: Alter) -> Moves:
-    """Yield the plan with each stage altered, each replica of unlike ones, and all stages."""
+    """Yield the plan with all stages altered, with each of them, and each replica of unlike ones.
+
+    All together come first: they change most.
+    """
     whole: Plan | None = plan
+    single: list[Plan] = []
     stages = 0
     for p, s, stage in plan.stages():
         stages += 1
@@ -42,17 +46,18 @@ def _applied(plan: Plan, alter: Alter) -> Moves:
         if len(altered) > 1:
             for r, replica in enumerate(altered):
                 if replica is not None and replica != stage.replicas[r]:
-                    yield with_replica(plan, (p, s, r), replica)
+                    single.append(with_replica(plan, (p, s, r), replica))
         kept = tuple(replica for replica in altered if replica is not None)
         if len(kept) < len(altered):
             whole = None
             continue
         changed = replace(stage, replicas=kept)
         if changed != stage:
-            yield with_stage(plan, p, s, changed)
+            single.append(with_stage(plan, p, s, changed))
         whole = None if whole is None else with_stage(whole, p, s, changed)
     if stages > 1:
         yield whole
+    yield from single
 
 
 def _flagged(replica: Replica, length: int) -> Replica:

@@ -31,7 +31,7 @@ class Effort:
     improved: int = 2  # drafts from which small steps lead on
     per_chip_improved: int = 150  # instructions simulated for them, beyond those of `large`
     most_improved: int = 100_000
-    last_mile: int = 700_000  # instructions for a local search from the best plans
+    last_mile: int = 1_000_000  # instructions for a local search from the best plans
     wide_gap: float = 0.2  # over the bound: from here on all of them, below far fewer
     gap_power: float = 1.25
     large_less: int = 3  # times less of it on a large cluster

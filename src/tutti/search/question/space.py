@@ -98,12 +98,19 @@ class Problem:
         return _tensor_degrees(self.model, pool, self.space.tp)
 
     def context_degrees(self) -> tuple[int, ...]:
-        """Return the context-parallel degrees that the sequence allows."""
+        """Return the context-parallel degrees that the search begins with."""
+        return self._context_degrees(THRESHOLDS.shortest_local)
+
+    def all_context_degrees(self) -> tuple[int, ...]:
+        """Return all context-parallel degrees of the space: parts may be shorter than usual."""
+        return self._context_degrees(THRESHOLDS.least_local)
+
+    def _context_degrees(self, shortest: int) -> tuple[int, ...]:
         length = self.job.sequence_length
         if self.space.cp is not None:
             wanted = self.space.cp
         else:
-            most = max(1, length // THRESHOLDS.shortest_local)
+            most = max(1, length // shortest)
             wanted = tuple(1 << i for i in range(most.bit_length()) if 1 << i <= most)
         return tuple(cp for cp in wanted if cp == 1 or length % (2 * cp) == 0)
 

@@ -89,7 +89,7 @@ def plan_in_space(plan: Plan, problem: Problem) -> bool:
             sizes = space.sequences
             if (
                 replica.tp not in problem.tensor_degrees(pool)
-                or replica.cp not in problem.context_degrees()
+                or replica.cp not in problem.all_context_degrees()
                 or (replica.sequences not in sizes if sizes else replica.sequences > most)
                 or not _recomputed_kinds(stage, replica, problem.model) <= set(space.recompute)
                 or any(name not in space.offload for name, _ in replica.offload.kinds())

@@ -11,9 +11,11 @@ from tutti.errors import TuttiError
 from tutti.hardware.cluster import Cluster
 from tutti.plan.check import check_plan
 from tutti.plan.job import ScheduleKind
+from tutti.plan.plan import Order
 from tutti.schedule.schedule import ScheduleMemo, build_schedule
 from tutti.search.ask_from_values import Limits, make_problem
 from tutti.search.candidate_loop import Search, proven_best
+from tutti.search.improve import plan_search
 from tutti.search.improve.plan_moves import Here
 from tutti.search.improve.plan_search import MOVES, PlanSearch, _short_counts
 from tutti.search.improve.stage_loads import Loads
@@ -22,6 +24,7 @@ from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.effort import Effort
 from tutti.search.strategy.space_limits import plan_in_space
+from tutti.search.thresholds import THRESHOLDS
 
 CLUSTER = {
     "name": "two",
@@ -72,6 +75,25 @@ def test_work_that_helped_is_given_back_once():
     assert 0 <= patient.refundable < refundable
     assert done < longer <= budget + refundable + 40_000
     assert more.step_seconds <= less.step_seconds
+
+
+def test_a_kind_with_many_moves_does_not_hide_the_others(monkeypatch):
+    search, best = searched(problem_of())
+    made = {"many": ["many"] * 40, "few": ["few"] * 2}
+    asked = []
+
+    def never_better(self, plan, best, now):
+        asked.append(plan)
+        self.spent += 1
+
+    moves = {kind: lambda here, plans=plans: iter(plans) for kind, plans in made.items()}
+    monkeypatch.setattr(plan_search, "MOVES", moves)
+    monkeypatch.setattr(PlanSearch, "_better", never_better)
+    plan, _ = local(search).improved(best.plan, best.estimate, 10**9)
+    turn = THRESHOLDS.moves_a_turn
+    assert asked[: turn + 2] == ["many"] * turn + ["few"] * 2
+    assert (asked.count("many"), asked.count("few")) == (40, 2)
+    assert plan.pipelines == best.plan.pipelines
 
 
 def test_short_steps_are_short_beside_a_pipeline_of_smaller_micro_batches():
@@ -166,6 +188,28 @@ def test_lists_from_the_memo_are_those_written_anew():
                 assert list(one.instructions) == list(other.instructions), kind
             compared += 1
     assert compared > 20
+
+
+def test_a_change_of_two_stages_leaves_the_lists_of_the_others():
+    """What happens in the last stages is the same when the first two share units otherwise."""
+    _, best = pipelined(problem_of(batch=32))
+    pipeline = best.plan.pipelines[0]
+    stage = pipeline.stages[0]
+
+    def cut(*ends):
+        bounds = itertools.pairwise((0, *ends, 18))
+        stages = tuple(
+            replace(stage, units=(span,), order=Order(warm_up=depth))
+            for depth, span in zip((4, 3, 2, 1), bounds, strict=True)
+        )
+        return replace(best.plan, pipelines=(replace(pipeline, stages=stages),))
+
+    memo = ScheduleMemo()
+    one, other = (build_schedule(cut(*ends), memo) for ends in ((5, 9, 14), (4, 9, 14)))
+    pairs = zip(one.classes, other.classes, strict=True)
+    alike = [a.instructions is b.instructions for a, b in pairs]
+    replicas = len(stage.replicas)
+    assert alike == [False] * 2 * replicas + [True] * 2 * replicas
 
 
 def test_strategies_run_ahead_by_the_time_that_messages_take():
