@@ -129,7 +129,7 @@ class _Run:
         self.jobs: list[Job] = []
         self.steps: list[TimedStep] = []
         self.queue: list[tuple[float, int, int]] = []  # time, waiting, with a slot
-        self._held = [(0, 0)] * len(self.engines)
+        self._held = [[(0, 0)] * len(engine.lanes) for engine in self.engines]
         self._totals = [0, 0]
         self._events: list[tuple[float, int, int, Any]] = []
         self._number = 0
@@ -195,13 +195,13 @@ class _Run:
         for job in engine.end(lane, now):
             if engine.prices.engine.role is Role.PREFILL and job.output > 1:
                 self._send(engine, job, now)
-        self._note_queue(engine, now)
+        self._note_queue(engine, lane, now)
         self._kick(engine, lane, now)
 
-    def _note_queue(self, engine: SimulatedEngine, now: float) -> None:
-        waiting, busy = engine.held()
-        before = self._held[engine.number]
-        self._held[engine.number] = (waiting, busy)
+    def _note_queue(self, engine: SimulatedEngine, lane: Lane, now: float) -> None:
+        waiting, busy = engine.held(lane)
+        own = self._held[engine.number]
+        before, own[lane.number] = own[lane.number], (waiting, busy)
         self._totals[0] += waiting - before[0]
         self._totals[1] += busy - before[1]
         self.queue.append((now, self._totals[0], self._totals[1]))
