@@ -62,7 +62,7 @@ def evaluate(
     high = len(LADDER)  # the first that keeps them lies in low…high
     found: tuple[float, ServingResult] | None = None
     last: ServingResult | None = None
-    place = 3
+    place = low if low > 1 else 3  # a promise as high as the bound is likely to be kept
     while low < high:
         rate = LADDER[place] * promised
         result = simulate_serving(deployment, _requests(problem, count, rate, seed))
