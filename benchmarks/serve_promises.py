@@ -28,7 +28,7 @@ from tutti.simulate.serving.requests import draw
 from tutti.simulate.serving.run import Deployment, simulate_serving
 
 MODELS = ("qwen3-8b", "qwen2.5-14b", "llama-3.1-8b", "qwen3-32b")
-CHIPS = ("L4", "T4", "A100-40", "A100-80", "H20", "RTX-4090", "H100")
+CHIPS = ("L4", "T4", "A100-40", "A100-80", "H20", "L40S", "H100")
 TURNS, EXTRA = 4, 300  # requests: so many per slot, and some more
 
 

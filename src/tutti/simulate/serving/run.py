@@ -200,6 +200,8 @@ class _Run:
 
     def _note_queue(self, engine: SimulatedEngine, lane: Lane, now: float) -> None:
         waiting, busy = engine.held(lane)
+        if waiting:
+            lane.waited_s = now
         own = self._held[engine.number]
         before, own[lane.number] = own[lane.number], (waiting, busy)
         self._totals[0] += waiting - before[0]

@@ -53,6 +53,7 @@ class Lane:
     began_s: float = 0.0  # the step that is under way; of steps that are alike, the last
     late: list[tuple[Job, Request]] = field(default_factory=list)  # since the next step was made
     work: float = 0.0  # tokens of the requests that it has
+    waited_s: float = 0.0  # when somebody waited for it last
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,15 +49,14 @@ def _served(option: EngineOption, turns: int) -> float:
     return simulate_serving(deployment, draw(TRAFFIC, turns * option.slots, 1)).request_rate
 
 
-@pytest.mark.parametrize("pools", [("t4",) * 4, ("t4", "t4", "l4", "l4")])
-def test_a_pipeline_serves_what_it_promises(pools):
-    option = _engine(*pools)
+def test_a_pipeline_serves_what_it_promises():
+    option = _engine("t4", "t4", "l4", "l4")
     assert option.rate == pytest.approx(_served(option, 4), rel=0.1)
     assert option.ideal >= option.rate
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pools", [("l4",) * 2, ("l4",) * 4, ("t4", "l4", "l4")])
+@pytest.mark.parametrize("pools", [("t4",) * 4, ("l4",) * 2, ("l4",) * 4, ("t4", "l4", "l4")])
 def test_more_pipelines_serve_what_they_promise(pools):
     option = _engine(*pools)
     assert option.rate == pytest.approx(_served(option, 6), rel=0.1)
@@ -66,7 +65,7 @@ def test_more_pipelines_serve_what_they_promise(pools):
 def test_sizes_that_the_model_prefers_are_better_in_the_simulator():
     chosen = _engine("t4", "t4", "t4", "t4")
     large = replace(chosen, chunk=2048)
-    assert _served(large, 2) < 0.9 * _served(chosen, 2)
+    assert _served(large, 2) < 0.9 * chosen.rate
 
 
 def test_those_who_stay_longer_weigh_more():
