@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def served(folder: Path, plan: Plan, given: argparse.Namespace) -> dict[str, dic
             time.sleep(1.0)
             url = f"http://127.0.0.1:{server.port}"
             by_tutti(url, SLOTS, 2)
-            clients = {
+            clients: dict[str, Callable[[], dict[str, float]]] = {
                 "tutti bench serve": lambda: by_tutti(url, given.requests, given.output),
                 "guidellm": lambda: by_guidellm(url, folder, given.requests, given.output),
                 "tutti bench serve, again": lambda: by_tutti(url, given.requests, given.output),
