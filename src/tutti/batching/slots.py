@@ -60,7 +60,8 @@ class Slots:
     def in_use(self) -> list[int]:
         """Return the slots that have a sequence and keep it, in the order in which they go."""
         used = np.flatnonzero((self.sequence >= 0) & (self.leaving == STAYS))
-        return [int(slot) for slot in self.by_order(used)]
+        found: list[int] = self.by_order(used).tolist()
+        return found
 
     def span(self, slots: np.ndarray) -> np.ndarray | slice:
         """Return what columns are indexed by for some slots: a slice if they are the first ones.

@@ -56,6 +56,17 @@ class Lengths:
         whole = self.mean * _below(over) + self.longest * (1.0 - _below(over + sigma))
         return max(1.0, whole)
 
+    @property
+    def lasting(self) -> float:
+        """The mean over time of those under way, each there as long as it has tokens."""
+        sigma = self.sigma
+        if sigma < 1e-9:
+            return self.expected
+        over = (math.log(self.longest / self.mean) - sigma**2 / 2) / sigma
+        squares = self.mean**2 * math.exp(sigma**2) * _below(over - sigma)
+        squares += self.longest**2 * (1.0 - _below(over + sigma))
+        return max(self.expected, squares / self.expected)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:

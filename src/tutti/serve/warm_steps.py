@@ -16,6 +16,9 @@ from tutti.serve.inputs import Given, Shape, StepInputs
 from tutti.serve.sampler import Sampler
 from tutti.serve.step_prices import measured_prices
 
+# a prompt's chunk, and a decode: of every engine's size, be it ever so small
+_SMALL = (Shape(2, 1, 1, 2, 2, 1), Shape(1, 1, 1, 1, 2))
+
 
 class Plain(Protocol):
     """Computes a step of which nothing but tokens is wanted."""
@@ -41,7 +44,15 @@ class WarmSteps:
                 progress(count - len(self._cold), count)
 
     def usual(self) -> None:
-        """Capture those that are likely to come first."""
+        """Capture those that are likely to come first; compile what steps are made of.
+
+        Kernels of the host are compiled when they first run, for many seconds where no cache has
+        them yet: better before a server says that it is ready than while somebody waits.
+        """
+        if self._graphs is None:
+            self._sampler.send()
+            for shape in _SMALL:
+                self.run(shape, shape.most_keys)
         while self._cold and self._graphs is not None and self._graphs.is_usual(self._cold[0]):
             self.next()
 

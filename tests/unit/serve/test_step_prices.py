@@ -73,6 +73,27 @@ def test_steps_before_requests_have_tokens_of_many_kinds(model: Model) -> None:
     assert 0 <= int(tokens.min()) <= int(tokens.max()) < model.spec.vocab
 
 
+def test_kernels_are_compiled_before_anybody_waits(model: Model, monkeypatch) -> None:
+    """A server's first answer is none of the kernels' first runs, and the same as without."""
+    options = {"slots": 1, "page_size": 4, "max_length": 32}
+    cold, warm = engine_of(model, **options), engine_of(model, **options)
+    computed: list[int] = []
+    plain = warm.worker.warm_steps._plain
+
+    def counted(given, *, draws):
+        computed.append(len(given.tokens_t))
+        return plain(given, draws=draws)
+
+    monkeypatch.setattr(warm.worker.warm_steps, "_plain", counted)
+    warm.worker.warm_steps.usual()
+    assert computed == [2, 1]
+    wanted = SamplingParameters(max_tokens=6, ignore_end=True)
+    prompts = [[5, 6, 7], [8, 9], [1]]
+    assert [d.tokens for d in warm.generate(prompts, wanted)] == [
+        d.tokens for d in cold.generate(prompts, wanted)
+    ]
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 def test_an_engine_with_a_target_says_the_same(model: Model, *, graphs: bool) -> None:
     """The target is so tight that prompts come a page at a time beside decodes."""

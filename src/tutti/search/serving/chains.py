@@ -71,4 +71,6 @@ def _mixed(problem: ServeProblem, kinds: Sequence[ChipGroup], most: int) -> Iter
 
 
 def _counts(most: int) -> list[int]:
-    return list(range(most + 1)) if most <= 12 else [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    if most <= 12:
+        return list(range(most + 1))
+    return [count for count in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if count <= most]

@@ -53,16 +53,16 @@ def evaluate(
     One that cannot beat `least` is left early.
     """
     deployment = Deployment.of(plan, problem.measured)
-    count = _count(problem, deployment)
-    limits = problem.service.limits
-    if limits.first_token_s is None and limits.per_token_s is None:
+    if not _limited(problem):  # all come at once: a run that slots are still filling in says little
+        count = _count(problem, deployment, turns=LONG_TURNS, most_steps=LONG_STEPS)
         result = simulate_serving(deployment, _requests(problem, count, None, seed))
         return Evaluated(plan=plan, promised=promised, rate=result.request_rate, result=result)
+    count = _count(problem, deployment)
     low = next(i for i, share in enumerate(LADDER) if share * promised <= most or share <= 1.0)
     high = len(LADDER)  # the first that keeps them lies in low…high
     found: tuple[float, ServingResult] | None = None
     last: ServingResult | None = None
-    place = 3
+    place = low if low > 1 else 3  # a promise as high as the bound is likely to be kept
     while low < high:
         rate = LADDER[place] * promised
         result = simulate_serving(deployment, _requests(problem, count, rate, seed))
@@ -79,6 +79,11 @@ def evaluate(
         assert last is not None
         return Evaluated(plan=plan, promised=promised, rate=0.0, result=last)
     return Evaluated(plan=plan, promised=promised, rate=found[0], result=found[1])
+
+
+def _limited(problem: ServeProblem) -> bool:
+    limits = problem.service.limits
+    return limits.first_token_s is not None or limits.per_token_s is not None
 
 
 def _count(
@@ -127,12 +132,11 @@ def confirm(problem: ServeProblem, found: Evaluated, *, seed: int = 1) -> Evalua
     In the short runs that choose among many, slots are still filling: a queue that grows slowly
     does not show.
     """
+    if not _limited(problem):  # it was a long run already
+        return found
     deployment = Deployment.of(found.plan, problem.measured)
     count = _count(problem, deployment, turns=LONG_TURNS, most_steps=LONG_STEPS)
-    limits, rate, result = problem.service.limits, found.rate, found.result
-    if limits.first_token_s is None and limits.per_token_s is None:
-        result = simulate_serving(deployment, _requests(problem, count, None, seed))
-        return replace(found, rate=result.request_rate, result=result)
+    rate, result = found.rate, found.result
     for _ in range(MOST_CONFIRMED):
         if rate <= 0.0:
             break

@@ -31,6 +31,10 @@ class ChipGroup:
     mixed_s: F64  # of a layer, with the tokens of prompts that come beside so many decodes
     prefill_s: float  # of a layer, for a mean prompt
     step_s: F64  # of a layer's products, by `STEP_TOKENS`
+    rows_s: F64  # the same of decodes alone, by `BATCHES`
+    keys_s: F64  # of a layer's attention of decodes, by `BATCHES`
+    pair_s: float  # of a layer, per pair of a prompt's token and one before it
+    host_s: float  # between two steps of an engine of one stage
     head_s: F64  # of head and sampling, by `BATCHES`
     layer_bytes: float  # of a layer's weights, on one chip
     ends_bytes: float  # of embedding and head, on one chip
@@ -47,7 +51,7 @@ class ChipGroup:
 def mean_context(problem: ServeProblem) -> float:
     """Return the tokens that a running sequence has on average."""
     traffic = problem.service.traffic
-    return traffic.prompt.expected + traffic.output.expected / 2.0
+    return traffic.prompt.expected + traffic.output.lasting / 2.0
 
 
 def kinds_of(problem: ServeProblem) -> list[ChipGroup]:
@@ -84,16 +88,23 @@ def _kind(problem: ServeProblem, name: str, tp: int, island: int) -> ChipGroup:
         model, range(1, layers + 1), tp=tp, stored=formats.cache_bytes, stream=STREAM_BYTES
     )
     per_hour = pool.price_per_chip_hour
+    decode_s = np.array([blocks.seconds(load) for load in loads]) / layers
+    bare = (0.0,) * len(windows)
+    rows_s = np.array([blocks.seconds(load._replace(keys=bare)) for load in loads]) / layers
     return ChipGroup(
         pool=name,
         tp=tp,
         formats=formats,
         groups=pool.nodes * (pool.node.num_chips // island) * (island // tp),
-        decode_s=np.array([blocks.seconds(load) for load in loads]) / layers,
+        decode_s=decode_s,
         mixed_s=np.array([blocks.seconds(_mixed(problem, b)) for b in BATCHES.tolist()]) / layers,
         prefill_s=_prompt_seconds(problem, blocks, windows) / layers,
         step_s=np.array([blocks.seconds(_plain(count, windows)) for count in STEP_TOKENS.tolist()])
         / layers,
+        rows_s=rows_s,
+        keys_s=np.maximum(0.0, decode_s - rows_s),
+        pair_s=_pair_seconds(problem, blocks, windows) / layers,
+        host_s=blocks.own.step_s,
         head_s=np.array([head.seconds(load) for load in loads]),
         layer_bytes=weights / layers,
         ends_bytes=max(ends) if layers else 0.0,
@@ -107,6 +118,16 @@ def _plain(tokens: int, windows: tuple[int | None, ...]) -> StepLoad:
     """Return a step of so many tokens that look at nothing."""
     none = (0.0,) * len(windows)
     return StepLoad(tokens, 0, 0, none, none)
+
+
+def _pair_seconds(
+    problem: ServeProblem, blocks: StagePrices, windows: tuple[int | None, ...]
+) -> float:
+    """Return the blocks' seconds per pair of tokens, of a chunk in the middle of a prompt."""
+    count, start = 128, round(problem.service.traffic.prompt.lasting / 2.0)
+    load = prefill_load([(start, count)], windows)
+    plain = blocks.seconds(load._replace(pairs=(0.0,) * len(windows), samples=0))
+    return max(0.0, blocks.seconds(load) - plain) / (count * max(1, start))
 
 
 def prompt_tokens(problem: ServeProblem, batch: float) -> float:

@@ -2,7 +2,7 @@
 
 For each chain of groups and each batch, layers are laid such that the slowest stage is as fast as
 it can be and every chip has room for its layers' weights and pages (water-filling, then whole
-layers). Rates are those of engines that never wait: what the simulator confirms or corrects.
+layers). Rates are those of the long run: what the simulator confirms or corrects.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +19,12 @@ from numpy.typing import NDArray
 from tutti.batching.settings import PAGES_SHARE
 from tutti.plan.serving import PAGE_SIZE, Role
 from tutti.search.serving.chains import Chain, chains
-from tutti.search.serving.kinds import (
-    BATCHES,
-    STEP_TOKENS,
-    ChipGroup,
-    pages_room,
-    prompt_tokens,
-)
+from tutti.search.serving.kinds import BATCHES, ChipGroup, pages_room
+from tutti.search.serving.long_run import Held
 from tutti.search.serving.question import ServeProblem
+from tutti.search.serving.sizes import most_slots, per_token_limit, size_of
 
-SPARE_SEQUENCES = 1.15  # sequences are not all of the mean length at the same time
-HEADROOM = 1.25  # slots for more sequences than there are on average: nobody waits for one
-PROMPTS = 16  # at a time on a lane of a prefill engine
-SPREAD = 0.85  # of the limit per token, on average: some sequences meet more prompts than others
-KEEPS_UP = 1.15  # of the prompts' tokens that come, in steps of a pipeline: queues empty again
+SPARE_SEQUENCES = 1.05  # prompts under way hold pages too
 _LAID_OUT = 2  # batches of a chain that are laid out in whole layers
 
 
@@ -48,7 +39,7 @@ class EngineOption:
     slots: int  # all lanes
     chunk: int  # tokens of a step
     pages: int
-    rate: float  # requests per second, a prefill engine's with room for its queue
+    rate: float  # requests per second in the long run, a prefill engine's with room for its queue
     ideal: float  # never waiting
     per_token_s: float
 
@@ -127,21 +118,10 @@ def best_engine(problem: ServeProblem, chain: Chain, role: Role) -> EngineOption
         costs = [_request_seconds(problem, kind, index, role) for kind in chain]
         head = _head_seconds(problem, chain[-1], index, role)
         layers = _layers(problem, chain, costs, head, batch * lanes, role)
-        option = layers and _option(problem, chain, layers, costs, head, index, role)
+        option = layers and _option(problem, chain, layers, index, role, float(rates[index]))
         if option:
             found.append(option)
     return max(found, key=lambda option: option.rate, default=None)
-
-
-def _per_token_limit(problem: ServeProblem) -> float | None:
-    """Return what a token may take on average for most requests to keep their limit."""
-    limit = problem.service.limits.per_token_s
-    return None if limit is None else SPREAD * limit
-
-
-def most_slots(problem: ServeProblem, lanes: int) -> int:
-    """Return how many sequences an engine may have at a time, each lane at least one."""
-    return max(lanes, problem.space.most_slots * (4 if lanes > 1 else 1))
 
 
 def _split_rates(problem: ServeProblem, chain: Chain, role: Role) -> NDArray[np.float64]:
@@ -169,7 +149,7 @@ def _split_rates(problem: ServeProblem, chain: Chain, role: Role) -> NDArray[np.
         enough = (number * np.minimum(caps, middle / costs)).sum(axis=0) >= total
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     rates = np.where((number * caps).sum(axis=0) >= total, 1.0 / high, 0.0)
-    limit = _per_token_limit(problem)
+    limit = per_token_limit(problem)
     if limit is not None and role is not Role.PREFILL:
         with np.errstate(divide="ignore"):
             rates = np.where(batches * lanes / (rates * output) <= limit, rates, 0.0)
@@ -193,8 +173,7 @@ def _head_seconds(problem: ServeProblem, kind: ChipGroup, index: int, role: Role
 
 
 def _sequence_tokens(problem: ServeProblem) -> float:
-    traffic = problem.service.traffic
-    return SPARE_SEQUENCES * (traffic.prompt.expected + traffic.output.expected / 2.0)
+    return SPARE_SEQUENCES * Held.of(problem.service.traffic).decode
 
 
 def _layers(
@@ -267,115 +246,20 @@ def _option(
     problem: ServeProblem,
     chain: Chain,
     layers: tuple[int, ...],
-    costs: Sequence[float],
-    head: float,
     index: int,
     role: Role,
+    split: float,
 ) -> EngineOption | None:
     """Return the engine with its rate; None if it misses a limit even when nobody else is there."""
-    lanes, batch = len(chain), int(BATCHES[index])
-    times = [count * cost for count, cost in zip(layers, costs, strict=True)]
-    times[-1] += head
-    rate = ideal = 1.0 / max(times)
-    traffic, limits = problem.service.traffic, problem.service.limits
-    prompt_s = sum(n * kind.prefill_s for n, kind in zip(layers, chain, strict=True))
-    steps = [kind.mixed_s if role is Role.BOTH else kind.decode_s for kind in chain]
-    step_s = sum(n * float(each[index]) for n, each in zip(layers, steps, strict=True))
-    step_s += float(chain[-1].head_s[index])
-    sequences = lanes * batch
-    per_token = max(step_s, sequences / (rate * traffic.output.expected))
-    if role is Role.PREFILL:
-        per_token = 0.0
-    elif per_token > (_per_token_limit(problem) or math.inf):
-        return None
-    if role is not Role.DECODE and limits.first_token_s is not None:
-        first = _long_prompt(problem) * prompt_s + (step_s if role is Role.BOTH else 0.0)
-        if first >= limits.first_token_s:
-            return None
-        if role is Role.PREFILL:
-            rate *= _unhurried(first, limits.first_token_s)
     pages = _pages(chain, layers)
-    if pages // lanes * PAGE_SIZE < problem.longest:
+    size = size_of(problem, chain, layers, pages, int(BATCHES[index]), role)
+    if size is None:
         return None
-    sequences = lanes * math.ceil(HEADROOM * batch)
-    if role is Role.PREFILL:  # prompts that wait share steps, as far as pages reach
-        held = pages // lanes * PAGE_SIZE // problem.longest
-        sequences = lanes * max(1, min(PROMPTS, held))
     return EngineOption(
-        kinds=chain, layers=layers, role=role, lanes=lanes, slots=sequences,
-        chunk=_chunk(problem, chain, layers, batch, per_token, role), pages=pages,
-        rate=rate, ideal=ideal, per_token_s=per_token,
+        kinds=chain, layers=layers, role=role, lanes=size.lanes, slots=size.slots,
+        chunk=size.chunk, pages=pages, rate=size.rate, ideal=max(size.ideal, size.rate, split),
+        per_token_s=size.per_token_s,
     )  # fmt: skip
-
-
-def _long_prompt(problem: ServeProblem) -> float:
-    """Return how many times longer than the mean all but the last prompts are."""
-    traffic, share = problem.service.traffic, problem.service.limits.share
-    prompt, normal = traffic.prompt, NormalDist().inv_cdf(min(share, 0.999))
-    longer = math.exp(max(0.0, normal * prompt.sigma - prompt.sigma**2 / 2))
-    return min(longer, prompt.longest / prompt.expected)
-
-
-def _unhurried(first: float, limit: float) -> float:
-    """Return how busy a prefill engine may be for its queue to leave most within the limit.
-
-    Of a queue with even service, waiting is ρ ÷ (2 (1 − ρ)) services on average, and 2.3 times
-    that for nine of ten.
-    """
-    services = (limit - first) / (2.3 / 2.0 * first)
-    return services / (1.0 + services)
-
-
-def _chunk(
-    problem: ServeProblem,
-    chain: Chain,
-    layers: tuple[int, ...],
-    batch: int,
-    per_token: float,
-    role: Role,
-) -> int:
-    """Return the tokens of a step: decodes, and prompts somewhat faster than they come.
-
-    A limit on the first token asks for more.
-    """
-    if role is Role.PREFILL:
-        return problem.space.chunk
-    if role is Role.DECODE:
-        return max(problem.space.chunk, batch)
-    coming = prompt_tokens(problem, batch)
-    limit, prompt = problem.service.limits.first_token_s, problem.service.traffic.prompt.expected
-    hurried = 0.0 if limit is None else 3.0 * prompt * per_token / limit
-    if len(chain) > 1:
-        return _even_chunk(problem, chain, layers, batch, coming, hurried)
-    wanted = max(1.5 * coming, hurried)
-    return batch + max(64, 64 * math.ceil(min(wanted, problem.space.chunk) / 64))
-
-
-def _even_chunk(
-    problem: ServeProblem,
-    chain: Chain,
-    layers: tuple[int, ...],
-    batch: int,
-    coming: float,
-    hurried: float,
-) -> int:
-    """Return the tokens of a step of a pipeline for which its slowest stage works least.
-
-    Chips multiply in tiles: a few rows beyond one may take as long as another whole tile, in every
-    step that has a prompt, and all stages wait for it. So a chunk ends where a tile does.
-    """
-    least = batch + max(KEEPS_UP * coming, min(hurried, float(problem.space.chunk)), 1.0)
-    fits = (least <= STEP_TOKENS) & (batch + problem.space.chunk >= STEP_TOKENS)
-    if not fits.any():
-        return math.ceil(least)
-    totals = STEP_TOKENS[fits]
-    share = np.minimum(1.0, coming / (totals - batch))  # of the steps, that have a chunk
-    work = np.zeros(len(totals))
-    stages = {(id(kind), count): kind for kind, count in zip(chain, layers, strict=True)}
-    for (_, count), kind in stages.items():
-        without = np.interp(batch, STEP_TOKENS, kind.step_s)
-        work = np.maximum(work, count * (share * kind.step_s[fits] + (1.0 - share) * without))
-    return int(totals[work <= 1.01 * work.min()].max())
 
 
 def _pages(chain: Chain, layers: tuple[int, ...]) -> int:

@@ -129,7 +129,7 @@ def sum_up(
     begin = float(requests.times[0]) if len(requests) else 0.0
     end = float(ended.max()) if len(ended) else begin
     times, waiting, busy = _thinned(queue)
-    steady = _steady(begin, end, requests, queue)
+    steady = _steady(begin, end, requests, engines)
     stands_for = len(requests) / len(jobs) if jobs else 1.0
     return ServingResult(
         requests=len(requests),
@@ -165,14 +165,15 @@ def _within(first: F64, per_token: F64, limits: Limits) -> float:
 
 
 def _steady(
-    begin: float, end: float, requests: Requests, queue: Sequence[tuple[float, int, int]]
+    begin: float, end: float, requests: Requests, engines: Sequence[SimulatedEngine]
 ) -> tuple[float, float]:
     """Return from when to when there was as much to do as there is in the long run.
 
-    In the end the last ones run out; in the beginning slots fill, which takes a part of the rest.
+    In the end the last ones run out, of an engine of several lanes one lane before the other; in
+    the beginning slots fill, which takes a part of the rest.
     """
     last = float(requests.times[-1]) if len(requests) else begin
-    queued = max((time for time, waiting, _ in queue if waiting), default=begin)
+    queued = max((min(lane.waited_s for lane in e.lanes) for e in engines), default=begin)
     until = max(last, queued)
     if until <= begin:
         return begin, end

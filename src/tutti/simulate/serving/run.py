@@ -119,7 +119,7 @@ class _Run:
                 )
                 self.engines.append(engine)
                 self._groups[p].append(engine)
-        self._entries = _Dealer(plan, self._shown)
+        self._dealt = _dealt(plan, self._shown, len(requests))
         self._onward = _Onward(plan, self._shown)
         self._sent = {engine.number: 0.0 for engine in self.engines}  # when its link is free
         self._bytes = [
@@ -129,7 +129,7 @@ class _Run:
         self.jobs: list[Job] = []
         self.steps: list[TimedStep] = []
         self.queue: list[tuple[float, int, int]] = []  # time, waiting, with a slot
-        self._held = [(0, 0)] * len(self.engines)
+        self._held = [[(0, 0)] * len(engine.lanes) for engine in self.engines]
         self._totals = [0, 0]
         self._events: list[tuple[float, int, int, Any]] = []
         self._number = 0
@@ -141,8 +141,7 @@ class _Run:
 
     def go(self) -> None:
         """Let everything happen."""
-        if len(self._requests):
-            self._push(float(self._requests.times[0]), ARRIVAL, 0)
+        self._push_arrival(0)
         while self._events:
             now, number, kind, what = heapq.heappop(self._events)
             if kind == ARRIVAL:
@@ -156,13 +155,14 @@ class _Run:
 
     # --- events ------------------------------------------------------------------------------
 
-    def _arrive(self, index: int, now: float) -> None:
+    def _push_arrival(self, place: int) -> None:
+        if place < len(self._dealt):
+            self._push(float(self._requests.times[self._dealt[place][0]]), ARRIVAL, place)
+
+    def _arrive(self, place: int, now: float) -> None:
         requests = self._requests
-        if index + 1 < len(requests):
-            self._push(float(requests.times[index + 1]), ARRIVAL, index + 1)
-        group, mine = self._entries.next()
-        if not mine:
-            return  # an equal engine that is not simulated has it
+        self._push_arrival(place + 1)
+        index, group = self._dealt[place]
         job = Job(index, now, int(requests.prompts[index]), int(requests.outputs[index]))
         self.jobs.append(job)
         engine = min(self._groups[group], key=lambda engine: engine.work)
@@ -195,13 +195,15 @@ class _Run:
         for job in engine.end(lane, now):
             if engine.prices.engine.role is Role.PREFILL and job.output > 1:
                 self._send(engine, job, now)
-        self._note_queue(engine, now)
+        self._note_queue(engine, lane, now)
         self._kick(engine, lane, now)
 
-    def _note_queue(self, engine: SimulatedEngine, now: float) -> None:
-        waiting, busy = engine.held()
-        before = self._held[engine.number]
-        self._held[engine.number] = (waiting, busy)
+    def _note_queue(self, engine: SimulatedEngine, lane: Lane, now: float) -> None:
+        waiting, busy = engine.held(lane)
+        if waiting:
+            lane.waited_s = now
+        own = self._held[engine.number]
+        before, own[lane.number] = own[lane.number], (waiting, busy)
         self._totals[0] += waiting - before[0]
         self._totals[1] += busy - before[1]
         self.queue.append((now, self._totals[0], self._totals[1]))
@@ -227,29 +229,30 @@ class _Run:
         self._kick(engine, lane, now)
 
 
-class _Dealer:
-    """Deals requests to groups of engines by their shares, evenly over time."""
+def _dealt(plan: Plan, shown: Sequence[int], count: int) -> list[tuple[int, int]]:
+    """Return the requests that go to engines which are simulated, each with its group.
 
-    def __init__(self, plan: Plan, shown: Sequence[int]) -> None:
-        self._shares = [
-            p.engine.share if p.engine is not None and p.engine.role is not Role.DECODE else 0.0
-            for p in plan.pipelines
-        ]
-        self._copies = [pipeline.copies for pipeline in plan.pipelines]
-        self._shown, self._given = shown, [0] * len(shown)
-        self._total = 0
-
-    def next(self) -> tuple[int, bool]:
-        """Return the next request's group, and whether it goes to an engine that is simulated."""
-        self._total += 1
-        behind = [
-            share * self._total - given if share else -math.inf
-            for share, given in zip(self._shares, self._given, strict=True)
-        ]
-        group = behind.index(max(behind))
-        number = self._given[group]
-        self._given[group] += 1
-        return group, number % self._copies[group] < self._shown[group]
+    Groups have their shares of all requests evenly over time; equal engines take turns.
+    """
+    shares = {
+        group: pipeline.engine.share
+        for group, pipeline in enumerate(plan.pipelines)
+        if pipeline.engine is not None and pipeline.engine.role is not Role.DECODE
+        if pipeline.engine.share
+    }
+    copies = [pipeline.copies for pipeline in plan.pipelines]
+    given = dict.fromkeys(shares, 0)
+    found = []
+    for index in range(count):
+        group, furthest = -1, -math.inf
+        for each, share in shares.items():
+            behind = share * (index + 1) - given[each]
+            if behind > furthest:
+                group, furthest = each, behind
+        if given[group] % copies[group] < shown[group]:
+            found.append((index, group))
+        given[group] += 1
+    return found
 
 
 class _Onward:

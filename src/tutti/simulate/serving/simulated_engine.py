@@ -44,6 +44,7 @@ class Lane:
     """A scheduler and the step of it that is under way."""
 
     scheduler: Scheduler
+    number: int = 0
     jobs: dict[int, tuple[Job, float]] = field(default_factory=dict)  # by request, with its work
     silent: dict[int, Job] = field(default_factory=dict)  # by sequence: no token has come
     step: Step | None = None
@@ -52,6 +53,7 @@ class Lane:
     began_s: float = 0.0  # the step that is under way; of steps that are alike, the last
     late: list[tuple[Job, Request]] = field(default_factory=list)  # since the next step was made
     work: float = 0.0  # tokens of the requests that it has
+    waited_s: float = 0.0  # when somebody waited for it last
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class SimulatedEngine:
         self.number, self.group, self.prices = number, group, prices
         settings = prices.settings(prefix=prefix)
         self._windows = prices.windows
-        self.lanes = [Lane(Scheduler(settings)) for _ in range(prices.lanes)]
+        self.lanes = [Lane(Scheduler(settings), number) for number in range(prices.lanes)]
         self._free = [0.0] * len(prices.stages)
         self._leapt = 0.0  # since when steps that are alike are under way
         self.work = 0.0  # tokens of the requests that it has
@@ -106,11 +108,10 @@ class SimulatedEngine:
             _enter(lane, job, request)
         return lane
 
-    def held(self) -> tuple[int, int]:
-        """Return how many requests wait, and how many have a slot."""
-        lanes = [lane.scheduler for lane in self.lanes]
-        waiting = sum(len(s.waiting) for s in lanes) + sum(len(lane.late) for lane in self.lanes)
-        return waiting, sum(s.slots.settled for s in lanes)
+    @staticmethod
+    def held(lane: Lane) -> tuple[int, int]:
+        """Return how many requests wait for a lane, and how many have a slot."""
+        return len(lane.scheduler.waiting) + len(lane.late), lane.scheduler.slots.settled
 
     def next_free(self) -> float:
         """Return when the first stage can take a step."""
@@ -156,7 +157,7 @@ class SimulatedEngine:
         used.tokens += load.tokens
         used.rows += load.rows
         self._note_pages(lane)
-        return TimedStep(self.number, self.lanes.index(lane), begins, ends, load.tokens, load.rows)
+        return TimedStep(self.number, lane.number, begins, ends, load.tokens, load.rows)
 
     def _begin_leap(self, lane: Lane, now: float, steps: int, rows: int, keys: int) -> TimedStep:
         """Time steps that are alike: each reads as many keys more as it has rows."""
