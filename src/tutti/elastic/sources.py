@@ -53,7 +53,7 @@ def missing_state(plan: Plan, spec: ModelSpec, ranks: Iterable[int]) -> str:
                 if copy.tied_to == name:
                     other = layout.holding(spec.head_unit, copy, kind, without=0)
                     held = joined(held, other)
-            if held.surviving().gaps():
+            if not held.surviving().is_whole:
                 return name
     return ""
 

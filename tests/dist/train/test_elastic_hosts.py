@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -47,6 +48,12 @@ def wait(what: Callable[[], Any], limit_s: float = 90.0) -> None:
         time.sleep(0.02)
 
 
+def some_steps(hosts: Hosts, count: int) -> None:
+    """Let some more steps pass."""
+    before = steps(hosts)
+    wait(lambda: steps(hosts) >= before + count)
+
+
 def meanwhile(*happenings: Callable[[], Any]) -> threading.Thread:
     """Do things one after the other beside a run."""
 
@@ -62,7 +69,6 @@ def meanwhile(*happenings: Callable[[], Any]) -> threading.Thread:
 @pytest.mark.slow
 def test_a_host_that_dies_is_left_and_taken_back(hosts: Hosts) -> None:
     """Three replicas on three hosts; one is killed whole, and comes again."""
-    plain = hosts.train("plain", "alike-3.json", steps=40)
     other, victim = hosts.agent(1, "run"), hosts.agent(2, "run")
     killed_at = list[float]()
 
@@ -75,9 +81,15 @@ def test_a_host_that_dies_is_left_and_taken_back(hosts: Hosts) -> None:
         kill,
         lambda: wait(lambda: len(entered(hosts)) == 2 and journal(hosts)[-1].phase == "running"),
         lambda: hosts.agent(2, "run"),
+        lambda: wait(lambda: len(entered(hosts)) == 3 and journal(hosts)[-1].phase == "running"),
+        lambda: some_steps(hosts, 4),
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
     )
-    result = hosts.train("run", "alike-3.json", steps=40, elastic={"min_chips": 2})
+    result = hosts.train(
+        "run", "alike-3.json", steps=5000, elastic={"min_chips": 2, "replan": "never"}
+    )
     beside.join()
+    plain = hosts.train("plain", "alike-3.json", steps=len(result.losses))
     assert result.losses == pytest.approx(plain.losses, rel=1e-4)
     found = entered(hosts)
     assert [len(entry.ranks) for entry in found] == [3, 2, 3]
