@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from tutti.elastic.messages import Death, Report, Seat, Status
+from tutti.elastic.messages import Death, Report, Seat, Source, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +51,23 @@ def seat_on(
         rank=rank, chip=chip, host=name, process=report.process,
         incarnation=host.status.incarnation,
     )  # fmt: skip
+
+
+def couriers(
+    seats: Iterable[Seat], hosts: Iterable[tuple[str, Host]]
+) -> tuple[tuple[str, str], ...]:
+    """Return where the hosts of a generation take copies of each other's chips."""
+    there = {seat.host for seat in seats}
+    return tuple(
+        (name, host.status.courier) for name, host in hosts if name in there and host.status.courier
+    )
+
+
+def far_keepers(source: Source, hosts: Iterable[tuple[str, Host]], ranks: Set[str]) -> list[str]:
+    """Return a chip of every host without a seat whose memory has copies that are needed."""
+    wanted, found = {host for _, host in source.elsewhere}, list[str]()
+    for name, host in hosts:
+        chips = [report.chip for report in host.status.reports]
+        if name in wanted and chips and not ranks & set(chips):
+            found.append(chips[0])
+    return found

@@ -36,7 +36,7 @@ from tutti.elastic.events import (
     Unsettled,
     WaitedEnough,
 )
-from tutti.elastic.hosts import Host, how_it_ended, seat_on
+from tutti.elastic.hosts import Host, couriers, far_keepers, how_it_ended, seat_on
 from tutti.elastic.messages import Order, Report, Seat, Source, Standing, Status
 
 SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
@@ -227,6 +227,7 @@ class Membership:
             for report in host.status.reports
         }
         far = [chip for chip in source.copies if chip not in near]
+        far += far_keepers(source, self.hosts, ranks)
         return [chip for chip in dict.fromkeys((*source.holders, *far)) if chip not in ranks]
 
     # --- where that leads ----------------------------------------------------------------------
@@ -340,7 +341,7 @@ class Membership:
             return Order(
                 **common,  # type: ignore[arg-type]
                 kind="enter", seats=self.seats, donors=self.donors, plan=self.plan,
-                source=self.source,
+                source=self.source, couriers=couriers(self.seats, self.hosts),
             )  # fmt: skip
         return Order(
             **common,  # type: ignore[arg-type]

@@ -136,6 +136,7 @@ class ElasticRun:
                 self.config.heartbeat_s, HEARTBEAT_S_PER_HOST * len(nodes_of(self.job))
             ),
             wait_s=self.config.wait_s,
+            partners=self.config.partners,
         )
 
     def _own_node(self) -> str:
@@ -165,6 +166,7 @@ class ElasticRun:
             environment=with_given(plain, given),
             key=self._key,
             heartbeat_s=self.config.heartbeat_s,
+            partners=self.config.partners,
         )
 
     def run(self) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tutti.elastic.controller import all_reports
 from tutti.elastic.events import Phase, Settle, Settled, Unsettled
 from tutti.elastic.journal import FOLDER, Entry
+from tutti.elastic.known import all_kept, all_reports
 from tutti.elastic.membership import Membership
 from tutti.elastic.sources import Past, find_source
 from tutti.hardware.topology import Position
@@ -102,7 +102,12 @@ class Settler:
         chips = tuple(str(chip) for chip in used_chips(plan))
         self._learn(members)
         source = find_source(
-            question.left, all_reports(members), self._past, job.spec, self._checkpoint()
+            question.left,
+            all_reports(members),
+            self._past,
+            job.spec,
+            self._checkpoint(),
+            all_kept(members),
         )
         name = self._saved(plan)
         if plan != self.current or but:
