@@ -76,6 +76,24 @@ def movement(
     return flows.result(new)
 
 
+def state_by_node(plan: Plan, model: ModelSpec, cluster: Cluster) -> dict[NodePlace, float]:
+    """Return the bytes of training state that each node of a plan keeps."""
+    chips = _Chips(cluster)
+    gone = StateLayout(plan, model, lambda held: chips.numbers(held, {}))
+    layout = StateLayout(plan, model, chips.present)
+    flows, found = _Flows(chips), dict[NodePlace, float]()
+    for size, kind_bytes, held, wanted in _pieces(gone, layout, model):
+        flows.add(size * kind_bytes, held.surviving(), wanted)
+    for pool in cluster.pools:
+        width = pool.node.num_chips
+        for node in range(pool.nodes):
+            first = chips.first[pool.name] + node * width
+            kept = float(flows.restored[first : first + width].sum())
+            if kept:
+                found[pool.name, node] = kept
+    return found
+
+
 def payback(
     old_step_s: float | None, new_step_s: float, movement_s: float, *, steps_lost: float = 0.0
 ) -> float | None:

@@ -87,7 +87,7 @@ class Settler:
                 f"{many(len(chips_left), 'chip')} left{but}, elastic.min_chips is {least}",
             )
         absent = [str(c) for c in used_chips(job.plan) if str(c) not in chips_left]
-        if not self._past and absent:
+        if not self._past and absent and not question.last:
             return Unsettled(
                 question.request, f"the job begins when all chips are there; not yet: {absent[0]}"
             )
@@ -117,6 +117,11 @@ class Settler:
         self._past[members.generation + 1] = Past(plan=plan, chips=chips)
         self.current, self.target = plan, None
         return Settled(question.request, chips, name, source)
+
+    def can_do_without(self, place: str, chips: Sequence[str]) -> bool:
+        """Tell whether the job can go on without the chips of a place."""
+        left = {chip for chip in chips if chip != place and not chip.startswith(f"{place}/")}
+        return self._plan(left - self.bad()) is not None
 
     def _learn(self, members: Membership) -> None:
         """Only what was entered counts as past; what was asked for and not entered does not."""
