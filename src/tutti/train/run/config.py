@@ -144,7 +144,10 @@ class MeasureConfig:
 class DrillConfig:
     """A fault that is injected for a rehearsal, once; a slow chip, from one step to another."""
 
-    fault: Literal["kill", "stop", "sleep", "spin", "exception", "slow"]
+    fault: Literal[
+        "kill", "stop", "sleep", "spin", "exception", "slow",
+        "terminate", "abort", "segfault", "file", "operation", "size", "data",
+    ]  # fmt: skip
     rank: Natural = 0
     step: Count = 1  # in which it happens
     instruction: Natural = 0  # of the rank's list
