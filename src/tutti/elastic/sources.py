@@ -18,6 +18,7 @@ from tutti.elastic.messages import Report, Source
 from tutti.hardware.topology import Position
 from tutti.launch.identity import used_chips
 from tutti.models.spec import ModelSpec
+from tutti.models.tuning import is_read_again
 from tutti.plan.plan import Plan
 from tutti.search.replan.state_layout import Holding, Kind, StateLayout, joined
 from tutti.units import many
@@ -50,6 +51,8 @@ def missing_state(plan: Plan, spec: ModelSpec, ranks: Iterable[int]) -> str:
         seen.add(key)
         for parameter in spec.parameters(unit):
             if parameter.buffer or parameter.tied_to is not None:
+                continue
+            if is_read_again(spec.tuning, parameter):
                 continue
             kind = Kind.OPTIMIZER if parameter.trainable else Kind.PARAMETERS
             held: Holding = layout.holding(unit, parameter, kind)

@@ -25,6 +25,7 @@ from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Position
 from tutti.models.parameters import Parameter
 from tutti.models.spec import ModelSpec
+from tutti.models.tuning import is_read_again
 from tutti.plan.chips import ChipSet
 from tutti.plan.job import Job
 from tutti.plan.plan import Plan
@@ -128,6 +129,8 @@ def _pieces(
         for parameter in model.parameters(unit):
             if parameter.buffer or parameter.tied_to is not None:
                 continue  # tied weights are counted with the embedding
+            if is_read_again(model.tuning, parameter):
+                continue  # from the model's folder
             size = float(parameter.size) * (1 + len(others))
             for each, owned, needed in _joint(kinds[parameter.trainable], after, unit):
                 held = _holding(before, unit, parameter, owned, model)
