@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from tutti.elastic.messages import Death, Report, Seat, Source, Status
@@ -63,11 +63,16 @@ def couriers(
     )
 
 
-def far_keepers(source: Source, hosts: Iterable[tuple[str, Host]], ranks: Set[str]) -> list[str]:
-    """Return a chip of every host without a seat whose memory has copies that are needed."""
-    wanted, found = {host for _, host in source.elsewhere}, list[str]()
+def giving_chips(source: Source, hosts: Sequence[tuple[str, Host]], ranks: Set[str]) -> list[str]:
+    """Return the chips without a seat whose state, or copies on whose hosts, are needed."""
+    # a seat on the same host reads the copies that lie there
+    near, far = set[str](), list[str]()
+    keepers = {host for _, host in source.elsewhere}
     for name, host in hosts:
         chips = [report.chip for report in host.status.reports]
-        if name in wanted and chips and not ranks & set(chips):
-            found.append(chips[0])
-    return found
+        if ranks & set(chips):
+            near |= set(chips)
+        elif name in keepers and chips:
+            far.append(chips[0])
+    far = [*(chip for chip in source.copies if chip not in near), *far]
+    return [chip for chip in dict.fromkeys((*source.holders, *far)) if chip not in ranks]

@@ -36,7 +36,7 @@ from tutti.elastic.events import (
     Unsettled,
     WaitedEnough,
 )
-from tutti.elastic.hosts import Host, couriers, far_keepers, how_it_ended, seat_on
+from tutti.elastic.hosts import Host, couriers, giving_chips, how_it_ended, seat_on
 from tutti.elastic.messages import Order, Report, Seat, Source, Standing, Status
 
 SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
@@ -210,7 +210,7 @@ class Membership:
             for report in host.status.reports
         }
         seats = [seat_on(places, rank, chip) for rank, chip in enumerate(event.ranks)]
-        given = self._donors(frozenset(event.ranks), event.source)
+        given = giving_chips(event.source, self.hosts, frozenset(event.ranks))
         donors = [
             seat_on(places, len(seats) + n, chip, any_host=True) for n, chip in enumerate(given)
         ]
@@ -229,19 +229,6 @@ class Membership:
             source=event.source,
             why=event.source.text,
         )
-
-    def _donors(self, ranks: frozenset[str], source: Source) -> list[str]:
-        """Return the chips without a seat whose state, or copies on whose hosts, are needed."""
-        # a seat on the same host reads the copies that lie there
-        near = {
-            report.chip
-            for _, host in self.hosts
-            if any(report.chip in ranks for report in host.status.reports)
-            for report in host.status.reports
-        }
-        far = [chip for chip in source.copies if chip not in near]
-        far += far_keepers(source, self.hosts, ranks)
-        return [chip for chip in dict.fromkeys((*source.holders, *far)) if chip not in ranks]
 
     # --- where that leads ----------------------------------------------------------------------
 
