@@ -268,7 +268,7 @@ class Courier:
     def _keep(self, part: Part, data: bytes, coming: dict[Path, int]) -> bool:
         """Write a part; tell whether the copy is whole now."""
         path = self._memory / f"{KEPT}{part.chip.replace('/', '-')}-{Path(part.turn).name}"
-        label = path.with_suffix(".json")
+        label = path.with_name(f"{path.name}.json")
         if part.offset == 0:
             label.unlink(missing_ok=True)
             with open(path, "ab") as file:

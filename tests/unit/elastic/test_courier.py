@@ -14,7 +14,7 @@ from tutti.elastic.courier import ARRIVED, PART_BYTES, Courier, kept_copies, par
 from tutti.elastic.messages import Order, Seat
 
 KEY = b"a key of the job"
-HOSTS = ("a/0", "a/1")
+HOSTS = ("a.1/0", "a.1/1")
 
 
 def test_partners_are_far_apart_and_never_oneself() -> None:
@@ -59,7 +59,7 @@ def entering(couriers: dict[str, Courier], generation: int = 1) -> Order:
 def write_copy(memory: Path, chip: str, step: int, data: bytes, generation: int = 1) -> Path:
     path = memory / f"copy-{chip.replace('/', '-')}-{step % 3}"
     path.write_bytes(data)
-    label = path.with_suffix(".json")
+    label = path.with_name(f"{path.name}.json")
     words = {"chip": chip, "generation": generation, "facts": {"progress": {"step": step}}}
     label.write_text(json.dumps(words), encoding="utf-8")
     return label
@@ -75,35 +75,35 @@ def until(what: Callable[[], object]) -> None:
 def test_a_copy_arrives_whole_and_is_marked(couriers: dict[str, Courier], tmp_path: Path) -> None:
     here, there = (folder(tmp_path, host) for host in HOSTS)
     data = bytes(range(256)) * (PART_BYTES // 256) + b"the end"
-    label = write_copy(here, "a/0/0", 7, data)
+    label = write_copy(here, "a.1/0/0", 7, data)
     for one in couriers.values():
         one.follow(entering(couriers))
     until(label.with_suffix(ARRIVED).is_file)
     assert label.with_suffix(ARRIVED).read_text() == "1 7\n"
-    assert kept_copies(there) == (("a/0/0", 1, 7),)
-    assert (there / "partner-a-0-0-1").read_bytes() == data
-    write_copy(here, "a/0/0", 10, b"shorter")  # over it
-    until(lambda: kept_copies(there) == (("a/0/0", 1, 10),))
-    assert (there / "partner-a-0-0-1").read_bytes() == b"shorter"
+    assert kept_copies(there) == (("a.1/0/0", 1, 7),)
+    assert (there / "partner-a.1-0-0-1").read_bytes() == data
+    write_copy(here, "a.1/0/0", 10, b"shorter")  # over it
+    until(lambda: kept_copies(there) == (("a.1/0/0", 1, 10),))
+    assert (there / "partner-a.1-0-0-1").read_bytes() == b"shorter"
 
 
 def test_copies_of_another_generation_stay_where_they_are(
     couriers: dict[str, Courier], tmp_path: Path
 ) -> None:
     here, there = (folder(tmp_path, host) for host in HOSTS)
-    write_copy(here, "a/0/0", 7, b"old", generation=1)
-    label = write_copy(here, "a/0/0", 8, b"new", generation=2)
+    write_copy(here, "a.1/0/0", 7, b"old", generation=1)
+    label = write_copy(here, "a.1/0/0", 8, b"new", generation=2)
     for one in couriers.values():
         one.follow(entering(couriers, generation=2))
     until(label.with_suffix(ARRIVED).is_file)
-    assert kept_copies(there) == (("a/0/0", 2, 8),)
+    assert kept_copies(there) == (("a.1/0/0", 2, 8),)
 
 
 def test_a_copy_that_is_written_over_meanwhile_gets_no_label(
     couriers: dict[str, Courier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = (folder(tmp_path, host) for host in HOSTS)
-    label = write_copy(here, "a/0/0", 7, b"x" * (2 * PART_BYTES))
+    label = write_copy(here, "a.1/0/0", 7, b"x" * (2 * PART_BYTES))
     real, sent = Courier._send, list[int]()
 
     def send(self: Courier, *words: object) -> bool:
@@ -115,7 +115,7 @@ def test_a_copy_that_is_written_over_meanwhile_gets_no_label(
     for one in couriers.values():
         one.follow(entering(couriers))
     until(lambda: sent)
-    until((there / "partner-a-0-0-1").is_file)
+    until((there / "partner-a.1-0-0-1").is_file)
     assert kept_copies(there) == ()
     assert not label.with_suffix(ARRIVED).exists()
 
@@ -124,8 +124,8 @@ def test_a_stranger_brings_nothing(
     couriers: dict[str, Courier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = (folder(tmp_path, host) for host in HOSTS)
-    label = write_copy(here, "a/0/0", 7, b"x")
-    couriers["a/1"]._key = b"another"
+    label = write_copy(here, "a.1/0/0", 7, b"x")
+    couriers["a.1/1"]._key = b"another"
     real, answers = Courier._heard, list[bool]()
 
     def heard(self: Courier, *words: object) -> bool:
