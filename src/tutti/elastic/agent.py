@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tutti.elastic.agent_state import (
     Start,
 )
 from tutti.elastic.controller_link import ControllerLink
+from tutti.elastic.courier import Courier, Kept, kept_copies
 from tutti.elastic.fork_server import ForkServer
 from tutti.elastic.messages import (
     ChipPulse,
@@ -48,8 +50,8 @@ from tutti.elastic.rank_processes import (
     RankProcess,
     chip_pulse,
     copy_steps,
+    end_processes,
     how_ended,
-    is_alive,
 )
 from tutti.errors import InputError
 from tutti.observe.pulse import PulseReader, Reading
@@ -77,6 +79,7 @@ class Agent:
         self._over = threading.Event()
         self._tell_at = self._due = 0.0
         self._thread = threading.Thread(target=self._run, name="tutti-agent", daemon=True)
+        self._courier: Courier | None = None
         self.error: BaseException | None = None
 
     def start(self) -> None:
@@ -161,6 +164,10 @@ class Agent:
         self._link = ControllerLink(
             settings.controller, settings.key, settings.job, settings.host, self.state.incarnation
         )
+        if settings.partners:
+            self._courier = Courier.of(settings, self._keeps)
+            kept = kept_copies(settings.memory)
+            self.state = replace(self.state, courier=self._courier.address, kept=kept)
         try:
             for report in self.state.reports:
                 self._start(report.chip, report.process)
@@ -169,9 +176,20 @@ class Agent:
             while not self._over.is_set():
                 self._turn()
         finally:
-            self._end_all()
+            for rank in self._ranks.values():
+                self._tell(rank, {"end": True})
+            end_processes(list(self._ranks.values()))
+            if self._courier is not None:
+                self._courier.close()
             self._server.close()
             self._link.close()
+
+    def _keeps(self, kept: Kept) -> None:
+        def take() -> None:
+            self.state = self.state.keeping(kept)
+            self._report()
+
+        self.call(take)
 
     def _turn(self) -> None:
         poller = zmq.Poller()
@@ -218,6 +236,8 @@ class Agent:
         if isinstance(message, Request):
             self._requested(message)
         else:
+            if self._courier is not None:
+                self._courier.follow(message)
             self._after(message)
 
     def _report(self) -> None:
@@ -376,17 +396,3 @@ class Agent:
     def _tell(self, rank: RankProcess, value: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.write(rank.commands, json.dumps(value).encode() + b"\n")
-
-    def _end_all(self) -> None:
-        limit = time.monotonic() + 3.0
-        for rank in self._ranks.values():
-            self._tell(rank, {"end": True})
-        while time.monotonic() < limit and any(
-            r.pid and is_alive(r.pid) for r in self._ranks.values()
-        ):
-            time.sleep(0.02)
-        for rank in self._ranks.values():
-            if rank.pid and is_alive(rank.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank.pid, signal.SIGKILL)
-            rank.close()

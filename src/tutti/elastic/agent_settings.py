@@ -23,4 +23,5 @@ class AgentSettings:
     environment: Mapping[str, Mapping[str, str]]  # of each chip's processes
     key: bytes  # of messages
     heartbeat_s: float = 0.25
+    partners: int = 0  # other hosts that get the copies of this one's chips
     wait_s: float = float("inf")  # without a word of the controller

@@ -87,6 +87,8 @@ class AgentState:
     reports: tuple[Report, ...] = ()
     leaving: tuple[tuple[str, int, bool], ...] = ()  # (chip, generation, gently) that were told
     draining: bool = False
+    kept: tuple[tuple[str, int, int], ...] = ()  # copies of other hosts' chips
+    courier: str = ""  # where they may be brought
 
     @classmethod
     def of(cls, job: str, host: str, chips: tuple[str, ...], *, incarnation: int) -> AgentState:
@@ -104,6 +106,8 @@ class AgentState:
             order=self.order.number if self.order is not None else 0,
             reports=self.reports,
             draining=self.draining,
+            kept=self.kept,
+            courier=self.courier,
         )
 
     def report(self, chip: str) -> Report:
@@ -129,6 +133,10 @@ class AgentState:
     def drained(self) -> AgentState:
         """Return the state in which the host asks to be left."""
         return replace(self, draining=True, number=self.number + 1)
+
+    def keeping(self, kept: tuple[tuple[str, int, int], ...]) -> AgentState:
+        """Return the state in which the host has these copies of others."""
+        return replace(self, kept=kept, number=self.number + 1)
 
     def refreshed(self) -> AgentState:
         """Return the same for another heartbeat, which must count as newer."""

@@ -17,7 +17,6 @@ import msgspec
 import zmq
 
 from tutti.elastic.events import (
-    Change,
     Decided,
     Event,
     Fatal,
@@ -43,7 +42,6 @@ from tutti.elastic.messages import (
     Order,
     Pulses,
     Refusal,
-    Report,
     Request,
     SealError,
     Seat,
@@ -263,6 +261,7 @@ class Controller:
             and status.order == same.order
             and status.incarnation == same.incarnation
             and status.draining == same.draining
+            and status.kept == same.kept
         )
 
     def _claimed(self, status: Status) -> str:
@@ -301,9 +300,8 @@ class Controller:
             return
         generation = int(values.pop("generation", self.members.generation))
         rank = next((s.rank for s in self.members.seats if s.chip == chip), 0)
-        if kind in ("died", "warning", "error", "stranger") or self.members.accepts(
-            generation, chip, process
-        ):
+        accepts = self.members.accepts_late if values.get("late") else self.members.accepts
+        if kind in ("died", "warning", "error", "stranger") or accepts(generation, chip, process):
             self._passed(rank, chip, kind, values)
 
     # --- out -----------------------------------------------------------------------------------
@@ -384,16 +382,3 @@ class Controller:
             if not waiting:
                 return
             self.turn()
-
-
-def all_reports(members: Membership) -> dict[str, Report]:
-    """Return what is known of every chip of hosts that are there."""
-    return {
-        report.chip: report
-        for _, host in members.hosts
-        if not host.silent
-        for report in host.status.reports
-    }
-
-
-__all__ = ["Change", "Controller", "ControllerSettings", "all_reports"]

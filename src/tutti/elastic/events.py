@@ -103,6 +103,7 @@ class Settle:
     request: int
     chips: tuple[str, ...]
     left: tuple[Report, ...]  # of the seats of the last generation that are still there
+    last: bool = False  # others were waited for long enough: with these, or not at all
 
 
 @dataclass(frozen=True, slots=True)

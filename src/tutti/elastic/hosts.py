@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from tutti.elastic.messages import Death, Report, Seat, Status
+from tutti.elastic.messages import Death, Report, Seat, Source, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +51,28 @@ def seat_on(
         rank=rank, chip=chip, host=name, process=report.process,
         incarnation=host.status.incarnation,
     )  # fmt: skip
+
+
+def couriers(
+    seats: Iterable[Seat], hosts: Iterable[tuple[str, Host]]
+) -> tuple[tuple[str, str], ...]:
+    """Return where the hosts of a generation take copies of each other's chips."""
+    there = {seat.host for seat in seats}
+    return tuple(
+        (name, host.status.courier) for name, host in hosts if name in there and host.status.courier
+    )
+
+
+def giving_chips(source: Source, hosts: Sequence[tuple[str, Host]], ranks: Set[str]) -> list[str]:
+    """Return the chips without a seat whose state, or copies on whose hosts, are needed."""
+    # a seat on the same host reads the copies that lie there
+    near, far = set[str](), list[str]()
+    keepers = {host for _, host in source.elsewhere}
+    for name, host in hosts:
+        chips = [report.chip for report in host.status.reports]
+        if ranks & set(chips):
+            near |= set(chips)
+        elif name in keepers and chips:
+            far.append(chips[0])
+    far = [*(chip for chip in source.copies if chip not in near), *far]
+    return [chip for chip in dict.fromkeys((*source.holders, *far)) if chip not in ranks]

@@ -106,6 +106,7 @@ def run_agent(
         key=key,
         heartbeat_s=welcome.heartbeat_s,
         wait_s=welcome.wait_s,
+        partners=welcome.partners,
     )
     say(f"joined job {welcome.job} with {', '.join(welcome.chips)}")
     return _served(Agent(settings), memory, say)

@@ -36,7 +36,7 @@ from tutti.elastic.events import (
     Unsettled,
     WaitedEnough,
 )
-from tutti.elastic.hosts import Host, how_it_ended, seat_on
+from tutti.elastic.hosts import Host, couriers, giving_chips, how_it_ended, seat_on
 from tutti.elastic.messages import Order, Report, Seat, Source, Standing, Status
 
 SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
@@ -60,6 +60,7 @@ class Membership:
     why: str = ""
     seats: tuple[Seat, ...] = ()
     donors: tuple[Seat, ...] = ()  # without a seat, but with state that the seats are given
+    last: bool = False  # others were waited for long enough
     gentle: bool = False  # leaving after the step at hand: nobody is lost
     drained: tuple[str, ...] = ()  # places whose chips are not to be used
     plan: str = ""
@@ -107,6 +108,11 @@ class Membership:
             return False
         return any(seat.chip == chip and seat.process == process for seat in self.seats)
 
+    def accepts_late(self, generation: int, chip: str, process: int) -> bool:
+        """Tell whether a seat may still say what it did in a generation that is over."""
+        known = any(seat.chip == chip and seat.process == process for seat in self.seats)
+        return known and generation <= self.generation
+
     def after(self, event: Event) -> tuple[Membership, tuple[Instruction, ...]]:
         """Return the state after an event, and what is to be done for it."""
         if self.phase in OVER:
@@ -142,7 +148,11 @@ class Membership:
             case Settled() | Unsettled():
                 return self._answered(event)
             case WaitedEnough():
-                return self._give_up(self.why) if self.phase is Phase.WAITING else None
+                if self.phase is not Phase.WAITING:
+                    return None
+                # those that are there are asked about once more
+                again = replace(self, last=True, asked=())
+                return again if self.chips() else self._give_up(self.why)
             case Change(why):
                 running = self.phase in (Phase.RUNNING, Phase.ENTERING)
                 return self._leave(why, gentle=True) if running else None
@@ -189,6 +199,8 @@ class Membership:
     def _answered(self, event: Settled | Unsettled) -> Membership | None:
         if self.phase is not Phase.SETTLING or event.request != self.request:
             return None
+        if isinstance(event, Unsettled) and self.last:
+            return self._give_up(event.why)
         if isinstance(event, Unsettled):
             return replace(self, phase=Phase.WAITING, why=event.why)
         places = {
@@ -198,7 +210,7 @@ class Membership:
             for report in host.status.reports
         }
         seats = [seat_on(places, rank, chip) for rank, chip in enumerate(event.ranks)]
-        given = self._donors(frozenset(event.ranks), event.source)
+        given = giving_chips(event.source, self.hosts, frozenset(event.ranks))
         donors = [
             seat_on(places, len(seats) + n, chip, any_host=True) for n, chip in enumerate(given)
         ]
@@ -212,22 +224,11 @@ class Membership:
             seats=tuple(seat for seat in seats if seat is not None),
             donors=tuple(seat for seat in donors if seat is not None),
             gentle=False,
+            last=False,
             plan=event.plan,
             source=event.source,
             why=event.source.text,
         )
-
-    def _donors(self, ranks: frozenset[str], source: Source) -> list[str]:
-        """Return the chips without a seat whose state, or copies on whose hosts, are needed."""
-        # a seat on the same host reads the copies that lie there
-        near = {
-            report.chip
-            for _, host in self.hosts
-            if any(report.chip in ranks for report in host.status.reports)
-            for report in host.status.reports
-        }
-        far = [chip for chip in source.copies if chip not in near]
-        return [chip for chip in dict.fromkeys((*source.holders, *far)) if chip not in ranks]
 
     # --- where that leads ----------------------------------------------------------------------
 
@@ -319,7 +320,7 @@ class Membership:
             why=why,
         )  # fmt: skip
         left = tuple(report for report in map(self.seated, counted) if report is not None)
-        return asking, (Settle(asking.request, chips, left),)
+        return asking, (Settle(asking.request, chips, left, self.last),)
 
     def _give_up(self, why: str) -> Membership:
         return replace(self, phase=Phase.GIVEN_UP, order=self.order + 1, why=why)
@@ -340,7 +341,7 @@ class Membership:
             return Order(
                 **common,  # type: ignore[arg-type]
                 kind="enter", seats=self.seats, donors=self.donors, plan=self.plan,
-                source=self.source,
+                source=self.source, couriers=couriers(self.seats, self.hosts),
             )  # fmt: skip
         return Order(
             **common,  # type: ignore[arg-type]

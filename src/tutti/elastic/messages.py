@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-VERSION = 2  # of these messages
+VERSION = 3  # of these messages
 
 
 class Standing(StrEnum):
@@ -63,6 +63,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     order: int = 0  # the newest order that it has
     reports: tuple[Report, ...] = ()
     draining: bool = False
+    kept: tuple[tuple[str, int, int], ...] = ()  # chip, generation, step: copies of other hosts
+    courier: str = ""  # where copies of other hosts may be brought
     version: int = VERSION
 
 
@@ -84,6 +86,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     sums: tuple[float, ...] = ()  # with which those finish the step who lack only them
     holders: tuple[str, ...] = ()  # chips whose processes have state that counts
     copies: tuple[str, ...] = ()  # chips whose hosts have copies that count
+    elsewhere: tuple[tuple[str, str], ...] = ()  # (chip, host): a partner has its copy
     generations: tuple[int, ...] = ()  # by whose plan that state, and the copies, lie
     text: str = ""  # for people
 
@@ -97,6 +100,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     kind: Literal["leave", "enter", "stop"]
     seats: tuple[Seat, ...] = ()
     donors: tuple[Seat, ...] = ()  # who only give their state to the seats; ranks behind theirs
+    couriers: tuple[tuple[str, str], ...] = ()  # (host, where copies may be brought)
     plan: str = ""  # its file, seen from the run's folder
     address: str = ""  # where the ranks meet
     source: Source | None = None
@@ -124,6 +128,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     world: int  # chips of the job's plan
     heartbeat_s: float
     wait_s: float  # without a controller
+    partners: int = 0  # hosts that keep copies of each other's
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):

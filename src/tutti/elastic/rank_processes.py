@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +77,18 @@ def process_state(pid: int) -> str:
 def is_alive(pid: int) -> bool:
     """Tell whether a process is there."""
     return process_state(pid) not in ("", "Z", "X")
+
+
+def end_processes(ranks: Sequence[RankProcess], within_s: float = 3.0) -> None:
+    """Wait for processes that were told to end; end those that do not."""
+    limit = time.monotonic() + within_s
+    while time.monotonic() < limit and any(r.pid and is_alive(r.pid) for r in ranks):
+        time.sleep(0.02)
+    for rank in ranks:
+        if rank.pid and is_alive(rank.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)
+        rank.close()
 
 
 def how_ended(status: int | None) -> str:

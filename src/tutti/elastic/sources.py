@@ -1,13 +1,16 @@
 """Where the state of the next generation comes from: the newest step of which all of it is left.
 
 Live processes come first, joined by copies of the same step in hosts' memory for those that were
-lost; then copies alone; then the newest checkpoint on disk; then the beginning. Pure.
+lost (their own host's, else a partner's); then copies alone; then the newest checkpoint on disk;
+then the beginning. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +18,12 @@ from tutti.elastic.messages import Report, Source
 from tutti.hardware.topology import Position
 from tutti.launch.identity import used_chips
 from tutti.models.spec import ModelSpec
+from tutti.models.tuning import is_read_again
 from tutti.plan.plan import Plan
 from tutti.search.replan.state_layout import Holding, Kind, StateLayout, joined
 from tutti.units import many
+
+Kept = Mapping[str, Sequence[tuple[str, int, int]]]  # by chip: host, generation, step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,8 @@ def missing_state(plan: Plan, spec: ModelSpec, ranks: Iterable[int]) -> str:
         for parameter in spec.parameters(unit):
             if parameter.buffer or parameter.tied_to is not None:
                 continue
+            if is_read_again(spec.tuning, parameter):
+                continue
             kind = Kind.OPTIMIZER if parameter.trainable else Kind.PARAMETERS
             held: Holding = layout.holding(unit, parameter, kind)
             name = f"{unit}.{parameter.name}"
@@ -53,7 +61,7 @@ def missing_state(plan: Plan, spec: ModelSpec, ranks: Iterable[int]) -> str:
                 if copy.tied_to == name:
                     other = layout.holding(spec.head_unit, copy, kind, without=0)
                     held = joined(held, other)
-            if held.surviving().gaps():
+            if not held.surviving().is_whole:
                 return name
     return ""
 
@@ -64,13 +72,15 @@ def find_source(
     past: Mapping[int, Past],
     spec: ModelSpec,
     checkpoint: int | None,
+    kept: Kept = MappingProxyType({}),
 ) -> Source:
     """Return the cheapest source of the newest step that is whole somewhere.
 
     `left` are the processes that were in the last generation, `reports` all chips that are there;
-    `checkpoint` is the step of the newest one on disk.
+    `checkpoint` is the step of the newest one on disk, `kept` what hosts have of others' chips.
     """
-    found = [_live(left, reports, past, spec), *_copied(reports, past, spec)]
+    copies = _Copies(reports, kept)
+    found = [_live(left, copies, past, spec), *_copied(copies, past, spec)]
     whole = [source for source in found if source is not None]
     best = max(whole, key=lambda source: source.step, default=None)
     if best is not None and (checkpoint is None or best.step >= checkpoint):
@@ -95,20 +105,52 @@ def _alike(past: Mapping[int, Past]) -> list[tuple[Past, tuple[int, ...]]]:
     return found
 
 
-def _copies_of(
-    reports: Mapping[str, Report], then: Past, generations: Sequence[int], step: int
-) -> dict[int, str]:
-    """Return the chip of each rank of which a copy of a step is there."""
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """The copies in hosts' memory: on a chip's own host, and on its partners'."""
+
+    reports: Mapping[str, Report]
+    kept: Kept
+
+    def steps(self) -> set[int]:
+        """Return the steps of which there are any."""
+        own = {step for report in self.reports.values() for _, step in report.copy_steps}
+        return own | {step for found in self.kept.values() for _, _, step in found}
+
+    def of(self, then: Past, generations: Sequence[int], step: int) -> dict[int, tuple[str, str]]:
+        """Return chip and partner of each rank of which a copy is there; no partner: its own."""
+        found: dict[int, tuple[str, str]] = {}
+        for rank, chip in enumerate(then.chips):
+            report = self.reports.get(chip)
+            if report is not None and any((g, step) in report.copy_steps for g in generations):
+                found[rank] = (chip, "")
+                continue
+            for host, generation, of_step in self.kept.get(chip, ()):
+                if generation in generations and of_step == step:
+                    found[rank] = (chip, host)
+                    break
+        return found
+
+
+def _places(copies: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return copies as a source names them."""
+    found = list(copies)
     return {
-        rank: chip
-        for rank, chip in enumerate(then.chips)
-        if chip in reports and any((g, step) in reports[chip].copy_steps for g in generations)
+        "copies": tuple(chip for chip, host in found if not host),
+        "elsewhere": tuple((chip, host) for chip, host in found if host),
     }
+
+
+def _words(copies: Iterable[tuple[str, str]]) -> list[str]:
+    """Return copies in words."""
+    own, far = (sum(bool(h) is elsewhere for _, h in copies) for elsewhere in (False, True))
+    found = [f"{many(own, 'copy', 'copies')} in memory"] if own else []
+    return found + ([f"{many(far, 'copy', 'copies')} of a partner"] if far else [])
 
 
 def _live(
     left: Sequence[Report],
-    reports: Mapping[str, Report],
+    copies: _Copies,
     past: Mapping[int, Past],
     spec: ModelSpec,
 ) -> Source | None:
@@ -121,14 +163,13 @@ def _live(
     able = [r for r in holding if r.step == step or (r.pending == step and sums)]
     for then, generations in _alike(past):
         live = {r.held_rank: r for r in able if r.held in generations}
-        copied = _copies_of(reports, then, generations, step)
+        copied = copies.of(then, generations, step)
         if not live or missing_state(then.plan, spec, {*copied, *live}):
             continue
         finished = [r for r in live.values() if r.step < step]
-        lost = [rank for rank in copied if rank not in live]
+        lost = [copied[rank] for rank in copied if rank not in live]
         parts = [f"step {step} from {many(len(live), 'process', 'processes')} that went on"]
-        if lost:
-            parts.append(f"{many(len(lost), 'copy', 'copies')} in memory")
+        parts += _words(lost)
         if finished:
             parts.append(f"finished by {many(len(finished), 'rank')} with the others' sums")
         return Source(
@@ -136,28 +177,25 @@ def _live(
             step=step,
             sums=tuple(sums) if finished else (),
             holders=tuple(report.chip for report in live.values()),
-            copies=tuple(copied[rank] for rank in lost),
             generations=generations,
             text=", ".join(parts),
+            **_places(lost),
         )
     return None
 
 
-def _copied(
-    reports: Mapping[str, Report], past: Mapping[int, Past], spec: ModelSpec
-) -> Iterable[Source]:
+def _copied(copies: _Copies, past: Mapping[int, Past], spec: ModelSpec) -> Iterable[Source]:
     """Yield the newest step of which copies alone hold everything."""
-    steps = {step for report in reports.values() for _, step in report.copy_steps}
-    for step in sorted(steps, reverse=True):
+    for step in sorted(copies.steps(), reverse=True):
         for then, generations in _alike(past):
-            ranks = _copies_of(reports, then, generations, step)
+            ranks = copies.of(then, generations, step)
             if ranks and not missing_state(then.plan, spec, ranks):
-                text = f"step {step} from copies in memory"
+                far = any(host for _, host in ranks.values())
                 yield Source(
                     kind="memory",
                     step=step,
-                    copies=tuple(ranks.values()),
                     generations=generations,
-                    text=text,
+                    text=f"step {step} from copies in memory" + (", partners' too" if far else ""),
+                    **_places(ranks.values()),
                 )
                 return

@@ -261,3 +261,8 @@ def trained_share(parameters: tuple[Parameter, ...], group: ParameterClass | Non
 
 def _is_product(parameter: Parameter) -> bool:
     return bool(parameter.matmul_uses) or parameter.kind is ParameterKind.EMBEDDING
+
+
+def is_read_again(tuning: Tuning | None, parameter: Parameter) -> bool:
+    """Tell whether a run keeps nothing of a tensor: beside adapters, frozen ones are the base's."""
+    return tuning is not None and tuning.adapter is not None and parameter.frozen

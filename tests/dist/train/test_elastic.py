@@ -161,3 +161,14 @@ def test_hangs_are_named_and_replaced(runs: Runs) -> None:
     ]  # fmt: skip
     for cause, how in zip(causes, ("is stopped", "waits for nobody", "interpreter"), strict=True):
         assert how in cause
+
+
+@pytest.mark.slow
+def test_adapters_get_their_base_again(runs: Runs) -> None:
+    """What is frozen is in no copy: who gets its state from memory reads the base once more."""
+    given = {"steps": 5, "tuning": {"adapter": {"rank": 4, "alpha": 8}}}
+    plain = runs.run("plain", **given)
+    drills = [kill(1, 3, 9)]
+    result = runs.run("elastic", **given, elastic={"copies": 1, "drill": drills})
+    assert result.losses == plain.losses
+    assert runs.entered("elastic")[1][1] == "memory"

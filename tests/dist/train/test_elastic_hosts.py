@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,12 @@ import pytest
 from tests.support.elastic_hosts import Hosts
 from tutti.elastic.journal import Entry, read_journal
 from tutti.errors import InputError
+
+# processes and memory that end together, as those of a host
+NAMESPACE = [
+    "unshare", "--pid", "--mount", "--fork", "--kill-child", "sh", "-c",
+    'mount -t tmpfs none /dev/shm && mount -t proc none /proc && exec "$@"', "sh",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -47,6 +55,12 @@ def wait(what: Callable[[], Any], limit_s: float = 90.0) -> None:
         time.sleep(0.02)
 
 
+def some_steps(hosts: Hosts, count: int) -> None:
+    """Let some more steps pass."""
+    before = steps(hosts)
+    wait(lambda: steps(hosts) >= before + count)
+
+
 def meanwhile(*happenings: Callable[[], Any]) -> threading.Thread:
     """Do things one after the other beside a run."""
 
@@ -62,7 +76,6 @@ def meanwhile(*happenings: Callable[[], Any]) -> threading.Thread:
 @pytest.mark.slow
 def test_a_host_that_dies_is_left_and_taken_back(hosts: Hosts) -> None:
     """Three replicas on three hosts; one is killed whole, and comes again."""
-    plain = hosts.train("plain", "alike-3.json", steps=40)
     other, victim = hosts.agent(1, "run"), hosts.agent(2, "run")
     killed_at = list[float]()
 
@@ -75,9 +88,15 @@ def test_a_host_that_dies_is_left_and_taken_back(hosts: Hosts) -> None:
         kill,
         lambda: wait(lambda: len(entered(hosts)) == 2 and journal(hosts)[-1].phase == "running"),
         lambda: hosts.agent(2, "run"),
+        lambda: wait(lambda: len(entered(hosts)) == 3 and journal(hosts)[-1].phase == "running"),
+        lambda: some_steps(hosts, 4),
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
     )
-    result = hosts.train("run", "alike-3.json", steps=40, elastic={"min_chips": 2})
+    result = hosts.train(
+        "run", "alike-3.json", steps=5000, elastic={"min_chips": 2, "replan": "never"}
+    )
     beside.join()
+    plain = hosts.train("plain", "alike-3.json", steps=len(result.losses))
     assert result.losses == pytest.approx(plain.losses, rel=1e-4)
     found = entered(hosts)
     assert [len(entry.ranks) for entry in found] == [3, 2, 3]
@@ -106,6 +125,35 @@ def test_a_drained_host_gives_its_state_and_goes(hosts: Hosts) -> None:
     assert second.ranks == ("box/0/0", "box/2/0")
     assert second.source == "memory"
     assert any("box/1/0 on host box/1 is to be left" in e.why for e in journal(hosts))
+    assert spare.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_a_namespace_dies_whole_and_its_partner_has_its_state(hosts: Hosts) -> None:
+    """Two stages, no replicas: the memory of the lost host goes with it, its partner's does not."""
+    if subprocess.run([*NAMESPACE, "true"], check=False).returncode:
+        pytest.skip("this machine makes no namespaces")
+    hosts.before = NAMESPACE
+    spare, victim = hosts.agent(2, "run"), hosts.agent(1, "run")
+    beside = meanwhile(
+        lambda: wait(lambda: steps(hosts) >= 6),
+        victim.kill,
+        lambda: wait(lambda: len(entered(hosts)) == 2 and journal(hosts)[-1].phase == "running"),
+        lambda: some_steps(hosts, 4),
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
+    )
+    elastic = {"replan": "never", "copies": 1, "partners": 1}
+    result = hosts.train("run", "staged.json", steps=5000, elastic=elastic)
+    beside.join()
+    plain = hosts.train("plain", "staged.json", steps=len(result.losses))
+    assert result.losses == plain.losses
+    _, second = entered(hosts)
+    assert second.ranks == ("box/0/0", "box/2/0")
+    assert second.source == "memory"
+    print(second.why)
+    assert "partner" in second.why
+    assert second.step is not None
+    assert second.step >= 3
     assert spare.wait(20) == 0
 
 

@@ -26,7 +26,8 @@ SOME = [
     ("dense, levels 2 and 3, pipelines that shard inside", "dense, level 1, ragged"),
     ("sparse, experts over tensor and data parallel", "sparse, experts shared out unequally"),
 ]
-NUM_PAIRS = 100
+NUM_PAIRS, PIECES = 100, 10  # a piece is a test, so that none takes long
+CLOSE = 0.02  # of the bytes that are forecast
 
 
 def move(pool: RankPool, before: Plan, after: Plan, folder: Path) -> list[Moved]:
@@ -52,8 +53,7 @@ def check(pool: RankPool, before: Plan, after: Plan, folder: Path) -> tuple[floa
 @pytest.mark.parametrize(("first", "second"), SOME)
 def test_live_is_what_disk_brings(pool: RankPool, first: str, second: str, tmp_path: Path) -> None:
     crossed, forecast = check(pool, HANDMADE[first], HANDMADE[second], tmp_path)
-    # replicas of unsharded weights get them from each other afterwards, so neither bounds the other
-    assert 0 < crossed < 1.5 * forecast
+    assert crossed == pytest.approx(forecast, rel=CLOSE)
 
 
 def same_job(plan: Plan) -> Plan:
@@ -78,11 +78,14 @@ def drawn_pairs(count: int) -> list[tuple[Plan, Plan]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_a_hundred_pairs(pool: RankPool, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_a_hundred_pairs(pool: RankPool, piece: int, tmp_path: Path) -> None:
     failed, pairs = list[str](), drawn_pairs(NUM_PAIRS)
+    assert len(pairs) == NUM_PAIRS
     crossed = forecast = 0.0
-    for number, (before, after) in enumerate(pairs):
+    for number in range(piece, NUM_PAIRS, PIECES):
+        before, after = pairs[number]
         try:
             own, due = check(pool, before, after, tmp_path / str(number))
             crossed, forecast = crossed + own, forecast + due
@@ -92,6 +95,6 @@ def test_a_hundred_pairs(pool: RankPool, tmp_path: Path) -> None:
             failed.append(f"pair {number}: {note}")
         ranks = f"{before.num_ranks} → {after.num_ranks} ranks"
         print(f"pair {number}, {ranks}: {note}", flush=True)
-    print(f"{len(pairs)} pairs: {crossed:,.0f} bytes, forecast {forecast:,.0f}")
-    assert len(pairs) == NUM_PAIRS
+    print(f"piece {piece}: {crossed:,.0f} bytes, forecast {forecast:,.0f}")
     assert not failed, "\n".join(failed)
+    assert crossed == pytest.approx(forecast, rel=CLOSE)

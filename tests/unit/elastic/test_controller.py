@@ -193,3 +193,25 @@ def test_words_are_heard_once_and_in_order(tmp_path: Path) -> None:
     peer.close()
     controller.close()
     journal.close()
+
+
+def test_what_a_seat_did_in_a_generation_that_is_over_is_still_heard(tmp_path: Path) -> None:
+    """A step that a rank finishes alone is told when nobody trains; it must not be lost."""
+    heard: list[tuple[str, int]] = []
+    journal = Journal(tmp_path)
+    controller = Controller(
+        ControllerSettings(job="job", key=KEY, wait_s=60.0), journal, settle, lambda *_: "here:1",
+        lambda rank, chip, kind, values: kind == "step" and heard.append((chip, values["step"])),
+    )  # fmt: skip
+    one, other = Peer(controller, "a"), Peer(controller, "b")
+    until(controller, Phase.ENTERING, (one, ["p/0/0"]), (other, ["p/1/0"]))
+    until(controller, Phase.WAITING, (one, ["p/0/0"]))  # the other is silent
+    for step, process, late in ((5, 1, True), (6, 1, False), (7, 2, True)):
+        values = {"kind": "step", "step": step, "generation": 1, "late": late}
+        controller._rank_said("p/0/0", process, values)
+    # not what is no longer its to say, nor the words of a process that has no seat
+    assert heard == [("p/0/0", 5)]
+    one.close()
+    other.close()
+    controller.close()
+    journal.close()

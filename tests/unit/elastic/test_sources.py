@@ -95,3 +95,22 @@ def test_those_who_lack_only_the_sums_finish_with_the_others(spec: ModelSpec) ->
     not_asked = left(1, step=7)  # it never gave its part: then nobody can have applied the step
     source = find_source([left(0), not_asked], there, past, spec, checkpoint=None)
     assert (source.step, source.sums) == (7, ())
+
+
+def test_a_partner_has_what_a_host_took_with_it(spec: ModelSpec) -> None:
+    """The lost chip is heard of no more; its copy of the step before lies with another host."""
+    past = {1: Past(plan=two_stages(spec), chips=CHIPS)}
+    here = left(0, step=7, copy_steps=((1, 6), (1, 7)))
+    kept = {CHIPS[1]: [("far/0", 1, 6)]}
+    found = find_source([here], {CHIPS[0]: here}, past, spec, None, kept)
+    assert (found.kind, found.step, found.copies) == ("memory", 6, (CHIPS[0],))
+    assert found.elsewhere == ((CHIPS[1], "far/0"),)
+    # of the step that the other is at: nothing is made again
+    kept = {CHIPS[1]: [("far/0", 1, 7)]}
+    found = find_source([here], {CHIPS[0]: here}, past, spec, None, kept)
+    assert (found.step, found.holders, found.copies) == (7, (CHIPS[0],), ())
+    assert found.elsewhere == ((CHIPS[1], "far/0"),)
+    assert "1 copy of a partner" in found.text
+    # of another generation: it lies by another plan
+    kept = {CHIPS[1]: [("far/0", 2, 7)]}
+    assert find_source([here], {CHIPS[0]: here}, past, spec, 3, kept).kind == "disk"

@@ -1,12 +1,14 @@
-"""Which chip holds which part of a model's training state, as intervals over each tensor.
+"""Which chip holds which part of a model's training state, as boxes of each tensor.
 
-`schedule.ownership` says who holds and keeps which elements; here they are laid on one axis per
-tensor, [0, 1): its experts or what tensor parallelism cuts, and inside of a part that nobody cuts,
-its elements. Everything is arrays over ranks: a plan of 16,384 chips is a few dozen rows of them.
+`schedule.ownership` says who holds and keeps which elements; here every part is a box in the unit
+cube of its tensor's dimensions: what experts and tensor parallelism cut, and inside of a block the
+rows that a shard has of it (a row that two share is cut, as if it had no columns). Everything is
+arrays over ranks: a plan of 16,384 chips is a few dozen rows of them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,10 +30,11 @@ ChipNumbers = Callable[[ChipSet], IntArray]  # of each chip; -1 for one that is 
 
 
 class Kind(StrEnum):
-    """The two kinds of state that shard at different levels."""
+    """What is kept of a tensor."""
 
-    PARAMETERS = "parameters"  # what computes
-    OPTIMIZER = "optimizer"  # master copy and moments
+    PARAMETERS = "parameters"  # of one that is not trained: what computes
+    WEIGHTS = "weights"  # of a trained one: the master copy, or what computes; tied copies too
+    OPTIMIZER = "optimizer"  # what only a weight's owner has: its master copy and moments
 
     @property
     def shards_from(self) -> int:
@@ -41,51 +44,114 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holding:
-    """What ranks hold of a tensor: interval m of rank i is lower[i, m] … upper[i, m]."""
+    """What ranks hold of a tensor: box m of rank i is lower[i, m] … upper[i, m], by dimension."""
 
     chips: IntArray  # number of each rank's chip
     lower: FloatArray
     upper: FloatArray
-    by_expert: bool  # the axis: experts, or else what tensor parallelism cuts
 
     @property
     def measure(self) -> FloatArray:
         """The fraction of the tensor that each rank holds."""
-        total: FloatArray = (self.upper - self.lower).sum(axis=1)
+        total: FloatArray = (self.upper - self.lower).prod(axis=2).sum(axis=1)
         return total
 
     def surviving(self) -> Holding:
         """Return the ranks whose chips are still there."""
         alive = self.chips >= 0
-        return Holding(self.chips[alive], self.lower[alive], self.upper[alive], self.by_expert)
+        return Holding(self.chips[alive], self.lower[alive], self.upper[alive])
 
-    def gaps(self) -> list[tuple[float, float]]:
-        """Return the intervals of [0, 1) that no rank holds."""
-        lower, upper = self.lower.ravel(), self.upper.ravel()
-        order = np.argsort(lower, kind="stable")
-        reached = np.concatenate(([0.0], np.maximum.accumulate(upper[order])))
-        nexts = np.concatenate((lower[order], [1.0]))
-        open_at = np.flatnonzero(nexts - reached > ROUNDING)
-        return [(float(reached[i]), float(nexts[i])) for i in open_at]
+    @property
+    def is_whole(self) -> bool:
+        """Whether the ranks together hold all of the tensor."""
+        dims = self.lower.shape[2]
+        everything = Holding(np.zeros(1, np.int64), np.zeros((1, 1, dims)), np.ones((1, 1, dims)))
+        return bool(self.lacks(everything)[0] <= ROUNDING)
+
+    def lacks(self, wanted: Holding) -> FloatArray:
+        """Return the fraction of the tensor that each of some ranks wants and nobody here holds."""
+        lower, upper = self._boxes()
+        dims = lower.shape[1]
+        every = (lower, upper, wanted.lower.reshape(-1, dims), wanted.upper.reshape(-1, dims))
+        edges = [_distinct(np.concatenate([each[:, d] for each in every])) for d in range(dims)]
+        missing = _cells(edges) * ~_covered(edges, lower, upper)
+        # the sum of all cells before each corner, so that a box is a sum over its corners
+        before = np.pad(missing, [(1, 0)] * dims)
+        for d in range(dims):
+            before = np.cumsum(before, axis=d)
+        found: FloatArray = np.zeros(wanted.lower.shape[:2])
+        for sign, at in _corners(edges, wanted.lower, wanted.upper):
+            found += sign * before[at]
+        total: FloatArray = np.maximum(found, 0.0).sum(axis=1)
+        return total
+
+    def _boxes(self) -> tuple[FloatArray, FloatArray]:
+        """Return the boxes that are not empty, each once."""
+        dims = self.lower.shape[2]
+        lower, upper = self.lower.reshape(-1, dims), self.upper.reshape(-1, dims)
+        full = (upper - lower > ROUNDING).all(axis=1)
+        both = np.unique(np.concatenate((lower[full], upper[full]), axis=1), axis=0)
+        return both[:, :dims], both[:, dims:]
+
+
+def _distinct(values: FloatArray) -> FloatArray:
+    """Return the different ones of some edges, with those of the whole."""
+    ordered = np.unique(np.concatenate((values, [0.0, 1.0])))
+    found: FloatArray = ordered[np.concatenate(([True], np.diff(ordered) > ROUNDING))]
+    found[-1] = 1.0
+    return found
+
+
+def _cells(edges: list[FloatArray]) -> FloatArray:
+    """Return the size of every cell between edges."""
+    size: FloatArray = np.ones(())
+    for each in edges:
+        size = np.multiply.outer(size, np.diff(each))
+    return size
+
+
+def _corners(
+    edges: list[FloatArray], lower: FloatArray, upper: FloatArray
+) -> Iterator[tuple[int, tuple[IntArray, ...]]]:
+    """Yield every corner of boxes, by index among the edges, with its sign in a sum over them."""
+    dims = len(edges)
+    low = [np.searchsorted(edges[d], lower[..., d] - ROUNDING) for d in range(dims)]
+    high = [np.searchsorted(edges[d], upper[..., d] - ROUNDING) for d in range(dims)]
+    for ends in itertools.product((False, True), repeat=dims):
+        at = tuple(high[d] if end else low[d] for d, end in enumerate(ends))
+        yield (-1) ** (dims - sum(ends)), at
+
+
+def _covered(
+    edges: list[FloatArray], lower: FloatArray, upper: FloatArray
+) -> npt.NDArray[np.bool_]:
+    """Tell of every cell whether some box covers it."""
+    count = np.zeros([each.size for each in edges], dtype=np.int64)
+    dims = len(edges)
+    for sign, at in _corners(edges, lower, upper):
+        np.add.at(count, at, sign * (-1) ** dims)
+    for d in range(dims):
+        count = np.cumsum(count, axis=d)
+    covered: npt.NDArray[np.bool_] = count[tuple(slice(0, -1) for _ in edges)] > 0
+    return covered
 
 
 def joined(first: Holding, second: Holding) -> Holding:
-    """Return the ranks of both; one with fewer intervals gets empty ones."""
+    """Return the ranks of both; one with fewer boxes gets empty ones."""
     width = max(first.lower.shape[1], second.lower.shape[1])
 
     def wide(array: FloatArray) -> FloatArray:
-        return np.pad(array, ((0, 0), (0, width - array.shape[1])))
+        return np.pad(array, ((0, 0), (0, width - array.shape[1]), (0, 0)))
 
     return Holding(
         np.concatenate((first.chips, second.chips)),
         np.concatenate((wide(first.lower), wide(second.lower))),
         np.concatenate((wide(first.upper), wide(second.upper))),
-        first.by_expert,
     )
 
 
 class StateLayout:
-    """The intervals of every rank of a plan, for one tensor of one unit at a time."""
+    """The boxes of every rank of a plan, for one tensor of one unit at a time."""
 
     def __init__(self, plan: Plan, model: ModelSpec, numbers: ChipNumbers) -> None:
         self.plan = plan
@@ -111,43 +177,44 @@ class StateLayout:
         """Return who holds a tensor of a unit; not the stages that also hold unit `without`."""
         bucket = self.elements.bucket(unit)
         group = bucket.class_of(parameter)
-        by_expert = group is ParameterClass.EXPERT
         counts = np.zeros(self._chips.size, dtype=np.int64)
         pieces: list[tuple[IntArray, FloatArray, FloatArray]] = []
         sharded = bucket.level(group) >= kind.shards_from
         for span, block, offset in self._blocks(unit, parameter, group):
             if span.copied and kind is Kind.OPTIMIZER:
                 continue
-            start, stop = _axis(block, parameter)
+            start, stop, leading = _box(block, parameter)
             for ranks, low, high in span.members.intervals(span.size):
-                first, last = np.zeros(ranks.size), np.ones(ranks.size)
+                lower, upper = np.tile(start, (ranks.size, 1)), np.tile(stop, (ranks.size, 1))
                 if sharded:
                     first = np.clip((low - offset) / block.size, 0.0, 1.0)
                     last = np.clip((high - offset) / block.size, 0.0, 1.0)
-                length = stop - start
-                pieces.append((ranks, start + length * first, start + length * last))
+                    length = stop[leading] - start[leading]
+                    lower[:, leading] = start[leading] + length * first
+                    upper[:, leading] = start[leading] + length * last
+                pieces.append((ranks, lower, upper))
                 counts[ranks] += 1
         held = counts > 0
         if without is not None:
             for at, stage in self._stages:
                 if covers(stage.units, without):
                     held[at : at + stage.num_chips] = False
-        return self._put_together(pieces, held, max(1, int(counts.max(initial=0))), by_expert)
+        shape = (max(1, int(counts.max(initial=0))), max(1, len(parameter.shape)))
+        return self._put_together(pieces, held, shape)
 
     def _put_together(
         self,
         pieces: list[tuple[IntArray, FloatArray, FloatArray]],
         held: npt.NDArray[np.bool_],
-        width: int,
-        by_expert: bool,
+        shape: tuple[int, int],
     ) -> Holding:
-        lower, upper = np.zeros((held.size, width)), np.zeros((held.size, width))
+        lower, upper = np.zeros((held.size, *shape)), np.zeros((held.size, *shape))
         column = np.zeros(held.size, dtype=np.int64)
         for ranks, low, high in pieces:
             lower[ranks, column[ranks]] = low
             upper[ranks, column[ranks]] = high
             column[ranks] += 1
-        return Holding(self._chips[held], lower[held], upper[held], by_expert)
+        return Holding(self._chips[held], lower[held], upper[held])
 
     def _blocks(
         self, unit: int, parameter: Parameter, group: ParameterClass
@@ -168,11 +235,11 @@ class StateLayout:
                 offset += block.size
 
 
-def _axis(block: Block, parameter: Parameter) -> tuple[float, float]:
-    """Return where a block lies on its tensor's axis: by experts, inside of them by slices."""
-    start, stop = 0.0, 1.0
-    for (low, high), size in zip(block.intervals, parameter.shape, strict=True):
-        if high - low < size:
-            length = stop - start
-            start, stop = start + length * low / size, start + length * high / size
-    return start, stop
+def _box(block: Block, parameter: Parameter) -> tuple[FloatArray, FloatArray, int]:
+    """Return where a block lies in its tensor, and the dimension along which its numbers run."""
+    if not parameter.shape:
+        return np.zeros(1), np.ones(1), 0
+    size = np.asarray(parameter.shape, dtype=np.float64)
+    ends = np.asarray(block.intervals, dtype=np.float64)
+    leading = next((d for d, extent in enumerate(block.shape) if extent > 1), 0)
+    return ends[:, 0] / size, ends[:, 1] / size, leading

@@ -1,8 +1,9 @@
 """What a change of plan moves: the bytes of training state, the seconds, and when it pays back.
 
-Every chip of the new plan needs its parameters, master copy and moments. What it held of them
-under the old plan stays; the rest comes from chips that survived, and what no survivor holds from
-the last checkpoint. Units that both plans spread alike are worked out once.
+Every chip of the new plan needs what it keeps: master copy (or weights) and moments of its shards.
+What it held of them under the old plan stays; the rest comes from chips that survived, and what no
+survivor holds from the last checkpoint. Weights to compute with are no part of it: where they are
+sharded, every step gathers them anyway. Units that both plans spread alike are worked out once.
 
 The seconds are an estimate, and none where a checkpoint is read of whose storage the cluster file
 says nothing: all chips receive and send at once, each at the rate of its NIC (in a
@@ -24,6 +25,7 @@ from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Position
 from tutti.models.parameters import Parameter
 from tutti.models.spec import ModelSpec
+from tutti.models.tuning import is_read_again
 from tutti.plan.chips import ChipSet
 from tutti.plan.job import Job
 from tutti.plan.plan import Plan
@@ -75,6 +77,24 @@ def movement(
     return flows.result(new)
 
 
+def state_by_node(plan: Plan, model: ModelSpec, cluster: Cluster) -> dict[NodePlace, float]:
+    """Return the bytes of training state that each node of a plan keeps."""
+    chips = _Chips(cluster)
+    gone = StateLayout(plan, model, lambda held: chips.numbers(held, {}))
+    layout = StateLayout(plan, model, chips.present)
+    flows, found = _Flows(chips), dict[NodePlace, float]()
+    for size, kind_bytes, held, wanted in _pieces(gone, layout, model):
+        flows.add(size * kind_bytes, held.surviving(), wanted)
+    for pool in cluster.pools:
+        width = pool.node.num_chips
+        for node in range(pool.nodes):
+            first = chips.first[pool.name] + node * width
+            kept = float(flows.restored[first : first + width].sum())
+            if kept:
+                found[pool.name, node] = kept
+    return found
+
+
 def payback(
     old_step_s: float | None, new_step_s: float, movement_s: float, *, steps_lost: float = 0.0
 ) -> float | None:
@@ -104,18 +124,28 @@ def _pieces(
     for unit in range(model.num_units):
         key = (model.unit_kind(unit), before.signature(unit), after.signature(unit))
         alike.setdefault(key, []).append(unit)
-    sizes = {kind: each for kind, each in _state_bytes(after.plan.job).items() if each}
+    kinds = _state_kinds(after.plan.job)
     for unit, *others in alike.values():
         for parameter in model.parameters(unit):
             if parameter.buffer or parameter.tied_to is not None:
                 continue  # tied weights are counted with the embedding
-            for kind, each in sizes.items():
-                if kind is Kind.OPTIMIZER and not parameter.trainable:
-                    continue
-                held, wanted = (
-                    _holding(layout, unit, parameter, kind, model) for layout in (before, after)
-                )
-                yield float(parameter.size) * (1 + len(others)), each, held, wanted
+            if is_read_again(model.tuning, parameter):
+                continue  # from the model's folder
+            size = float(parameter.size) * (1 + len(others))
+            for each, owned, needed in _joint(kinds[parameter.trainable], after, unit):
+                held = _holding(before, unit, parameter, owned, model)
+                wanted = _holding(after, unit, parameter, needed, model)
+                yield size, each, held, wanted
+
+
+def _joint(
+    kinds: list[tuple[float, Kind, Kind]], after: StateLayout, unit: int
+) -> list[tuple[float, Kind, Kind]]:
+    """Return the kinds of a tensor's state; as one where the same ranks need all of them."""
+    if after.elements.ownership.has_copies(unit):
+        return kinds
+    _, owned, needed = kinds[0]
+    return [(sum(each for each, _, _ in kinds), owned, needed)]
 
 
 def _holding(
@@ -130,9 +160,19 @@ def _holding(
     return here
 
 
-def _state_bytes(job: Job) -> dict[Kind, float]:
-    parameters = job.precision.parameters.num_bytes
-    return {Kind.PARAMETERS: parameters, Kind.OPTIMIZER: job.state_bytes}
+def _state_kinds(job: Job) -> dict[bool, list[tuple[float, Kind, Kind]]]:
+    """Return what of a tensor that is trained, or not, moves: bytes, who gives it, who needs it.
+
+    Copies of tied weights are given by the owner of both, and are no source themselves.
+    """
+    parameters, master = job.precision.parameters.num_bytes, job.precision.master
+    weight = float(parameters if master is None else master.num_bytes)
+    moments = job.state_bytes - (0.0 if master is None else weight)
+    trained = [(weight, Kind.OPTIMIZER, Kind.WEIGHTS), (moments, Kind.OPTIMIZER, Kind.OPTIMIZER)]
+    return {
+        True: [entry for entry in trained if entry[0]],
+        False: [(float(parameters), Kind.PARAMETERS, Kind.PARAMETERS)],
+    }
 
 
 # --- chips by number -------------------------------------------------------------------------
@@ -218,7 +258,7 @@ class _Flows:
         """Add what a piece of `num_bytes` in all moves between who holds and who wants it."""
         missing = wanted.measure - _kept(held, wanted, self.chips.count)
         missing = np.where(missing > ROUNDING, missing, 0.0)
-        lost = np.minimum(_lost(held, wanted), missing)
+        lost = np.minimum(held.lacks(wanted), missing)
         at = wanted.chips
         self.restored[at] += num_bytes * lost
         arriving = num_bytes * (missing - lost)
@@ -277,25 +317,9 @@ def _kept(held: Holding, wanted: Holding, num_chips: int) -> FloatArray:
     if not there.size:
         return kept
     had = rows[there]
-    if held.by_expert != wanted.by_expert:  # cut along different axes: independent of each other
-        kept[there] = held.measure[had] * wanted.measure[there]
-        return kept
     for m in range(wanted.lower.shape[1]):
         for n in range(held.lower.shape[1]):
             low = np.maximum(wanted.lower[there, m], held.lower[had, n])
             high = np.minimum(wanted.upper[there, m], held.upper[had, n])
-            kept[there] += np.maximum(high - low, 0.0)
+            kept[there] += np.maximum(high - low, 0.0).prod(axis=1)
     return kept
-
-
-def _lost(held: Holding, wanted: Holding) -> FloatArray:
-    """Return the fraction of what each rank wants that nobody holds."""
-    gaps = held.gaps()
-    if gaps and held.by_expert != wanted.by_expert:
-        share = sum(high - low for low, high in gaps)
-        return share * wanted.measure
-    lost: FloatArray = np.zeros(wanted.chips.size)
-    for low, high in gaps:
-        overlap = np.minimum(wanted.upper, high) - np.maximum(wanted.lower, low)
-        lost += np.maximum(overlap, 0.0).sum(axis=1)
-    return lost

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tutti.models.parameters import Parameter
 from tutti.models.spec import ModelSpec
+from tutti.models.tuning import is_read_again
 from tutti.plan.job import MOMENTS
 from tutti.schedule.ownership import Block, Span
 from tutti.train.checkpoint.rectangles import Rectangle, rectangles
@@ -201,8 +202,7 @@ def _fixed(engine: Engine, *, frozen: bool = False) -> Iterator[Span]:
 
 def is_saved(spec: ModelSpec, parameter: Parameter) -> bool:
     """Tell whether checkpoints hold a tensor: beside adapters, frozen ones are the base's."""
-    adapts = spec.tuning is not None and spec.tuning.adapter is not None
-    return not (adapts and parameter.frozen)
+    return not is_read_again(spec.tuning, parameter)
 
 
 def _fixed_pieces(

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tutti.elastic.controller import all_reports
 from tutti.elastic.events import Change, Event, Phase
+from tutti.elastic.known import all_reports
 from tutti.elastic.membership import Membership
 from tutti.elastic.messages import Standing
 from tutti.launch.identity import used_chips

@@ -13,10 +13,10 @@ from pathlib import Path
 from tutti.comm import Communicator
 from tutti.comm.connect import connect
 from tutti.comm.entry.store import PrefixedStore, StoreClient
-from tutti.elastic.messages import Order
+from tutti.elastic.messages import Order, Source
 from tutti.ranks import rendezvous
 from tutti.train.elastic.held_state import HeldState, offer
-from tutti.train.elastic.host_copies import labelled, read_copy
+from tutti.train.elastic.host_copies import kept_for_others, labelled, read_copy
 from tutti.train.run.planning import Job
 
 GROUP = "state"  # where seats and donors meet
@@ -41,7 +41,19 @@ def offers_of(order: Order, chip: str, kept: HeldState | None, memory: Path) -> 
         orphan = copied not in there and first.chip == chip
         if copied == chip or orphan:
             offers.append(read_copy(label))
+    if first.chip == chip:
+        offers += _for_others(source, host, memory)
     return offers
+
+
+def _for_others(source: Source, host: str, memory: Path) -> list[HeldState]:
+    """Return the copies that this host keeps for lost ones, as far as they count."""
+    wanted = {copied for copied, keeper in source.elsewhere if keeper == host}
+    return [
+        read_copy(label)
+        for copied, generation, step, label in kept_for_others(memory)
+        if copied in wanted and generation in source.generations and step == source.step
+    ]
 
 
 def connect_with_donors(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -9,9 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from tutti.elastic.journal import FOLDER
+from tutti.nn.batch import Batch
 from tutti.ranks.links import Handle
 from tutti.schedule.instruction import Instruction, Lane
+from tutti.train.data.feeder import Feeder
 from tutti.train.run.config import DrillConfig
 
 if TYPE_CHECKING:
@@ -43,7 +48,7 @@ def install(worker: Worker, drills: Sequence[DrillConfig], folder: Path, chip: s
         for number, drill in own:
             due = drill.step == step and drill.instruction == engine.end.at
             if due and _first(folder / FOLDER / f"drill-{number}"):
-                _happen(drill)
+                _happen(drill, worker, folder / FOLDER / f"fifo-{number}")
         began = time.perf_counter()
         handle = run()
         for drill in slow:
@@ -65,8 +70,25 @@ def _first(mark: Path) -> bool:
     return True
 
 
-def _happen(drill: DrillConfig) -> None:
+def _happen(drill: DrillConfig, worker: Worker, fifo: Path) -> None:
+    comm = worker.joined.comm
     match drill.fault:
+        case "terminate":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(LONG_S)
+        case "abort":
+            os.abort()
+        case "segfault":
+            ctypes.string_at(0)
+        case "file":  # that nobody writes to
+            os.mkfifo(fifo)
+            fifo.read_bytes()
+        case "operation":  # another than all others are at
+            comm.barrier().wait()
+        case "size":
+            comm.all_reduce(torch.zeros(7)).wait()
+        case "data":
+            Feeder.batch = _never  # type: ignore[method-assign, assignment]
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
@@ -77,3 +99,9 @@ def _happen(drill: DrillConfig) -> None:
             sum(range(1 << 60))
         case "exception":
             raise DrillError(f"drill: step {drill.step}, instruction {drill.instruction}")
+
+
+def _never(*_: object) -> Batch:
+    """Be a source of samples that does not answer."""
+    time.sleep(LONG_S)
+    raise DrillError("drill: data")

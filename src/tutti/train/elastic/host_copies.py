@@ -1,21 +1,26 @@
 """Copies of a rank's state in its host's memory, which outlive the rank.
 
-Two take turns: while one is written, the other is whole. A copy is taken beside the forward and
-backward of the next step, which change nothing of it, and is over before the update. Its label is
-written last, so that a copy without one was cut off.
+Two take turns: while one is written, the other is whole. Where partners on other hosts get them
+too, three do, and none is written before they have the last: whichever host is lost, there is a
+step of which some other has each copy. A copy is taken beside the forward and backward of the next
+step, which change nothing of it, and is over before the update. Its label is written last, so that
+a copy without one was cut off.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tutti.elastic.courier import ARRIVED, KEPT, OWN
 from tutti.errors import InputError
 from tutti.files import write_text
 from tutti.train.checkpoint.contents import Piece, StateKind, kept_pieces
@@ -26,15 +31,30 @@ from tutti.train.elastic.held_state import Facts, HeldState
 if TYPE_CHECKING:
     from tutti.train.engine.engine import Engine
 
-_TURNS = 2
+TURNS, TURNS_WITH_PARTNERS = 2, 3
+ARRIVE_S = 3.0  # a partner that takes longer is waited for no more
 _ALIGNED = 64
 
 
 class HostCopies:
     """The copies of one chip, as its rank writes them."""
 
-    def __init__(self, folder: Path, chip: str, generation: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        chip: str,
+        generation: int,
+        *,
+        every: int = 1,
+        partners: bool = False,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Write into a folder; `gone` tells that the generation is over, so nobody waits."""
         self._folder, self._chip, self._generation = folder, chip, generation
+        self._partners, self._gone = partners, gone
+        self._turns, self._every = TURNS_WITH_PARTNERS if partners else TURNS, every
+        self._last: tuple[int, int] | None = None  # turn and step of the newest
+        self.late = 0  # copies that no partner had in time
         self._maps: dict[int, mmap.mmap] = {}
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -43,8 +63,11 @@ class HostCopies:
     def take(self, engine: Engine, progress: Progress) -> None:
         """Begin to copy the state after a step; `wait` before it changes."""
         self.wait()
+        if self._partners and self._last is not None and not self._arrived(*self._last):
+            self.late += 1
         pieces = [piece for piece in kept_pieces(engine) if not piece.copy]
-        facts, turn = Facts.of(engine, progress), progress.step % _TURNS
+        facts, turn = Facts.of(engine, progress), progress.step // self._every % self._turns
+        self._last = (turn, progress.step)
 
         def copy() -> None:
             try:
@@ -68,11 +91,22 @@ class HostCopies:
                 "copy less often"
             )
 
+    def _arrived(self, turn: int, step: int) -> bool:
+        """Wait for the partners to have a copy; False where they do not get it in time."""
+        mark = label_path(self._folder, self._chip, turn).with_suffix(ARRIVED)
+        wanted, until = f"{self._generation} {step}\n", time.monotonic() + ARRIVE_S
+        while time.monotonic() < until and not self._gone():
+            with contextlib.suppress(OSError):
+                if mark.read_text(encoding="ascii") == wanted:
+                    return True
+            time.sleep(0.002)
+        return False
+
     @torch.no_grad()
     def _write(self, turn: int, pieces: Sequence[Piece], facts: Facts) -> None:
         label, data = label_path(self._folder, self._chip, turn), self._data(turn)
         label.unlink(missing_ok=True)
-        self.steps = [step for step in self.steps if step % _TURNS != turn]
+        self.steps = self.steps[-(self._turns - 1) :]  # the oldest is written over
         written, at = list[dict[str, Any]](), 0
         total = sum(_padded(p.memory.numel() * p.memory.element_size()) for p in pieces)
         memory = self._room(turn, data, total)
@@ -88,7 +122,7 @@ class HostCopies:
             at += _padded(size)
         words = {"chip": self._chip, "generation": self._generation, "facts": facts.to_words()}
         write_text(label, json.dumps({**words, "pieces": written}))
-        self.steps = [*self.steps, facts.progress.step][-_TURNS:]
+        self.steps = [*self.steps, facts.progress.step]
 
     def _data(self, turn: int) -> Path:
         return self._folder / f"copy-{self._chip.replace('/', '-')}-{turn}"
@@ -110,8 +144,17 @@ def label_path(folder: Path, chip: str, turn: int) -> Path:
 
 def labelled(folder: Path) -> list[tuple[str, int, int, Path]]:
     """Return the whole copies on this host: chip, generation, step, label."""
+    return _labelled(folder, OWN)
+
+
+def kept_for_others(folder: Path) -> list[tuple[str, int, int, Path]]:
+    """Return the whole copies on this host of chips of other hosts."""
+    return _labelled(folder, KEPT)
+
+
+def _labelled(folder: Path, prefix: str) -> list[tuple[str, int, int, Path]]:
     found = list[tuple[str, int, int, Path]]()
-    for label in sorted(folder.glob("copy-*.json")):
+    for label in sorted(folder.glob(f"{prefix}*.json")):
         try:
             words = json.loads(label.read_text(encoding="utf-8"))
         except FileNotFoundError:  # a newer one is being written

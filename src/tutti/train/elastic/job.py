@@ -35,21 +35,21 @@ from tutti.elastic.membership import Membership
 from tutti.elastic.messages import Hello, Welcome, control_key
 from tutti.elastic.restore import is_over, restored
 from tutti.elastic.wishes import Wishes
-from tutti.errors import InputError, StoppedError, TuttiError, hint
+from tutti.errors import InputError, StoppedError, TuttiError
 from tutti.files import write_text
 from tutti.launch.identity import used_chips
 from tutti.launch.secret import SECRET, SECRET_FILE, Secret, find_secret, new_secret
-from tutti.observe.folder import METRICS
 from tutti.ranks.local_processes import RankEvent
 from tutti.train.elastic.adapt import Adapter
+from tutti.train.elastic.copy_price import copy_price
 from tutti.train.elastic.figures import Figures
+from tutti.train.elastic.places import chips_here, chips_of_node, many_hosts_s, nodes_of
 from tutti.train.elastic.settle import Settler
 from tutti.train.elastic.watches import HangWatch, SlowWatch
 from tutti.train.run.planning import Job
 from tutti.train.run.starting import Resume
 
 JOB_FILE = f"{FOLDER}/job"
-HEARTBEAT_S_PER_HOST = 0.25 / 512  # so that listening to many takes a small part of a core
 Listener = Callable[[RankEvent], None]
 
 
@@ -132,10 +132,9 @@ class ElasticRun:
             folder=str(self.job.config.folder.resolve()),
             chips=chips,
             world=len(used_chips(self.job.plan)),
-            heartbeat_s=max(
-                self.config.heartbeat_s, HEARTBEAT_S_PER_HOST * len(nodes_of(self.job))
-            ),
+            heartbeat_s=max(self.config.heartbeat_s, many_hosts_s(self.job)),
             wait_s=self.config.wait_s,
+            partners=self.config.partners,
         )
 
     def _own_node(self) -> str:
@@ -165,10 +164,13 @@ class ElasticRun:
             environment=with_given(plain, given),
             key=self._key,
             heartbeat_s=self.config.heartbeat_s,
+            partners=self.config.partners,
         )
 
     def run(self) -> dict[str, Any]:
         """Run to the end; return what it came to."""
+        if self.config.copies:
+            self._decided("copies", copy_price(self.job).words(self.config.copies))
         self.agent.start()
         try:
             members = self.controller.run()
@@ -201,13 +203,16 @@ class ElasticRun:
         for asked in self._wishes.take():
             if asked.kind == "replan":
                 self._adapter.ask()
+            elif asked.kind == "add":
+                self._decided("add", f"{asked.place}, as somebody asked")
+                self._settler.forgive(asked.place)
+                self._adapter.forgive(asked.place)
+                self.controller.tell(Drain(asked.place, back=True))
+            elif self._settler.can_do_without(asked.place, members.chips()):
+                self._decided("drain", f"{asked.place}, as somebody asked")
+                self.controller.tell(Drain(asked.place))
             else:
-                back = asked.kind == "add"
-                self._decided(asked.kind, f"{asked.place}, as somebody asked")
-                if back:
-                    self._settler.forgive(asked.place)
-                    self._adapter.forgive(asked.place)
-                self.controller.tell(Drain(asked.place, back=back))
+                self._decided("stays", f"without {asked.place} the model does not run: it is kept")
         return self._adapter.look(members)
 
     def _decided(self, phase: str, text: str) -> None:
@@ -293,33 +298,6 @@ class ElasticRun:
             self._listener(RankEvent(rank, kind, values))
 
 
-# --- where the chips are -----------------------------------------------------------------------
-
-
-def nodes_of(job: Job) -> list[str]:
-    """Return the nodes of a job's cluster."""
-    return [f"{pool.name}/{node}" for pool in job.cluster.pools for node in range(pool.nodes)]
-
-
-def many_hosts_s(job: Job) -> float:
-    """Return the least time between two heartbeats of a host, given how many there are."""
-    return HEARTBEAT_S_PER_HOST * len(nodes_of(job))
-
-
-def chips_of_node(job: Job, node: str) -> tuple[str, ...]:
-    """Return the chips of a node; none where there is no such node."""
-    if node not in nodes_of(job):
-        return ()
-    pool = job.cluster.pool(node.split("/")[0])
-    return tuple(f"{node}/{slot}" for slot in range(pool.node.num_chips))
-
-
-def chips_here(job: Job) -> tuple[str, ...]:
-    """Return the chips of a job that runs on one machine: all of the nodes that its plan uses."""
-    used = [f"{chip.pool}/{chip.node}" for chip in used_chips(job.plan)]
-    return tuple(chip for node in dict.fromkeys(used) for chip in chips_of_node(job, node))
-
-
 def _earlier(folder: Path) -> list[Entry]:
     """Return the decisions of a run that was cut off with its controller."""
     try:
@@ -347,35 +325,3 @@ def _identity(folder: Path, *, again: bool) -> tuple[str, str]:
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(secret)
     return name, secret
-
-
-def check_elastic(job: Job) -> None:
-    """Refuse what cannot go on: more chips than the cluster has, figures that no rank writes."""
-    elastic = job.config.elastic
-    assert elastic is not None
-    most = sum(pool.num_chips for pool in job.cluster.pools)
-    if elastic.min_chips > most:
-        raise InputError(
-            f"elastic.min_chips is {elastic.min_chips}, but cluster '{job.cluster.name}' has "
-            f"{most} chips"
-        )
-    if elastic.node and not elastic.listen:
-        raise InputError(
-            "elastic.node is given, but not elastic.listen: without it all chips are here"
-        )
-    if elastic.node and elastic.node not in nodes_of(job):
-        raise InputError(f"elastic.node is '{elastic.node}'; {hint(elastic.node, nodes_of(job))}")
-    least_s = 2 * many_hosts_s(job)
-    if elastic.listen and elastic.death_after_s < least_s:
-        raise InputError(
-            f"elastic.death_after_s is {elastic.death_after_s:g}, but heartbeats of "
-            f"{len(nodes_of(job))} hosts come every {least_s / 2:.2g} s; give it {least_s:.2g} at "
-            "least"
-        )
-    measure = job.config.measure
-    for name in ("tensorboard", "prometheus_port", "wandb", "mlflow", "tensors"):
-        if getattr(measure, name):
-            raise InputError(
-                f"measure.{name}: not written by elastic runs yet, whose figures the controller "
-                f"writes to {METRICS}; leave it out"
-            )

@@ -50,7 +50,7 @@ from tutti.train.elastic.held_state import HeldState, fill
 from tutti.train.elastic.host_copies import HostCopies, labelled
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.agreement import job_facts
-from tutti.train.run.build_rank import build_engine, join, load_weights
+from tutti.train.run.build_rank import begin_weights, build_engine, join, load_weights
 from tutti.train.run.planning import Job, prepared
 from tutti.train.run.rank_context import RankContext
 from tutti.train.run.safety import hardware_differences
@@ -317,7 +317,7 @@ class ElasticRank:
         joined.meet()  # all have their state: from here on it counts, and the old one is free
         self._live, self._kept, self._held = worker, None, (0, -1)
         engine.end.pulse = self.pulse
-        self._begin_copies(worker)
+        self._begin_copies(worker, order)
         elastic = context.config.elastic
         install(worker, elastic.drill if elastic is not None else (), self.folder, self.chip)
         self._say(Standing.RUNNING)
@@ -331,6 +331,9 @@ class ElasticRank:
     ) -> Progress:
         context, engine, source = worker.context, worker.engine, order.source
         assert source is not None
+        tuning = context.spec.tuning
+        if source.kind == "memory" and tuning is not None and tuning.adapter is not None:
+            begin_weights(context, engine)  # memory, as checkpoints, has only what is trained
         if source.kind == "memory" and order.donors:
             with ExitStack() as stack:
                 comm = connect_with_donors(order, context.rank, store, context.job)
@@ -343,12 +346,17 @@ class ElasticRank:
         resume = source.step if source.kind == "disk" else False
         return load_weights(context, engine, worker.checkpointer, worker.data, resume)
 
-    def _begin_copies(self, worker: Worker) -> None:
+    def _begin_copies(self, worker: Worker, order: Order) -> None:
         elastic = worker.context.config.elastic
         every = elastic.copies if elastic is not None else 0
-        if not every:
+        if elastic is None or not every:
             return
-        copies = self._copies = HostCopies(self.memory, self.chip, self.generation)
+        # with one host left there is nobody to bring copies to
+        partners = bool(elastic.partners) and len(order.couriers) > 1
+        copies = self._copies = HostCopies(
+            self.memory, self.chip, self.generation, every=every, partners=partners,
+            gone=lambda: self._told_to_leave >= order.generation,
+        )  # fmt: skip
         told = list[int]()
 
         def after_step() -> None:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tutti.elastic.controller import all_reports
 from tutti.elastic.events import Phase, Settle, Settled, Unsettled
 from tutti.elastic.journal import FOLDER, Entry
+from tutti.elastic.known import all_kept, all_reports
 from tutti.elastic.membership import Membership
 from tutti.elastic.sources import Past, find_source
 from tutti.hardware.topology import Position
@@ -87,7 +87,7 @@ class Settler:
                 f"{many(len(chips_left), 'chip')} left{but}, elastic.min_chips is {least}",
             )
         absent = [str(c) for c in used_chips(job.plan) if str(c) not in chips_left]
-        if not self._past and absent:
+        if not self._past and absent and not question.last:
             return Unsettled(
                 question.request, f"the job begins when all chips are there; not yet: {absent[0]}"
             )
@@ -102,7 +102,12 @@ class Settler:
         chips = tuple(str(chip) for chip in used_chips(plan))
         self._learn(members)
         source = find_source(
-            question.left, all_reports(members), self._past, job.spec, self._checkpoint()
+            question.left,
+            all_reports(members),
+            self._past,
+            job.spec,
+            self._checkpoint(),
+            all_kept(members),
         )
         name = self._saved(plan)
         if plan != self.current or but:
@@ -112,6 +117,11 @@ class Settler:
         self._past[members.generation + 1] = Past(plan=plan, chips=chips)
         self.current, self.target = plan, None
         return Settled(question.request, chips, name, source)
+
+    def can_do_without(self, place: str, chips: Sequence[str]) -> bool:
+        """Tell whether the job can go on without the chips of a place."""
+        left = {chip for chip in chips if chip != place and not chip.startswith(f"{place}/")}
+        return self._plan(left - self.bad()) is not None
 
     def _learn(self, members: Membership) -> None:
         """Only what was entered counts as past; what was asked for and not entered does not."""

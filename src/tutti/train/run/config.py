@@ -144,7 +144,10 @@ class MeasureConfig:
 class DrillConfig:
     """A fault that is injected for a rehearsal, once; a slow chip, from one step to another."""
 
-    fault: Literal["kill", "stop", "sleep", "spin", "exception", "slow"]
+    fault: Literal[
+        "kill", "stop", "sleep", "spin", "exception", "slow",
+        "terminate", "abort", "segfault", "file", "operation", "size", "data",
+    ]  # fmt: skip
     rank: Natural = 0
     step: Count = 1  # in which it happens
     instruction: Natural = 0  # of the rank's list
@@ -158,6 +161,7 @@ class ElasticConfig:
     """How a job goes on when ranks are lost; see docs/how-to/elastic.md."""
 
     copies: Natural = 0  # steps between copies of the state in hosts' memory; 0: none
+    partners: Natural = 0  # other hosts that get each copy, too
     min_chips: Count = 1  # with fewer it waits
     wait_s: Annotated[Seconds, AtLeast(0)] = 600.0  # for chips, then it gives up
     heartbeat_s: Annotated[Seconds, Above(0)] = 0.25
@@ -170,6 +174,11 @@ class ElasticConfig:
     drill: tuple[DrillConfig, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.partners and not self.copies:
+            raise ValueError(
+                f"'partners' is {self.partners}, but there are no copies to bring to them; give "
+                "'copies', the steps between two"
+            )
         if self.death_after_s < 2 * self.heartbeat_s:
             raise ValueError(
                 f"'death_after_s' is {self.death_after_s:g}, but a heartbeat comes every "

@@ -162,7 +162,8 @@ def run_local(
         if job.config.elastic is not None:
             for name in ("zmq", "msgspec"):
                 library(name, "elastic", "elastic")
-            from tutti.train.elastic.job import ElasticRun, check_elastic
+            from tutti.train.elastic.check_elastic import check_elastic
+            from tutti.train.elastic.job import ElasticRun
 
             check_elastic(job)
             job.save()

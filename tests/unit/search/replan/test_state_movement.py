@@ -36,7 +36,7 @@ from tutti.search.replan.replan import movement_text
 from tutti.search.replan.state_movement import movement, payback
 
 FEW = settings(max_examples=max(20, settings.default.max_examples // 4))
-STATE = 2 + 4 + 4 + 4  # bf16 parameters, fp32 master copy and two moments
+STATE = 4 + 4 + 4  # fp32 master copy and two moments
 MODEL = small_model(4)
 PER_UNIT = [sum(p.size for p in MODEL.parameters(unit)) for unit in range(MODEL.num_units)]
 
@@ -141,9 +141,9 @@ def test_sharded_state_moves_in_its_shares():
         return made
 
     found = movement(plan((1, 1)), plan((3, 1)), MODEL, cluster)
-    assert found.total_bytes == pytest.approx((STATE - 2) * sum(PER_UNIT) / 4)
+    assert found.total_bytes == pytest.approx(STATE * sum(PER_UNIT) / 4)
     found = movement(plan((3, 1)), plan((1, 1)), MODEL, cluster)
-    assert found.total_bytes == pytest.approx((STATE - 2) * sum(PER_UNIT) / 4)
+    assert found.total_bytes == pytest.approx(STATE * sum(PER_UNIT) / 4)
 
 
 def test_a_lost_node_whose_state_others_hold_needs_no_checkpoint():
@@ -195,7 +195,7 @@ def test_losing_a_shard_of_the_optimizer_loses_only_that():
     new = plan_of(change.cluster, [((0, 6), ["a/0/0"], {})])
     found = movement(old, new, MODEL, change.cluster, change.moved)
     assert found.total_bytes == found.from_checkpoint_bytes
-    assert found.total_bytes == pytest.approx((STATE - 2) * sum(PER_UNIT) / 2)
+    assert found.total_bytes == pytest.approx(STATE * sum(PER_UNIT) / 2)
 
 
 def test_tied_tables_are_one_table():
@@ -221,10 +221,8 @@ def test_tied_tables_are_one_table():
     found = movement(both, apart, model, cluster)
     first = sum(p.size for unit in range(3) for p in model.parameters(unit))
     assert found.total_bytes == STATE * first  # chip 0 keeps the table and the last norm
-    # back again: the copy has the table, but only its owner has the optimizer's state of it
-    table = 256 * 64
-    back = movement(apart, both, model, cluster).total_bytes
-    assert back == STATE * first - 2 * table
+    # back again: the table comes from its owner, and with it the optimizer's state of it
+    assert movement(apart, both, model, cluster).total_bytes == STATE * first
 
 
 def test_a_plan_for_another_cluster_is_refused():
@@ -313,6 +311,8 @@ def test_what_moves_is_bounded_and_adds_up(case):
     assert there.from_checkpoint_bytes == 0  # nothing was lost
     assert sum(there.by_pool.values()) == pytest.approx(there.total_bytes)
     assert there.busiest_chip_bytes <= there.total_bytes * (1 + 1e-9)
+    if tied_apart(old) or tied_apart(new):
+        return  # a copy of a tied table always comes from its owner
     # What both plans have in common is the same both ways.
     assert needed.total_bytes - there.total_bytes == pytest.approx(
         held.total_bytes - back.total_bytes, abs=1e-3
@@ -345,10 +345,9 @@ def test_holders_and_shares_are_those_of_the_cost_model(case):
     for p, s, stage in plan.stages():
         for unit in (u for a, b in stage.units for u in range(a, b)):
             for kind in ParameterClass:
-                level = elements.bucket(unit).level(kind)
                 held, trained, kept, copied, _ = elements.of((p, s), unit, kind)
-                shards = held - trained + kept if level == 3 else held
-                expected += 2 * shards.sum() + 12 * (kept - copied).sum()
+                expected += 2 * (held - trained).sum() + 12 * (kept - copied).sum()
+                expected += 4 * copied.sum()
     found = movement(plan, plan, model, cluster, moved={})
     assert found.total_bytes == pytest.approx(expected)
     assert found.from_checkpoint_bytes == pytest.approx(found.total_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from tests.support.train_job import write_job
 from tutti.errors import InputError
-from tutti.train.elastic.job import check_elastic
+from tutti.train.elastic.check_elastic import check_elastic
+from tutti.train.elastic.copy_price import check_memory, copy_price
 from tutti.train.run.config import TrainConfig, with_changes
 from tutti.train.run.planning import Job, prepare
 
@@ -43,3 +45,29 @@ def test_an_unknown_key_and_an_unknown_fault_are_named(folder: Path) -> None:
         job(folder, elastic={"copy": 1})
     with pytest.raises(InputError, match="kill"):
         job(folder, elastic={"drill": [{"fault": "kil"}]})
+
+
+def test_partners_need_copies_and_other_hosts(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"'partners' is 1, but there are no copies"):
+        job(folder, elastic={"partners": 1})
+    with pytest.raises(InputError, match=r"elastic.partners is 1, .* on 1 host \(without"):
+        check_elastic(job(folder, elastic={"copies": 1, "partners": 1}))
+    listening = {"copies": 1, "partners": 1, "listen": "127.0.0.1:29400"}
+    with pytest.raises(InputError, match=r"elastic.partners is 1, but the plan's chips are on 1"):
+        check_elastic(job(folder, elastic=listening))
+
+
+def test_copies_that_no_host_has_the_memory_for(folder: Path) -> None:
+    price = copy_price(job(folder, elastic={"copies": 2}))
+    numbers = sum(p.size for u in range(6) for p in job(folder).spec.parameters(u))
+    assert price.copied_bytes == 12 * numbers  # both stages are on one node
+    assert price.memory_bytes == 2 * price.copied_bytes
+    assert price.place == "fast/0"
+    assert "to the host's memory, beside 2 steps of" in price.words(2)
+    check_memory(price)
+    less = replace(price, host_bytes=price.memory_bytes - 1)
+    with pytest.raises(InputError, match=r"host fast/0 would keep .* of copies, but has"):
+        check_memory(less)
+    slow = replace(price, to_partners_s=price.between_s + 1.0)
+    assert slow.pause_s == pytest.approx(1.0 + price.to_host_s)
+    assert "to partners" in slow.words(2)

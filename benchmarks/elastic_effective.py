@@ -1,0 +1,127 @@
+"""Effective training time under random deaths: steps that were kept, times what one takes, ÷ wall.
+
+    python benchmarks/elastic_effective.py [--minutes 10] [--every 60] [--hangs 0.2] [--seed 0]
+
+A tiny model on emulated chips of this machine, copies after every step. Every `--every` seconds on
+average (at random) a random rank is killed by SIGKILL, or, with the chance of `--hangs`, stopped by
+SIGSTOP. An undisturbed elastic run of a few steps comes first: its median step is what one takes.
+Chips share this machine's cores, so other work on it counts against the figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.elastic_faults import run, write_job
+from tutti.elastic.agent_settings import IN_MEMORY
+from tutti.elastic.journal import read_journal
+from tutti.elastic.rank_processes import is_alive
+from tutti.errors import InputError
+from tutti.observe.folder import METRICS
+from tutti.observe.pulse import Activity, PulseReader
+from tutti.train.elastic.job import JOB_FILE
+
+CALIBRATED = 20  # steps of the undisturbed run
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Return the steps that a run has kept so far."""
+    path = folder / METRICS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def running(folder: Path) -> list[int]:
+    """Return the process ids of the ranks that train."""
+    name = (folder / JOB_FILE).read_text(encoding="ascii").strip()
+    found = []
+    for pulse in Path("/dev/shm").glob(f"{IN_MEMORY}{name}-*/pulse-*"):
+        with contextlib.suppress(InputError, OSError):
+            reading = PulseReader(pulse).read()
+            trains = reading.activity in (Activity.STEP, Activity.WAITING, Activity.BETWEEN)
+            if trains and is_alive(reading.process):
+                found.append(reading.process)
+    return found
+
+
+class Reaper:
+    """Ends ranks of a run at random; then the run."""
+
+    def __init__(self, folder: Path, given: argparse.Namespace) -> None:
+        self.folder, self.given = folder, given
+        self.chance = random.Random(given.seed)
+        self.deaths, self.hangs = 0, 0
+        self.span: tuple[float, float] = (0.0, 0.0)
+        self.steps = (0, 0)
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.thread.start()
+
+    def work(self) -> None:
+        """Wait for the first steps, then do what the run is to survive."""
+        while len(records(self.folder)) < 3:
+            time.sleep(0.05)
+        begin, first = time.monotonic(), len(records(self.folder))
+        end = begin + 60 * self.given.minutes
+        due = begin + self.chance.expovariate(1 / self.given.every)
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            if time.monotonic() >= due:
+                due = time.monotonic() + self.chance.expovariate(1 / self.given.every)
+                self.strike()
+        self.span = (begin, time.monotonic())
+        self.steps = (first, len(records(self.folder)))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def strike(self) -> None:
+        """End or stop a rank that trains."""
+        there = running(self.folder)
+        if not there:  # all are on their way into a generation: that counts as one more at once
+            return
+        hang = self.chance.random() < self.given.hangs
+        os.kill(self.chance.choice(there), signal.SIGSTOP if hang else signal.SIGKILL)
+        self.hangs += hang
+        self.deaths += not hang
+
+
+def main() -> None:
+    """Run, and print the figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--every", type=float, default=60.0, help="seconds between deaths, mean")
+    parser.add_argument("--hangs", type=float, default=0.0, help="share of deaths that are hangs")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_job(folder, given.ranks)
+        elastic = {"copies": 1, "replan": "never"}
+        run(folder, "calm", steps=CALIBRATED, elastic=elastic)
+        calm = [float(record["seconds"]) for record in records(folder / "calm")]
+        step_s = statistics.median(calm[3:])
+        reaper = Reaper(folder / "run", given)
+        run(folder, "run", steps=1_000_000, elastic=elastic)
+        reaper.thread.join()
+        generations = [e for e in read_journal(folder / "run") if e.phase == "entering"]
+    wall = reaper.span[1] - reaper.span[0]
+    kept = reaper.steps[1] - reaper.steps[0]
+    share = kept * step_s / wall
+    print(
+        f"{reaper.deaths} deaths, {reaper.hangs} hangs in {wall:.0f} s; {len(generations)} "
+        f"generations; {kept} steps kept of {step_s * 1e3:.0f} ms each: {share:.1%} of the time"
+    )
+
+
+if __name__ == "__main__":
+    main()

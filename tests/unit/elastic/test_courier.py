@@ -1,0 +1,142 @@
+"""Copies that go to partners: who they are, what arrives, and what does not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tutti.elastic import courier
+from tutti.elastic.courier import ARRIVED, PART_BYTES, Courier, kept_copies, partners_of
+from tutti.elastic.messages import Order, Seat
+
+KEY = b"a key of the job"
+HOSTS = ("a.1/0", "a.1/1")
+
+
+def test_partners_are_far_apart_and_never_oneself() -> None:
+    hosts = [f"a/{n}" for n in range(4)] + [f"b/{n}" for n in range(4)]
+    for host in hosts:
+        (first,) = partners_of(host, hosts, 1)
+        assert first[0] != host[0]  # of the other pool
+        assert len({host, *partners_of(host, hosts, 3)}) == 4
+    assert partners_of("a/0", ["a/0"], 2) == ()
+    assert partners_of("a/0", ["a/0", "a/1"], 5) == ("a/1",)
+
+
+@pytest.fixture
+def couriers(tmp_path: Path) -> Iterator[dict[str, Courier]]:
+    made = {}
+    for host in HOSTS:
+        memory = folder(tmp_path, host)
+        memory.mkdir()
+        made[host] = Courier(
+            job="job", host=host, key=KEY, memory=memory, near="tcp://127.0.0.1:1", partners=1,
+            changed=lambda _kept: None,
+        )  # fmt: skip
+    yield made
+    for one in made.values():
+        one.close()
+
+
+def folder(tmp_path: Path, host: str) -> Path:
+    return tmp_path / host.replace("/", "-")
+
+
+def entering(couriers: dict[str, Courier], generation: int = 1) -> Order:
+    seats = tuple(
+        Seat(rank=rank, chip=f"{host}/0", host=host, process=1) for rank, host in enumerate(HOSTS)
+    )
+    addresses = tuple((host, one.address) for host, one in couriers.items())
+    return Order(
+        job="job", number=1, generation=generation, kind="enter", seats=seats, couriers=addresses
+    )
+
+
+def write_copy(memory: Path, chip: str, step: int, data: bytes, generation: int = 1) -> Path:
+    path = memory / f"copy-{chip.replace('/', '-')}-{step % 3}"
+    path.write_bytes(data)
+    label = path.with_name(f"{path.name}.json")
+    words = {"chip": chip, "generation": generation, "facts": {"progress": {"step": step}}}
+    label.write_text(json.dumps(words), encoding="utf-8")
+    return label
+
+
+def until(what: Callable[[], object]) -> None:
+    limit = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+def test_a_copy_arrives_whole_and_is_marked(couriers: dict[str, Courier], tmp_path: Path) -> None:
+    here, there = (folder(tmp_path, host) for host in HOSTS)
+    data = bytes(range(256)) * (PART_BYTES // 256) + b"the end"
+    label = write_copy(here, "a.1/0/0", 7, data)
+    for one in couriers.values():
+        one.follow(entering(couriers))
+    until(label.with_suffix(ARRIVED).is_file)
+    assert label.with_suffix(ARRIVED).read_text() == "1 7\n"
+    assert kept_copies(there) == (("a.1/0/0", 1, 7),)
+    assert (there / "partner-a.1-0-0-1").read_bytes() == data
+    write_copy(here, "a.1/0/0", 10, b"shorter")  # over it
+    until(lambda: kept_copies(there) == (("a.1/0/0", 1, 10),))
+    assert (there / "partner-a.1-0-0-1").read_bytes() == b"shorter"
+
+
+def test_copies_of_another_generation_stay_where_they_are(
+    couriers: dict[str, Courier], tmp_path: Path
+) -> None:
+    here, there = (folder(tmp_path, host) for host in HOSTS)
+    write_copy(here, "a.1/0/0", 7, b"old", generation=1)
+    label = write_copy(here, "a.1/0/0", 8, b"new", generation=2)
+    for one in couriers.values():
+        one.follow(entering(couriers, generation=2))
+    until(label.with_suffix(ARRIVED).is_file)
+    assert kept_copies(there) == (("a.1/0/0", 2, 8),)
+
+
+def test_a_copy_that_is_written_over_meanwhile_gets_no_label(
+    couriers: dict[str, Courier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (folder(tmp_path, host) for host in HOSTS)
+    label = write_copy(here, "a.1/0/0", 7, b"x" * (2 * PART_BYTES))
+    real, sent = Courier._send, list[int]()
+
+    def send(self: Courier, *words: object) -> bool:
+        label.unlink(missing_ok=True)  # as a rank does before it writes
+        sent.append(1)
+        return real(self, *words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Courier, "_send", send)
+    for one in couriers.values():
+        one.follow(entering(couriers))
+    until(lambda: sent)
+    until((there / "partner-a.1-0-0-1").is_file)
+    assert kept_copies(there) == ()
+    assert not label.with_suffix(ARRIVED).exists()
+
+
+def test_a_stranger_brings_nothing(
+    couriers: dict[str, Courier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (folder(tmp_path, host) for host in HOSTS)
+    label = write_copy(here, "a.1/0/0", 7, b"x")
+    couriers["a.1/1"]._key = b"another"
+    real, answers = Courier._heard, list[bool]()
+
+    def heard(self: Courier, *words: object) -> bool:
+        answers.append(real(self, *words))  # type: ignore[arg-type]
+        return answers[-1]
+
+    monkeypatch.setattr(Courier, "_heard", heard)
+    monkeypatch.setattr(courier, "_ANSWER_S", 0.2)
+    for one in couriers.values():
+        one.follow(entering(couriers))
+    until(lambda: answers)
+    assert not any(answers)
+    assert not label.with_suffix(ARRIVED).exists()
+    assert kept_copies(there) == ()
