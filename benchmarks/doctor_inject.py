@@ -92,7 +92,7 @@ FAULTS: dict[str, tuple[str, int | None, str, dict[str, str]]] = {
     "late rank": ("undetermined", 1, "if rank == 1: time.sleep(12)", {}),
     "skipped collective": ("undetermined", 2, "if rank != 2: dist.all_reduce(x)\nelse: time.sleep(12)", {}),
     "silent end": ("undetermined", 1, "if rank == 1: os._exit(3)", {}),
-    "stopped": ("undetermined", 2, "if rank == 2: os.kill(os.getpid(), signal.SIGSTOP)", {}),
+    "stopped": ("undetermined", None, "if rank == 2: os.kill(os.getpid(), signal.SIGSTOP)", {}),
     "no NCCL": ("configuration", None, "", {"BACKEND": "nccl"}),
     "no such backend": ("configuration", None, "", {"BACKEND": "ucc"}),
     "unknown host": ("configuration", None, "", {"MASTER_ADDR": "head-node.invalid"}),

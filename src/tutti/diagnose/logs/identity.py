@@ -38,16 +38,18 @@ _RANK = [
 _LOCAL = re.compile(r"^\[default(\d+)\]:")  # torchrun --tee
 _NOT_A_RANK = re.compile(r"remote rank|local[_ ]rank|peer rank|num_?ranks|nranks", re.IGNORECASE)
 _NAME = r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]"
+_NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]*[A-Za-z0-9]"  # of a syslog, where only a name can stand
 _SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S+"
 _HOST = [
     re.compile(p)
     for p in (
         rf"^({_NAME}):\d+:\d+ \[",  # NCCL's host:pid:tid [device]
         rf"\bhost\s*[:=]\s*({_NAME})",
-        rf"^(?:{_SYSLOG}) ({_NAME}|\d+\.\d+\.\d+\.\d+) [\w./()-]+(?:\[\d+\])?:",
+        rf"^(?:{_SYSLOG}) ({_NODE}) [\w./()-]+(?:\[\d+\])?:",
         rf"\bsrun: error: ({_NAME}): task",
         rf"\bON ({_NAME}) CANCELLED",
         r"\bip=(\d+\.\d+\.\d+\.\d+)",
+        r"\bWorker IP address: (\d+\.\d+\.\d+\.\d+)",  # Ray
     )
 ]
 _MAYBE_HOST = [
