@@ -98,6 +98,18 @@ FAULTS: dict[str, tuple[str, int | None, str, dict[str, str]]] = {
     "unknown host": ("configuration", None, "", {"MASTER_ADDR": "head-node.invalid"}),
     "port taken": ("configuration", None, "", {"PORT_TAKEN": "1"}),
 }  # fmt: skip
+UNDER_TORCHRUN: dict[str, tuple[str, int | None, str, dict[str, str]]] = {
+    "torchrun: list index": ("software", 2, "if rank == 2: [][3]", {}),
+    "torchrun: shapes": ("software", 0, "if rank == 0: x.view(3, 5)", {}),
+    "torchrun: full disk": ("storage", 1, "if rank == 1: torch.save(x, '/dev/full')", {}),
+    "torchrun: killed": ("host", 1, "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)", {}),
+    "torchrun: native crash": ("software", 2, "if rank == 2: ctypes.string_at(0)", {}),
+    "torchrun: no memory": ("host", 0, "if rank == 0: torch.empty(1 << 50)", {}),
+    "torchrun: no such file": ("configuration", 1, "if rank == 1: open(out + '/train.bin')", {}),
+    "torchrun: silent end": ("undetermined", 2, "if rank == 2: os._exit(3)", {}),
+    "torchrun: late rank": ("undetermined", 1, "if rank == 1: time.sleep(12)", {}),
+}  # fmt: skip
+FAULTS |= UNDER_TORCHRUN
 _HERE = re.compile(r"/[\w./+-]*?/(?=site-packages|dist-packages|script\.py)")
 
 
@@ -113,6 +125,8 @@ def injected(name: str, folder: Path) -> str:
     _, _, code, extra = FAULTS[name]
     script = folder / "script.py"
     script.write_text(SCRIPT.replace("FAULT\n", code + "\n"))
+    if name in UNDER_TORCHRUN:
+        return _cleaned(_by_torchrun(script, folder), folder)
     port = free_port()
     taken = socket.socket()
     if extra.get("PORT_TAKEN"):
@@ -142,7 +156,26 @@ def injected(name: str, folder: Path) -> str:
         ) else ""  # fmt: skip
         parts.append(text)
     taken.close()
-    return _HERE.sub("", "".join(parts)).replace(str(folder), "/job")
+    return _cleaned("".join(parts), folder)
+
+
+def _by_torchrun(script: Path, folder: Path) -> str:
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        f"--nproc-per-node={RANKS}", str(script),
+    ]  # fmt: skip
+    environment = {**os.environ, "FAULT_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        command, env=environment, text=True, timeout=90, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder,
+    )  # fmt: skip
+    return ended.stdout
+
+
+def _cleaned(text: str, folder: Path) -> str:
+    """Return lines without this machine's paths and name."""
+    text = _HERE.sub("", text).replace(str(folder), "/job")
+    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "worker-17", text)
 
 
 def shortened(text: str) -> str:

@@ -47,6 +47,9 @@ _HOST = [
         rf"\bhost\s*[:=]\s*({_NAME})",
         rf"^(?:{_SYSLOG}) ({_NODE}) [\w./()-]+(?:\[\d+\])?:",
         rf"\bsrun: error: ({_NAME}): task",
+        rf"^\[({_NAME}):\d+ ?:\d+:\d+\]",  # UCX
+        rf"\bwith PID \d+ on node ({_NODE})\b",  # Open MPI
+        r"^\s+ip: (\d+\.\d+\.\d+\.\d+)",  # Ray, of an actor that died
         rf"\bON ({_NAME}) CANCELLED",
         r"\bip=(\d+\.\d+\.\d+\.\d+)",
         r"\bWorker IP address: (\d+\.\d+\.\d+\.\d+)",  # Ray
