@@ -1,4 +1,4 @@
-"""Logs of faults that are really injected into runs of three gloo ranks, as cases for `doctor_logs.py`.
+"""Logs of faults that are injected into runs of three gloo ranks: cases for `doctor_logs.py`.
 
     python benchmarks/doctor_inject.py [FAULT...] -o benchmarks/doctor_cases/injected.yaml
 
@@ -42,29 +42,29 @@ FAULTS: dict[str, tuple[str, int | None, str, dict[str, str]]] = {
     "two backwards": (
         "software",
         1,
-        "w = torch.ones(2, requires_grad=True)\nif rank == 1:\n    y = (w * w).sum(); y.backward(); y.backward()",
+        "w = torch.ones(2, requires_grad=True)\nif rank == 1:\n    y = (w * w).sum(); y.backward(); y.backward()",  # noqa: E501
         {},
     ),
     "in place": (
         "software",
         0,
-        "w = torch.ones(2, requires_grad=True)\nif rank == 0:\n    e = w.exp(); e.mul_(2); e.sum().backward()",
+        "w = torch.ones(2, requires_grad=True)\nif rank == 0:\n    e = w.exp(); e.mul_(2); e.sum().backward()",  # noqa: E501
         {},
     ),
     "nan": (
         "software",
         2,
-        "torch.autograd.set_detect_anomaly(True)\nw = torch.zeros(2, requires_grad=True)\nif rank == 2: (w.sqrt() * 0).sum().backward()",
+        "torch.autograd.set_detect_anomaly(True)\nw = torch.zeros(2, requires_grad=True)\nif rank == 2: (w.sqrt() * 0).sum().backward()",  # noqa: E501
         {},
     ),
     "native crash": ("software", 1, "if rank == 1: ctypes.string_at(0)", {}),
     "assertion": ("software", 2, "if rank == 2: assert x.sum() == 0, 'sums differ'", {}),
     "full device": ("storage", 2, "if rank == 2: torch.save(x, '/dev/full')", {}),
-    "full disk": ("storage", 0, "if rank == 0: open('/dev/full', 'wb', buffering=0).write(b'x')", {}),
+    "full disk": ("storage", 0, "if rank == 0: open('/dev/full', 'wb', buffering=0).write(b'x')", {}),  # noqa: E501
     "torn checkpoint": (
         "storage",
         1,
-        "if rank == 1:\n    p = out + '/model.pt'; torch.save(x, p)\n    b = open(p, 'rb').read(); open(p, 'wb').write(b[: len(b) // 2]); torch.load(p)",
+        "if rank == 1:\n    p = out + '/model.pt'; torch.save(x, p)\n    b = open(p, 'rb').read(); open(p, 'wb').write(b[: len(b) // 2]); torch.load(p)",  # noqa: E501
         {},
     ),
     "empty checkpoint": (
@@ -73,24 +73,24 @@ FAULTS: dict[str, tuple[str, int | None, str, dict[str, str]]] = {
         "if rank == 2:\n    p = out + '/model.pt'; open(p, 'wb').close(); torch.load(p)",
         {},
     ),
-    "no such checkpoint": ("configuration", 0, "if rank == 0: torch.load(out + '/iter_0000100/model.pt')", {}),
+    "no such checkpoint": ("configuration", 0, "if rank == 0: torch.load(out + '/iter_0000100/model.pt')", {}),  # noqa: E501
     "no such module": ("configuration", 1, "if rank == 1: import transformer_engine_torch", {}),
     "open files": (
         "configuration",
         1,
-        "if rank == 1:\n    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n    kept = [open('/dev/null') for _ in range(99)]",
+        "if rank == 1:\n    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n    kept = [open('/dev/null') for _ in range(99)]",  # noqa: E501
         {},
     ),
     "no CUDA": ("configuration", 0, "if rank == 0: x.cuda()", {}),
     "no memory": (
         "host",
         2,
-        "if rank == 2:\n    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n    kept = bytearray(1 << 32)",
+        "if rank == 2:\n    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n    kept = bytearray(1 << 32)",  # noqa: E501
         {},
     ),
     "no memory for a tensor": ("host", 1, "if rank == 1: torch.empty(1 << 50)", {}),
     "late rank": ("undetermined", 1, "if rank == 1: time.sleep(12)", {}),
-    "skipped collective": ("undetermined", 2, "if rank != 2: dist.all_reduce(x)\nelse: time.sleep(12)", {}),
+    "skipped collective": ("undetermined", 2, "if rank != 2: dist.all_reduce(x)\nelse: time.sleep(12)", {}),  # noqa: E501
     "silent end": ("undetermined", 1, "if rank == 1: os._exit(3)", {}),
     "stopped": ("undetermined", None, "if rank == 2: os.kill(os.getpid(), signal.SIGSTOP)", {}),
     "no NCCL": ("configuration", None, "", {"BACKEND": "nccl"}),
@@ -130,11 +130,12 @@ def injected(name: str, folder: Path) -> str:
     port = free_port()
     taken = socket.socket()
     if extra.get("PORT_TAKEN"):
-        taken.bind(("0.0.0.0", port))  # noqa: S104: nobody else may listen there
+        taken.bind(("0.0.0.0", port))
         taken.listen()
     common = {
-        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "FAULT_DIR": str(folder),
-        "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **extra,
+        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "FAULT_DIR": str(folder), "WORLD_SIZE": str(RANKS),
+        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **extra,
     }  # fmt: skip
     ranks = [
         subprocess.Popen(
@@ -174,7 +175,8 @@ def _by_torchrun(script: Path, folder: Path) -> str:
 
 def _cleaned(text: str, folder: Path) -> str:
     """Return lines without this machine's paths and name."""
-    text = _HERE.sub("", text).replace(str(folder), "/job")
+    text = text.replace(sys.executable, "python").replace(str(folder), "/job")
+    text = _HERE.sub("", text)
     return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "worker-17", text)
 
 
@@ -182,9 +184,9 @@ def shortened(text: str) -> str:
     """Return the lines that are not frames of a trace."""
     kept = [
         line.rstrip() for line in text.splitlines()
-        if line.strip() and not re.search(r"frame #|^(?:\[rank\d\]:)?\s{3,}\S", line)
+        if line.strip() and not re.search(r"frame #|^(?:\[rank\d\]:)?\s{3,}\S|^\s+File |^[=-]{9,}", line)
     ]  # fmt: skip
-    return "\n".join(kept[:40]) + "\n"
+    return "\n".join(kept[:60]) + "\n"
 
 
 def written(case: dict[str, object]) -> str:

@@ -194,7 +194,10 @@ def gigabyte() -> None:
     """Time the doctor on 1 GB of a training log with a fault in it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rank_0.log"
-        line = "[2026-01-02 03:04:05] iteration {:>8}/ 900000 | elapsed time per iteration (ms): 812.4 | lm loss: 2.1 | grad norm: 0.9 | timeout: none\n"
+        line = (
+            "[2026-01-02 03:04:05] iteration {:>8}/ 900000 | elapsed time per iteration (ms): 812.4"
+            " | lm loss: 2.1 | grad norm: 0.9 | timeout: none\n"
+        )
         block = "".join(line.format(i) for i in range(20_000)).encode()
         with path.open("wb") as out:
             while out.tell() < 1 << 30:
@@ -232,8 +235,8 @@ def main() -> None:
                 if case.component != finding.component.value or not told_rightly(case, finding):
                     print(
                         f"- {case.source}\n    {case.component} {case.rank} {case.host}; said "
-                        f"{finding.component.value} {finding.confidence:.2f} {finding.where.words()}"
-                        f": {finding.cause}"
+                        f"{finding.component.value} {finding.confidence:.2f} "
+                        f"{finding.where.words()}: {finding.cause}"
                     )
     if arguments.output is not None:
         arguments.output.write_text(json.dumps({k: asdict(v) for k, v in scores.items()}, indent=1))
