@@ -110,6 +110,7 @@ UNDER_TORCHRUN: dict[str, tuple[str, int | None, str, dict[str, str]]] = {
     "torchrun: late rank": ("undetermined", 1, "if rank == 1: time.sleep(12)", {}),
 }  # fmt: skip
 FAULTS |= UNDER_TORCHRUN
+_FRAMES = re.compile(r"frame #|^(?:\[rank\d\]:)?\s{3,}\S|^\s+File |^[=-]{9,}")
 _HERE = re.compile(r"/[\w./+-]*?/(?=site-packages|dist-packages|script\.py)")
 
 
@@ -184,7 +185,7 @@ def shortened(text: str) -> str:
     """Return the lines that are not frames of a trace."""
     kept = [
         line.rstrip() for line in text.splitlines()
-        if line.strip() and not re.search(r"frame #|^(?:\[rank\d\]:)?\s{3,}\S|^\s+File |^[=-]{9,}", line)
+        if line.strip() and not _FRAMES.search(line)
     ]  # fmt: skip
     return "\n".join(kept[:60]) + "\n"
 

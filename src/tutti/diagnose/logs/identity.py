@@ -82,7 +82,13 @@ _DEVICE = [
     )
 ]
 _TIMES = (
-    (re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _-](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"), "ymd"),
+    (
+        re.compile(
+            r"(\d{4})[-/](\d\d)[-/](\d\d)[T _-](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"
+            r" ?([+-]\d\d:?\d\d\b)?"
+        ),
+        "ymd",
+    ),
     (re.compile(r"\[[EWIF](\d{3,4}) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"), "glog"),
     (re.compile(r"\b([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d)"), "syslog"),
     (re.compile(r"(\d\d)/(\d\d)/(\d{4})[ ,]+(\d\d):(\d\d):(\d\d)"), "mdy"),
@@ -175,7 +181,7 @@ def _seconds(match: re.Match[str], form: str) -> float:
     if form == "ymd":
         year, month, day = (int(x) for x in part[:3])
         clock = [int(x) for x in part[3:6]]
-        fraction = float(f"0.{part[6]}") if part[6] else 0.0
+        fraction = (float(f"0.{part[6]}") if part[6] else 0.0) - _ahead_s(part[7])
     elif form == "glog":
         year, month, day = _THIS_YEAR, int(part[0][:-2]), int(part[0][-2:])
         clock = [int(x) for x in part[1:4]]
@@ -189,3 +195,12 @@ def _seconds(match: re.Match[str], form: str) -> float:
     hour, minute, second = clock
     moment = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
     return moment.timestamp() + fraction
+
+
+def _ahead_s(zone: str | None) -> float:
+    """Return by how much a zone is ahead of UTC: "+08:00", "-0530"."""
+    if not zone:
+        return 0.0
+    digits = zone.replace(":", "")
+    minutes = 60 * int(digits[1:3]) + int(digits[3:5])
+    return 60.0 * (minutes if zone[0] == "+" else -minutes)
