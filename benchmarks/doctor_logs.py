@@ -107,6 +107,11 @@ def answered(case: Case, folder: Path) -> Finding:
     return diagnose(collect([path], own_catalog()))
 
 
+def said(finding: Finding) -> str:
+    """Return the component that an answer names; to call a failure healthy is wrong, too."""
+    return "healthy" if finding.healthy else finding.component.value
+
+
 def by_keywords(text: str) -> str:
     """Return the component whose words most lines have."""
     counts = Counter(
@@ -130,7 +135,7 @@ def told_rightly(case: Case, finding: Finding) -> bool:
 
 def score(of: Sequence[tuple[Case, Finding]]) -> Score:
     """Return how well cases were answered."""
-    right = [case.component == finding.component.value for case, finding in of]
+    right = [case.component == said(finding) for case, finding in of]
     named = [
         (ok, finding.confidence)
         for ok, (_, finding) in zip(right, of, strict=True)
@@ -149,7 +154,7 @@ def score(of: Sequence[tuple[Case, Finding]]) -> Score:
         named_right=sum(ok for ok, _ in named),
         mean_confidence=sum(c for _, c in named) / max(1, len(named)),
         symptoms=len(symptoms),
-        symptoms_undetermined=sum(f.component is Component.UNDETERMINED for f in symptoms),
+        symptoms_undetermined=sum(said(f) == "undetermined" for f in symptoms),
         told=len(told),
         told_right=sum(told),
     )
@@ -232,7 +237,7 @@ def main() -> None:
             print_score(f"{name} part", scores[name])
             print_bins(of)
             for case, finding in of if arguments.misses else []:
-                if case.component != finding.component.value or not told_rightly(case, finding):
+                if case.component != said(finding) or not told_rightly(case, finding):
                     print(
                         f"- {case.source}\n    {case.component} {case.rank} {case.host}; said "
                         f"{finding.component.value} {finding.confidence:.2f} "

@@ -1,4 +1,4 @@
-"""Weights & Biases, MLflow and Trackio as sinks, with stand-ins that have the parts of their API we call."""
+"""Trackers of experiments as sinks, with stand-ins that have the parts of their API we call."""
 
 from __future__ import annotations
 
