@@ -56,7 +56,7 @@ class Prometheus:
             ) from None
         self._server.daemon_threads = True
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="figures", daemon=True
+            target=self._server.serve_forever, args=(0.1,), name="figures", daemon=True
         )
         self._thread.start()
 

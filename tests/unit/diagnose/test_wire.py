@@ -82,7 +82,7 @@ def answering(body: bytes, status: int = 200, now: str = "1") -> Iterator[int]:
             return
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server.server_address[1]
     server.shutdown()
