@@ -6,10 +6,15 @@ Of steps and pools, and of every rank with its pool and node; Prometheus adds it
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
+from http.server import ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from tutti.errors import InputError
+from tutti.observe import evidence
 from tutti.observe.figures import FIGURES
 from tutti.observe.rank_series import RANK_FIELDS
 from tutti.observe.record import RankTimes, StepRecord
@@ -22,9 +27,14 @@ class Prometheus:
     """Serves the newest figures."""
 
     def __init__(
-        self, port: int, address: str = "127.0.0.1", *, places: Sequence[tuple[str, int]] = ()
+        self,
+        port: int,
+        address: str = "127.0.0.1",
+        *,
+        places: Sequence[tuple[str, int]] = (),
+        folder: Path | None = None,
     ) -> None:
-        """Listen; `places` are pool and node of every rank."""
+        """Listen; `places` are pool and node of every rank, `folder` is the run's."""
         try:
             import prometheus_client
         except ImportError:
@@ -37,13 +47,18 @@ class Prometheus:
         self._metrics: dict[str, Any] = {}
         self._places = places[:MOST_RANKS]
         try:
-            self._server, self._thread = prometheus_client.start_http_server(
-                port, address, registry=self._registry
+            self._server = ThreadingHTTPServer(
+                (address, port), _handler(prometheus_client, self._registry, folder)
             )
         except OSError as error:
             raise InputError(
                 f"measure.prometheus_port: {port} cannot be listened on ({error.strerror})"
             ) from None
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="figures", daemon=True
+        )
+        self._thread.start()
 
     def _metric(self, figure: StepFigure, labels: tuple[str, ...]) -> Any:
         if figure.name not in self._metrics:
@@ -92,3 +107,24 @@ class Prometheus:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _handler(client: Any, registry: Any, folder: Path | None) -> Any:
+    """Return what answers: the figures, and beside them the evidence in the run's folder."""
+    figures: Any = client.MetricsHandler.factory(registry)
+
+    class Handler(figures):  # type: ignore[misc]
+        def do_GET(self) -> None:  # noqa: N802 (its base calls it so)
+            """Answer a request."""
+            if self.path.partition("?")[0] != evidence.PATH or folder is None:
+                super().do_GET()
+                return
+            data = evidence.packed_evidence(folder)
+            self.send_response(200)
+            self.send_header("Content-Type", "application/zip")
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header(evidence.NOW, str(time.time_ns()))
+            self.end_headers()
+            self.wfile.write(data)
+
+    return Handler

@@ -31,6 +31,7 @@ _HEAD = struct.Struct("<8sIIIIqQIQ")  # magic, version, rank, world, events, clo
 _ALIVE = struct.Struct("<Q")
 _HOST_BYTES = 64
 _AT_ALIVE = _HEAD.size - _ALIVE.size
+_EVENTS_FIELD, _AT_EVENTS = struct.Struct("<I"), 20  # in the head
 _EVENT = struct.Struct("<QQIiQQ")  # number, monotonic ns, step, instruction, kind, number
 _pack, _clock = _EVENT.pack_into, time.monotonic_ns
 _MOST_NAMES = 64 << 20
@@ -170,6 +171,22 @@ def read_ring(path: Path) -> RingReading:
         alive_ns=alive,
         instructions=listed, events=_events(data[first : first + events * _EVENT.size]),
     )  # fmt: skip
+
+
+def shortened_ring(path: Path, events: int) -> bytes:
+    """Return a ring's file with no more than its newest events, a power of two of them."""
+    ring = read_ring(path)
+    data = path.read_bytes()
+    names = _HEAD.unpack_from(data)[7]
+    start = _HEAD.size + _HOST_BYTES
+    first = -(-(start + names) // 64) * 64
+    out = bytearray(first + events * _EVENT.size)
+    out[: start + names] = data[: start + names]
+    _EVENTS_FIELD.pack_into(out, _AT_EVENTS, events)
+    for number, moment, step, instruction, kind in ring.events[-events:]:
+        at = first + (number & (events - 1)) * _EVENT.size
+        _pack(out, at, number, moment, step, instruction, kind, number)
+    return bytes(out)
 
 
 def _events(data: bytes) -> tuple[Event, ...]:

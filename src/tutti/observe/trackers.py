@@ -1,12 +1,14 @@
-"""Figures for experiment trackers: Weights & Biases and MLflow, imported only where asked for.
+"""Figures for experiment trackers: Weights & Biases, MLflow, Trackio, imported where asked for.
 
-Both work offline: the one keeps runs in a folder that `wandb sync` sends later, the other in a
+All work offline: the first keeps runs in a folder that `wandb sync` sends later, the others in a
 store beside the figures. A tracker that fails later does not end the training: it is left out.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -137,6 +139,39 @@ class MlFlow(_Tracker):
     def close(self) -> None:
         """End the run."""
         self._try(self._library.end_run)
+
+
+class Trackio(_Tracker):
+    """A run of a project of Trackio, in a store of its own in the run's folder."""
+
+    package = "trackio"
+
+    def __init__(self, folder: Path, facts: Mapping[str, object], warn: Warn) -> None:
+        # where it keeps runs is read when it is imported
+        os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").resolve()))
+        super().__init__(folder, warn)
+        self._run: Any = self._opened(
+            lambda: self._library.init(
+                project="tutti", name=folder.name, config=dict(facts), embed=False
+            )
+        )
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._try(self._run.finish)
+
+
+def trackio_sink(folder: Path, facts: Mapping[str, object]) -> Trackio:
+    """Return Trackio as a sink: the entry point `trackio` of `tutti.sinks`."""
+    return Trackio(folder, facts, warnings.warn)
+
+
+def wandb_sink(folder: Path, facts: Mapping[str, object]) -> WeightsAndBiases:
+    """Return Weights & Biases, offline, as a sink: the entry point `wandb` of `tutti.sinks`."""
+    return WeightsAndBiases("tutti", folder, facts=facts, warn=warnings.warn)
 
 
 def _said(error: Exception) -> str:

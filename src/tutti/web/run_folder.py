@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from tutti.diagnose.finding import Finding
 from tutti.diagnose.runs.folder import any_alive, diagnose_run, read_alerts
 from tutti.elastic.journal import FOLDER as ELASTIC
 from tutti.elastic.journal import LOG, read_journal
@@ -32,7 +31,15 @@ from tutti.web.lines import GrowingLines
 from tutti.web.live_step import SimulatedPlan, step_view
 from tutti.web.log_lines import logs_view
 from tutti.web.steps import Steps
-from tutti.web.watched import Document, Kept, Query, missing, span_of, whole_number
+from tutti.web.watched import (
+    Document,
+    Kept,
+    Query,
+    finding_document,
+    missing,
+    span_of,
+    whole_number,
+)
 
 _QUIET_S = 30.0  # a file that was written within is of a run that is alive
 _COSTLY_S = 5.0  # the doctor and the alerts look again so often
@@ -245,7 +252,9 @@ class RunFolder:
 
     def _doctor_view(self, query: Query) -> Document:
         del query
-        return self._kept.get("doctor", self._soon(), lambda: _finding(diagnose_run(self.folder)))
+        return self._kept.get(
+            "doctor", self._soon(), lambda: finding_document(diagnose_run(self.folder))
+        )
 
     def _logs_view(self, query: Query) -> Document:
         return logs_view(self.folder, query)
@@ -271,7 +280,3 @@ def _alert(alert: Alert) -> Document:
         "component": alert.rule.component, "begin": alert.begin, "end": alert.end,
         "host": alert.host, "figure": alert.rule.figure.partition("{")[0],
     }  # fmt: skip
-
-
-def _finding(finding: Finding) -> Document:
-    return {"finding": finding.to_document(), "where": finding.where.words()}

@@ -11,10 +11,11 @@ from collections import deque
 
 import numpy as np
 
+from tutti.diagnose.runs.wire import diagnose_address
 from tutti.errors import InputError
 from tutti.web.figures import Matrix
 from tutti.web.steps import Steps
-from tutti.web.watched import Document, Query, missing, span_of, whole_number
+from tutti.web.watched import Document, Query, finding_document, missing, span_of, whole_number
 
 _MOST_SECONDS = 7200  # that are kept
 _MOST_BYTES = 8 << 20
@@ -51,7 +52,7 @@ class ScrapedRun:
     """A run that is fetched once a second."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.name = f"{host}:{port}"
+        self.name, self._host, self._port = f"{host}:{port}", host, port
         shown = f"[{host}]" if ":" in host else host
         self._url = f"http://{shown}:{port}/metrics"
         self._lock = threading.Lock()
@@ -116,7 +117,15 @@ class ScrapedRun:
                 }  # fmt: skip
             if name == "heat":
                 return self._heat(query)
+            if name == "doctor":
+                return self._doctor()
             return missing(_NEEDS_FOLDER)
+
+    def _doctor(self) -> Document:
+        try:
+            return finding_document(diagnose_address(self._host, self._port, timeout_s=_TIMEOUT_S))
+        except InputError as error:
+            return missing(str(error))
 
     def _heat(self, query: Query) -> Document:
         names = sorted({name for _, sample in self._samples for name, pool in sample if pool})

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from tutti.diagnose.finding import Finding
 
 Document = dict[str, Any]
 Query = Mapping[str, str]
@@ -28,6 +31,11 @@ class Watched(Protocol):
 def missing(why: str) -> Document:
     """Return the document of a view that there is nothing to draw of."""
     return {"missing": why}
+
+
+def finding_document(finding: Finding) -> Document:
+    """Return the document of the doctor's answer."""
+    return {"finding": finding.to_document(), "where": finding.where.words()}
 
 
 def whole_number(query: Query, name: str, default: int) -> int:

@@ -136,6 +136,23 @@ def test_logs_as_they_lie_about(shape: str, tmp_path: Path) -> None:
     assert "\x1b" not in found.evidence[0].text
 
 
+def test_hosts_in_other_time_zones_are_put_in_order(tmp_path: Path) -> None:
+    # the second host's clock shows eight hours more; its line is a minute older
+    (tmp_path / "node1.log").write_text(
+        "2026-01-02T03:05:00+00:00 node1 trainer[7]: IndexError: list index out of range\n"
+    )
+    (tmp_path / "node2.log").write_text(
+        "2026-01-02T11:04:00+08:00 node2 trainer[7]: KeyError: 'optimizer'\n"
+    )
+    found = diagnose(collect([tmp_path], own_catalog()))
+    assert [one.host for one in found.evidence] == ["node2", "node1"]
+
+
+def test_code_in_a_line_is_shown_and_not_run(tmp_path: Path) -> None:
+    line = "RuntimeError: <script>alert(1)</script> $(touch /tmp/x) `id` uncorrectable ECC error"
+    assert answer(tmp_path, line).evidence[0].text == line
+
+
 def test_empty_and_binary(tmp_path: Path) -> None:
     assert answer(tmp_path, "").cause == "the logs are empty"
     found = answer(tmp_path, bytes(range(256)) * 64)

@@ -114,6 +114,38 @@ def test_the_part_that_grew_names_the_component(part: str, component: str) -> No
     assert "forecast" in notes[-1]
 
 
+def test_one_slow_chip_of_a_pool_shows_little_in_its_mean() -> None:
+    noise = random.Random(3)
+
+    def drawn(number: int, slow: float) -> Figure:
+        pools = {
+            name: {"compute_s": 0.8 + noise.gauss(0, 0.01) + (slow / 4 if name == "b" else 0.0),
+                   "communication_s": 0.1, "bubble_s": slow + noise.gauss(0, 0.01)}
+            for name in ("a", "b")
+        }  # fmt: skip
+        return Figure(line=number, step=number, seconds=1 + slow + noise.gauss(0, 0.01),
+                      predicted_s=1.0, pools=pools)  # fmt: skip
+
+    slow = [drawn(n, 0.5 if n > 40 else 0.0) for n in range(50)]
+    found, _ = diagnose_steps(slow, [], "metrics.jsonl")
+    assert found is not None
+    assert found.component is Component.CHIP
+    assert "some of pool 'b'" in found.cause
+
+
+def test_a_slow_rank_is_named_beside_since_when() -> None:
+    listed, times = [FORWARD], {0: 0.3, 1: 0.3, 2: 0.3, 3: 0.45}
+    rings = [
+        ring(rank, listed, [e for n in range(12) for e in step(n, n, busy)], world=4)
+        for rank, busy in times.items()
+    ]
+    slow = [1.0] * 20 + [1.4] * 20
+    found, _ = diagnose_steps(figures(slow), rings, "metrics.jsonl")
+    assert found is not None
+    assert (found.component, found.where.ranks) == (Component.CHIP, (3,))
+    assert "since step" in found.cause
+
+
 def test_no_alarm_in_healthy_steps() -> None:
     alarms = 0
     for seed in range(20):

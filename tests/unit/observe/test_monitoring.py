@@ -87,6 +87,29 @@ def test_rules_and_dashboards_name_metrics_that_exist() -> None:
         assert all(target["expr"] for target in panel["targets"])
 
 
+def test_the_dashboard_keeps_to_grafana_s_documented_model() -> None:
+    # grafana.com/docs: "Dashboard JSON model"; Grafana itself is not at hand
+    board = json.loads((EXAMPLES / "grafana.json").read_text(encoding="utf-8"))
+    assert board["title"]
+    assert len(board["uid"]) <= 40
+    assert board["schemaVersion"] >= 36
+    assert {"from", "to"} <= set(board["time"])
+    variables = {one["name"] for one in board["templating"]["list"]}
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        assert panel["type"]
+        assert panel["title"]
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {(place["x"] + i, place["y"] + j)
+                 for i in range(place["w"]) for j in range(place["h"])}  # fmt: skip
+        assert not cells & taken
+        taken |= cells
+        assert {target["refId"] for target in panel["targets"]}
+        for source in re.findall(r"\$\{?(\w+)", json.dumps(panel)):
+            assert source in variables or source.startswith("__")
+
+
 def test_the_page_of_metrics_has_every_figure_of_steps() -> None:
     page = (FOLDER / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     for f in (*STEP_FIGURES, *POOL_FIGURES):

@@ -1,8 +1,11 @@
-"""Weights & Biases and MLflow as sinks, with stand-ins that have the parts of their API we call."""
+"""Trackers of experiments as sinks, with stand-ins that have the parts of their API we call."""
 
 from __future__ import annotations
 
+import os
+import pkgutil
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 
 from tutti.errors import InputError
 from tutti.observe.record import StepRecord
-from tutti.observe.trackers import MlFlow, WeightsAndBiases
+from tutti.observe.trackers import MlFlow, WeightsAndBiases, trackio_sink, wandb_sink
 
 FACTS = {"model": "gpt2", "learning_rate": 3e-4}
 
@@ -157,3 +160,52 @@ def test_a_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(mlflow, "set_experiment", fails, raising=False)
     with pytest.raises(InputError, match=r"measure.mlflow: cannot be opened \(host:5000 refused\)"):
         MlFlow("e", tmp_path, facts={}, warn=pytest.fail)
+
+
+class Trackio(ModuleType):
+    def __init__(self) -> None:
+        super().__init__("trackio")
+        self.runs: list[Any] = []
+
+    def init(self, *, project: str, name: str, config: dict[str, object], embed: bool) -> Any:
+        run = SimpleNamespace(project=project, name=name, config=config, logged=[], finished=False)
+
+        def log(values: dict[str, float], step: int) -> None:
+            run.logged.append((step, values))
+
+        def finish() -> None:
+            run.finished = True
+
+        run.log, run.finish = log, finish
+        assert not embed
+        self.runs.append(run)
+        return run
+
+
+def test_trackio_keeps_its_store_in_the_run_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Trackio()
+    monkeypatch.setitem(sys.modules, "trackio", library)
+    monkeypatch.setenv("TRACKIO_DIR", "")
+    monkeypatch.delenv("TRACKIO_DIR")
+    sink = trackio_sink(tmp_path, FACTS)
+    sink.write(record(1))
+    sink.validation(1, 2.0)
+    sink.close()
+    run = library.runs[0]
+    assert os.environ["TRACKIO_DIR"] == str(tmp_path / "trackio")
+    assert run.config == FACTS
+    assert [step for step, _ in run.logged] == [1, 1]
+    assert run.logged[0][1]["loss"] == 2.5
+    assert run.finished
+
+
+def test_sinks_by_entry_point_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[3]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    offered = project["project"]["entry-points"]["tutti.sinks"]
+    opened = {name: pkgutil.resolve_name(place) for name, place in offered.items()}
+    assert opened == {"trackio": trackio_sink, "wandb": wandb_sink}
+    monkeypatch.setitem(sys.modules, "wandb", Wandb())
+    opened["wandb"](tmp_path, FACTS).close()

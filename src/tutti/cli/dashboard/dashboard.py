@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tutti.errors import InputError
-
 if TYPE_CHECKING:
     from tutti.web.watched import Watched
-
-_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([A-Za-z0-9.-]+)):(\d{1,5})")
 
 
 def dashboard(
@@ -67,16 +62,15 @@ def dashboard(
 
 
 def _watched(runs: list[str]) -> list[Watched]:
+    from tutti.diagnose.runs.wire import address_of
     from tutti.web.run_folder import RunFolder
     from tutti.web.scraped import ScrapedRun
 
     found: list[Watched] = []
     for text in runs:
-        address = _ADDRESS.fullmatch(text)
-        if address is not None and not Path(text).exists():
-            if not 0 < int(address[3]) < 65536:
-                raise InputError(f"{text}: ports are 1 to 65535")
-            found.append(ScrapedRun(address[1] or address[2], int(address[3])))
+        address = None if Path(text).exists() else address_of(text)
+        if address is not None:
+            found.append(ScrapedRun(*address))
             continue
         name, equals, folder = text.partition("=")
         named = bool(equals) and not Path(text).exists()

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from tutti.cli.doctor.answer import print_finding
 from tutti.cli.shared.output import Json
+from tutti.errors import InputError
 
 _HELP = ("-h", "--help")
 
@@ -108,9 +109,15 @@ def dumps(
     print_finding(diagnose_dumps(found, notes), json=json)
 
 
-@app.command()
-def run(
-    folder: Annotated[Path, typer.Argument(help="The output folder of a run, live or over.")],
+@app.command("run")
+def run_(
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="The output folder of a run, live or over, or HOST:PORT of the "
+            "measure.prometheus_port of one that lives."
+        ),
+    ],
     trace: Annotated[
         Path | None, typer.Option(help="Also write its rings as a Chrome trace.")
     ] = None,
@@ -123,7 +130,13 @@ def run(
     """Say of a run of ours who hangs, what is slow, and which steps were irregular."""
     from tutti.cli.doctor.rings import write_flight_records, write_trace
     from tutti.diagnose.runs.folder import diagnose_run
+    from tutti.diagnose.runs.wire import address_of, diagnose_address
 
+    folder, address = Path(run), address_of(run)
+    if address is not None and not folder.exists():
+        if trace is not None or flight_records is not None:
+            raise InputError(f"{run}: --trace and --flight-records need the run's folder")
+        print_finding(diagnose_address(*address), json=json)
     found = diagnose_run(folder)
     if trace is not None:
         write_trace(folder, trace)

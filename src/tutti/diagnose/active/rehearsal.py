@@ -19,7 +19,7 @@ SICK = 2  # which of the fast ones is slow
 REPEATS = 5
 
 
-class _TimedChip(EmulatedAccelerator):
+class TimedChip(EmulatedAccelerator):
     """A chip whose every pass takes the same declared time."""
 
     def __init__(self, chip: str, seconds: float) -> None:
@@ -37,7 +37,7 @@ def rehearsed(slow: float = 1.5, *, repeats: int = REPEATS) -> list[ChipReading]
     """Return the readings of eight emulated chips; one is `slow` times as slow as it should be."""
     found = []
     for number, kind in enumerate(kind for kind in PASS_S for _ in range(EACH)):
-        chip = _TimedChip(kind, PASS_S[kind] * (slow if number == SICK else 1.0))
+        chip = TimedChip(kind, PASS_S[kind] * (slow if number == SICK else 1.0))
         # all of them are this machine's processor: once is enough
         read = read_chip(chip, repeats=repeats, checks_products=number == 0)
         found.append(replace(read, name=f"host{number}/{kind} chip"))

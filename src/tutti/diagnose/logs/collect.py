@@ -23,7 +23,8 @@ _MOST_KINDS = 40_000  # of lines that are remembered one by one
 _MOST_UNKNOWN = 20_000
 _SYMPTOM = 0.6  # a symptom goes before what any exception of its type would mean
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_BLOCK_HEADS = re.compile(r"^\s*(?:host|rank)\s+: ")  # torchrun's summary of a failure
+_BLOCK_HEADS = re.compile(r"^\s*(?:host|rank)\s+: |^\s+ip: \d")  # of torchrun, of Ray
+_OF_BLOCK = re.compile(r"^\s*exitcode|^The actor (?:is dead|died) because")
 _RESTART = re.compile(
     r"restart_count=(?P<count>[1-9]\d*)|[Rr]estart(?:ing)? worker group|DUE TO JOB REQUEUE|"
     r"Starting elastic_operator with launch configs|Rendezvous'?ing worker group|"
@@ -96,8 +97,9 @@ class _Reader:
             self.block = Identity(
                 rank=who.rank if "rank" in text[:12] else None, host=who.host or self.block.host
             )
-        elif text.lstrip().startswith("exitcode") and self.block.rank is not None:
-            who = Identity(self.block.rank, self.block.host or who.host, who.device, who.time)
+        elif _OF_BLOCK.match(text) and self.block != Identity():
+            rank = who.rank if self.block.rank is None else self.block.rank
+            who = Identity(rank, self.block.host or who.host, who.device, who.time)
         if who.rank is not None:
             self.into.ranks.add(who.rank)
         if who.host is not None and len(self.into.hosts) < 100_000:

@@ -38,16 +38,21 @@ _RANK = [
 _LOCAL = re.compile(r"^\[default(\d+)\]:")  # torchrun --tee
 _NOT_A_RANK = re.compile(r"remote rank|local[_ ]rank|peer rank|num_?ranks|nranks", re.IGNORECASE)
 _NAME = r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]"
+_NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]*[A-Za-z0-9]"  # of a syslog, where only a name can stand
 _SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S+"
 _HOST = [
     re.compile(p)
     for p in (
         rf"^({_NAME}):\d+:\d+ \[",  # NCCL's host:pid:tid [device]
         rf"\bhost\s*[:=]\s*({_NAME})",
-        rf"^(?:{_SYSLOG}) ({_NAME}|\d+\.\d+\.\d+\.\d+) [\w./()-]+(?:\[\d+\])?:",
+        rf"^(?:{_SYSLOG}) ({_NODE}) [\w./()-]+(?:\[\d+\])?:",
         rf"\bsrun: error: ({_NAME}): task",
+        rf"^\[({_NAME}):\d+ ?:\d+:\d+\]",  # UCX
+        rf"\bwith PID \d+ on node ({_NODE})\b",  # Open MPI
+        r"^\s+ip: (\d+\.\d+\.\d+\.\d+)",  # Ray, of an actor that died
         rf"\bON ({_NAME}) CANCELLED",
         r"\bip=(\d+\.\d+\.\d+\.\d+)",
+        r"\bWorker IP address: (\d+\.\d+\.\d+\.\d+)",  # Ray
     )
 ]
 _MAYBE_HOST = [
@@ -77,7 +82,13 @@ _DEVICE = [
     )
 ]
 _TIMES = (
-    (re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _-](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"), "ymd"),
+    (
+        re.compile(
+            r"(\d{4})[-/](\d\d)[-/](\d\d)[T _-](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"
+            r" ?([+-]\d\d:?\d\d\b)?"
+        ),
+        "ymd",
+    ),
     (re.compile(r"\[[EWIF](\d{3,4}) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"), "glog"),
     (re.compile(r"\b([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d)"), "syslog"),
     (re.compile(r"(\d\d)/(\d\d)/(\d{4})[ ,]+(\d\d):(\d\d):(\d\d)"), "mdy"),
@@ -170,7 +181,7 @@ def _seconds(match: re.Match[str], form: str) -> float:
     if form == "ymd":
         year, month, day = (int(x) for x in part[:3])
         clock = [int(x) for x in part[3:6]]
-        fraction = float(f"0.{part[6]}") if part[6] else 0.0
+        fraction = (float(f"0.{part[6]}") if part[6] else 0.0) - _ahead_s(part[7])
     elif form == "glog":
         year, month, day = _THIS_YEAR, int(part[0][:-2]), int(part[0][-2:])
         clock = [int(x) for x in part[1:4]]
@@ -184,3 +195,12 @@ def _seconds(match: re.Match[str], form: str) -> float:
     hour, minute, second = clock
     moment = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
     return moment.timestamp() + fraction
+
+
+def _ahead_s(zone: str | None) -> float:
+    """Return by how much a zone is ahead of UTC: "+08:00", "-0530"."""
+    if not zone:
+        return 0.0
+    digits = zone.replace(":", "")
+    minutes = 60 * int(digits[1:3]) + int(digits[3:5])
+    return 60.0 * (minutes if zone[0] == "+" else -minutes)

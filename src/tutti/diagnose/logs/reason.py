@@ -2,8 +2,9 @@
 
 Every cause has the share of cases in which its line alone names the right component. That is its
 score at first. It falls where the line was only a warning, where the job went on after it, where
-another cause came before; agreeing lines raise the confidence, contradicting ones lower it. A log
-of symptoms alone is undetermined: it says what to look at next.
+another cause came before; agreeing lines raise it, contradicting ones lower it. The confidence is
+how often answers of such a score were right on known failures. A log of symptoms alone is
+undetermined: it says what to look at next.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from dataclasses import dataclass
 
 from tutti.diagnose.finding import Alternative, Component, Evidence, Finding
 from tutti.diagnose.logs.collect import Collected, Hit
+from tutti.diagnose.logs.confidence import confidence_of
 from tutti.diagnose.logs.whereabouts import silent_ranks, whereabouts
 
 MOST_EVIDENCE = 6
 _LEAST = 0.4  # below it, no component is named
-_MOST_CONFIDENT = 0.97
 _WARNING = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|\[W\b|\bWarning:|\bW\d{4} ")
 _QUIET = re.compile(r"\b(?:INFO|DEBUG)\b|\[I\b|\bI\d{4} ")
 _LOUD = re.compile(  # words of a failure, not of a setting that is about failures
@@ -139,7 +140,7 @@ def _found(suspects: list[Suspect], hits: list[Hit], seen: Collected, notes: lis
     return Finding(
         component=best.component,
         cause=signature.says,
-        confidence=min(_MOST_CONFIDENT, max(0.05, confidence)),
+        confidence=confidence_of(confidence),
         where=where,
         evidence=_evidence([h for s in (best, *same[:2]) for h in s.hits]),
         remedy=signature.remedy,

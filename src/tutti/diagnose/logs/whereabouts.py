@@ -59,8 +59,11 @@ def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
     Otherwise the rank that the launcher saw fail first, if it says one.
     """
     waiting: dict[int, list[int]] = {}
+    families = {hit.signature.family for hit in hits}
+    # who waited in vain was there; without anybody who did, so was who lost a connection
+    there = "timeout" if "timeout" in families else "peer-lost"
     for hit in hits:
-        if hit.signature.family != "timeout" or hit.who.rank is None:
+        if hit.signature.family != there or hit.who.rank is None:
             continue
         numbers = waiting.setdefault(hit.who.rank, [])
         numbers += [int(n) for n in _SEQUENCE.findall(hit.line.text)]

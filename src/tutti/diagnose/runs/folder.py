@@ -22,8 +22,11 @@ from tutti.observe.store import SeriesStore
 _MOST_ALERTS = 6
 
 
-def diagnose_run(folder: Path) -> Finding:
-    """Return what is wrong with a run, live or over."""
+def diagnose_run(folder: Path, *, now_ns: int | None = None, name: str = "") -> Finding:
+    """Return what is wrong with a run, live or over.
+
+    `now_ns` is the wall clock of a run elsewhere that lives; `name` is what to call such a run.
+    """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; name the output folder of a run")
     rings, notes = read_rings(folder / RINGS)
@@ -31,10 +34,15 @@ def diagnose_run(folder: Path) -> Finding:
     if not rings and not figures:
         said = f" ({notes[0]})" if notes else ""
         raise InputError(f"{folder}: has neither rings nor figures of a run{said}")
-    alive = any_alive(rings)
-    hang = diagnose_rings(rings, now_ns=time.time_ns() if alive else None)
-    slow, more = diagnose_steps(figures, rings, str(folder / METRICS))
-    notes += [*more, f"{len(rings)} rings; the run is {'alive' if alive else 'over'}"]
+    if now_ns is None and any_alive(rings):
+        now_ns = time.time_ns()
+    if name:
+        rings = [replace(ring, file=f"{name} {Path(ring.file).name}") for ring in rings]
+    hang = diagnose_rings(rings, now_ns=now_ns)
+    slow, more = diagnose_steps(
+        figures, rings, f"{name} {METRICS}" if name else str(folder / METRICS)
+    )
+    notes += [*more, f"{len(rings)} rings; the run is {'over' if now_ns is None else 'alive'}"]
     met = read_alerts(folder / SERIES, notes)
     notes += [alert.words() for alert in met[:_MOST_ALERTS]]
     found = hang or _confirmed(slow, met) or _alerted(met, folder)

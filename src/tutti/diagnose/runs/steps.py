@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tutti.diagnose.finding import Component, Evidence, Finding, Where
 from tutti.diagnose.slow import deviation, slower_than_twins
@@ -22,6 +22,11 @@ _LEAST_SIDE = 5  # steps on either side of a change
 _LEAST_RATIO = 1.1
 _LEAST_DEVIATIONS = 6.0
 _IRREGULAR = 1.5
+_EXPLAINS = 0.3  # of what a step grew
+_NOISES, _APART = (
+    4.0,
+    2.0,
+)  # a part that grew on few ranks: of its noise, of any other part's growth
 _PARTS = {
     "compute_s": (Component.CHIP, "computing"),
     "communication_s": (Component.NETWORK, "communication"),
@@ -57,8 +62,19 @@ def diagnose_steps(
     if len(steady) >= 2 * _LEAST_SIDE:
         notes += _irregular(steady) + _forecast(steady)
         if (at := change_point([f.seconds for f in steady])) is not None:
-            return _slower(steady, at, file), notes
+            return _with_rank(_slower(steady, at, file), _twins(rings)), notes
     return _twins(rings), notes
+
+
+def _with_rank(slower: Finding, twin: Finding | None) -> Finding:
+    """Return what grew, with the rank that computes longer than its twins where it is that."""
+    if twin is None or slower.component not in {Component.CHIP, Component.UNDETERMINED}:
+        return slower
+    since = slower.evidence[0].text
+    return replace(
+        twin, cause=f"{since}: {twin.cause}", confidence=0.85,
+        evidence=(*slower.evidence, *twin.evidence), notes=slower.notes,
+    )  # fmt: skip
 
 
 def change_point(seconds: Sequence[float]) -> int | None:
@@ -109,19 +125,48 @@ def _slower(steady: Sequence[Figure], at: int, file: str) -> Finding:
     )
     evidence = (Evidence(file=file, line=after[0].line, text=says),)
     lost = (1 - old / new) * 24
-    if not pool or grown[pool, part] < 0.3 * (new - old):
+    alone = bool(pool) and grown[pool, part] < _EXPLAINS * (new - old)
+    if not pool or (alone and not _of_few_ranks(grown, pool, part, before, after)):
         return Finding(component=Component.UNDETERMINED, cause=says + "; no part of them says why",
                        confidence=0.0, evidence=evidence,
                        next_steps=("run with --trace and compare with a step before",))  # fmt: skip
     component, words = _PARTS[part]
+    of = (
+        f"of some of pool '{pool}' grew, by {grown[pool, part]:.3g} s in the pool's mean"
+        if alone
+        else f"of pool '{pool}' grew by {grown[pool, part]:.3g} s"
+    )
     return Finding(
         component=component,
-        cause=f"{says}: {words} of pool '{pool}' grew by {grown[pool, part]:.3g} s",
-        confidence=0.7,
+        cause=f"{says}: {words} {of}",
+        confidence=0.6 if alone else 0.7,
         evidence=evidence,
         remedy=_REMEDIES[component],
         notes=(f"costs {lost:.1f} hours a day",),
     )
+
+
+def _of_few_ranks(
+    grown: Mapping[tuple[str, str], float],
+    pool: str,
+    part: str,
+    before: Sequence[Figure],
+    after: Sequence[Figure],
+) -> bool:
+    """Tell whether a part grew on few ranks of a pool, which its mean shows but little.
+
+    Everybody else waits for them: bubbles grow by what the steps do, and no other part does.
+    """
+    own, waits = ([[f.pools.get(pool, {}).get(name, 0.0) for f in side] for side in (before, after)]
+                  for name in (part, "bubble_s"))  # fmt: skip
+    noise = max(deviation(own[0]), deviation(own[1])) * (1 / len(before) + 1 / len(after)) ** 0.5
+    rest = max((value for key, value in grown.items() if key != (pool, part)), default=0.0)
+    late = statistics.median(f.seconds for f in after) - statistics.median(
+        f.seconds for f in before
+    )
+    waited = statistics.median(waits[1]) - statistics.median(waits[0])
+    big = grown[pool, part] > max(_NOISES * noise, _APART * rest)
+    return big and waited > _EXPLAINS * late
 
 
 def _twins(rings: Sequence[RingReading]) -> Finding | None:

@@ -107,7 +107,9 @@ class Measure:
             yield TensorBoard(config.folder / TENSORBOARD)
         if measure.prometheus_port is not None:
             address = "127.0.0.1" if all_here(os.environ) else "0.0.0.0"
-            self._port = Prometheus(measure.prometheus_port, address, places=self._places)
+            self._port = Prometheus(
+                measure.prometheus_port, address, places=self._places, folder=config.folder
+            )
             yield self._port
         warn, plan = self._context.warn, self._context.plan
         facts = {

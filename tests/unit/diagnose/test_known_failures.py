@@ -1,0 +1,39 @@
+"""Failures of known cause (`benchmarks/doctor_cases`), and what the doctor makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.doctor_logs import PARTS, answered, cases, score
+from tutti.diagnose.finding import Component
+
+EVERY = cases()
+SYMPTOMS = [case for case in EVERY if case.component == Component.UNDETERMINED.value]
+
+
+def test_the_set_is_large_and_its_halves_are_fixed() -> None:
+    assert len(EVERY) >= 150
+    sizes = {part: sum(case.part == part for case in EVERY) for part in PARTS}
+    assert (sizes["first"], sizes["second"]) == (100, 86)
+
+
+def test_symptoms_alone_stay_undetermined(tmp_path: Path) -> None:
+    assert len(SYMPTOMS) >= 20
+    for case in SYMPTOMS:
+        found = answered(case, tmp_path)
+        assert found.component is Component.UNDETERMINED, case.source
+        assert not found.healthy, case.source
+        assert found.next_steps, case.source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_answers(part: str, tmp_path: Path) -> None:
+    found = score([(case, answered(case, tmp_path)) for case in EVERY if case.part == part])
+    assert found.right >= 0.8 * found.cases
+    assert found.right > found.keywords_right
+    assert found.sure_wrong <= max(1, 0.05 * found.sure)
+    assert abs(found.mean_confidence - found.named_right / found.named) <= 0.1
+    assert found.told_right >= 0.9 * found.told
