@@ -222,16 +222,20 @@ class EngineClient:
     # --- engines come and go ---------------------------------------------------------------
 
     async def _watch(self) -> None:
+        turned: dict[int, tuple[int, bool]] = {}  # to an engine's generation, when it was ready
         while True:
-            state = self._folder.state()
-            before = {engine.number: engine for engine in self.state.engines}
-            self.state = state
-            self.adapters = self._folder.adapters() or {}
-            for engine in state.engines:
-                was = before.get(engine.number, EngineState(number=engine.number))
-                if (engine.generation, engine.ready) != (was.generation, was.ready):
+            self.look()
+            for engine in self.state.engines:
+                now = (engine.generation, engine.ready)
+                if turned.get(engine.number, (0, False)) != now:
+                    turned[engine.number] = now
                     await self._turn_to(engine)
             await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Read how the engines are, as the supervisor says it."""
+        self.state = self._folder.state()
+        self.adapters = self._folder.adapters() or {}
 
     async def _turn_to(self, state: EngineState) -> None:
         """Leave an engine that is gone; take up with one that is there."""

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
-from tutti.server.engine_client import _joined
-from tutti.server.messages import Done, Likely, Refused, Update
+from tutti.server.engine_client import EngineClient, _joined
+from tutti.server.messages import (
+    Done,
+    EngineState,
+    Likely,
+    Refused,
+    ServerConfig,
+    ServerFolder,
+    State,
+    Update,
+)
 
 
 def joined(first: Update, *behind: Update | Refused) -> tuple[Update, int]:
@@ -40,3 +50,27 @@ def test_a_refusal_stays_the_last_word() -> None:
     assert made.tokens == [5, 6]
     assert made.finish is None
     assert left == 1
+
+
+def test_an_engine_that_was_ready_a_moment_ago_is_known_and_taken_up_with(tmp_path: Path) -> None:
+    """Who looks between two rounds of the watch must not hide the news from it."""
+    folder = ServerFolder(tmp_path)
+
+    async def run() -> None:
+        client = EngineClient(folder, b"api0", ServerConfig(folder="", name="m", engine={}))
+        await client.start()
+        await asyncio.sleep(0.01)
+        assert not client.state.context
+        address = f"ipc://{tmp_path}/engine"
+        engine = EngineState(generation=1, address=address, ready=True, context=64, slots=4)
+        folder.write("state.json", State(engines=(engine,)))
+        client.look()
+        assert client.state.context == 64
+        for _ in range(1000):
+            if client._sockets:
+                break
+            await asyncio.sleep(0.01)
+        assert list(client._sockets) == [0]
+        await client.close()
+
+    asyncio.run(run())

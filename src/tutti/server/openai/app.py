@@ -109,6 +109,8 @@ class Api:
         if self.draining or self.client.state.draining:
             raise unavailable("the server is about to end")
         if not self.client.state.context:
+            self.client.look()  # it may have said so a moment ago
+        if not self.client.state.context:
             raise unavailable("the engine is not ready yet")
         if self.client.num_asked >= self.config.queue:
             raise busy(self.client.num_asked, self.config.queue)
@@ -363,6 +365,8 @@ def _add_operation(app: FastAPI, api: Api) -> None:
 
     @app.get("/ready", responses={503: ERRORS[503]})
     async def ready() -> Response:
+        if not api.client.state.ready:
+            api.client.look()
         state = api.client.state
         if not state.ready or state.draining:
             raise unavailable("the engine is not ready yet" if not state.draining else "draining")
