@@ -60,7 +60,7 @@ def test_an_engine_that_was_ready_a_moment_ago_is_known_and_taken_up_with(tmp_pa
         client = EngineClient(folder, b"api0", ServerConfig(folder="", name="m", engine={}))
         await client.start()
         await asyncio.sleep(0.01)
-        assert not client.state.context
+        assert client.state == State()
         address = f"ipc://{tmp_path}/engine"
         engine = EngineState(generation=1, address=address, ready=True, context=64, slots=4)
         folder.write("state.json", State(engines=(engine,)))
