@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Annotated
 
 from tutti import document, files
-from tutti.cost.constants import registry
+from tutti.cost.constants import Constants, registry
 from tutti.document import Above, Place
 from tutti.errors import hint
+from tutti.hardware.chip import Chip
 from tutti.hardware.library import shipped
 
+LAUNCH_S = 5e-6  # of one kernel, in the priors of host times
 _FILE = "families.yaml"
 
 
@@ -52,3 +54,24 @@ def family_median(name: str, chip: str) -> float:
     """Return what a constant is believed to be on a chip: its architecture's, or everybody's."""
     own = family_priors(chip).get(name)
     return registry()[name].prior if own is None else own.median
+
+
+def nominal_constants(chip: Chip) -> Constants:
+    """Return the priors for a chip that nobody measured, the host's part by its launch overhead.
+
+    Where chips of its architecture are known to differ, theirs.
+
+    The priors of host times count launches of `LAUNCH_S` each; a chip whose launches take longer
+    has a higher launch floor.
+    """
+    plain, slower = Constants(), chip.launch_overhead_s / LAUNCH_S
+    family = families().get(chip.architecture, {})
+    return replace(
+        plain,
+        **{name: prior.median for name, prior in family.items()},
+        host_layer_s=plain.host_layer_s * slower,
+        host_tp_s=plain.host_tp_s * slower,
+        host_head_s=plain.host_head_s * slower,
+        host_step_s=plain.host_step_s * slower,
+        moe_host_s=plain.moe_host_s * slower,
+    )

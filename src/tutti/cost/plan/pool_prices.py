@@ -19,7 +19,7 @@ from tutti.cost.calibration.intervals import (
 )
 from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants
-from tutti.cost.families import families
+from tutti.cost.families import nominal_constants
 from tutti.cost.kernels import Kernels
 from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
@@ -36,7 +36,7 @@ from tutti.cost.operators.unit_times import (
     optimizer_seconds,
 )
 from tutti.cost.plan.unit_seconds import unit_seconds
-from tutti.hardware.chip import Chip, Dtype
+from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
@@ -45,10 +45,7 @@ from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job
 from tutti.plan.plan import ContextKind, Plan
 
-LAUNCH_S = 5e-6  # of one kernel, in the priors of host times
 _NARROW = {Dtype.FP8: 1.0, Dtype.FP4: 2.0}  # what Strategy.fp8 calls them
-
-
 _USUAL_STATES = 26.0  # bytes of an update in published runs: fp32 master and moments, 16-bit weight
 
 
@@ -59,27 +56,6 @@ class UnitTimes(NamedTuple):
     recompute: float
     backward_input: float
     backward_weight: float
-
-
-def nominal_constants(chip: Chip) -> Constants:
-    """Return the priors for a chip that nobody measured, the host's part by its launch overhead.
-
-    Where chips of its architecture are known to differ, theirs.
-
-    The priors of host times count launches of `LAUNCH_S` each; a chip whose launches take longer
-    has a higher launch floor.
-    """
-    plain, slower = Constants(), chip.launch_overhead_s / LAUNCH_S
-    family = families().get(chip.architecture, {})
-    return replace(
-        plain,
-        **{name: prior.median for name, prior in family.items()},
-        host_layer_s=plain.host_layer_s * slower,
-        host_tp_s=plain.host_tp_s * slower,
-        host_head_s=plain.host_head_s * slower,
-        host_step_s=plain.host_step_s * slower,
-        moe_host_s=plain.moe_host_s * slower,
-    )
 
 
 class _Inside(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tutti.cost.constants import Constants
-from tutti.cost.plan.pool_prices import LAUNCH_S, nominal_constants
+from tutti.cost.families import LAUNCH_S, nominal_constants
 from tutti.hardware.chip import Chip
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.plans import EXPERTS, Allocator, small_model
 from tutti.cost.constants import Constants
+from tutti.cost.families import nominal_constants
 from tutti.cost.kernels import Kernels
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import RankState, workload_of
-from tutti.cost.plan.pool_prices import nominal_constants
 from tutti.document import Place
 from tutti.hardware.library import shipped
 from tutti.models.parameters import ParameterClass
