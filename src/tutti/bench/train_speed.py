@@ -100,14 +100,14 @@ class SpeedQuestion:
         )
 
 
-class Predicted(NamedTuple):
+class StepForecast(NamedTuple):
     """What the planner says of a step before it runs."""
 
     bytes: float  # does not depend on the chip
     step_s: float | None  # None: no profile of the chip ships
 
 
-def predicted(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> Predicted:
+def predicted(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> StepForecast:
     """Return what a planner takes a step on this chip to need."""
     known = next((p for p in shipped_profiles().values() if p.chip == accelerator.chip), None)
     pools = local_cluster().pools
@@ -117,7 +117,7 @@ def predicted(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> Predicte
     found = estimate(plan, spec, cluster, sources)
     memory = found.memory[0]
     step_s = None if known is None else found.step_seconds
-    return Predicted(memory.total - memory.runtime, step_s)
+    return StepForecast(memory.total - memory.runtime, step_s)
 
 
 def _require_room(asked: SpeedQuestion, need: float, accelerator: Accelerator) -> None:

@@ -29,7 +29,7 @@ _MEMORY_RATE = 10e9  # of copies that one process makes on a host; of no weight 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class TransferPrediction:
     """A prediction beside what was measured."""
 
     what: str
@@ -45,7 +45,7 @@ class Predicted:
 
 def measure_disk_prediction(
     folder: Path, *, layers: int = 6, vocab: int = 16384, repeats: int = 5
-) -> list[Predicted]:
+) -> list[TransferPrediction]:
     """Profile a disk, then save and load a checkpoint on it."""
     question = DiskQuestion(folder=folder, processes=1, repeats=repeats, small_operations=20)
     profile = Profile(
@@ -74,9 +74,9 @@ def measure_disk_prediction(
     written = next(t for t in tier_times(storage, facts) if t.tier is StorageTier.FILE_SYSTEM)
     read = restore_seconds(storage.file_system, facts)
     return [
-        Predicted(what="write", num_bytes=size, predicted_s=written.seconds,
+        TransferPrediction(what="write", num_bytes=size, predicted_s=written.seconds,
                   measured_s=statistics.median(writes)),
-        Predicted(what="read", num_bytes=size, predicted_s=read.each_s,
+        TransferPrediction(what="read", num_bytes=size, predicted_s=read.each_s,
                   measured_s=statistics.median(reads)),
     ]  # fmt: skip
 
