@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from tutti.ranks.alone import NoLinks, plan_alone
 
 from tutti.accelerator import open_accelerator
 from tutti.bench.train_speed import SETTINGS
@@ -22,6 +21,7 @@ from tutti.models import read_config
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.plan.job import PRECISIONS
+from tutti.ranks.single_rank import NoLinks, plan_alone
 from tutti.train.engine.engine import Engine
 
 CONFIG = {

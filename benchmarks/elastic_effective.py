@@ -1,6 +1,6 @@
 """Effective training time under random deaths: steps that were kept, times what one takes, ÷ wall.
 
-    python benchmarks/elastic_effective.py [--minutes 10] [--every 60] [--hangs 0.2] [--seed 0]
+    python -m benchmarks.elastic_effective [--minutes 10] [--every 60] [--hangs 0.2] [--seed 0]
 
 A tiny model on emulated chips of this machine, copies after every step. Every `--every` seconds on
 average (at random) a random rank is killed by SIGKILL, or, with the chance of `--hangs`, stopped by

@@ -1,6 +1,6 @@
 """Faults of every kind in elastic runs: who is named, how soon, and when training goes on.
 
-    python benchmarks/elastic_faults.py [--kinds kill,stop,…] [--times 2] [--ranks 4]
+    python -m benchmarks.elastic_faults [--kinds kill,stop,…] [--times 2] [--ranks 4]
 
 A tiny model in one pipeline of emulated chips (no replica: each stage's state is needed), copies
 after every step, `timeout_s` 300. Faults come one after the other at alternating ranks. Prints for

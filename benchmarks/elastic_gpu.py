@@ -1,7 +1,7 @@
 """Elastic training on parts of one GPU: a part is killed, the others wait for it, all go on.
 
-    python benchmarks/elastic_gpu.py --model llama-3.2-1b        # on a machine with one large GPU
-    python benchmarks/elastic_gpu.py --rehearse                  # the same on CPU ranks, tiny
+    python -m benchmarks.elastic_gpu --model llama-3.2-1b        # on a machine with one large GPU
+    python -m benchmarks.elastic_gpu --rehearse                  # the same on CPU ranks, tiny
 
 MPS splits the GPU into chips of 50, 25 and 25 % that run at the same time. Four runs of the same
 samples: undisturbed without `elastic:`; elastic without copies; with copies; with copies and parts

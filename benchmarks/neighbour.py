@@ -1,6 +1,7 @@
 """Trains a few layers on and on, as the neighbour of a part of a device that is measured.
 
-Says so when its first step has ended; ends when its standard input does.
+Says so when its first step has ended; ends when its standard input does. `mixed_gpus.py` starts it:
+python benchmarks/neighbour.py --model llama-3.2-1b.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Time attention to pages with several tiles, by rows and their keys.
 
-python benchmarks/paged_tiles.py; `--warm I/N` compiles every N-th kernel and times nothing.
+python -m benchmarks.paged_tiles; `--warm I/N` compiles every N-th kernel and times nothing.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The server's chip is emulated and takes its declared time for every step, so tha
 not decide: what differs, the clients measure differently. Both keep as many streams open as the
 engine has slots, with prompts and answers of one length. Needs guidellm (`pip install guidellm`).
 
-    python benchmarks/serve_clients.py [--requests 40] [--output 16] [--step-s 0.1] [--json FILE]
+    python -m benchmarks.serve_clients [--requests 40] [--output 16] [--step-s 0.1] [--json FILE]
 """
 
 from __future__ import annotations

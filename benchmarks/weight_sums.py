@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from tutti.accelerator.reference.linear import _add_product, _add_rows
+from tutti.accelerator.products import add_product
+from tutti.accelerator.reference.linear import _add_rows
 from tutti.accelerator.torch_operators import _table_gradient
 
 SHAPES = {
@@ -52,10 +53,10 @@ def main() -> None:
         line(
             name,
             lambda rows=rows, x=x, total=total: total.add_(rows.t() @ x),
-            lambda rows=rows, x=x, total=total: _add_product(total, rows.t(), x),
+            lambda rows=rows, x=x, total=total: add_product(total, rows.t(), x),
         )
         total.fill_(3.0)
-        _add_product(total, rows.t(), x)
+        add_product(total, rows.t(), x)
         exact = (rows[:, :64].t().double() @ x.double()) + 3.0
         rounded = 3.0 + (rows[:, :64].t() @ x).double()
         print(f"{'':16} error {(total[:64] - exact).norm() / exact.norm():.1e}, "
