@@ -43,10 +43,12 @@ from tutti.cli.plan import plan
 from tutti.cli.recipe import recipe
 from tutti.cli.serve import serve
 from tutti.cli.shared import terminal
+from tutti.cli.verbs import LoopGroup
 from tutti.errors import TuttiError
 
 app = typer.Typer(
     name="tutti",
+    cls=LoopGroup,
     help="Train and serve one large model on every chip you own.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
