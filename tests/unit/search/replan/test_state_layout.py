@@ -33,10 +33,11 @@ def test_what_is_sharded_is_held_once_and_nothing_is_missing(plan):
             for kind in Kind:
                 holding = layout.holding(unit, parameter, kind)
                 assert (holding.upper >= holding.lower).all()
+                assert not holding.lacks(holding).any()
                 if copied and kind is Kind.OPTIMIZER:
                     assert holding.measure.sum() == 0
                     continue
-                assert holding.gaps() == []
+                assert holding.is_whole
                 if not parameter.trainable or bucket.level(group) < kind.shards_from:
                     continue
                 times = 1 if bucket.level(group) == 1 else len(plan.pipelines)
@@ -70,14 +71,27 @@ def test_a_rank_has_what_the_engine_keeps():
     assert layout.holding(1, first, Kind.PARAMETERS).measure.tolist() == [1.0] * 4
 
 
-def test_gaps_and_joins():
-    chips = np.asarray([3, -1, 4])
-    holding = Holding(chips, np.asarray([[0.0], [0.25], [0.5]]),
-                      np.asarray([[0.25], [0.5], [0.75]]), by_expert=False)  # fmt: skip
-    assert holding.gaps() == [(0.75, 1.0)]
-    assert holding.surviving().gaps() == [(0.25, 0.5), (0.75, 1.0)]
-    two = Holding(np.asarray([9]), np.asarray([[0.0, 0.7]]), np.asarray([[0.1, 1.0]]), False)
-    both = joined(holding, two)
-    assert both.lower.shape == (4, 2)
-    assert both.measure.tolist() == pytest.approx([0.25, 0.25, 0.25, 0.4])
-    assert both.gaps() == []
+def boxes(chips, *ranks):
+    """Ranks with boxes of a tensor of two dimensions: rows from, to, columns from, to."""
+    array = np.asarray(ranks, dtype=np.float64)
+    return Holding(np.asarray(chips), array[:, :, [0, 2]], array[:, :, [1, 3]])
+
+
+def test_what_is_missing():
+    holding = boxes([3, -1, 4], [(0, 0.25, 0, 1)], [(0.25, 0.5, 0, 1)], [(0.5, 0.75, 0, 0.5)])
+    everything = boxes([0], [(0, 1, 0, 1)])
+    assert holding.lacks(everything) == pytest.approx([0.25 + 0.125])
+    assert holding.surviving().lacks(everything) == pytest.approx([0.25 + 0.25 + 0.125])
+    wanted = boxes([5, 6], [(0.1, 0.3, 0, 1)], [(0.5, 1, 0.25, 0.75)])
+    assert holding.lacks(wanted) == pytest.approx([0, 0.25 * 0.25 + 0.25 * 0.5])
+    assert not holding.is_whole
+
+
+def test_ranks_with_more_boxes_and_fewer_are_joined():
+    one = boxes([3, 4], [(0, 0.25, 0, 1)], [(0.5, 0.75, 0, 1)])
+    two = boxes([9], [(0, 1, 0, 0.5), (0.25, 0.5, 0.5, 1)])
+    both = joined(one, two)
+    assert both.lower.shape == (3, 2, 2)
+    assert both.measure.tolist() == pytest.approx([0.25, 0.25, 0.5 + 0.125])
+    assert both.lacks(boxes([0], [(0, 1, 0, 1)])) == pytest.approx([0.125])
+    assert joined(both, boxes([1], [(0.75, 1, 0.5, 1)])).is_whole
