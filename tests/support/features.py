@@ -12,10 +12,10 @@ from tests.support.plans import plans
 from tutti.errors import InputError
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
+from tutti.ownership.buckets import make_buckets, tied_apart
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import ContextKind, Pipeline, Plan, Replica, Stage
 from tutti.ranks.rank_places import Seats
-from tutti.schedule.buckets import make_buckets, tied_apart
 from tutti.train.sync.groups import require_meetings
 
 PARALLEL = {"tensor", "sequence", "context", "pipeline", "data", "experts", "several pipelines"}

@@ -21,12 +21,12 @@ from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.nn.model import Model
+from tutti.ownership.buckets import tied_apart
+from tutti.ownership.ownership import tied_ends
 from tutti.plan.job import PRECISIONS
 from tutti.plan.plan import Plan
 from tutti.ranks.rank_places import Seat
-from tutti.schedule.buckets import tied_apart
 from tutti.schedule.instruction import Instruction, Op
-from tutti.schedule.ownership import tied_ends
 from tutti.train.engine.engine import Batches, Engine
 from tutti.train.state.state import TORCH_DTYPES
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tutti.models.spec import ModelSpec
+from tutti.ownership.ownership import Ownership
 from tutti.plan.plan import Plan, RankMap, RankPlace, Replica, Stage
-from tutti.schedule.ownership import Ownership
 from tutti.schedule.schedule import Schedule
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tutti.models.parameters import ParameterClass
+from tutti.ownership.buckets import Bucket, make_buckets, tied_apart
 from tutti.plan.plan import Offload, Plan, Replica, Stage, UnitRanges, covers
-from tutti.schedule.buckets import Bucket, make_buckets, tied_apart
 from tutti.schedule.columns import Columns
 from tutti.schedule.instruction import Instruction, Op, Scope, What
 from tutti.schedule.listing import listing_of

@@ -9,8 +9,8 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tutti.ownership.buckets import Bucket
 from tutti.plan.plan import Replica, Stage
-from tutti.schedule.buckets import Bucket
 from tutti.schedule.emitter import Emitter, make_tuple, waits
 from tutti.schedule.events import Event, Move
 from tutti.schedule.instruction import Instruction, Op, Scope, What

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tutti.errors import InputError
+from tutti.ownership.buckets import Bucket, make_buckets, tied_apart
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage, chunks, covers
 from tutti.schedule.boundary import Boundary
-from tutti.schedule.buckets import Bucket, make_buckets, tied_apart
 from tutti.schedule.events import Event, stage_events
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.listing import Listing

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tutti.ownership.buckets import Bucket
 from tutti.plan.plan import Replica, Stage, UnitRanges, covers
-from tutti.schedule.buckets import Bucket
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tutti.models.parameters import ParameterClass
+from tutti.ownership.buckets import Bucket
 from tutti.plan.plan import Replica, Stage, Synchronisation, covers
-from tutti.schedule.buckets import Bucket
 from tutti.schedule.emitter import Emitter, waits
 from tutti.schedule.instruction import NO_MICRO_BATCH, Op, Scope, What
 from tutti.schedule.segments import Segment

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tutti.models.parameters import ParameterClass
-from tutti.schedule.buckets import Bucket
-from tutti.schedule.ownership import Ownership, Span
+from tutti.ownership.buckets import Bucket
+from tutti.ownership.ownership import Ownership, Span
 
 
 @dataclass(slots=True)

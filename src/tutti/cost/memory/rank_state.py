@@ -1,6 +1,6 @@
 """What one rank of a class holds: parameters by unit, the shards of their states, activations.
 
-Who holds and keeps what is `schedule.ownership`'s answer, counted. Ranks of a class may differ by a
+Who holds and keeps what is the answer of `ownership`, counted. Ranks of a class may differ by a
 few elements, where something does not divide evenly; the fullest of them stands for all.
 """
 
@@ -18,8 +18,8 @@ from tutti.models.memory import Recompute, activation_bytes
 from tutti.models.operators import Workload
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
+from tutti.ownership.elements import Elements, RankElements
 from tutti.plan.plan import ExpertGroup, Plan, Replica, Stage, covers
-from tutti.schedule.elements import Elements, RankElements
 
 
 def workload_of(

@@ -20,12 +20,12 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
+from tutti.ownership.elements import RankElements
+from tutti.ownership.shard_overlaps import shared_cuts
 from tutti.plan.plan import CollectiveUse, Plan, RankMap, chunks
 from tutti.schedule.boundary import Boundary
-from tutti.schedule.elements import RankElements
 from tutti.schedule.instruction import Instruction, What
 from tutti.schedule.schedule import Schedule
-from tutti.schedule.shard_overlaps import shared_cuts
 
 
 class StepContext:

@@ -1,6 +1,6 @@
 """Which chip holds which part of a model's training state, as boxes of each tensor.
 
-`schedule.ownership` says who holds and keeps which elements; here every part is a box in the unit
+`ownership` says who holds and keeps which elements; here every part is a box in the unit
 cube of its tensor's dimensions: what experts and tensor parallelism cut, and inside of a block the
 rows that a shard has of it (a row that two share is cut, as if it had no columns). Everything is
 arrays over ranks: a plan of 16,384 chips is a few dozen rows of them.
@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from tutti.models.parameters import Parameter, ParameterClass
 from tutti.models.spec import ModelSpec
+from tutti.ownership.elements import RankElements
+from tutti.ownership.ownership import Block, Span
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Plan, covers
-from tutti.schedule.elements import RankElements
-from tutti.schedule.ownership import Block, Span
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tutti.diagnose.hangs import Observed, find_hang
 from tutti.diagnose.slow import FIRST, ON_END, SlowRanks, Verdict
 from tutti.elastic.controller import Controller
 from tutti.elastic.events import Phase
-from tutti.elastic.hangs import Observed, find_hang
 from tutti.elastic.membership import Membership
 from tutti.elastic.messages import ChipPulse
 from tutti.observe.pulse import Activity, OpenOperation, Reading

@@ -21,10 +21,10 @@ from tutti.hardware.chip import Dtype
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.model import Model
+from tutti.ownership.buckets import make_buckets, tied_apart
 from tutti.plan.plan import Plan
 from tutti.ranks.links import DONE, Done, Handle, Links
 from tutti.ranks.rank_places import Seat, Seats, class_of
-from tutti.schedule.buckets import make_buckets, tied_apart
 from tutti.schedule.instruction import Instruction, Lane, Op, What
 from tutti.schedule.schedule import Schedule, build_schedule
 from tutti.train.engine.boundary_exchange import Boundaries

@@ -34,11 +34,11 @@ from tutti.nn.model import Model
 from tutti.nn.parallel.groups import shares
 from tutti.nn.parallel.stand_in import StandInGroup
 from tutti.nn.storage import Logical
+from tutti.ownership.buckets import make_buckets
 from tutti.plan.plan import Plan, covers
 from tutti.ranks.links import Use
 from tutti.ranks.rank_places import Seat, Seats, class_of
 from tutti.ranks.single_rank import NoLinks
-from tutti.schedule.buckets import make_buckets
 from tutti.schedule.schedule import build_schedule
 from tutti.train.engine.model_groups import EngineContext
 from tutti.train.engine.passes import Passes

@@ -22,8 +22,8 @@ from tutti.document import Count, Natural, plain
 from tutti.files import unwritable
 from tutti.huggingface.alignment_sides import versions
 from tutti.models.spec import ModelSpec
-from tutti.schedule.buckets import tied_apart
-from tutti.schedule.ownership import Block, tied_ends
+from tutti.ownership.buckets import tied_apart
+from tutti.ownership.ownership import Block, tied_ends
 from tutti.train.engine.engine import Engine
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.planning import STEPS_FILE

@@ -20,9 +20,9 @@ from torch import Tensor
 from tutti.accelerator.reference.optimizer import AdamSettings, orthogonal, put
 from tutti.errors import InputError
 from tutti.models.parameters import Parameter
+from tutti.ownership.ownership import Block
 from tutti.ranks.links import Links
 from tutti.ranks.rank_places import Seat, Seats
-from tutti.schedule.ownership import Block
 from tutti.train.state.matrix_rule import is_matrix, matrix_ranks
 from tutti.train.state.state import SpanState
 

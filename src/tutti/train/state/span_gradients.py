@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator, Event
 from tutti.nn.storage import Logical
-from tutti.schedule.ownership import Block, Span
+from tutti.ownership.ownership import Block, Span
 from tutti.train.state.host_vectors import HostSum
 
 

@@ -23,8 +23,8 @@ from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.models.parameters import Parameter
 from tutti.nn.storage import Logical
+from tutti.ownership.ownership import Block, Span
 from tutti.plan.job import CODE_BLOCK, EIGHT_BIT, MOMENTS, Precision
-from tutti.schedule.ownership import Block, Span
 from tutti.train.state.host_vectors import HostCopy
 from tutti.train.state.matrix_rule import is_matrix
 from tutti.train.state.optimizer_state import OptimizerState

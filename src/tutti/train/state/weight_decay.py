@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.models.tuning import matches
-from tutti.schedule.ownership import Block
+from tutti.ownership.ownership import Block
 
 Flag = TypeVar("Flag", bound=Hashable)
 

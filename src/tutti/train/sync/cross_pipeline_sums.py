@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tutti.ownership.ownership import Span
+from tutti.ownership.shard_overlaps import shared_cuts
 from tutti.ranks.links import Handle, Links, Then
-from tutti.schedule.ownership import Span
-from tutti.schedule.shard_overlaps import shared_cuts
 from tutti.train.state.state import SpanState
 
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from tutti.errors import InputError
 from tutti.models.parameters import ParameterClass
+from tutti.ownership.buckets import Bucket, make_buckets
+from tutti.ownership.shard_overlaps import shared_cuts
 from tutti.plan.plan import covers
 from tutti.ranks.links import Use
 from tutti.ranks.rank_places import Seat, Seats
-from tutti.schedule.buckets import Bucket, make_buckets
-from tutti.schedule.shard_overlaps import shared_cuts
 from tutti.train.state.matrix_rule import matrix_ranks
 
 

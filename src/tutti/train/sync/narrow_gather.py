@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.reference.narrow import NARROW, Narrow, narrowed
-from tutti.schedule.ownership import Block
+from tutti.ownership.ownership import Block
 
 NOT_A_NUMBER = 255  # in the place of an exponent
 

@@ -16,11 +16,11 @@ from tutti.accelerator.accelerator import Accelerator
 from tutti.hardware.chip import Dtype
 from tutti.models.parameters import ParameterClass
 from tutti.nn.storage import Logical
+from tutti.ownership.buckets import Bucket
 from tutti.plan.job import Job
 from tutti.plan.plan import covers
 from tutti.ranks.links import Handle, Links, Then
 from tutti.ranks.rank_places import Seat, Seats
-from tutti.schedule.buckets import Bucket
 from tutti.schedule.instruction import Instruction, Scope, What
 from tutti.train.state.span_gradients import Away
 from tutti.train.state.state import SpanState

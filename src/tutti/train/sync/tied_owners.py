@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tutti.models.parameters import ParameterClass
+from tutti.ownership.buckets import Bucket, tied_apart
+from tutti.ownership.ownership import Name, tied_ends
 from tutti.plan.plan import covers
 from tutti.ranks.rank_places import Seat, Seats
-from tutti.schedule.buckets import Bucket, tied_apart
-from tutti.schedule.ownership import Name, tied_ends
 from tutti.train.state.state import SpanState
 from tutti.train.sync.synchronise import Synchronised
 from tutti.train.sync.tied_weights import Keeper, TiedEnds, keepers

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tutti.ownership.ownership import Block, Name, Span
 from tutti.ranks.links import Handle, Links, Then
-from tutti.schedule.ownership import Block, Name, Span
 from tutti.train.state.state import SpanState
 
 

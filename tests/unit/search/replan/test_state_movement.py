@@ -23,14 +23,14 @@ from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.models.parameters import ParameterClass
+from tutti.ownership.buckets import tied_apart
+from tutti.ownership.elements import RankElements
 from tutti.plan.check import check_plan
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import PRECISIONS, Job, ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, Replica, Share, Stage, Synchronisation, covers
 from tutti.plan.uniform import Degrees, uniform_plan
-from tutti.schedule.buckets import tied_apart
-from tutti.schedule.elements import RankElements
 from tutti.search.question.what_if import change_cluster
 from tutti.search.replan.replan import movement_text
 from tutti.search.replan.state_movement import movement, payback

@@ -15,11 +15,11 @@ from tutti.cost.kernels import Kernels
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import RankState
 from tutti.models.parameters import ParameterClass
+from tutti.ownership.elements import RankElements
 from tutti.plan.files import refer_to_cluster, refer_to_model
 from tutti.plan.job import PRECISIONS, Job
 from tutti.plan.plan import Pipeline, Plan, RankMap, Replica, Share, Stage, Synchronisation
 from tutti.ranks.single_rank import NoLinks
-from tutti.schedule.elements import RankElements
 from tutti.schedule.schedule import build_schedule
 from tutti.train.engine.engine import Engine
 

@@ -18,7 +18,7 @@ from tests.support.threads import World
 from tests.support.tiny_configs import TINY
 from tests.support.training import batches_of, engine_of, in_fp32, settings, whole_tensors
 from tutti.models import read_config
-from tutti.schedule.ownership import Block
+from tutti.ownership.ownership import Block
 from tutti.train.state.weight_decay import runs
 
 

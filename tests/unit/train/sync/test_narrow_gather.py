@@ -14,8 +14,8 @@ from tests.support.any_plan import Draft, level
 from tests.support.threads import ThreadLinks
 from tests.support.training import in_precision, train_threads
 from tutti.accelerator.reference.narrow import narrowed
+from tutti.ownership.ownership import Block
 from tutti.plan.job import ScheduleKind
-from tutti.schedule.ownership import Block
 from tutti.train.sync.narrow_gather import NarrowGather
 
 

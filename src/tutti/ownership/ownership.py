@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 
 from tutti.models.parameters import Interval, Parameter, ParameterClass
 from tutti.models.spec import ModelSpec
+from tutti.ownership.buckets import Bucket, tied_apart
+from tutti.ownership.holders import Cell, HolderGroup, Holders, Slicing, cells
 from tutti.plan.plan import Plan, RankMap, Stage, Synchronisation
-from tutti.schedule.buckets import Bucket, tied_apart
-from tutti.schedule.holders import Cell, HolderGroup, Holders, Slicing, cells
 
 
 @dataclass(frozen=True, slots=True)

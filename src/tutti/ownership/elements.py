@@ -11,10 +11,10 @@ import numpy.typing as npt
 from tutti.models.parameters import Parameter, ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.models.tuning import is_narrowed
+from tutti.ownership.buckets import Bucket, make_buckets
+from tutti.ownership.holders import HolderGroup, IntArray
+from tutti.ownership.ownership import Ownership
 from tutti.plan.plan import Plan
-from tutti.schedule.buckets import Bucket, make_buckets
-from tutti.schedule.holders import HolderGroup, IntArray
-from tutti.schedule.ownership import Ownership
 
 FloatArray = npt.NDArray[np.float64]
 StagePlace = tuple[int, int]  # pipeline, stage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tutti.elastic.hangs import Observed, find_hang
+from tutti.diagnose.hangs import Observed, find_hang
 from tutti.observe.pulse import Activity, OpenOperation, Reading
 
 NOW = 100_000_000_000

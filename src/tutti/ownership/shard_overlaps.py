@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tutti.models.parameters import Interval
-from tutti.schedule.ownership import Block, Span
+from tutti.ownership.ownership import Block, Span
 
 
 class Cut(NamedTuple):

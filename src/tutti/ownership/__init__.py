@@ -1,0 +1,1 @@
+"""Who holds which part of which parameter, gradient and optimizer state: one answer for all."""
