@@ -139,6 +139,7 @@ class MeasureConfig:
     mlflow_uri: str = ""  # its tracking server; "": a folder beside the figures
     sinks: tuple[str, ...] = ()  # of installed packages, by their entry points in `tutti.sinks`
     trace_steps: tuple[Count, ...] = ()  # of which a Chrome trace is written
+    noise_every: Natural = 0  # steps between two of the gradient's noise scale; 0: never
     tensors: str = ""  # a folder for every step's gradients and weights, which `tutti align` reads
 
 

@@ -125,6 +125,11 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
     if optimizer.name is not None and optimizer.name != plan.job.optimizer:
         plan = replace(plan, job=replace(plan.job, optimizer=optimizer.name))
     _require_named(optimizer, spec)
+    if config.measure.noise_every and not plan.job.optimizer.startswith("adamw"):
+        raise InputError(
+            f"measure.noise_every: the gradient's noise is read from AdamW's moments, and "
+            f"{plan.job.optimizer} keeps no such; leave it out"
+        )
     require_valid(plan, spec, cluster)
     return Job(config=config, plan=plan, spec=spec, cluster=cluster)
 
