@@ -191,6 +191,12 @@ def notices(job: Job) -> Iterator[str]:
             "precision: fp32, for this machine's CPU has no bf16 instructions "
             "(--set job.precision=bf16 overrides it)"
         )
+    tuning = job.config.tuning
+    if tuning is not None and tuning.base != "wide":
+        yield (
+            f"base: {tuning.base} saves memory, not time: no chip here multiplies by such weights, "
+            "so each product makes its own wide again"
+        )
     parts = {
         name: getattr(job.spec.dropout, name) for name in ("attention", "residual", "embedding")
     }
