@@ -32,7 +32,7 @@ from tutti.search.planner import plan as search_plan
 from tutti.search.planner import plan_uniform
 from tutti.search.question.effort import Report, silent
 from tutti.search.question.space import Problem
-from tutti.simulate.estimate import Estimate, estimate
+from tutti.simulate.estimate import Estimate, estimate, with_forward_before
 from tutti.train.run.claim import make_folder
 from tutti.train.run.config import AUTO, JobConfig, OptimizerConfig, TrainConfig
 
@@ -65,8 +65,12 @@ class Job:
         return prepared(config, load_plan(path.parent / PLAN_FILE))
 
     def predicted(self) -> Estimate:
-        """Return what the cost model says of the plan."""
-        return estimate(self.plan, self.spec, self.cluster, sources_of(self.config.job))
+        """Return what the cost model says of the plan's steps."""
+        sources, objective = sources_of(self.config.job), self.config.objective
+        found = estimate(self.plan, self.spec, self.cluster, sources)
+        if objective is None or not objective.has_baseline:
+            return found
+        return with_forward_before(found, self.spec, self.cluster, sources)
 
     def chip_profiles(self) -> dict[str, Profile]:
         """Return the measured Profile of each kind of chip that has one, by the chip's name.
