@@ -294,7 +294,7 @@ class ElasticRun:
             self._listener(RankEvent(0, "notice", {"text": text}))
         elif kind == "died":
             self._listener(RankEvent(rank, "warning", {"text": f"rank {rank} {values['how']}"}))
-        elif self._listener(RankEvent(rank, kind, values)) is True:
+        elif self._listener(RankEvent(rank, kind, values)) is True and not self.asked_by:
             self.ask_to_stop()
 
 

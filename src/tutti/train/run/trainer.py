@@ -195,7 +195,8 @@ def _summary_of(ranks: LocalRanks, listener: Listener | None) -> dict[str, Any]:
             for event in ranks.events():
                 if event.kind == "done" and event.rank == 0:
                     summary = dict(event.values)
-                if listener is not None and listener(event) is True:
+                ends = listener is not None and listener(event) is True
+                if ends and not ranks.asked_by:  # twice would end them at once
                     ranks.ask_to_stop()
         finally:
             ranks.end()
