@@ -76,6 +76,11 @@ class Objective:
         return self.kind not in _WITHOUT_REFERENCE
 
     @property
+    def has_baseline(self) -> bool:
+        """Whether a step asks first how far the model is from the reference: a forward pass."""
+        return self.kind == "kto"
+
+    @property
     def is_sampled(self) -> bool:
         """Whether the model samples the answers itself."""
         return self.kind in _SAMPLED

@@ -80,6 +80,8 @@ def _step(line: Mapping[str, Any]) -> StepFigures:
         seconds=float(line["seconds"]),
         tokens_per_s=float(line["tokens_per_s"]),
         mfu=float(line["mfu"]),
+        reward=(line.get("sampled") or {}).get("reward"),
+        margin=line.get("margin"),
     )
 
 

@@ -90,6 +90,7 @@ class StepRecord:
     margin: float | None = None  # of losses on answers: how far chosen ones are ahead
     right: float | None = None  # the share of examples in which they are
     sampled: Mapping[str, float] | None = None  # of answers that the model gave: rewards, times
+    noise_scale: float | None = None  # of the gradient, in sequences
     pools: Mapping[str, PoolTimes] | None = None
     at: float | None = None  # when it ended, in seconds since 1970
 

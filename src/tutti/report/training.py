@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,8 @@ class StepFigures:
     seconds: float
     tokens_per_s: float
     mfu: float
+    reward: float | None = None  # of answers that the model sampled
+    margin: float | None = None  # by which chosen answers are ahead of rejected ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,12 +222,34 @@ def _curves(runs: Sequence[RunFigures]) -> Section:
         curves_html("Loss", losses, text=lambda v: f"{v:.4f}"),
         curves_html("Tokens per second", speeds, text=_count, ticks=_count, from_zero=True),
         curves_html("MFU", shares, text=_percent, ticks=_percent, from_zero=True),
+        *_answer_curves(pairs),
     )
     return Section(
         id="curves",
         heading="Over the steps",
         body=f'<div class="curves">{"".join(figures)}</div>',
     )
+
+
+def _answer_curves(pairs: Sequence[tuple[RunFigures, str]]) -> Iterator[str]:
+    """Yield what runs learn from answers: rewards of sampled ones, margins of chosen ones."""
+    titles = {"Reward of sampled answers": "reward", "Margin of chosen answers": "margin"}
+    for title, figure in titles.items():
+        curves = [
+            Curve(
+                name=run.name,
+                color=color,
+                points=[
+                    (float(s.step), value)
+                    for s in run.steps
+                    if (value := getattr(s, figure)) is not None
+                ],
+            )
+            for run, color in pairs
+        ]
+        known = [curve for curve in curves if curve.points]
+        if known:
+            yield curves_html(title, known, text=lambda v: f"{v:.3f}")
 
 
 def _count(value: float) -> str:

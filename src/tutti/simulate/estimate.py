@@ -18,6 +18,7 @@ from tutti.models.memory import Recompute, recompute_flops
 from tutti.models.spec import ModelSpec
 from tutti.plan.check import embedded_cluster, embedded_model, require_valid
 from tutti.plan.plan import Plan, UnitRanges
+from tutti.schedule.forward import forward_schedule
 from tutti.schedule.schedule import Schedule, ScheduleMemo, build_schedule
 from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.result import IdleReason, SimulationResult
@@ -137,6 +138,21 @@ def estimate(
         ),
         tokens=plan.job.tokens,
         half_width=_half_width(priced, parts.get(IdleReason.COMMUNICATION.value, 0.0) / step),
+    )
+
+
+def with_forward_before(
+    found: Estimate, model: ModelSpec, cluster: Cluster, sources: Sources | None = None
+) -> Estimate:
+    """Return the estimate of steps before each of which as many rows pass forward, without loss."""
+    forward = forward_schedule(found.schedule)
+    priced = price_schedule(forward, model, cluster, sources)
+    more = simulate(forward, priced.costs).step_seconds * priced.slowdown
+    step = found.step_seconds + more
+    share = found.step_seconds / step
+    parts = {**found.parts, "forward pass before": more}
+    return replace(
+        found, step_seconds=step, parts=parts, mfu=found.mfu * share, hfu=found.hfu * share
     )
 
 

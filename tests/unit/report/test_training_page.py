@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -85,6 +86,20 @@ def test_the_page_of_one_run_shows_every_figure(tmp_path):
     for part in ("compute", "communication", "bubble", "copies", "data", "other"):
         assert f"{part} " in html
     assert html.count("<polyline") == 4  # loss, validation, tokens per second, MFU
+
+
+def test_what_is_learnt_from_answers_is_drawn_where_it_was_told(tmp_path):
+    folder = finished_run(tmp_path / "run")
+    told = ("Reward of sampled answers", "Margin of chosen answers")
+    assert not any(title in training_page([read_run(folder)]).html() for title in told)
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    for line in lines:
+        if "loss" in line:
+            line |= {"margin": 0.5, "sampled": {"reward": 0.125 * line["step"]}}
+    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_run(folder)
+    assert [step.reward for step in run.steps][:2] == [0.125, 0.25]
+    assert all(title in training_page([run]).html() for title in told)
 
 
 def test_emulated_runs_say_so_and_say_when_they_do_not_count(tmp_path):

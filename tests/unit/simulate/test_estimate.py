@@ -17,12 +17,13 @@ from tutti.cost.plan.sources import Sources
 from tutti.cost.step import price
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
+from tutti.plan.check import embedded_cluster, embedded_model
 from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.plan import ContextKind
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.schedule.instruction import Op
 from tutti.simulate.bounds import lower_bound, one_f_one_b_seconds
-from tutti.simulate.estimate import estimate
+from tutti.simulate.estimate import estimate, with_forward_before
 
 FEW = settings(max_examples=max(10, settings.default.max_examples // 5))
 
@@ -40,6 +41,30 @@ def test_every_plan_has_an_estimate_whose_parts_sum(plan):
         assert memory.moving >= -1e-3
         assert memory.total > 0
     assert 0 < found.mfu <= found.hfu < 1
+
+
+@FEW
+@given(plans())
+def test_a_forward_pass_before_the_step_is_priced(plan):
+    found = estimate(plan)
+    more = with_forward_before(found, embedded_model(plan), embedded_cluster(plan))
+    before = more.parts["forward pass before"]
+    assert sum(more.parts.values()) == pytest.approx(more.step_seconds, rel=1e-9)
+    assert 0 < before < found.step_seconds
+    assert more.mfu * more.step_seconds == pytest.approx(found.mfu * found.step_seconds)
+
+
+def test_on_one_chip_it_takes_what_the_forward_passes_of_the_step_take():
+    spec, cluster, plan = a100_job(1, 4)
+    found = estimate(plan)
+    (forward,) = found.priced.costs.classes
+    (entries,) = (c.instructions for c in found.schedule.classes)
+    passes = sum(
+        seconds for entry, seconds in zip(entries, forward.seconds, strict=True)
+        if entry.op is Op.FORWARD
+    )  # fmt: skip
+    more = with_forward_before(found, spec, cluster)
+    assert more.parts["forward pass before"] == pytest.approx(passes, rel=0.02)
 
 
 def a100_job(stages: int, micro_batches: int, **degrees):

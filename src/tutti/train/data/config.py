@@ -107,11 +107,12 @@ class PackingConfig:
     """How documents become rows of one length.
 
     "cut" joins documents and cuts the result into rows: a document may go on in another row.
-    "fit" puts whole examples into rows. "auto" fits supervised sources and cuts the others.
+    "fit" puts whole examples into rows, "apart" each into a row of its own. "auto" fits supervised
+    sources and cuts the others.
     """
 
-    kind: Literal["auto", "cut", "fit"] = "auto"
-    # examples longer than a row, with "fit"
+    kind: Literal["auto", "cut", "fit", "apart"] = "auto"
+    # examples longer than a row, with "fit" and "apart"
     long: Literal["truncate", "drop", "split", "error"] = "truncate"
 
 

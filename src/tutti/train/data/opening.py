@@ -231,7 +231,8 @@ class _Opener:
         self.reports.append(
             SourceReport(name=source.name, use=use, packing=rows.report, skipped=store.skipped)
         )
-        self._digests.append([store.digest, source.weight, use, type(rows).__name__])
+        laid = "apart" if self._is_apart(rows) else type(rows).__name__
+        self._digests.append([store.digest, source.weight, use, laid])
         return rows
 
     def _prompts(
@@ -259,12 +260,16 @@ class _Opener:
         packing, objective = self.config.packing, self.objective
         if store.group > 1 or objective is not None:
             return self._answers(store)
-        fit = packing.kind == "fit" or (packing.kind == "auto" and store.is_supervised)
-        if fit:
+        whole = packing.kind in ("fit", "apart")
+        if whole or (packing.kind == "auto" and store.is_supervised):
             return FitRows(
-                store, self._length, pad=self.pad, vocabulary=self._vocabulary, long=packing.long
-            )
+                store, self._length, pad=self.pad, vocabulary=self._vocabulary, long=packing.long,
+                apart=packing.kind == "apart",
+            )  # fmt: skip
         return CutRows(store, self._length, pad=self.pad, vocabulary=self._vocabulary)
+
+    def _is_apart(self, rows: Rows) -> bool:
+        return isinstance(rows, FitRows) and self.config.packing.kind == "apart"
 
     def _answers(self, store: TokenStore) -> AnswerRows:
         objective, packing = self.objective, self.config.packing

@@ -104,6 +104,19 @@ class TrainingOrder:
         )
 
 
+def run_dry(order: TrainingOrder, samples: int) -> list[str]:
+    """Return a line for each source of a mixture that is used up long before another is seen."""
+    seen = order.epochs(samples)
+    fewest = min(seen)
+    other = order.parts[seen.index(fewest)].rows.name
+    return [
+        f"{part.rows.name}: its {part.count:,} rows are seen {times:.1f} times, and those of "
+        f"{other} {fewest:.1f} times; lower its weight, or give it more rows"
+        for part, times in zip(order.parts, seen, strict=True)
+        if times >= 2 and fewest <= times / 4
+    ]
+
+
 def _spread(
     weights: Sequence[float],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[int, ...]]:

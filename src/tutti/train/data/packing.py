@@ -80,7 +80,7 @@ class CutRows:
 
 
 class FitRows:
-    """Rows of whole examples."""
+    """Rows of whole examples: as many as fit, or (`apart`) one in each."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class FitRows:
         pad: int,
         vocabulary: int,
         long: Literal["truncate", "drop", "split", "error"],
+        apart: bool = False,
     ) -> None:
         self.name, self.length = store.name, length
         self._store, self._pad, self._vocabulary = store, pad, vocabulary
@@ -102,7 +103,8 @@ class FitRows:
                 f"{store.name}: none of {len(sizes)} examples fits a row of {length} tokens "
                 f"with a loss in it; use a longer sequence_length"
             )
-        groups = best_fit(stops - starts, length)
+        sole = [[example] for example in range(len(examples))]
+        groups = sole if apart else best_fit(stops - starts, length)
         self._first = np.cumsum([0, *map(len, groups)])
         order = np.concatenate(groups)
         self._members, self._starts, self._stops = examples[order], starts[order], stops[order]

@@ -50,7 +50,7 @@ from tutti.train.run.planning import Job
 from tutti.train.run.starting import Resume
 
 JOB_FILE = f"{FOLDER}/job"
-Listener = Callable[[RankEvent], None]
+Listener = Callable[[RankEvent], object]
 
 
 class ElasticRun:
@@ -294,8 +294,8 @@ class ElasticRun:
             self._listener(RankEvent(0, "notice", {"text": text}))
         elif kind == "died":
             self._listener(RankEvent(rank, "warning", {"text": f"rank {rank} {values['how']}"}))
-        else:
-            self._listener(RankEvent(rank, kind, values))
+        elif self._listener(RankEvent(rank, kind, values)) is True and not self.asked_by:
+            self.ask_to_stop()
 
 
 def _earlier(folder: Path) -> list[Entry]:

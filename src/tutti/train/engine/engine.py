@@ -29,6 +29,7 @@ from tutti.schedule.instruction import Instruction, Lane, Op, What
 from tutti.schedule.schedule import Schedule, build_schedule
 from tutti.train.engine.boundary_exchange import Boundaries
 from tutti.train.engine.evaluation import Evaluation, EvaluationResult
+from tutti.train.engine.gradient_noise import moment_sums
 from tutti.train.engine.loss_scaling import LossScaling
 from tutti.train.engine.model_groups import EngineContext
 from tutti.train.engine.passes import Passes
@@ -117,6 +118,7 @@ class Engine:
         self._known: StepResult | None = None  # of this step, once it was read
         self._evaluation: Evaluation | None = None  # made when asked for
         self.signal = 0  # added up over all ranks at the end of the step
+        self.sums_moments = False  # in this step, for the gradient's noise scale
         self.watcher: Watcher | None = None  # sees reduced gradients before the optimizer does
         self.around: Around | None = None  # sees every instruction before and after it is started
         self.before_update: Callable[[], None] | None = None  # before the step's sums are joined
@@ -148,14 +150,9 @@ class Engine:
             return StubPasses(self.spec, self.seat, self.dtype, self.accelerator.device)
         units = self.model.by_number()
         graphs = Graphs(
-            units,
-            self.seat,
-            self.parameters,
-            self.instructions,
-            self.accelerator,
-            capture,
+            units, self.seat, self.parameters, self.instructions, self.accelerator, capture,
             token_bytes=self.spec.hidden * self.dtype.itemsize,
-        )
+        )  # fmt: skip
         sums = Sums(self.parameters.all_states(), several=graphs.several)
         return Passes(units, self.seat.replica, self.accelerator, selective, graphs, sums.of)
 
@@ -358,6 +355,8 @@ class Engine:
         square = squared_norm(states, self.seat.place.pipeline, self.accelerator)
         signals = torch.full((), float(self.signal), device=self.accelerator.device)
         parts = {"square": square, "signals": signals, **self._loss_sums()}
+        if self.sums_moments:
+            parts |= moment_sums(states, self.seat.place.pipeline)
         if self.before_update is not None:
             self.before_update()
         self.end.pending = True  # from here on others may know the sums before this rank does

@@ -33,6 +33,8 @@ class StepResult:
     signals: int = 0  # ranks that asked for something, such as to stop
     margin: float = 0.0  # of answers: how far the chosen are ahead, in the mean
     right: float = 0.0  # the share of examples in which they are
+    means: float = 0.0  # sums of the moments before the step, where they were asked for
+    squares: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class StepSums:
     signals: float
     margin: float = 0.0
     right: float = 0.0
+    means: float = 0.0
+    squares: float = 0.0
 
     def result(self, loss_factor: float) -> StepResult:
         """Return the means, of gradients that were made for `loss_factor` times the loss."""
@@ -62,6 +66,8 @@ class StepSums:
             signals=int(self.signals),
             margin=self.margin / count,
             right=self.right / count,
+            means=self.means,
+            squares=self.squares,
         )
 
 

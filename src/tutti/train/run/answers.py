@@ -58,7 +58,7 @@ class AnswerLoss:
     @property
     def has_baseline(self) -> bool:
         """Whether a step asks first how far the model is from the reference."""
-        return not self.objective.is_paired
+        return self.objective.has_baseline
 
     def against(self, engine: Engine, batches: Batches, others: Batches) -> Batches:
         """Return batches that know the baseline: the mean of the others' ratios, 0 at least."""

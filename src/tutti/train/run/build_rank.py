@@ -27,6 +27,7 @@ from tutti.train.checkpoint import (
 )
 from tutti.train.checkpoint.restore import Reading
 from tutti.train.data.opening import PackedData, open_data
+from tutti.train.data.order import run_dry
 from tutti.train.engine.engine import Engine
 from tutti.train.graphs.captured_blocks import CaptureSettings
 from tutti.train.run.agreement import job_facts
@@ -137,6 +138,9 @@ def open_job_data(context: RankContext, saving: Processes) -> PackedData:
     )
     for report in data.reports if context.rank == 0 else ():
         context.say(str(report))
+    samples = context.config.steps * context.plan.job.global_batch
+    for line in run_dry(data.train, samples) if context.rank == 0 else ():
+        context.warn(line)
     found = saving.gather(data.fingerprint)
     if found is not None and len(set(found)) > 1:
         other = next(i for i, text in enumerate(found) if text != found[0])

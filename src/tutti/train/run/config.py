@@ -49,6 +49,7 @@ class OptimizerConfig:
     warmup_steps: Natural = 0
     decay_steps: Natural | None = None  # of "stable", at the end; default: a tenth of all steps
     final_share: Annotated[float, AtLeast(0), AtMost(1)] = 0.1  # of the learning rate, at the end
+    first_step: Literal[0, 1] = 1  # where on the schedule it is; 0: as in transformers
     weight_decay: Annotated[float, AtLeast(0)] = 0.1
     decay_vectors: bool = False  # whether norms and biases decay, too
     beta1: Annotated[float, AtLeast(0), AtMost(1)] = 0.9
@@ -67,6 +68,7 @@ class OptimizerConfig:
             warmup=self.warmup_steps,
             decay=steps // 10 if self.decay_steps is None else self.decay_steps,
             final_share=self.final_share,
+            first=self.first_step,
         )
 
 
@@ -137,6 +139,7 @@ class MeasureConfig:
     mlflow_uri: str = ""  # its tracking server; "": a folder beside the figures
     sinks: tuple[str, ...] = ()  # of installed packages, by their entry points in `tutti.sinks`
     trace_steps: tuple[Count, ...] = ()  # of which a Chrome trace is written
+    noise_every: Natural = 0  # steps between two of the gradient's noise scale; 0: never
     tensors: str = ""  # a folder for every step's gradients and weights, which `tutti align` reads
 
 

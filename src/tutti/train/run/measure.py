@@ -32,6 +32,7 @@ from tutti.schedule.instruction import Op, What
 from tutti.schedule.schedule import Schedule
 from tutti.simulate.estimate import Estimate
 from tutti.train.engine.engine import Engine
+from tutti.train.engine.gradient_noise import noise_scale
 from tutti.train.engine.recorder import Readings
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.rank_context import RankContext
@@ -160,8 +161,18 @@ class Measure:
             margin=result.margin if compares else None,
             right=result.right if compares else None,
             sampled=sampled,
+            noise_scale=self._noise(result),
             at=time.time(),
         )
+
+    def _noise(self, result: StepResult) -> float | None:
+        """Return the gradient's noise scale in sequences, where a step's sums tell it."""
+        given, engine = self._context.config.optimizer, self._engine
+        found = noise_scale(
+            result.means, result.squares, updates=engine.step_number - (not result.skipped),
+            beta1=given.beta1, beta2=given.beta2,
+        )  # fmt: skip
+        return None if found is None else found * self._context.plan.job.global_batch
 
     def step(self, record: StepRecord) -> None:
         """Take the figures of a step."""

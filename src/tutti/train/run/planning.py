@@ -32,7 +32,7 @@ from tutti.search.planner import plan as search_plan
 from tutti.search.planner import plan_uniform
 from tutti.search.question.effort import Report, silent
 from tutti.search.question.space import Problem
-from tutti.simulate.estimate import Estimate, estimate
+from tutti.simulate.estimate import Estimate, estimate, with_forward_before
 from tutti.train.run.claim import make_folder
 from tutti.train.run.config import AUTO, JobConfig, OptimizerConfig, TrainConfig
 
@@ -65,8 +65,12 @@ class Job:
         return prepared(config, load_plan(path.parent / PLAN_FILE))
 
     def predicted(self) -> Estimate:
-        """Return what the cost model says of the plan."""
-        return estimate(self.plan, self.spec, self.cluster, sources_of(self.config.job))
+        """Return what the cost model says of the plan's steps."""
+        sources, objective = sources_of(self.config.job), self.config.objective
+        found = estimate(self.plan, self.spec, self.cluster, sources)
+        if objective is None or not objective.has_baseline:
+            return found
+        return with_forward_before(found, self.spec, self.cluster, sources)
 
     def chip_profiles(self) -> dict[str, Profile]:
         """Return the measured Profile of each kind of chip that has one, by the chip's name.
@@ -125,6 +129,11 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
     if optimizer.name is not None and optimizer.name != plan.job.optimizer:
         plan = replace(plan, job=replace(plan.job, optimizer=optimizer.name))
     _require_named(optimizer, spec)
+    if config.measure.noise_every and not plan.job.optimizer.startswith("adamw"):
+        raise InputError(
+            f"measure.noise_every: the gradient's noise is read from AdamW's moments, and "
+            f"{plan.job.optimizer} keeps no such; leave it out"
+        )
     require_valid(plan, spec, cluster)
     return Job(config=config, plan=plan, spec=spec, cluster=cluster)
 
@@ -185,6 +194,12 @@ def notices(job: Job) -> Iterator[str]:
         yield (
             "precision: fp32, for this machine's CPU has no bf16 instructions "
             "(--set job.precision=bf16 overrides it)"
+        )
+    tuning = job.config.tuning
+    if tuning is not None and tuning.base != "wide":
+        yield (
+            f"base: {tuning.base} saves memory, not time: no chip here multiplies by such weights, "
+            "so each product makes its own wide again"
         )
     parts = {
         name: getattr(job.spec.dropout, name) for name in ("attention", "residual", "embedding")

@@ -32,7 +32,7 @@ from tutti.train.run.starting import Resume, check_inputs, check_resumed, take_f
 if TYPE_CHECKING:
     from tutti.train.elastic.job import ElasticRun
 
-Listener = Callable[[RankEvent], None]
+Listener = Callable[[RankEvent], object]  # True: end after the step at hand
 TrainingData = (
     str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Mapping[str, Any]] | DataConfig
 )
@@ -195,8 +195,9 @@ def _summary_of(ranks: LocalRanks, listener: Listener | None) -> dict[str, Any]:
             for event in ranks.events():
                 if event.kind == "done" and event.rank == 0:
                     summary = dict(event.values)
-                if listener is not None:
-                    listener(event)
+                ends = listener is not None and listener(event) is True
+                if ends and not ranks.asked_by:  # twice would end them at once
+                    ranks.ask_to_stop()
         finally:
             ranks.end()
     if summary is None:

@@ -257,6 +257,8 @@ class Worker:
         self.engine.end.between(number)
         begin = time.perf_counter()
         self.engine.signal = bool(self.stop.signal) + PAUSE * self.pausing
+        due = config.measure.noise_every
+        self.engine.sums_moments = bool(due) and number % due == 0
         result = self.engine.step(batches(step), settings)
         seconds = time.perf_counter() - begin
         if self.rollouts is not None:  # what its batch took is told beside the step

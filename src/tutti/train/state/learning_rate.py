@@ -9,7 +9,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRate:
-    """Steps count from 1; what comes after the last one stays at the final rate."""
+    """Steps count from 1; what comes after the last one stays at the final rate.
+
+    With `first` 0 the first step has the rate of the way's beginning, as in transformers: 0 if
+    there is a warm-up.
+    """
 
     peak: float
     kind: Literal["constant", "linear", "cosine", "stable"]
@@ -17,10 +21,12 @@ class LearningRate:
     warmup: int = 0
     decay: int = 0  # steps at the end in which "stable" comes down
     final_share: float = 0.1
+    first: int = 1  # where on the way the first step is
 
     def at(self, step: int) -> float:
         """Return the learning rate of a step."""
-        if step <= self.warmup:
+        step += self.first - 1
+        if self.warmup and step <= self.warmup:
             return self.peak * step / self.warmup
         return self.peak * (self.final_share + (1.0 - self.final_share) * self._height(step))
 

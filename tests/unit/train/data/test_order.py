@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.train.data.support import store_of
 from tutti.errors import InputError
-from tutti.train.data.order import DataPart, TrainingOrder, ValidationRows, split
+from tutti.train.data.order import DataPart, TrainingOrder, ValidationRows, run_dry, split
 from tutti.train.data.packing import CutRows
 from tutti.train.data.permutation import permuted
 
@@ -28,6 +28,16 @@ def order_of(counts: list[int], weights: list[float], seed: int = 0, holdout: fl
     ]
     held = [part for _, part in pairs if part is not None]
     return TrainingOrder([part for part, _ in pairs], weights), held
+
+
+def test_a_mixture_that_runs_dry_is_said() -> None:
+    order, _ = order_of([10, 1000], [1.0, 1.0])
+    (line,) = run_dry(order, 400)  # 200 of each
+    assert "its 10 rows are seen 20.0 times" in line
+    assert "0.2 times; lower its weight" in line
+    assert run_dry(order, 20) == []
+    assert run_dry(order_of([10, 12], [1.0, 1.0])[0], 400) == []
+    assert run_dry(order_of([10], [1.0])[0], 400) == []
 
 
 @given(st.integers(1, 700), st.integers(0, 2**63))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tutti.cli.train import asked
-from tutti.document import Place, build
+from tutti.document import Place, build, plain
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.discover import discover
 from tutti.hardware.local import local_cluster
+from tutti.models.tuning import AdapterSpec, Tuning
 from tutti.plan.job import Precision
 from tutti.train.run import planning
 from tutti.train.run.config import AUTO, JobConfig, TrainConfig
@@ -152,3 +154,14 @@ def test_dropout_of_a_config_is_said(folder: Path) -> None:
 def test_dropout_that_is_asked_for_is_refused() -> None:
     with pytest.raises(InputError, match=r"'dropout' is 0.1, but tutti trains without dropout"):
         config(dropout=0.1)
+
+
+def test_few_bits_say_that_they_save_no_time(folder: Path) -> None:
+    tuning = Tuning(adapter=AdapterSpec(rank=2), base="nf4")
+    lines = [line for line in notices(prepare(config(tuning=plain(tuning)))) if "base" in line]
+    assert lines == [
+        "base: nf4 saves memory, not time: no chip here multiplies by such weights, so each "
+        "product makes its own wide again"
+    ]
+    wide = replace(tuning, base="wide")
+    assert not [line for line in notices(prepare(config(tuning=plain(wide)))) if "base" in line]
