@@ -16,6 +16,7 @@ from tutti.observe.pulse import Activity, Reading
 LINKS_SILENT_S = 1.5  # they beat every tenth of a second
 BETWEEN_S = 120.0  # saves, validation and exports take their time
 FIRST_STEP_S = 30.0  # compiling, graphs, fresh memory
+_DATA = "Fetch batch"
 _IN_STEP = (Activity.STEP, Activity.WAITING, Activity.DATA)
 
 
@@ -27,6 +28,8 @@ class Observed:
     reading: Reading
     state: str = ""  # of its process, as the kernel says: "T" is stopped, "R" runs
     instruction: str = ""  # the one it is at, in words
+    call: str = ""  # of the kernel, that its main thread is in: "reads /data/3.jsonl"
+    stray: str = ""  # an operation it is in that its plan does not have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +81,12 @@ def _culprit(ranks: Sequence[Observed], now_ns: int) -> int:
     if silent:  # one that is stopped cannot even say what it waits for
         stopped = [rank for rank in silent if ranks[rank].state in ("T", "t")]
         return min(stopped or silent, key=lambda rank: ranks[rank].reading.link_beat_ns)
+    waits = _waits(ranks)
+    ends: Sequence[int] = culprits(waits)
+    if all(waits[rank] for rank in ends):  # in a circle: one is where the others will never be
+        ends = [rank for rank, seen in enumerate(ranks) if seen.stray] or ends
     # of several, the one that came least far; where nobody waits for anybody, of all
-    ends = culprits(_waits(ranks)) or range(len(ranks))
+    ends = ends or range(len(ranks))
     return min(ends, key=lambda rank: _progress(ranks[rank]))
 
 
@@ -97,11 +104,15 @@ def _why(seen: Observed, idle_s: float, now_ns: int) -> str:
         how = "its process is stopped"
     elif _silent(seen, now_ns):
         how = "it holds the interpreter's lock, or its host is overloaded"
+    elif seen.stray:
+        how = f"it is in {seen.stray}, which its plan does not have and the others will not join"
     elif reading.operations:
         names = ", ".join(operation.name for operation in reading.operations[:3])
         how = f"it and the others wait for each other ({names})"
-    elif reading.activity is Activity.DATA:
-        how = "its data do not come"
+    elif seen.instruction.startswith(_DATA) or reading.activity is Activity.DATA:
+        how = "its samples do not come" + (f" (its main thread {seen.call})" if seen.call else "")
+    elif seen.call:
+        how = f"its main thread {seen.call}, and it waits for nobody"
     else:
         how = "it waits for nobody and starts nothing"
     return f"hangs at {where}: {how}; nothing moved for {idle_s:.1f} s"

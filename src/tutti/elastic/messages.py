@@ -172,6 +172,7 @@ class ChipPulse(msgspec.Struct, frozen=True, kw_only=True):
     links_idle_ns: int
     state: str  # of the process, as the kernel says
     operations: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    call: str = ""  # of the kernel, that its main thread is in
 
 
 class Pulses(msgspec.Struct, frozen=True, kw_only=True, tag="pulses"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.elastic.messages import ChipPulse
+from tutti.elastic.system_calls import system_call
 from tutti.observe.pulse import PulseReader, Reading
 
 
@@ -62,6 +63,7 @@ def chip_pulse(chip: str, reading: Reading, now_ns: int) -> ChipPulse:
         links_idle_ns=now_ns - reading.link_beat_ns,
         state=process_state(reading.process),
         operations=tuple((op.name, op.peers) for op in reading.operations),
+        call=system_call(reading.process),
     )
 
 
