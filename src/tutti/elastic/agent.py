@@ -37,7 +37,6 @@ from tutti.elastic.controller_link import ControllerLink
 from tutti.elastic.courier import Courier, Kept, kept_copies
 from tutti.elastic.fork_server import ForkServer
 from tutti.elastic.messages import (
-    ChipPulse,
     Death,
     Order,
     Pulses,
@@ -48,10 +47,10 @@ from tutti.elastic.messages import (
 )
 from tutti.elastic.rank_processes import (
     RankProcess,
-    chip_pulse,
     copy_steps,
     end_processes,
     how_ended,
+    still_pulses,
 )
 from tutti.errors import InputError
 from tutti.observe.pulse import PulseReader, Reading
@@ -99,6 +98,15 @@ class Agent:
             self._report()
 
         self.call(ask)
+
+    def follow(self, address: str) -> None:
+        """Talk to the controller at another address."""
+
+        def change() -> None:
+            self._link.follow(address)
+            self._report()
+
+        self.call(change)
 
     @property
     def is_running(self) -> bool:
@@ -249,18 +257,11 @@ class Agent:
 
     def _tell_pulses(self) -> None:
         """Say what the ranks do, if none of them has moved for a while."""
-        now, found = time.monotonic_ns(), list[ChipPulse]()
         active = {r.chip for r in self.state.reports if r.standing in _IN_GENERATION}
-        for chip, reading in self.pulses().items():
-            if chip not in active:
-                continue
-            if now - reading.beat_ns < QUIET_S * 1e9:
-                return
-            found.append(chip_pulse(chip, reading, now))
-        if found:
+        readings = {chip: found for chip, found in self.pulses().items() if chip in active}
+        if found := still_pulses(readings, QUIET_S):
             settings = self.settings
-            told = Pulses(job=settings.job, host=settings.host, pulses=tuple(found))
-            self._link.pulses(told)
+            self._link.pulses(Pulses(job=settings.job, host=settings.host, pulses=found))
 
     def _after(self, event: Order | Said | Died) -> None:
         before = self.state

@@ -169,6 +169,8 @@ class Membership:
             if (status.incarnation, status.number) <= old:
                 return None  # late, or told twice
         taken = self._with_host(status.host, Host(status=status))
+        if status.order > self.order:  # an earlier controller got further than its log says
+            taken = replace(taken, order=status.order + 1)
         new = tuple(
             (report.chip, status.incarnation, death.process, death.step, death.instruction)
             for report in status.reports

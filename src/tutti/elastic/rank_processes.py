@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,14 @@ def chip_pulse(chip: str, reading: Reading, now_ns: int) -> ChipPulse:
         operations=tuple((op.name, op.peers) for op in reading.operations),
         call=system_call(reading.process),
     )
+
+
+def still_pulses(readings: Mapping[str, Reading], quiet_s: float) -> tuple[ChipPulse, ...]:
+    """Return the pulses of a host's chips if none of them has moved for a while; else none."""
+    now = time.monotonic_ns()
+    if any(now - reading.beat_ns < quiet_s * 1e9 for reading in readings.values()):
+        return ()
+    return tuple(chip_pulse(chip, reading, now) for chip, reading in readings.items())
 
 
 def process_state(pid: int) -> str:
