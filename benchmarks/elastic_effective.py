@@ -25,12 +25,12 @@ from typing import Any
 
 from benchmarks.elastic_faults import run, write_job
 from tutti.elastic.agent_settings import IN_MEMORY
+from tutti.elastic.join import JOB_FILE
 from tutti.elastic.journal import read_journal
 from tutti.elastic.rank_processes import is_alive
 from tutti.errors import InputError
 from tutti.observe.folder import METRICS
 from tutti.observe.pulse import Activity, PulseReader
-from tutti.train.elastic.job import JOB_FILE
 
 CALIBRATED = 20  # steps of the undisturbed run
 

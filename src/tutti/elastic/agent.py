@@ -69,8 +69,9 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.state = AgentState.of(
-            settings.job, settings.host, settings.chips, incarnation=time.time_ns()
-        )
+            settings.job, settings.host, settings.chips,
+            incarnation=max(time.time_ns(), settings.incarnation + 1),
+        )  # fmt: skip
         self._ranks: dict[str, RankProcess] = {}
         self._numbers: dict[int, RankProcess] = {}
         self._calls: list[Callable[[], None]] = []

@@ -46,6 +46,8 @@ class Follower:
         if now < self._next:
             return
         self._next = now + LOOK_S
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None
         with contextlib.suppress(StoreAwayError, StoreRefusedError):
             leader = self._store.leader()
             if leader is None:
@@ -65,7 +67,7 @@ class Follower:
             self._process.wait()
 
     def _stand(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:  # it may have lost the lead, and notices soon
             return
         last = self._store.last()
         if last is None or is_over([last]) or not self._store.stand(self._host.node):

@@ -41,6 +41,7 @@ from tutti.launch.secret import SECRET, SECRET_FILE, Secret, find_secret
 
 RANK_MODULE = "tutti.train.elastic.rank"
 SECRET_IN_RUN = f"{FOLDER}/secret"
+JOB_FILE = f"{FOLDER}/job"
 _SHARED_MEMORY = Path("/dev/shm")
 _OWNER = "owner"  # the file with the process id of the agent that a folder belongs to
 _AGAIN_S = 0.5
@@ -97,6 +98,12 @@ def run_agent(
             f"{run}: the run's folder is not on this host; runs on several hosts need a file "
             "system that all of them share (--run says where it is here)"
         )
+    name = known_job(run)
+    if name != welcome.job:
+        raise InputError(
+            f"{run}: is the folder of job {name or '(none)'}, and {address} leads job "
+            f"{welcome.job} (there: {welcome.folder}); correct --run"
+        )
     memory = memory_folder(welcome.job, node)
     environment = chip_environment(
         welcome.chips, world=welcome.world, master=host, secret=secret.reveal().decode()
@@ -114,6 +121,7 @@ def run_agent(
         heartbeat_s=welcome.heartbeat_s,
         wait_s=welcome.wait_s,
         partners=welcome.partners,
+        incarnation=welcome.incarnation,
     )
     say(f"joined job {welcome.job} with {', '.join(welcome.chips)}")
     agent = Agent(settings)
@@ -125,6 +133,12 @@ def run_agent(
         )  # fmt: skip
         follower = Follower(store, own, agent.follow)
     return _served(agent, memory, say, follower)
+
+
+def known_job(folder: Path) -> str:
+    """Return the name of the job whose folder this is; empty: of none."""
+    path = folder / JOB_FILE
+    return path.read_text(encoding="ascii").strip() if path.is_file() else ""
 
 
 def _served(agent: Agent, memory: Path, say: Say, follower: Follower | None) -> str:

@@ -129,6 +129,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     heartbeat_s: float
     wait_s: float  # without a controller
     partners: int = 0  # hosts that keep copies of each other's
+    incarnation: int = 0  # of the agent that was there before; the new one's is larger
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):

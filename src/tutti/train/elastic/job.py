@@ -21,10 +21,12 @@ from tutti.elastic.agent_settings import AgentSettings
 from tutti.elastic.events import Fatal, Phase
 from tutti.elastic.follow import Follower, Host
 from tutti.elastic.join import (
+    JOB_FILE,
     RANK_MODULE,
     SECRET_IN_RUN,
     address_of,
     chip_environment,
+    known_job,
     memory_folder,
     with_given,
 )
@@ -44,7 +46,6 @@ from tutti.train.elastic.shared_store import SharedStore
 from tutti.train.run.planning import Job
 from tutti.train.run.starting import Resume
 
-JOB_FILE = f"{FOLDER}/job"
 _LOOK_S = 0.05
 
 
@@ -157,6 +158,12 @@ class ElasticRun:
         if members.phase is Phase.GIVEN_UP:
             logs = self.job.config.folder / "logs"
             raise TuttiError(f"given up: {members.why}; the logs are in {logs}")
+        if self._leader.closed:
+            saved = self._leader.summary or {}
+            raise TuttiError(
+                f"given up: {self._leader.closed}; checkpoint: {saved.get('checkpoint', 'none')}; "
+                "`tutti train --resume` goes on from it"
+            )
         if self._leader.summary is None:
             raise StoppedError(
                 "the run was stopped before it had begun", by=self.asked_by or signal.SIGTERM
@@ -200,23 +207,19 @@ def _earlier(folder: Path) -> list[Entry]:
     return [] if is_over(entries) else entries
 
 
-def _known_name(folder: Path) -> str:
-    path = folder / JOB_FILE
-    return path.read_text(encoding="ascii").strip() if path.is_file() else ""
-
-
 def identity(folder: Path, *, again: bool) -> Identity:
     """Return the job's name and secret; those of before where agents wait for it."""
     environ = dict(os.environ)
     secret_file = folder / SECRET_IN_RUN
-    known = again and bool(_known_name(folder)) and secret_file.is_file()
-    name = _known_name(folder) if known else uuid.uuid4().hex[:12]
+    known = again and bool(known_job(folder)) and secret_file.is_file()
+    name = known_job(folder) if known else uuid.uuid4().hex[:12]
     if environ.get(SECRET) or environ.get(SECRET_FILE):
         secret = find_secret(environ, 2).reveal().decode()
     elif known:
         secret = find_secret({SECRET_FILE: str(secret_file)}, 2).reveal().decode()
     else:
         secret = new_secret()
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     write_text(folder / JOB_FILE, f"{name}\n")
     secret_file.unlink(missing_ok=True)
     descriptor = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

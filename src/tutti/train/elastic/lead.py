@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tutti.elastic.events import Phase
 from tutti.elastic.fork_server import die_with_parent
-from tutti.elastic.join import SECRET_IN_RUN
+from tutti.elastic.join import SECRET_IN_RUN, signals_to
 from tutti.elastic.journal import Entry, last_generation
 from tutti.elastic.membership import OVER, Membership
 from tutti.elastic.restore import is_over
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
             leader.decided("leads", f"{node}, for nobody did any more")
             if is_over(entries):
                 _farewell(leader, entries)
-            members = leader.controller.run()
+            with signals_to(leader.controller.finish):  # all save and end
+                members = leader.controller.run()
         finally:
             leader.close()
         if members.phase in OVER:

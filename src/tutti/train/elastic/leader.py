@@ -5,6 +5,7 @@ It knows no ranks of its own: agents join it, one of them perhaps in the same pr
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from tutti.comm.entry.store import StoreServer
 from tutti.comm.entry.trust import Key
 from tutti.elastic.controller import Controller, ControllerSettings
-from tutti.elastic.events import Drain, Event, Fatal
+from tutti.elastic.events import Drain, Event, Fatal, Phase
 from tutti.elastic.join import own_address, zmq_address
 from tutti.elastic.journal import Entry, Journal, now
 from tutti.elastic.membership import Membership
@@ -75,6 +76,7 @@ class Leader:
         self._servers: list[StoreServer] = []
         self.figures = Figures(job)
         self.summary: dict[str, Any] | None = None
+        self.closed = ""  # why what is left only saved
         self.failed: Callable[[], BaseException | None] = lambda: None  # what ends all
         self._settler = Settler(job, resume=resume)
         self.controller = self._controller(generation)
@@ -133,6 +135,7 @@ class Leader:
             return f"cluster '{self.job.cluster.name}' has no such node (it has {known})"
         if hello.node == self._door.own_node:
             return "the controller is on that node itself"
+        known = self.controller.members.host(hello.node)
         return Welcome(
             job=self._identity.name,
             folder=str(self.job.config.folder.resolve()),
@@ -141,6 +144,7 @@ class Leader:
             heartbeat_s=max(self.config.heartbeat_s, many_hosts_s(self.job)),
             wait_s=self.config.wait_s,
             partners=self.config.partners,
+            incarnation=known.status.incarnation if known is not None else 0,
         )
 
     def _watch(self, members: Membership) -> Event | None:
@@ -148,6 +152,10 @@ class Leader:
         failed = self.failed()
         if failed is not None:
             return Fatal(f"the agent of this host failed: {failed}")
+        if self._settler.closing and members.phase is Phase.RUNNING and not self.closed:
+            self.closed = self._settler.closing
+            self.decided("saves", f"{self.closed}: what is left saves, and the job is given up")
+            self.controller.finish(signal.SIGTERM)
         for asked in self._wishes.take():
             if asked.kind == "replan":
                 self._adapter.ask()
