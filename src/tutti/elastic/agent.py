@@ -52,8 +52,9 @@ from tutti.elastic.rank_processes import (
     how_ended,
     still_pulses,
 )
+from tutti.elastic.still_file import StillFile
 from tutti.errors import InputError
-from tutti.observe.pulse import PulseReader, Reading
+from tutti.observe.pulse import Reading
 
 STATUS_WAIT_S = 0.3  # for the fork server to say how a process ended
 STACK_S = 0.05  # for a stack to be written
@@ -80,6 +81,7 @@ class Agent:
         self._tell_at = self._due = 0.0
         self._thread = threading.Thread(target=self._run, name="tutti-agent", daemon=True)
         self._courier: Courier | None = None
+        self._still = StillFile(settings.folder, settings.host)
         self.error: BaseException | None = None
 
     def start(self) -> None:
@@ -139,12 +141,9 @@ class Agent:
         """Return what every rank of this host is doing."""
         found: dict[str, Reading] = {}
         for chip, rank in list(self._ranks.items()):
-            if rank.pulse is None:
-                with contextlib.suppress(InputError):
-                    reader = PulseReader(self._pulse_path(chip, rank.process))
-                    rank.pulse = reader
-            if rank.pulse is not None:
-                found[chip] = rank.pulse.read()
+            reading = rank.reading(self._pulse_path(chip, rank.process))
+            if reading is not None:
+                found[chip] = reading
         return found
 
     def close(self) -> None:
@@ -260,9 +259,10 @@ class Agent:
         """Say what the ranks do, if none of them has moved for a while."""
         active = {r.chip for r in self.state.reports if r.standing in _IN_GENERATION}
         readings = {chip: found for chip, found in self.pulses().items() if chip in active}
-        if found := still_pulses(readings, QUIET_S):
-            settings = self.settings
-            self._link.pulses(Pulses(job=settings.job, host=settings.host, pulses=found))
+        found, own = still_pulses(readings, QUIET_S), self.settings
+        self._still.take(found, self.state.order)
+        if found:
+            self._link.pulses(Pulses(job=own.job, host=own.host, pulses=found))
 
     def _after(self, event: Order | Said | Died) -> None:
         before = self.state

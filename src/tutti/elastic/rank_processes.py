@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tutti.elastic.messages import ChipPulse
 from tutti.elastic.system_calls import system_call
+from tutti.errors import InputError
 from tutti.observe.pulse import PulseReader, Reading
 
 
@@ -33,6 +34,13 @@ class RankProcess:
     words: str = ""  # what it said was wrong
     told_at: float = 0.0  # to leave
     pulse: PulseReader | None = None
+
+    def reading(self, path: Path) -> Reading | None:
+        """Return what its pulse says; None before there is one."""
+        if self.pulse is None:
+            with contextlib.suppress(InputError):
+                self.pulse = PulseReader(path)
+        return None if self.pulse is None else self.pulse.read()
 
     def close(self) -> None:
         """Let go of its pipes."""

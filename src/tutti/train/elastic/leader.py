@@ -135,7 +135,7 @@ class Leader:
             return f"cluster '{self.job.cluster.name}' has no such node (it has {known})"
         if hello.node == self._door.own_node:
             return "the controller is on that node itself"
-        known = self.controller.members.host(hello.node)
+        before = self.controller.members.host(hello.node)
         return Welcome(
             job=self._identity.name,
             folder=str(self.job.config.folder.resolve()),
@@ -144,7 +144,7 @@ class Leader:
             heartbeat_s=max(self.config.heartbeat_s, many_hosts_s(self.job)),
             wait_s=self.config.wait_s,
             partners=self.config.partners,
-            incarnation=known.status.incarnation if known is not None else 0,
+            incarnation=before.status.incarnation if before is not None else 0,
         )
 
     def _watch(self, members: Membership) -> Event | None:

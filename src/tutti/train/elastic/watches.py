@@ -8,17 +8,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
 
+from tutti.diagnose.hangs import Observed, find_hang, stray_of
 from tutti.diagnose.slow import FIRST, ON_END, SlowRanks, Verdict
 from tutti.elastic.controller import Controller
 from tutti.elastic.events import Phase
-from tutti.elastic.hangs import Observed, find_hang
 from tutti.elastic.membership import Membership
 from tutti.elastic.messages import ChipPulse
 from tutti.observe.pulse import Activity, OpenOperation, Reading
 from tutti.plan.plan import Plan
-from tutti.ranks.links import Use
 from tutti.ranks.rank_places import Seats, class_of
 from tutti.schedule.instruction import Lane
 from tutti.schedule.schedule import build_schedule
@@ -89,7 +87,7 @@ class HangWatch:
             state=pulse.state,
             instruction=self._instruction(rank, pulse.instruction),
             call=pulse.call,
-            stray=next(filter(is_stray, names), "") if pulse.instruction >= 0 else "",
+            stray=stray_of(names) if pulse.instruction >= 0 else "",
         )
 
     @functools.cached_property
@@ -109,15 +107,6 @@ class HangWatch:
             self._words = (plan, lists)
         words = self._words[1][rank] if rank < len(self._words[1]) else []
         return words[index] if 0 <= index < len(words) else ""
-
-
-def is_stray(operation: str) -> bool:
-    """Tell whether an operation of a step is none of its plan's.
-
-    Those of a plan are messages, and collectives in groups that are made for a use (`CommLinks`).
-    """
-    verb, _, rest = operation.partition(" ")
-    return verb != "exchange" and rest.rpartition("#")[0].strip() not in get_args(Use)
 
 
 class SlowWatch:

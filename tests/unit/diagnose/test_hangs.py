@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tutti.elastic.hangs import Observed, find_hang
+from tutti.diagnose.hangs import Observed, Reason, find_hang, stray_of
 from tutti.observe.pulse import Activity, OpenOperation, Reading
 
 NOW = 100_000_000_000
@@ -59,9 +59,12 @@ def test_those_who_wait_for_each_other_are_told_apart_by_how_far_they_came() -> 
 
 
 def test_data_that_do_not_come_are_named() -> None:
+    verdict = found(rank(0, waits=(1,)), rank(1, at="Fetch batch units 0-2"))
+    assert (verdict.rank, verdict.reason) == (1, Reason.DATA)
+    assert "its samples do not come" in verdict.why
     verdict = found(rank(0, waits=(1,)), rank(1, at="Fetch batch units 0-2", call="reads /a.bin"))
-    assert verdict.rank == 1
-    assert "its samples do not come (its main thread reads /a.bin)" in verdict.why
+    assert (verdict.rank, verdict.reason) == (1, Reason.FILE)
+    assert "its main thread reads /a.bin" in verdict.why
 
 
 def test_what_a_process_asks_of_the_kernel_is_said() -> None:
@@ -86,3 +89,9 @@ def test_saves_and_first_steps_are_waited_for() -> None:
     assert found(rank(0, waits=(1,), step=1), rank(1, step=1)) is None
     late = rank(1, activity=Activity.BETWEEN, instruction=-1, idle_s=200.0)
     assert found(rank(0, waits=(1,), idle_s=200.0), late).rank == 1
+
+
+def test_what_a_plan_does_not_have_is_known_by_its_name() -> None:
+    planned = ["exchange 0.3.activations #12", "all_reduce gradients #3", "all_to_all block #1"]
+    assert stray_of(planned) == ""
+    assert stray_of([*planned, "all_reduce #1"]) == "all_reduce #1"
