@@ -51,6 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sums: tuple[float, ...] = ()  # those of `step`
     copy_steps: tuple[tuple[int, int], ...] = ()  # (generation, step) of copies on its host
     deaths: tuple[Death, ...] = ()  # of earlier processes of this chip
+    why: str = ""  # it left its generation, as far as that is not that others did
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
