@@ -23,8 +23,8 @@ LEAD_MODULE = "tutti.train.elastic.lead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """What a process that leads needs of its host."""
+class Candidate:
+    """A host that may lead: what a process that does needs of it."""
 
     node: str
     folder: Path  # the run's
@@ -35,7 +35,7 @@ class Host:
 class Follower:
     """Looks who leads, now and then; its methods are called by the main thread."""
 
-    def __init__(self, store: EtcdStore, host: Host, follow: Callable[[str], None]) -> None:
+    def __init__(self, store: EtcdStore, host: Candidate, follow: Callable[[str], None]) -> None:
         self._store, self._host, self._follow = store, host, follow
         self._next, self._address = 0.0, ""
         self._process: subprocess.Popen[bytes] | None = None

@@ -23,7 +23,7 @@ import zmq
 from tutti.elastic.agent import Agent
 from tutti.elastic.agent_settings import IN_MEMORY, AgentSettings
 from tutti.elastic.etcd import StoreAwayError
-from tutti.elastic.follow import Follower, Host
+from tutti.elastic.follow import Candidate, Follower
 from tutti.elastic.journal import FOLDER
 from tutti.elastic.messages import (
     Hello,
@@ -127,7 +127,7 @@ def run_agent(
     agent = Agent(settings)
     follower = None
     if store is not None:
-        own = Host(
+        own = Candidate(
             node=node, folder=run, address=_address_towards(host),
             environment={**os.environ, SECRET: secret.reveal().decode()},
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.dist.train.test_elastic import Runs, kill, same
 from tests.support.elastic_watching import Struck
 from tests.support.train_job import write_job
 from tutti.elastic.journal import read_journal
+from tutti.errors import TuttiError
 from tutti.train.checkpoint.folders import complete_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -68,15 +70,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_ends_no_run(runs: Runs, small_disk: Path) -> None:
-    """Checkpoints do not fit after the first; a rank that is lost then comes from its copy."""
+def test_a_full_disk_ends_no_run_before_its_last_save(runs: Runs, small_disk: Path) -> None:
+    """Checkpoints do not fit; a rank that is lost comes from its copy, and all steps are made."""
     (runs.folder / "elastic").mkdir()
     (runs.folder / "elastic" / "checkpoints").symlink_to(small_disk)
     (small_disk / "filling").write_bytes(bytes(5 << 20))
     plain = runs.run("plain", steps=8)
-    result = runs.run(
-        "elastic", steps=8, elastic={"copies": 1, "drill": [kill(1, 5, 9)]},
-        **{"checkpoints.every": 2},
-    )  # fmt: skip
-    assert result.losses == plain.losses
+    elastic = {"copies": 1, "drill": [kill(1, 5, 9)]}
+    with pytest.raises(TuttiError, match="checkpoint of step 8 failed .*No space left on device"):
+        runs.run("elastic", steps=8, elastic=elastic, **{"checkpoints.every": 2})
+    lines = (runs.folder / "elastic" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert tuple(json.loads(line)["loss"] for line in lines) == plain.losses
     assert [source for _, source in runs.entered("elastic")] == ["begin", "memory"]

@@ -19,7 +19,7 @@ from typing import Any
 from tutti.elastic.agent import Agent
 from tutti.elastic.agent_settings import AgentSettings
 from tutti.elastic.events import Fatal, Phase
-from tutti.elastic.follow import Follower, Host
+from tutti.elastic.follow import Candidate, Follower
 from tutti.elastic.join import (
     JOB_FILE,
     RANK_MODULE,
@@ -175,7 +175,7 @@ class ElasticRun:
         assert self._shared is not None
         follower = Follower(
             self._shared.store,
-            Host(
+            Candidate(
                 node=self._own_node(), folder=self.job.config.folder.resolve(),
                 address=self._host, environment={**os.environ, SECRET: self._identity.secret},
             ),
