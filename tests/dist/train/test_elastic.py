@@ -166,7 +166,8 @@ def test_hangs_are_named_and_replaced(runs: Runs) -> None:
     assert [cause[:17] for cause in causes] == [
         "rank 1 (fast/0/1)", "rank 0 (fast/0/0)", "rank 1 (fast/0/1)",
     ]  # fmt: skip
-    for cause, how in zip(causes, ("is stopped", "samples do not come", "interpreter"), strict=True):
+    reasons = ("is stopped", "samples do not come", "interpreter")
+    for cause, how in zip(causes, reasons, strict=True):
         assert how in cause
 
 

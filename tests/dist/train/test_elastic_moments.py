@@ -77,7 +77,7 @@ def test_a_full_disk_ends_no_run_before_its_last_save(runs: Runs, small_disk: Pa
     (small_disk / "filling").write_bytes(bytes(5 << 20))
     plain = runs.run("plain", steps=8)
     elastic = {"copies": 1, "drill": [kill(1, 5, 9)]}
-    with pytest.raises(TuttiError, match="checkpoint of step 8 failed .*No space left on device"):
+    with pytest.raises(TuttiError, match=r"checkpoint of step 8 failed .*No space left on device"):
         runs.run("elastic", steps=8, elastic=elastic, **{"checkpoints.every": 2})
     lines = (runs.folder / "elastic" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert tuple(json.loads(line)["loss"] for line in lines) == plain.losses
