@@ -40,9 +40,9 @@ def runs_with(hosts: Hosts, ranks: int, after: float) -> Entry:
         found = journal(hosts)
         entered = [e for e in found if e.phase == "entering"]
         last = found[-1] if found else None
-        if last is not None and last.phase == "running" and last.at > after:
-            if len(entered[-1].ranks) == ranks:
-                return last
+        going = last is not None and last.phase == "running" and last.at > after
+        if last is not None and going and len(entered[-1].ranks) == ranks:
+            return last
         time.sleep(0.05)
     raise SystemExit(f"{ranks} ranks do not run again: {journal(hosts)[-1:]}")
 
