@@ -304,6 +304,8 @@ class Controller:
         generation = int(values.pop("generation", self.members.generation))
         rank = next((s.rank for s in self.members.seats if s.chip == chip), 0)
         accepts = self.members.accepts_late if values.get("late") else self.members.accepts
+        if kind == "step":
+            values["generation"] = generation
         if kind in ("died", "warning", "error", "stranger") or accepts(generation, chip, process):
             self._passed(rank, chip, kind, values)
 

@@ -179,3 +179,28 @@ def test_the_store_dies_the_ranks_train_on_and_it_comes_back(job: Job) -> None:
     assert agents[1].wait(20) == 0
     plain = job.hosts.train("plain", "alike-3.json", steps=len(job.losses()))
     assert job.losses() == pytest.approx(plain.losses, rel=1e-4)
+
+
+def test_a_wire_is_cut_and_mended(job: Job) -> None:
+    """The host is left as silent, and its processes, which know nothing of it, come back."""
+    first = job.lead()
+    agents = [job.agent(1), job.agent(2)]
+    job.runs_with(3, 1)
+    job.more_steps(3)
+    wire = ["ip", "link", "set", "port2.0"]  # of the switch
+    cut_at = time.time()
+    job.bed.inside(job.bed.holders[0], [*wire, "nomaster"], [])
+    job.runs_with(2, 2)
+    settled = next(e for e in job.journal() if e.phase == "settling" and e.at > cut_at)
+    assert settled.why == "rank 2 (box/2/0): host box/2 is silent"
+    print(f"wire cut: named after {settled.at - cut_at:.2f} s")
+    job.more_steps(3)
+    job.bed.inside(job.bed.holders[0], [*wire, "master", "rail0"], [])
+    job.runs_with(3, 3)
+    job.more_steps(3)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60) == 143, job.words()
+    for agent in agents:
+        assert agent.wait(30) == 0, job.words()
+    plain = job.hosts.train("plain", "alike-3.json", steps=len(job.losses()))
+    assert job.losses() == pytest.approx(plain.losses, rel=1e-3)
