@@ -69,7 +69,7 @@ class Job:
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return [float(json.loads(line)["loss"]) for line in lines if line.endswith("}")]
 
-    def until(self, what: Callable[[], Any], limit_s: float = 60.0) -> None:
+    def until(self, what: Callable[[], Any], limit_s: float = 150.0) -> None:
         end = time.monotonic() + limit_s
         while not what():
             assert time.monotonic() < end, self.words()
