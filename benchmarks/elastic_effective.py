@@ -1,11 +1,11 @@
-"""Effective training time under random deaths: steps that were kept, times what one takes, ÷ wall.
+"""Effective training time under random deaths: seconds in steps that were kept ÷ wall.
 
     python -m benchmarks.elastic_effective [--minutes 10] [--every 60] [--hangs 0.2] [--seed 0]
 
 A tiny model on emulated chips of this machine, copies after every step. Every `--every` seconds on
 average (at random) a random rank is killed by SIGKILL, or, with the chance of `--hangs`, stopped by
-SIGSTOP. An undisturbed elastic run of a few steps comes first: its median step is what one takes.
-Chips share this machine's cores, so other work on it counts against the figure.
+SIGSTOP. Steps that were made again count once, as they were made last; what lies between two steps
+(saves, figures) does not count, as it does not in an undisturbed run, which comes first.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any
 
 from benchmarks.elastic_faults import run, write_job
 from tutti.elastic.agent_settings import IN_MEMORY
+from tutti.elastic.join import JOB_FILE
 from tutti.elastic.journal import read_journal
 from tutti.elastic.rank_processes import is_alive
 from tutti.errors import InputError
 from tutti.observe.folder import METRICS
 from tutti.observe.pulse import Activity, PulseReader
-from tutti.train.elastic.job import JOB_FILE
 
 CALIBRATED = 20  # steps of the undisturbed run
 
@@ -63,7 +63,7 @@ class Reaper:
         self.chance = random.Random(given.seed)
         self.deaths, self.hangs = 0, 0
         self.span: tuple[float, float] = (0.0, 0.0)
-        self.steps = (0, 0)
+        self.kept, self.kept_s = 0, 0.0
         self.thread = threading.Thread(target=self.work, daemon=True)
         self.thread.start()
 
@@ -80,7 +80,8 @@ class Reaper:
                 due = time.monotonic() + self.chance.expovariate(1 / self.given.every)
                 self.strike()
         self.span = (begin, time.monotonic())
-        self.steps = (first, len(records(self.folder)))
+        kept = records(self.folder)[first:]
+        self.kept, self.kept_s = len(kept), sum(float(record["seconds"]) for record in kept)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def strike(self) -> None:
@@ -109,17 +110,16 @@ def main() -> None:
         elastic = {"copies": 1, "replan": "never"}
         run(folder, "calm", steps=CALIBRATED, elastic=elastic)
         calm = [float(record["seconds"]) for record in records(folder / "calm")]
-        step_s = statistics.median(calm[3:])
+        calm_s = statistics.median(calm[3:])
         reaper = Reaper(folder / "run", given)
         run(folder, "run", steps=1_000_000, elastic=elastic)
         reaper.thread.join()
         generations = [e for e in read_journal(folder / "run") if e.phase == "entering"]
     wall = reaper.span[1] - reaper.span[0]
-    kept = reaper.steps[1] - reaper.steps[0]
-    share = kept * step_s / wall
     print(
         f"{reaper.deaths} deaths, {reaper.hangs} hangs in {wall:.0f} s; {len(generations)} "
-        f"generations; {kept} steps kept of {step_s * 1e3:.0f} ms each: {share:.1%} of the time"
+        f"generations; {reaper.kept} steps kept, {reaper.kept_s / reaper.kept * 1e3:.0f} ms each "
+        f"({calm_s * 1e3:.0f} undisturbed): {reaper.kept_s / wall:.1%} of the time"
     )
 
 

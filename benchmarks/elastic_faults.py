@@ -26,6 +26,7 @@ from tutti.elastic.journal import FOLDER, read_journal
 from tutti.files import write_text
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
+from tutti.observe.folder import METRICS
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import save_plan
 from tutti.plan.plan import Replica
@@ -49,6 +50,7 @@ class Outcome:
     right: bool
     verdict_s: float
     again_s: float
+    next_step_s: float  # to the end of the first step after it
 
 
 def write_job(folder: Path, ranks: int) -> None:
@@ -75,6 +77,8 @@ def run(folder: Path, name: str, **changes: Any) -> TrainResult:
 def outcomes(folder: Path, drills: list[dict[str, Any]]) -> list[Outcome]:
     """Return what became of every fault, from the run's log."""
     entries, found = read_journal(folder), list[Outcome]()
+    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    seconds = {r["step"]: float(r["seconds"]) for r in map(json.loads, lines)}
     for number, drill in enumerate(drills):
         mark = folder / FOLDER / f"drill-{number}"
         if not mark.is_file():
@@ -84,8 +88,10 @@ def outcomes(folder: Path, drills: list[dict[str, Any]]) -> list[Outcome]:
         # who lost the others is heard of first; who was lost is said when all have left
         verdict = next((e for e in after if e.phase == "settling"), None)
         running = next((e for e in after if e.phase == "running"), None)
-        if verdict is None or running is None:
+        entering = next((e for e in after if e.phase == "entering"), None)
+        if verdict is None or running is None or entering is None:
             continue
+        step_s = seconds.get((entering.step or 0) + 1, 0.0)
         found.append(
             Outcome(
                 kind=drill["fault"],
@@ -94,6 +100,7 @@ def outcomes(folder: Path, drills: list[dict[str, Any]]) -> list[Outcome]:
                 right=verdict.why.startswith(f"rank {drill['rank']} "),
                 verdict_s=verdict.at - at,
                 again_s=running.at - at,
+                next_step_s=running.at - at + step_s,
             )
         )
     return found
@@ -111,13 +118,13 @@ def main() -> None:
         {"fault": kind, "rank": n % given.ranks, "step": 3 + BETWEEN * n, "instruction": 2 + n % 5}
         for n, kind in enumerate(kind for kind in kinds for _ in range(given.times))
     ]
-    steps = 3 + BETWEEN * len(drills) + 2
+    last = 3 + BETWEEN * len(drills) + 2
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_job(folder, given.ranks)
         elastic = {"copies": 1, "replan": "never", "drill": drills}
-        result = run(folder, "run", steps=steps, elastic=elastic)
-        plain = run(folder, "plain", steps=steps)
+        result = run(folder, "run", steps=last, elastic=elastic)
+        plain = run(folder, "plain", steps=last)
         found = outcomes(folder / "run", drills)
     for kind in kinds:
         own = [outcome for outcome in found if outcome.kind == kind]
@@ -126,9 +133,12 @@ def main() -> None:
         if own:
             verdict = [outcome.verdict_s for outcome in own]
             again = [outcome.again_s for outcome in own]
+            steps = [outcome.next_step_s for outcome in own]
             print(
                 f"; named after {statistics.median(verdict):.2f} s (at most {max(verdict):.2f}), "
-                f"running again after {statistics.median(again):.2f} s (at most {max(again):.2f})"
+                f"running again after {statistics.median(again):.2f} s (at most {max(again):.2f}), "
+                f"end of the next step after {statistics.median(steps):.2f} s (at most "
+                f"{max(steps):.2f})"
             )
         for outcome in own:
             print(f"    rank {outcome.rank}: {outcome.named}")

@@ -66,6 +66,7 @@ class Hosts:
     port: int = field(default_factory=free_port)
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
     before: Sequence[str] = ()  # of each command, such as a namespace's
+    join: str = ""  # where agents join, if not at the leader's port here
 
     def __post_init__(self) -> None:
         (self.folder / "model").mkdir()
@@ -103,7 +104,7 @@ class Hosts:
         """Start the agent of a node."""
         log = (self.folder / f"agent-{node}.log").open("ab")
         made = subprocess.Popen(
-            [*self.before, *TUTTI, "agent", "--join", f"127.0.0.1:{self.port}",
+            [*self.before, *TUTTI, "agent", "--join", self.join or f"127.0.0.1:{self.port}",
              "--node", f"box/{node}", "--run", str(self.folder / name)],
             stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
@@ -115,7 +116,7 @@ class Hosts:
         self, name: str, plan: str, *options: str, **changes: Any
     ) -> subprocess.Popen[bytes]:
         """Start `tutti train` as the first host."""
-        elastic = {"listen": f"127.0.0.1:{self.port}"}
+        elastic = {"listen": f"127.0.0.1:{self.port}", **changes.pop("elastic", {})}
         config = self.config(name, plan, **{**changes, "elastic": elastic})
         files.write_text(self.folder / f"{name}.yaml", json.dumps(plain(config)))
         log = (self.folder / "leader.log").open("ab")

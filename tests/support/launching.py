@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import subprocess
@@ -36,7 +37,10 @@ def plan_of(
 ) -> Plan:
     """Return a valid plan of one pipeline: half of the layers on each of two stages."""
     model = model or small_model(4)
-    units = ((0, 3), (3, model.num_units)) if len(stages) == 2 else ((0, model.num_units),)
+    cuts = [round(k * model.num_units / len(stages)) for k in range(len(stages) + 1)]
+    if len(stages) == 2:
+        cuts[1] = 3
+    units = tuple(itertools.pairwise(cuts))
     micro_batch = sum(replica.count * replica.sequences for replica in stages[0])
     plan = Plan(
         model=refer_to_model(model),

@@ -105,7 +105,11 @@ def recoveries(entries: list[Entry]) -> list[float]:
 
 def agent(
     join: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where `tutti train` listens (elastic.listen).")
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where `tutti train` listens (elastic.listen), or the job's store, etcd://…/NAME.",
+        ),
     ],
     node: Annotated[
         str,

@@ -38,9 +38,11 @@ class Communicator:
         group: Group,
         chooser: Chooser,
         native_ranks: frozenset[int],
+        label: str = "",
     ) -> None:
+        """Be a group; `label` is what its operations are called in words."""
         self._shared, self._make_group = shared, make_group
-        self._launcher = Launcher(shared, number, group, chooser, native_ranks)
+        self._launcher = Launcher(shared, number, group, chooser, native_ranks, label)
         self.rank = shared.executor.rank
         self.group = group
         self.ranks = tuple(sorted(group.ranks))

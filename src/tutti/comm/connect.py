@@ -297,7 +297,7 @@ class _Job:
             Tuned(programs),
             connections=self._settings.connections,
         )
-        return Communicator(shared, self.group, number, group, chooser, native)
+        return Communicator(shared, self.group, number, group, chooser, native, name)
 
     def _native_groups(self, number: int, group: Any) -> frozenset[int]:
         """Make the torch sub-groups of the islands that have a backend; return their ranks."""

@@ -69,9 +69,11 @@ class Launcher:
         group: Group,
         chooser: Chooser,
         native_ranks: frozenset[int],
+        label: str = "",
     ) -> None:
         self._shared = shared
         self._number = number
+        self._label = f" {label}" if label else ""
         self.rank = shared.executor.rank
         self.group = group
         self.size = group.size
@@ -141,7 +143,7 @@ class Launcher:
                 links=self._shared.executor,
                 script=script,
                 buffers=buffers,
-                work=Work(self.rank, f"{call.operation} #{number}", call.wanted),
+                work=Work(self.rank, f"{call.operation}{self._label} #{number}", call.wanted),
                 group=self._number,
                 sequence=number,
                 combine=combine or _replace,

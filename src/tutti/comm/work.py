@@ -16,7 +16,7 @@ class Work:
     """An operation under way, or done."""
 
     def __init__(self, rank: int, name: str, result: Any = None) -> None:
-        self.name = name  # such as "all_reduce #17"
+        self.name = name  # such as "all_reduce gradients #17"
         self.rank = rank
         self._result = result
         self._settled = threading.Event()

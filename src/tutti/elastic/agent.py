@@ -37,7 +37,6 @@ from tutti.elastic.controller_link import ControllerLink
 from tutti.elastic.courier import Courier, Kept, kept_copies
 from tutti.elastic.fork_server import ForkServer
 from tutti.elastic.messages import (
-    ChipPulse,
     Death,
     Order,
     Pulses,
@@ -48,13 +47,14 @@ from tutti.elastic.messages import (
 )
 from tutti.elastic.rank_processes import (
     RankProcess,
-    chip_pulse,
     copy_steps,
     end_processes,
     how_ended,
+    still_pulses,
 )
+from tutti.elastic.still_file import StillFile
 from tutti.errors import InputError
-from tutti.observe.pulse import PulseReader, Reading
+from tutti.observe.pulse import Reading
 
 STATUS_WAIT_S = 0.3  # for the fork server to say how a process ended
 STACK_S = 0.05  # for a stack to be written
@@ -70,8 +70,9 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.state = AgentState.of(
-            settings.job, settings.host, settings.chips, incarnation=time.time_ns()
-        )
+            settings.job, settings.host, settings.chips,
+            incarnation=max(time.time_ns(), settings.incarnation + 1),
+        )  # fmt: skip
         self._ranks: dict[str, RankProcess] = {}
         self._numbers: dict[int, RankProcess] = {}
         self._calls: list[Callable[[], None]] = []
@@ -80,6 +81,7 @@ class Agent:
         self._tell_at = self._due = 0.0
         self._thread = threading.Thread(target=self._run, name="tutti-agent", daemon=True)
         self._courier: Courier | None = None
+        self._still = StillFile(settings.folder, settings.host)
         self.error: BaseException | None = None
 
     def start(self) -> None:
@@ -99,6 +101,15 @@ class Agent:
             self._report()
 
         self.call(ask)
+
+    def follow(self, address: str) -> None:
+        """Talk to the controller at another address."""
+
+        def change() -> None:
+            self._link.follow(address)
+            self._report()
+
+        self.call(change)
 
     @property
     def is_running(self) -> bool:
@@ -130,12 +141,9 @@ class Agent:
         """Return what every rank of this host is doing."""
         found: dict[str, Reading] = {}
         for chip, rank in list(self._ranks.items()):
-            if rank.pulse is None:
-                with contextlib.suppress(InputError):
-                    reader = PulseReader(self._pulse_path(chip, rank.process))
-                    rank.pulse = reader
-            if rank.pulse is not None:
-                found[chip] = rank.pulse.read()
+            reading = rank.reading(self._pulse_path(chip, rank.process))
+            if reading is not None:
+                found[chip] = reading
         return found
 
     def close(self) -> None:
@@ -249,18 +257,12 @@ class Agent:
 
     def _tell_pulses(self) -> None:
         """Say what the ranks do, if none of them has moved for a while."""
-        now, found = time.monotonic_ns(), list[ChipPulse]()
         active = {r.chip for r in self.state.reports if r.standing in _IN_GENERATION}
-        for chip, reading in self.pulses().items():
-            if chip not in active:
-                continue
-            if now - reading.beat_ns < QUIET_S * 1e9:
-                return
-            found.append(chip_pulse(chip, reading, now))
+        readings = {chip: found for chip, found in self.pulses().items() if chip in active}
+        found, own = still_pulses(readings, QUIET_S), self.settings
+        self._still.take(found, self.state.order)
         if found:
-            settings = self.settings
-            told = Pulses(job=settings.job, host=settings.host, pulses=tuple(found))
-            self._link.pulses(told)
+            self._link.pulses(Pulses(job=own.job, host=own.host, pulses=found))
 
     def _after(self, event: Order | Said | Died) -> None:
         before = self.state

@@ -24,4 +24,5 @@ class AgentSettings:
     key: bytes  # of messages
     heartbeat_s: float = 0.25
     partners: int = 0  # other hosts that get the copies of this one's chips
+    incarnation: int = 0  # of the agent before this one: clocks may have been set back
     wait_s: float = float("inf")  # without a word of the controller

@@ -107,6 +107,7 @@ class Controller:
         self._waiting_at = -_SAY_S
         self._give_up_at, self._look_at = float("inf"), 0.0
         self.watch: Callable[[Membership], Event | None] = lambda _members: None
+        self.hold: Callable[[], bool] = lambda: False  # until this host leads; whether it waited
         self.refused: dict[str, str] = {}  # agents of another job or version, and why
 
     def restore(self, members: Membership) -> None:
@@ -122,8 +123,10 @@ class Controller:
     def run(self) -> Membership:
         """Lead the job to its end; return how it ended."""
         while self.members.phase not in OVER:
+            if self.hold():  # nobody could be heard of meanwhile
+                self._heard_at = dict.fromkeys(self._heard_at, time.monotonic())
             self.turn()
-        self._say_goodbye()
+        self.say_goodbye()
         return self.members
 
     def turn(self, most_s: float = 0.02) -> None:
@@ -301,6 +304,8 @@ class Controller:
         generation = int(values.pop("generation", self.members.generation))
         rank = next((s.rank for s in self.members.seats if s.chip == chip), 0)
         accepts = self.members.accepts_late if values.get("late") else self.members.accepts
+        if kind == "step":
+            values["generation"] = generation
         if kind in ("died", "warning", "error", "stranger") or accepts(generation, chip, process):
             self._passed(rank, chip, kind, values)
 
@@ -370,7 +375,7 @@ class Controller:
             0, "", "generation", {"generation": generation, "phase": phase.value, "text": why}
         )
 
-    def _say_goodbye(self) -> None:
+    def say_goodbye(self) -> None:
         """Tell every agent that all is over, for a while: whoever comes later finds nobody."""
         until = time.monotonic() + _LAST_WORD_S
         while time.monotonic() < until:

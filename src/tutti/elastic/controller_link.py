@@ -43,10 +43,18 @@ class ControllerLink:
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self.address = address
         self.socket.connect(address)
         self._waiting: deque[Words] = deque(maxlen=MOST_WORDS)
         self._number, self._sent_at = 0, 0.0
         self.heard_at = time.monotonic()  # something of the controller
+
+    def follow(self, address: str) -> None:
+        """Talk to another controller from now on; what was not heard yet is told to it, too."""
+        if address != self.address:
+            self.socket.disconnect(self.address)
+            self.address = address
+            self.socket.connect(address)
 
     def status(self, status: Status) -> None:
         """Send a status."""

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from tutti.elastic.messages import Death, Report, Seat, Source, Status
 
+SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
+Fault = tuple[str, int, int, int, int]
+"""Chip, its agent's incarnation, process (or minus the generation), step, instruction."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
@@ -35,6 +39,24 @@ def how_it_ended(status: Status, chip: str, process: int | None = None) -> str:
         if process is None or death.process == process:
             return death.how
     return "is gone"
+
+
+def came_back(faults: Sequence[Fault], new: Sequence[Fault]) -> tuple[int, Fault] | None:
+    """Return how often one of the new faults has come at its step and instruction, if too often."""
+    for fault in new:
+        same = [known for known in faults if known[3:] == fault[3:]]
+        if fault[3] and len(same) >= SAME_FAULTS:
+            return len(same), same[-1]
+    return None
+
+
+def failure(reports: Iterable[Report | None], generation: int) -> tuple[Fault, str] | None:
+    """Return why a generation failed in which nobody was lost, as who noticed it says."""
+    said = [r for r in reports if r is not None and r.why and r.generation == generation]
+    first = next(iter(sorted(said, key=lambda report: "(told by" in report.why)), None)
+    if first is None:
+        return None
+    return (first.chip, 0, -generation, first.step + 1, -1), f"nobody is lost, but {first.why}"
 
 
 def seat_on(

@@ -22,6 +22,8 @@ import zmq
 
 from tutti.elastic.agent import Agent
 from tutti.elastic.agent_settings import IN_MEMORY, AgentSettings
+from tutti.elastic.etcd import StoreAwayError
+from tutti.elastic.follow import Candidate, Follower
 from tutti.elastic.journal import FOLDER
 from tutti.elastic.messages import (
     Hello,
@@ -33,11 +35,13 @@ from tutti.elastic.messages import (
     unpacked,
 )
 from tutti.elastic.rank_processes import is_alive
+from tutti.elastic.store import SCHEME, EtcdStore
 from tutti.errors import InputError
 from tutti.launch.secret import SECRET, SECRET_FILE, Secret, find_secret
 
 RANK_MODULE = "tutti.train.elastic.rank"
 SECRET_IN_RUN = f"{FOLDER}/secret"
+JOB_FILE = f"{FOLDER}/job"
 _SHARED_MEMORY = Path("/dev/shm")
 _OWNER = "owner"  # the file with the process id of the agent that a folder belongs to
 _AGAIN_S = 0.5
@@ -80,15 +84,25 @@ def run_agent(
     """
     if not re.fullmatch(r"[^/\s]+/\d+", node):
         raise InputError(f"--node is '{node}'; write POOL/NUMBER, such as a100/1")
-    host, port = address_of(controller, "--join")
-    address = zmq_address(host, port)
-    welcome, secret = _welcomed(address, node, folder, say, wait_s)
+    store = EtcdStore(controller) if controller.startswith(SCHEME) else None
+    if store is None:
+        address = zmq_address(*address_of(controller, "--join"))
+        welcome, secret = _welcomed(address, node, folder, say, wait_s)
+    else:
+        address, welcome, secret = _welcomed_by_leader(store, node, folder, say, wait_s)
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     key = control_key(secret.reveal())
     run = (folder or Path(welcome.folder)).resolve()
     if not run.is_dir():
         raise InputError(
             f"{run}: the run's folder is not on this host; runs on several hosts need a file "
             "system that all of them share (--run says where it is here)"
+        )
+    name = known_job(run)
+    if name != welcome.job:
+        raise InputError(
+            f"{run}: is the folder of job {name or '(none)'}, and {address} leads job "
+            f"{welcome.job} (there: {welcome.folder}); correct --run"
         )
     memory = memory_folder(welcome.job, node)
     environment = chip_environment(
@@ -107,12 +121,27 @@ def run_agent(
         heartbeat_s=welcome.heartbeat_s,
         wait_s=welcome.wait_s,
         partners=welcome.partners,
+        incarnation=welcome.incarnation,
     )
     say(f"joined job {welcome.job} with {', '.join(welcome.chips)}")
-    return _served(Agent(settings), memory, say)
+    agent = Agent(settings)
+    follower = None
+    if store is not None:
+        own = Candidate(
+            node=node, folder=run, address=_address_towards(host),
+            environment={**os.environ, SECRET: secret.reveal().decode()},
+        )  # fmt: skip
+        follower = Follower(store, own, agent.follow)
+    return _served(agent, memory, say, follower)
 
 
-def _served(agent: Agent, memory: Path, say: Say) -> str:
+def known_job(folder: Path) -> str:
+    """Return the name of the job whose folder this is; empty: of none."""
+    path = folder / JOB_FILE
+    return path.read_text(encoding="ascii").strip() if path.is_file() else ""
+
+
+def _served(agent: Agent, memory: Path, say: Say, follower: Follower | None) -> str:
     """Run an agent to its end; SIGTERM and Ctrl-C drain it, a second one ends it at once."""
     asked = 0
 
@@ -132,8 +161,12 @@ def _served(agent: Agent, memory: Path, say: Say) -> str:
             while agent.is_running and not ended:
                 time.sleep(0.05)
                 ended = agent.end or ""
+                if follower is not None:
+                    follower.look()
     finally:
         agent.close()
+        if follower is not None:
+            follower.close()
         if ended:  # copies may be needed by an agent that comes after this one
             shutil.rmtree(memory, ignore_errors=True)
     if agent.error is not None:
@@ -158,6 +191,37 @@ def signals_to(ask: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class _NobodyError(InputError):
+    """Nobody answered."""
+
+
+def _welcomed_by_leader(
+    store: EtcdStore, node: str, folder: Path | None, say: Say, wait_s: float
+) -> tuple[str, Welcome, Secret]:
+    """Ask whoever leads to take part, until somebody answers."""
+    began = time.monotonic()
+    while True:
+        why = f"{store.url}: nobody leads"
+        try:
+            leader = store.leader()
+            if leader is not None:
+                rest = min(began + wait_s - time.monotonic(), _FIRST_WORD_S)
+                return leader.address, *_welcomed(leader.address, node, folder, say, rest)
+        except (_NobodyError, StoreAwayError) as error:
+            why = str(error)
+        if time.monotonic() > began + wait_s:
+            raise InputError(f"{why}; waited for {wait_s:g} s")
+        time.sleep(_AGAIN_S)
+
+
+def _address_towards(host: str) -> str:
+    """Return this host's address as another one sees it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 def _welcomed(
@@ -185,7 +249,7 @@ def _welcomed(
             if not told and time.monotonic() > began + _FIRST_WORD_S:
                 told = True
                 say(f"nobody answers at {address} yet; is `tutti train` running there?")
-        raise InputError(
+        raise _NobodyError(
             f"nobody answered at {address} for {wait_s:g} s"
             + (f"; {folder}: no elastic run that goes on" if secret is None else "")
         )

@@ -11,6 +11,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -58,10 +59,8 @@ class Journal:
 
     def write(self, entry: Entry) -> None:
         """Write a decision; what was decided is on disk before anybody acts on it."""
-        values = {name: getattr(entry, name) for name in entry.__slots__}
-        values["seats"] = msgspec.to_builtins(entry.seats)
         try:
-            self._file.write(json.dumps(values) + "\n")
+            self._file.write(self.line(entry) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -69,6 +68,12 @@ class Journal:
                 f"{self._file.name}: {error.strerror}; without its log the job would not know "
                 "its own generation"
             ) from None
+
+    @staticmethod
+    def line(entry: Entry) -> str:
+        """Return a decision as it is written."""
+        values = {name: getattr(entry, name) for name in entry.__slots__}
+        return json.dumps({**values, "seats": msgspec.to_builtins(entry.seats)})
 
     def fence(self, generation: int) -> None:
         """Let nobody of an older generation publish from now on."""
@@ -88,14 +93,18 @@ def read_journal(folder: Path) -> list[Entry]:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
         try:
-            values = json.loads(line)
-            seats = msgspec.convert(values.get("seats", []), tuple[Seat, ...])
-            found.append(Entry(**{**values, "ranks": tuple(values["ranks"]), "seats": seats}))
+            found.append(entry_of(json.loads(line)))
         except (ValueError, TypeError, KeyError, msgspec.ValidationError):
             if number == len(lines):
                 break
             raise InputError(f"{path}, line {number}: is no decision; was it changed?") from None
     return found
+
+
+def entry_of(values: dict[str, Any]) -> Entry:
+    """Return a decision that was written."""
+    seats = msgspec.convert(values.get("seats", []), tuple[Seat, ...])
+    return Entry(**{**values, "ranks": tuple(values["ranks"]), "seats": seats})
 
 
 def last_generation(folder: Path) -> int:
@@ -107,7 +116,10 @@ def last_generation(folder: Path) -> int:
 
 
 def require_current(folder: Path, generation: int) -> None:
-    """Raise where a newer generation has begun."""
+    """Raise where a newer generation has begun.
+
+    The file counts, also where the store is elsewhere: it lies beside what is to be published.
+    """
     newest = last_generation(folder)
     if newest > generation:
         raise FencedError(

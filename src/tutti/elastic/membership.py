@@ -36,16 +36,19 @@ from tutti.elastic.events import (
     Unsettled,
     WaitedEnough,
 )
-from tutti.elastic.hosts import Host, couriers, giving_chips, how_it_ended, seat_on
+from tutti.elastic.hosts import (
+    Fault,
+    Host,
+    came_back,
+    couriers,
+    failure,
+    giving_chips,
+    how_it_ended,
+    seat_on,
+)
 from tutti.elastic.messages import Order, Report, Seat, Source, Standing, Status
 
-SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
-
-
 OVER = frozenset({Phase.FINISHED, Phase.GIVEN_UP})
-
-
-# --- the machine -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +71,7 @@ class Membership:
     asked: tuple[str, ...] = ()  # the chips of the request that is open, or was refused
     counted: tuple[Seat, ...] = ()  # whose state that request counts on
     hosts: tuple[tuple[str, Host], ...] = ()  # by name
-    faults: tuple[tuple[str, int, int, int, int], ...] = ()
-    # chip, its agent's incarnation, process, step, instruction
+    faults: tuple[Fault, ...] = ()
     told: tuple[tuple[str, int, int], ...] = field(default=())  # host, order, its number when told
 
     def host(self, name: str) -> Host | None:
@@ -169,6 +171,8 @@ class Membership:
             if (status.incarnation, status.number) <= old:
                 return None  # late, or told twice
         taken = self._with_host(status.host, Host(status=status))
+        if status.order > self.order:  # an earlier controller got further than its log says
+            taken = replace(taken, order=status.order + 1)
         new = tuple(
             (report.chip, status.incarnation, death.process, death.step, death.instruction)
             for report in status.reports
@@ -180,15 +184,14 @@ class Membership:
         if not new:
             return taken
         taken = replace(taken, faults=(*taken.faults, *new))
-        for *_, step, instruction in new:
-            same = [f for f in taken.faults if f[3:] == (step, instruction)]
-            if step and len(same) >= SAME_FAULTS:
-                last = same[-1][0]
-                return taken._give_up(
-                    f"{len(same)} processes ended at step {step}, instruction {instruction} "
-                    f"(the last on {last}: {how_it_ended(status, last)}); going on would repeat it"
-                )
-        return taken
+        again = came_back(taken.faults, new)
+        if again is None:
+            return taken
+        count, (last, *_, step, instruction) = again
+        return taken._give_up(
+            f"{count} processes ended at step {step}, instruction {instruction} "
+            f"(the last on {last}: {how_it_ended(status, last)}); going on would repeat it"
+        )
 
     def _with_host(self, name: str, host: Host) -> Membership:
         at = bisect.bisect_left(self.hosts, name, key=_name)
@@ -254,17 +257,16 @@ class Membership:
     def _watch(self) -> Membership:
         reports = [self.seated(seat) for seat in self.seats]
         for seat, report in zip(self.seats, reports, strict=True):
-            host = self.host(seat.host)
             if report is None:
                 return self._leave(self._loss(seat))
+            host = self.host(seat.host)
             if (host is not None and host.status.draining) or self.is_drained(seat.chip):
                 return self._leave(f"{seat.chip} on host {seat.host} is to be left", gentle=True)
             if report.standing is Standing.IDLE and report.generation == self.generation:
                 return self._leave(f"rank {seat.rank} ({seat.chip}) lost the others")
-        if self.phase is Phase.ENTERING:
-            for donor in self.donors:
-                if self.seated(donor) is None:
-                    return self._leave(self._loss(donor))
+        lost = [d for d in self.donors if self.phase is Phase.ENTERING and self.seated(d) is None]
+        if lost:
+            return self._leave(self._loss(lost[0]))
         there = [r for r in reports if r is not None and r.generation == self.generation]
         if len(there) == len(reports) and there:
             if all(r.standing is Standing.DONE for r in there):
@@ -315,9 +317,18 @@ class Membership:
         # who lost the others was heard of first; who was lost is known by now
         lost = [seat for seat in self.seats if self.seated(seat) is None]
         why = self._loss(lost[0]) if lost and self.phase is Phase.LEAVING else self.why
+        reports = list(map(self.seated, (*self.seats, *self.donors)))
+        faults = self.faults
+        if self.phase is Phase.LEAVING and not self.gentle and None not in reports:
+            failed = failure(reports, self.generation)
+            if failed is not None:
+                faults, why = (*faults, failed[0]), failed[1]
+            if failed is not None and (again := came_back(faults, failed[:1])) is not None:
+                times = f"{again[0]} times at step {again[1][3]}"
+                return self._give_up(f"{times}: {why}; going on would repeat it"), ()
         asking = replace(
-            self, phase=Phase.SETTLING, request=self.request + 1, asked=chips, counted=counted,
-            why=why,
+            self, faults=faults, phase=Phase.SETTLING, request=self.request + 1, asked=chips,
+            counted=counted, why=why,
         )  # fmt: skip
         left = tuple(report for report in map(self.seated, counted) if report is not None)
         return asking, (Settle(asking.request, chips, left, self.last),)

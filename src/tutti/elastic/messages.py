@@ -51,6 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sums: tuple[float, ...] = ()  # those of `step`
     copy_steps: tuple[tuple[int, int], ...] = ()  # (generation, step) of copies on its host
     deaths: tuple[Death, ...] = ()  # of earlier processes of this chip
+    why: str = ""  # it left its generation, as far as that is not that others did
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
@@ -129,6 +130,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     heartbeat_s: float
     wait_s: float  # without a controller
     partners: int = 0  # hosts that keep copies of each other's
+    incarnation: int = 0  # of the agent that was there before; the new one's is larger
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
@@ -172,6 +174,7 @@ class ChipPulse(msgspec.Struct, frozen=True, kw_only=True):
     links_idle_ns: int
     state: str  # of the process, as the kernel says
     operations: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    call: str = ""  # of the kernel, that its main thread is in
 
 
 class Pulses(msgspec.Struct, frozen=True, kw_only=True, tag="pulses"):

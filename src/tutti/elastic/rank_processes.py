@@ -7,11 +7,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.elastic.messages import ChipPulse
+from tutti.elastic.system_calls import system_call
+from tutti.errors import InputError
 from tutti.observe.pulse import PulseReader, Reading
 
 
@@ -32,6 +34,13 @@ class RankProcess:
     words: str = ""  # what it said was wrong
     told_at: float = 0.0  # to leave
     pulse: PulseReader | None = None
+
+    def reading(self, path: Path) -> Reading | None:
+        """Return what its pulse says; None before there is one."""
+        if self.pulse is None:
+            with contextlib.suppress(InputError):
+                self.pulse = PulseReader(path)
+        return None if self.pulse is None else self.pulse.read()
 
     def close(self) -> None:
         """Let go of its pipes."""
@@ -62,7 +71,16 @@ def chip_pulse(chip: str, reading: Reading, now_ns: int) -> ChipPulse:
         links_idle_ns=now_ns - reading.link_beat_ns,
         state=process_state(reading.process),
         operations=tuple((op.name, op.peers) for op in reading.operations),
+        call=system_call(reading.process),
     )
+
+
+def still_pulses(readings: Mapping[str, Reading], quiet_s: float) -> tuple[ChipPulse, ...]:
+    """Return the pulses of a host's chips if none of them has moved for a while; else none."""
+    now = time.monotonic_ns()
+    if any(now - reading.beat_ns < quiet_s * 1e9 for reading in readings.values()):
+        return ()
+    return tuple(chip_pulse(chip, reading, now) for chip, reading in readings.items())
 
 
 def process_state(pid: int) -> str:

@@ -88,8 +88,23 @@ def find_source(
     if checkpoint is not None:
         text = f"from the checkpoint of step {checkpoint}"
         return Source(kind="disk", step=checkpoint, text=text)
-    lost = ": no state of it is left" if past else ""
+    lost = f": {_missing(left, copies, past, spec)}, and there is no checkpoint" if past else ""
     return Source(kind="begin", text=f"from the beginning{lost}")
+
+
+def _missing(
+    left: Sequence[Report], copies: _Copies, past: Mapping[int, Past], spec: ModelSpec
+) -> str:
+    """Return a tensor that is lost, in words: of the newest step of which anything is there."""
+    then, generations = _alike(past)[0]
+    steps = copies.steps() | {report.step for report in left if report.step >= 0}
+    if not steps:
+        return "no state of it is left"
+    step = max(steps)
+    ranks = {*copies.of(then, generations, step)}
+    ranks |= {r.held_rank for r in left if r.held in generations and r.step == step}
+    name = missing_state(then.plan, spec, ranks)
+    return f"nobody holds all of {name or 'any step'} at step {step}"
 
 
 def _alike(past: Mapping[int, Past]) -> list[tuple[Past, tuple[int, ...]]]:

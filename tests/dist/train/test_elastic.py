@@ -35,6 +35,13 @@ class Runs:
         config = with_changes(config, {**given, "checkpoints.huggingface": False})
         return run_local(prepare(config))
 
+    def again(self, name: str, plan: str, **changes: Any) -> TrainResult:
+        """Go on from what a run has saved, without `elastic`."""
+        config = TrainConfig.load(self.folder / "train.yaml")
+        given = {"output": str(self.folder / name), "plan": str(self.folder / plan), **changes}
+        config = with_changes(config, {**given, "checkpoints.huggingface": False})
+        return run_local(prepare(config), resume=True)
+
     def entered(self, name: str) -> list[tuple[int, str]]:
         """Return step and source of every generation."""
         entries = read_journal(self.folder / name)
@@ -159,7 +166,8 @@ def test_hangs_are_named_and_replaced(runs: Runs) -> None:
     assert [cause[:17] for cause in causes] == [
         "rank 1 (fast/0/1)", "rank 0 (fast/0/0)", "rank 1 (fast/0/1)",
     ]  # fmt: skip
-    for cause, how in zip(causes, ("is stopped", "waits for nobody", "interpreter"), strict=True):
+    reasons = ("is stopped", "samples do not come", "interpreter")
+    for cause, how in zip(causes, reasons, strict=True):
         assert how in cause
 
 
@@ -172,3 +180,16 @@ def test_adapters_get_their_base_again(runs: Runs) -> None:
     result = runs.run("elastic", **given, elastic={"copies": 1, "drill": drills})
     assert result.losses == plain.losses
     assert runs.entered("elastic")[1][1] == "memory"
+
+
+@pytest.mark.slow
+def test_fewer_chips_than_wanted_save_and_give_up(runs: Runs) -> None:
+    """One chip fails for good; the other holds everything, saves it, and the job ends."""
+    plain = runs.run("plain", "larger.json", steps=6)
+    drills = [kill(1, 2, 4), kill(1, 4, 7)]
+    elastic = {"restarts_per_hour": 1, "min_chips": 2, "wait_s": 1.0, "drill": drills}
+    words = r"given up: 1 chip left .*, elastic.min_chips is 2; checkpoint: .*step-"
+    with pytest.raises(TuttiError, match=words):
+        runs.run("elastic", "larger.json", steps=6, elastic=elastic)
+    result = runs.again("elastic", "larger.json", steps=6)
+    assert result.losses[-1] == pytest.approx(plain.losses[-1], rel=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import zmq
 
 from tutti.elastic.controller import Controller, ControllerSettings
 from tutti.elastic.events import Phase, Settle, Settled, Unsettled
+from tutti.elastic.join import JOB_FILE, run_agent
 from tutti.elastic.journal import Journal, read_journal
 from tutti.elastic.membership import Membership
 from tutti.elastic.messages import (
@@ -31,8 +33,11 @@ from tutti.elastic.messages import (
     packed,
     unpacked,
 )
+from tutti.errors import InputError
+from tutti.files import write_text
 
-KEY = control_key(b"what the agents of tests know")
+SECRET = b"what-the-agents-of-tests-know-00"
+KEY = control_key(SECRET)
 
 
 class Peer:
@@ -166,6 +171,39 @@ def test_an_agent_is_welcomed_or_told_why_not(controller: Controller) -> None:
     peer.close()
 
 
+def test_a_folder_of_another_job_is_refused(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUTTI_SECRET", SECRET.decode())
+    welcome = Welcome(job="job", folder="f", chips=("p/1/0",), world=2, heartbeat_s=0.2, wait_s=9.0)
+    controller.admit = lambda _hello: welcome
+    write_text(tmp_path / JOB_FILE, "another\n")
+    failed = list[str]()
+
+    def join() -> None:
+        try:
+            address = controller.address.removeprefix("tcp://")
+            run_agent(address, "p/1", folder=tmp_path, say=failed.append, wait_s=5.0)
+        except InputError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    while thread.is_alive():
+        controller.turn()
+    assert [f"{tmp_path}: is the folder of job another, and" in line for line in failed] == [True]
+
+
+def test_who_got_further_than_the_log_says_is_still_told_what_to_do(controller: Controller) -> None:
+    """The leader before this one died between an order and its line in the log."""
+    one, other = Peer(controller, "a"), Peer(controller, "b")
+    one.say("p/0/0", order=7)
+    until(controller, Phase.ENTERING, (other, ["p/1/0"]))
+    assert controller.members.order > 7
+    one.close()
+    other.close()
+
+
 def test_words_are_heard_once_and_in_order(tmp_path: Path) -> None:
     heard: list[int] = []
     journal = Journal(tmp_path)
@@ -201,7 +239,8 @@ def test_what_a_seat_did_in_a_generation_that_is_over_is_still_heard(tmp_path: P
     journal = Journal(tmp_path)
     controller = Controller(
         ControllerSettings(job="job", key=KEY, wait_s=60.0), journal, settle, lambda *_: "here:1",
-        lambda rank, chip, kind, values: kind == "step" and heard.append((chip, values["step"])),
+        lambda rank, chip, kind, values: heard.extend(
+            [(chip, values["step"])] if kind == "step" else []),
     )  # fmt: skip
     one, other = Peer(controller, "a"), Peer(controller, "b")
     until(controller, Phase.ENTERING, (one, ["p/0/0"]), (other, ["p/1/0"]))

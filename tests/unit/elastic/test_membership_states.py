@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import elastic_world as world
-from tests.support.elastic_exploration import explore
+from tests.support.elastic_exploration import digest_of_alike, explore, key
 from tutti.elastic.agent_state import AgentState
 from tutti.elastic.events import Phase
 from tutti.elastic.hosts import Host
@@ -23,6 +23,34 @@ from tutti.elastic.messages import Standing
 def test_two_hosts_and_a_fault() -> None:
     found = explore(world.begin(2, faults=1, newcomers=0, late=0), prompt=True)
     assert found > 1_000
+
+
+def test_hosts_that_are_alike_need_be_told_apart_only_once() -> None:
+    """States that differ only in which host is which lead to states that do."""
+    start = world.begin(2, faults=1, newcomers=0, late=0)
+    seen, todo = dict[bytes, world.World](), [world.promptly(start)]
+    while todo:
+        for _, following in world.moves(todo.pop()):
+            after = world.promptly(following)
+            if key(after) not in seen:
+                seen[key(after)] = after
+                todo.append(after)
+    classes = {digest_of_alike(state) for state in (world.promptly(start), *seen.values())}
+    assert len(classes) == explore(start, prompt=True, alike=True)
+    assert len(classes) < 0.52 * len(seen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    ("hosts", "faults", "newcomers", "least"),
+    [(3, 1, 0, 40_000), (2, 1, 1, 40_000), (2, 2, 0, 20_000)],
+)
+def test_more_hosts_and_faults(hosts: int, faults: int, newcomers: int, least: int) -> None:
+    start = world.begin(hosts, faults=faults, newcomers=newcomers, late=0)
+    found = explore(start, prompt=True, liveness_every=200, alike=True)
+    print(f"{hosts} hosts, {faults} faults, {newcomers} newcomers: {found:,} states")
+    assert found > least
 
 
 @pytest.mark.slow

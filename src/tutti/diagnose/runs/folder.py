@@ -13,10 +13,12 @@ from pathlib import Path
 from tutti.diagnose.finding import Component, Evidence, Finding, Where
 from tutti.diagnose.runs.hang import diagnose_rings
 from tutti.diagnose.runs.steps import Figure, diagnose_steps
+from tutti.diagnose.runs.still import diagnose_still
 from tutti.errors import InputError
 from tutti.observe.alerts import Alert, alerts, own_rules
 from tutti.observe.folder import METRICS, RINGS, SERIES
 from tutti.observe.ring import RingReading, read_rings
+from tutti.observe.still import read_still
 from tutti.observe.store import SeriesStore
 
 _MOST_ALERTS = 6
@@ -38,7 +40,8 @@ def diagnose_run(folder: Path, *, now_ns: int | None = None, name: str = "") -> 
         now_ns = time.time_ns()
     if name:
         rings = [replace(ring, file=f"{name} {Path(ring.file).name}") for ring in rings]
-    hang = diagnose_rings(rings, now_ns=now_ns)
+    still = diagnose_still(read_still(folder / RINGS), rings)
+    hang = still or diagnose_rings(rings, now_ns=now_ns)
     slow, more = diagnose_steps(
         figures, rings, f"{name} {METRICS}" if name else str(folder / METRICS)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tutti.elastic.store import parse_url
 from tutti.errors import InputError, hint
 from tutti.launch.identity import used_chips
 from tutti.observe.folder import METRICS
@@ -27,6 +28,13 @@ def check_elastic(job: Job) -> None:
         )
     if elastic.node and elastic.node not in nodes_of(job):
         raise InputError(f"elastic.node is '{elastic.node}'; {hint(elastic.node, nodes_of(job))}")
+    if elastic.store:
+        parse_url(elastic.store)
+        if not elastic.listen:
+            raise InputError(
+                "elastic.store is given, but not elastic.listen: with all chips on this host "
+                "nobody else could lead"
+            )
     least_s = 2 * many_hosts_s(job)
     if elastic.listen and elastic.death_after_s < least_s:
         raise InputError(

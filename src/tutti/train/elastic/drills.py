@@ -18,6 +18,7 @@ from tutti.ranks.links import Handle
 from tutti.schedule.instruction import Instruction, Lane
 from tutti.train.data.feeder import Feeder
 from tutti.train.run.config import DrillConfig
+from tutti.train.sync.comm_links import CommLinks
 
 if TYPE_CHECKING:
     from tutti.train.run.worker import Worker
@@ -86,7 +87,7 @@ def _happen(drill: DrillConfig, worker: Worker, fifo: Path) -> None:
         case "operation":  # another than all others are at
             comm.barrier().wait()
         case "size":
-            comm.all_reduce(torch.zeros(7)).wait()
+            _sum_of_seven(worker)
         case "data":
             Feeder.batch = _never  # type: ignore[method-assign, assignment]
         case "kill":
@@ -99,6 +100,17 @@ def _happen(drill: DrillConfig, worker: Worker, fifo: Path) -> None:
             sum(range(1 << 60))
         case "exception":
             raise DrillError(f"drill: step {drill.step}, instruction {drill.instruction}")
+
+
+def _sum_of_seven(worker: Worker) -> None:
+    """Bring seven numbers to a sum of gradients; where a plan has none, to one of all ranks."""
+    links, numbers = worker.engine.links, torch.zeros(7)
+    groups = links.groups if isinstance(links, CommLinks) else ()
+    for group in groups:
+        if group.use == "gradients":
+            links.all_reduce(group.ranks, numbers, use="gradients").wait()
+            return
+    worker.joined.comm.all_reduce(numbers).wait()
 
 
 def _never(*_: object) -> Batch:

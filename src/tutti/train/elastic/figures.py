@@ -18,27 +18,37 @@ class Figures:
         self._path = job.config.folder / METRICS
         self._lines: JsonLines | None = None
         self._records: dict[int, dict[str, Any]] = {}
+        self._generations: dict[int, int] = {}  # that made each step
         self._validation: dict[int, float] = {}
         self._last = 0
 
     def take(self, values: dict[str, Any]) -> bool:
-        """Take a step; False if it was known."""
-        late = bool(values.pop("late", False))
+        """Take a step; False if it was known.
+
+        What ranks tell late is of a generation that ended; it may come before what rank 0 told in
+        time, and after the run went back.
+        """
+        late, generation = bool(values.pop("late", False)), int(values.pop("generation", 0))
         step = int(values["step"])
-        if late and step in self._records:
+        if late and (step in self._records or self._is_undone(step, generation)):
             return False
-        self._records[step] = values
+        for later in [n for n in self._records if n > step and self._generations[n] < generation]:
+            del self._records[later]  # the run went back: it is made again
+        self._records[step], self._generations[step] = values, generation
         again = [step]
         if self._lines is None or step <= self._last:
             if self._lines is not None:
                 self._lines.close()
             self._lines = JsonLines(self._path, after=step - 1)
-            if late:  # heard of after steps that came later; else the run went back to here
-                again = [n for n in sorted(self._records) if n >= step]
+            again = [n for n in sorted(self._records) if n >= step]
         for number in again:
             self._lines.write(_record(self._records[number]))
         self._last = again[-1]
         return True
+
+    def _is_undone(self, step: int, generation: int) -> bool:
+        """Tell whether a later generation went back to before a step."""
+        return any(n < step and self._generations[n] > generation for n in self._records)
 
     def validation(self, step: int, loss: float) -> None:
         """Take a loss on held-out data."""

@@ -58,6 +58,7 @@ from tutti.train.run.weights import model_folder
 from tutti.train.run.worker import PausedError, StopRequest, Worker
 from tutti.train.sync.comm_links import CommLinks
 
+_MOST_WHY = 300  # letters
 BEAT_S = 0.1  # of the thread that owns the connections
 
 
@@ -130,6 +131,7 @@ class ElasticRank:
         self._held = (0, -1)  # generation and rank by which that lies
         self._open: tuple[StoreClient | None, Communicator | None] = (None, None)
         self._told_to_leave = 0
+        self._why = ""  # it left its generation, if by itself
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -220,12 +222,13 @@ class ElasticRank:
         self.events.send(
             "standing", standing=standing.value, generation=self.generation, step=step,
             pending=pending, sums=sums, held=held[0], held_rank=held[1], copy_steps=copies,
+            why=self._why,
         )  # fmt: skip
 
     # --- a generation --------------------------------------------------------------------------
 
     def _enter(self, order: Order, rank: int) -> None:
-        self.generation, self.rank = order.generation, rank
+        self.generation, self.rank, self._why = order.generation, rank, ""
         self.pulse.enter(order.generation)
         self.pulse.at(-1, Activity.MOVING)
         assert order.source is not None
@@ -377,6 +380,8 @@ class ElasticRank:
         sys.stderr.flush()
         self.pulse.at(-1, Activity.IDLE)
         live = self._live
+        if self._told_to_leave < self.generation and not isinstance(error, PausedError):
+            self._why = str(error).splitlines()[0][:_MOST_WHY]
         if live is not None and live_generation(live) == self.generation:
             if self._copies is not None:
                 with contextlib.suppress(InputError):

@@ -39,6 +39,7 @@ class Settler:
         self.current = job.plan  # of the generation at hand
         self.target: Plan | None = None  # that was decided on
         self._begun = started  # a generation of this run has trained: checkpoints are its own
+        self.closing = ""  # why the generation at hand only saves
         self._deaths: dict[str, list[float]] = {}  # when processes of a chip ended
 
     def restore(self, entries: Sequence[Entry]) -> None:
@@ -81,11 +82,12 @@ class Settler:
         but = (
             f" ({many(len(bad), 'chip')} failed too often: {', '.join(sorted(bad))})" if bad else ""
         )
-        if len(chips_left) < least:
-            return Unsettled(
-                question.request,
-                f"{many(len(chips_left), 'chip')} left{but}, elastic.min_chips is {least}",
-            )
+        self.closing = ""
+        too_few = f"{many(len(chips_left), 'chip')} left{but}, elastic.min_chips is {least}"
+        if len(chips_left) < least and question.last and self._plan(set(chips_left)) is not None:
+            self.closing = too_few  # what they hold is saved, and then the job is given up
+        elif len(chips_left) < least:
+            return Unsettled(question.request, too_few)
         absent = [str(c) for c in used_chips(job.plan) if str(c) not in chips_left]
         if not self._past and absent and not question.last:
             return Unsettled(

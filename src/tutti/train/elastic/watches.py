@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tutti.diagnose.hangs import Observed, find_hang
+from tutti.diagnose.hangs import Observed, find_hang, stray_of
 from tutti.diagnose.slow import FIRST, ON_END, SlowRanks, Verdict
 from tutti.elastic.controller import Controller
 from tutti.elastic.events import Phase
@@ -80,9 +80,14 @@ class HangWatch:
             link_beat_ns=told_ns - pulse.links_idle_ns,
             operations=tuple(OpenOperation(name, peers, 0) for name, peers in pulse.operations),
         )
-        instruction = self._instruction(rank, pulse.instruction)
+        names = [name for name, _ in pulse.operations]
         return Observed(
-            chip=pulse.chip, reading=reading, state=pulse.state, instruction=instruction
+            chip=pulse.chip,
+            reading=reading,
+            state=pulse.state,
+            instruction=self._instruction(rank, pulse.instruction),
+            call=pulse.call,
+            stray=stray_of(names) if pulse.instruction >= 0 else "",
         )
 
     @functools.cached_property

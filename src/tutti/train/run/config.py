@@ -174,6 +174,7 @@ class ElasticConfig:
     replan: Literal["auto", "ask", "never"] = "auto"  # whether a better plan is looked for
     listen: str = ""  # HOST:PORT where agents of other hosts join; empty: all chips are here
     node: str = ""  # POOL/N of the chips that are here; empty: the node of rank 0
+    store: str = ""  # etcd://HOST:PORT[,HOST:PORT…]/NAME: any host may lead; empty: the first one
     drill: tuple[DrillConfig, ...] = ()
 
     def __post_init__(self) -> None:

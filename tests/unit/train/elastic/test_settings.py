@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.elastic_hosts import free_port
 from tests.support.train_job import write_job
 from tutti.errors import InputError
 from tutti.train.elastic.check_elastic import check_elastic
 from tutti.train.elastic.copy_price import check_memory, copy_price
+from tutti.train.elastic.shared_store import SharedStore
 from tutti.train.run.config import TrainConfig, with_changes
 from tutti.train.run.planning import Job, prepare
 
@@ -71,3 +73,16 @@ def test_copies_that_no_host_has_the_memory_for(folder: Path) -> None:
     slow = replace(price, to_partners_s=price.between_s + 1.0)
     assert slow.pause_s == pytest.approx(1.0 + price.to_host_s)
     assert "to partners" in slow.words(2)
+
+
+def test_a_store_needs_an_address_and_several_hosts(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"elastic.store is 'etcd://a:1'; write etcd://HOST:PORT/"):
+        check_elastic(job(folder, elastic={"store": "etcd://a:1", "listen": "127.0.0.1:29400"}))
+    with pytest.raises(InputError, match=r"elastic.store is given, but not elastic.listen"):
+        check_elastic(job(folder, elastic={"store": "etcd://a:1/job"}))
+
+
+def test_a_store_that_does_not_answer_is_said_in_one_line() -> None:
+    store = SharedStore(f"etcd://127.0.0.1:{free_port()}/job", "p/0", "127.0.0.1:29400")
+    with pytest.raises(InputError, match=r"no etcd answers .*; start etcd, or correct the address"):
+        store.begin("job", again=False, log=[])
