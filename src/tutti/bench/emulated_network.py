@@ -186,6 +186,10 @@ class Bed(Namespaces):
                             f"neigh add {address(other, far)} lladdr {_hardware(other, far)} "
                             f"dev nic{rail} nud permanent"
                         )
+        # found before the rules above: who has chosen an address leaves by its NIC
+        lines += [
+            f"rule add from {address(host, rail)} lookup {100 + rail}" for rail in range(len(rates))
+        ]
         lines.append(f"route add 10.77.0.0/16 dev nic0 src {address(host, 0)}")
         self.inside(holder, ["ip", "-batch", "-"], lines)
         limits = [_limit(f"nic{rail}", rate) for rail, rate in enumerate(rates)]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from tutti.comm import frames
 from tutti.comm.frames import Frame, Kind
+from tutti.comm.reactor import Timer
 from tutti.comm.transport.connection import Handler, Outgoing
 from tutti.comm.transport.lane import Lane
 from tutti.comm.transport.link import LinkOwner, Replies
@@ -48,8 +49,8 @@ class Ends:
 
     def other_pair(self, index: int) -> tuple[str, str]:
         """Return the addresses of the `index`-th try: every NIC to every other, in turn."""
-        step = index // max(len(self.home), 1)
-        return self._home(index), self.away[(index + step) % len(self.away)]
+        turn, number = divmod(index, max(len(self.home), 1))
+        return self._home(index), self.away[(number + turn) % len(self.away)]
 
     def _home(self, index: int) -> str:
         return self.home[index % len(self.home)] if self.home else ""
@@ -77,8 +78,9 @@ class Lanes:
         self._tried: list[Lane] = []  # to take the place of a lost one
         self._lost: dict[int, SentLog] = {}  # by number, until the other side says what came
         self._again: deque[Sent] = deque()  # goes before all that is new
-        self._numbers = self._tries = 0
-        self._mending = self._looking = self._over = False
+        self._numbers = self._tries = self._pairs = 0
+        self._timer: Timer | None = None  # of the next try
+        self._looking = self._over = False
         self._why = ""
         for index in range(self._wanted):
             self._open(*ends.pair(index), self._lanes)
@@ -126,7 +128,7 @@ class Lanes:
         self._why = self._why or f"cannot be reached ({os.strerror(code)})"
         if not self.keeps or (code == errno.ECONNREFUSED and not self._lanes):
             self._owner.reactor.call(self._end)
-        else:
+        elif self._timer is None:
             self._owner.reactor.call(self._mend)
 
     def _joined(self, lane: Lane) -> None:
@@ -231,24 +233,27 @@ class Lanes:
         self.kick()
 
     def _mend(self) -> None:
-        if not self._mending and not self._over:
-            self._mending = True
-            self._tries = 0
-            self._try()
+        """Begin to open connections in place of lost ones, in quick succession at first."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tries = 0
+        self._try()
 
     def _try(self) -> None:
         """Open another connection, unless there are enough."""
+        self._timer = None
         if self._over:
             return
         if len(self._lanes) >= self._wanted:
-            self._mending = False
             self._drop(self._tried)
             return
         if len(self._tried) >= _MOST_TRIES:
             self._drop(self._tried[:1])
-        pair = self._ends.other_pair(self._tries)
+        pair = self._ends.other_pair(self._pairs)
+        self._pairs += 1
         self._tries += 1
-        self._owner.reactor.after(_TRY_S if self._tries < _SOON else _LATER_S, self._try)
+        wait_s = _TRY_S if self._tries < _SOON else _LATER_S
+        self._timer = self._owner.reactor.after(wait_s, self._try)
         self._open(*pair, self._tried)
 
     def _drop(self, lanes: list[Lane]) -> None:
