@@ -127,6 +127,8 @@ class Connection:
         except BlockingIOError:
             self._block()
         except OSError as error:
+            self._blocked = True
+            self._on_readable()  # the other side is gone; what it said last is still here
             self.close(_text(error))
         finally:
             self._writing = False
