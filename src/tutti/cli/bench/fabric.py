@@ -56,6 +56,13 @@ def fabric(
             metavar="N",
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Run so many pairs of jobs that share a spine: are periods as predicted (root).",
+            metavar="N",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Replay collective programs flow by flow: were prices right, and choices the best ones."""
@@ -65,7 +72,7 @@ def fabric(
 
     asked = {
         "flows": flows, "faults": faults, "healthy": healthy, "queues": queues,
-        "failover": failover,
+        "failover": failover, "jobs": jobs,
     }  # fmt: skip
     numbers = {name: number for name, number in asked.items() if number is not None}
     if numbers:
@@ -119,6 +126,10 @@ def _run_others(numbers: Mapping[str, float], *, as_json: bool) -> None:
         from tutti.cli.bench.fabric_failover import run_failover
 
         run_failover(int(numbers["failover"]), as_json=as_json)
+    if "jobs" in numbers:
+        from tutti.cli.bench.fabric_jobs import run_jobs
+
+        run_jobs(int(numbers["jobs"]), as_json=as_json)
 
 
 def _run_queues(number: int, *, as_json: bool) -> None:
