@@ -254,8 +254,8 @@ def _above(wiring: Wiring, sources: Integers, targets: Integers, num_bytes: Floa
     used = flows.links >= 0
     weights = np.repeat(num_bytes / flows.per_transfer, flows.per_transfer)
     spread = np.broadcast_to(weights[:, None], flows.links.shape)[used]
-    load: Floats = np.bincount(flows.links[used], weights=spread, minlength=len(flows.rates))
-    carried = load[: wiring.num_links]
+    load = np.bincount(flows.links[used], weights=spread, minlength=len(flows.rates))
+    carried: Floats = load[: wiring.num_links].astype(np.float64)
     carried[wiring.island_out :] = 0.0
     # NICs are a job's own, and busy for as long as its habit says; what it shares lies above them
     carried[: 2 * wiring.num_ports] = 0.0

@@ -22,6 +22,7 @@ import numpy as np
 from tutti.bench.beds.bed_flows import PAYLOAD
 from tutti.bench.beds.clos_bed import MEGABIT, ClosBed, ClosSpec
 from tutti.fabric.paths import route_transfers
+from tutti.fabric.wiring import Floats
 from tutti.fleet.rhythm import Rhythm, periods, propose_offsets
 from tutti.launch.secret import Secret, new_secret
 from tutti.ranks.standing_processes import StandingRanks
@@ -73,7 +74,8 @@ def job_rhythm(bed: ClosBed, pace: Pace, hosts: tuple[int, int]) -> Rhythm:
     ends = np.array(hosts, dtype=np.int64)
     flows = route_transfers(bed.wiring, ends, ends[::-1].copy())
     used = flows.links[flows.links >= 0]
-    load = np.bincount(used, minlength=bed.wiring.num_links) * (pace.num_bytes / PAYLOAD)
+    times = np.bincount(used, minlength=bed.wiring.num_links).astype(np.float64)
+    load: Floats = times * (pace.num_bytes / PAYLOAD)
     links = np.flatnonzero(load)
     send_s = float((load[links] / bed.wiring.rates[links]).max())
     return Rhythm(compute_s=pace.compute_s, send_s=send_s, links=links, demand=load[links] / send_s)
