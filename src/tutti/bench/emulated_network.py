@@ -36,6 +36,7 @@ class BedSpec:
     ranks_per_host: int = 1
     spine: float | None = None  # of each rail's way to the others; None: not limited
     scattered: bool = False  # ranks are handed out to hosts in turn
+    as_given: bool = False  # ranks stay in the order in which they came, whatever the wire
     # Of whoever sends, unless a socket asks for another: one that keeps a link full, everywhere.
     senders: str = "reno"
     summary: str = ""
@@ -69,7 +70,8 @@ class BedSpec:
             rail=rail,
             bandwidth=self.nics[host][rail] * MEGABIT / sharing,
             addresses=(address(host, rail),),
-            wire=(host,),
+            island=str(rank) if self.as_given else "",
+            wire=(rank,) if self.as_given else (host,),
         )
 
 
@@ -186,6 +188,10 @@ class Bed(Namespaces):
                             f"neigh add {address(other, far)} lladdr {_hardware(other, far)} "
                             f"dev nic{rail} nud permanent"
                         )
+        # found before the rules above: who has chosen an address leaves by its NIC
+        lines += [
+            f"rule add from {address(host, rail)} lookup {100 + rail}" for rail in range(len(rates))
+        ]
         lines.append(f"route add 10.77.0.0/16 dev nic0 src {address(host, 0)}")
         self.inside(holder, ["ip", "-batch", "-"], lines)
         limits = [_limit(f"nic{rail}", rate) for rail, rate in enumerate(rates)]

@@ -77,6 +77,7 @@ class Executor:
         events = Events(
             control=self._control,
             broken=self._broken,
+            doubted=self._doubted,
             failed=self._mismatched,
             stranger=stranger,
         )
@@ -234,6 +235,22 @@ class Executor:
             return
         self._owner.reactor.after(_GRACE_S, lambda: self._lost(peer, reason))
 
+    def _doubted(self, peer: int, reason: str) -> None:
+        """Find out whether a rank whose connection ended is still there: it may open another."""
+
+        def ask() -> None:
+            if self._closing or self.failure is not None:
+                return
+            if self._mesh.has_left(peer):
+                self._lost(peer, reason)
+                return
+            try:
+                self._mesh.out(peer).control(frames.message(Kind.ASK))
+            except OSError:
+                self._lost(peer, reason)
+
+        self._owner.reactor.after(_GRACE_S, ask)
+
     def _lost(self, peer: int, reason: str) -> None:
         if self._mesh.has_left(peer) and not self._waits_for(peer):
             return
@@ -316,6 +333,8 @@ class Executor:
         }
 
     def _replied(self, peer: int, kind: Kind, value: dict[str, Any]) -> None:
+        if kind is Kind.RESUMED:  # an answer may have been on the connection that was lost
+            self._answers.pop(peer, None)
         if kind is not Kind.STATUS:
             return
         answer = self._answers.setdefault(peer, _Answer())

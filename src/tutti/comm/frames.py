@@ -11,7 +11,7 @@ import json
 import struct
 from typing import Any, NamedTuple
 
-PROTOCOL = 3
+PROTOCOL = 4
 _HEADER = struct.Struct("<B3xQQIIIIIQQQQ")
 HEADER_BYTES = _HEADER.size
 MOST_CONTROL_BYTES = 1 << 20  # of a control frame's payload
@@ -27,6 +27,10 @@ class Kind(enum.IntEnum):
     STATUS = 6  # the answer
     ABORT = 7  # it is over, and whose fault it is
     BYE = 8  # closed on purpose
+    OPEN = 9  # first on a connection whose frames are counted: its number, as `place`
+    CONFIRM = 10  # how many frames of this connection have come, as `place`
+    RESUME = 11  # these connections are lost: how much of each has come?
+    RESUMED = 12  # the answer; what is left of them is sent again elsewhere
 
 
 class Tag(NamedTuple):

@@ -93,6 +93,12 @@ class Receive:
 
             self._mover.store(self._spans, offset, slot[:length], self._combine, stored)
 
+    def undo(self, offset: int) -> None:
+        """Forget a fragment for which there was room and which has not all come."""
+        slot = self._slots.pop(offset, None)
+        if slot is not None:
+            self._buffers.give(slot)
+
     def take(self, offset: int, source: Tensor, then: Callable[[], None]) -> None:
         """Take a fragment out of shared memory; `then` says that it may be reused."""
         length = source.numel()
@@ -216,6 +222,12 @@ class Inbox:
         if receive._arrived + frame.length == receive.num_bytes:
             del self._asked[frame.tag]
         receive.arrived(frame.offset, frame.length)
+
+    def undo(self, frame: Frame) -> None:
+        """Forget a fragment of which only a part came; it comes again."""
+        receive = self._asked.get(frame.tag)
+        if receive is not None:
+            receive.undo(frame.offset)
 
     def take(self, frame: Frame, source: Tensor, then: Callable[[], None]) -> None:
         """Take a fragment out of shared memory."""

@@ -18,6 +18,7 @@ from tutti.comm.entry.trust import Called
 from tutti.comm.frames import MOST_CONTROL_BYTES, Frame, Kind
 from tutti.comm.inbox import Inbox
 from tutti.comm.places import Topology
+from tutti.comm.transport.arrivals import Arrivals
 from tutti.comm.transport.connection import Connection, Handler
 from tutti.comm.transport.link import LinkOwner, Opens, OutLink, plug_in, receive_control
 from tutti.comm.transport.shared import SharedLink, SharedReader, receive_memory
@@ -47,6 +48,7 @@ class Events:
     control: Callable[[int, Kind, dict[str, Any], Connection], None]
     broken: Callable[[int, str], None]
     failed: Callable[[int, BaseException], None]
+    doubted: Callable[[int, str], None]  # a connection in is gone; its sender may open another
     stranger: Callable[[str], None] | None = None  # one was turned away, and who
 
 
@@ -58,6 +60,8 @@ class _Incoming:
     payload: bytearray = field(default_factory=bytearray)
     reader: SharedReader | None = None
     connection: Connection | None = None
+    number: int = 0  # by which its sender knows it; 0: it has none
+    arrivals: Arrivals | None = None  # of a connection with a number
 
 
 class Mesh:
@@ -74,6 +78,7 @@ class Mesh:
         self._inboxes: dict[int, Inbox] = {}
         self._incoming: list[_Incoming] = []
         self._left: set[int] = set()
+        self._came: dict[tuple[int, int], int] = {}  # frames of connections that ended, by number
         self._doors: list[Door] = []
 
     def open(self) -> None:
@@ -180,15 +185,56 @@ class Mesh:
     def _arrived(self, incoming: _Incoming, frame: Frame) -> None:
         connection = incoming.connection
         assert connection is not None
+        if frame.kind is Kind.OPEN:
+            self._number(incoming, connection, frame.place)
+            return
+        if incoming.arrivals is not None:
+            incoming.arrivals.note(frame.length)
         if frame.kind is Kind.DATA:
             self.inbox(incoming.peer).arrived(frame)
         elif frame.kind is Kind.SHARED and incoming.reader is not None:
             self._take_shared(incoming, frame, connection)
         elif frame.kind is Kind.BYE:
             self._left.add(incoming.peer)
+        elif frame.kind is Kind.RESUME:
+            lost = frames.read(incoming.payload)["lost"]
+            came = {str(number): self._end_of(incoming.peer, number) for number in lost}
+            connection.send(frames.message(Kind.RESUMED, {"came": came}))
         else:
             value = frames.read(incoming.payload if frame.length else b"")
             self._events.control(incoming.peer, frame.kind, value, connection)
+
+    def _number(self, incoming: _Incoming, connection: Connection, number: int) -> None:
+        """Count from here on what comes on a connection, and confirm it."""
+
+        def tell(count: int) -> None:
+            connection.send([memoryview(Frame(Kind.CONFIRM, place=count).pack())])
+
+        incoming.number = number
+        incoming.arrivals = Arrivals(self._owner.reactor, self._owner.settings.resend_bytes, tell)
+
+    def _end_of(self, peer: int, number: int) -> int:
+        """End a connection that its sender has given up; return how many frames came on it."""
+        for incoming in self._incoming:
+            if (incoming.peer, incoming.number) == (peer, number):
+                assert incoming.connection is not None
+                incoming.connection.abort()
+                self._forget(incoming)
+                break
+        return self._came.get((peer, number), 0)
+
+    def _forget(self, incoming: _Incoming) -> None:
+        """Drop a connection in; what came of a frame that is not whole does not count."""
+        if incoming in self._incoming:
+            self._incoming.remove(incoming)
+        if incoming.reader is not None:
+            incoming.reader.close()
+        if incoming.arrivals is None:
+            return
+        self._came[incoming.peer, incoming.number] = incoming.arrivals.close()
+        unfinished = None if incoming.connection is None else incoming.connection.unfinished
+        if unfinished is not None and unfinished.kind is Kind.DATA:
+            self.inbox(incoming.peer).undo(unfinished)
 
     def _take_shared(self, incoming: _Incoming, frame: Frame, connection: Connection) -> None:
         assert incoming.reader is not None
@@ -198,12 +244,11 @@ class Mesh:
             self._events.failed(incoming.peer, error)
 
     def _closed(self, incoming: _Incoming, reason: str) -> None:
-        if incoming in self._incoming:
-            self._incoming.remove(incoming)
-        if incoming.reader is not None:
-            incoming.reader.close()
-        if incoming.peer not in self._left:
-            self._events.broken(incoming.peer, reason)
+        self._forget(incoming)
+        if incoming.peer in self._left:
+            return
+        tell = self._events.broken if incoming.arrivals is None else self._events.doubted
+        tell(incoming.peer, reason)
 
     # --- the end ---------------------------------------------------------------------------
 
@@ -223,6 +268,8 @@ class Mesh:
         for incoming in self._incoming:
             if incoming.connection is not None:
                 incoming.connection.close()
+            if incoming.arrivals is not None:
+                incoming.arrivals.close()
             if incoming.reader is not None:
                 incoming.reader.close()
         for inbox in self._inboxes.values():

@@ -25,7 +25,7 @@ from tutti.comm.spans import Spans, as_bytes
 Combine = Callable[[Tensor, Tensor], object]  # (there, arrived): the second into the first
 Then = Callable[[], None]
 _ALIGNMENT = 4096
-_KEPT = 8  # free buffers of a size
+_KEPT, _KEPT_BYTES = 8, 32 << 20  # free buffers of a size: so many, or so many bytes of them
 
 
 class Buffers:
@@ -48,7 +48,7 @@ class Buffers:
     def give(self, buffer: Tensor) -> None:
         """Give a buffer back."""
         free = self._free[buffer.numel()]
-        if len(free) < _KEPT:
+        if len(free) < max(_KEPT, _KEPT_BYTES // buffer.numel()):
             free.append(buffer)
 
 

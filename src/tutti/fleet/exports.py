@@ -6,6 +6,7 @@ queues and node labels; Volcano: HyperNodes; and a CSV of hosts. A group is one 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -122,7 +123,7 @@ def kueue(cluster: Cluster, hosts: Sequence[NamedHost], api: str = "v1beta2") ->
     if api not in KUEUE_VERSIONS:
         raise InputError(f"--api: '{api}'; {hint(api, KUEUE_VERSIONS)}")
     tree, version = Tree(cluster, hosts), f"kueue.x-k8s.io/{api}"
-    name = cluster.name.lower()
+    name = object_name(cluster.name)
     levels = [{"nodeLabel": f"{LABEL}/{tier}"} for tier in reversed(tree.tiers[:-1])]
     documents: list[Any] = [
         {"apiVersion": version, "kind": "Topology", "metadata": {"name": name},
@@ -131,12 +132,14 @@ def kueue(cluster: Cluster, hosts: Sequence[NamedHost], api: str = "v1beta2") ->
     by_device: dict[str, list[dict[str, Any]]] = {}
     for pool in cluster.pools:
         documents.append({
-            "apiVersion": version, "kind": "ResourceFlavor", "metadata": {"name": pool.name},
+            "apiVersion": version, "kind": "ResourceFlavor",
+            "metadata": {"name": object_name(pool.name)},
             "spec": {"nodeLabels": {f"{LABEL}/pool": pool.name}, "topologyName": name},
         })  # fmt: skip
         device = _DEVICES.get(pool.chip.vendor.casefold(), f"{pool.chip.vendor.lower()}.com/chip")
         by_device.setdefault(device, []).append({
-            "name": pool.name, "resources": [{"name": device, "nominalQuota": pool.num_chips}],
+            "name": object_name(pool.name),
+            "resources": [{"name": device, "nominalQuota": pool.num_chips}],
         })  # fmt: skip
     documents.append({
         "apiVersion": version, "kind": "ClusterQueue", "metadata": {"name": name},
@@ -150,6 +153,12 @@ def kueue(cluster: Cluster, hosts: Sequence[NamedHost], api: str = "v1beta2") ->
         "metadata": {"name": name, "namespace": "default"}, "spec": {"clusterQueue": name},
     })  # fmt: skip
     return _yaml([*documents, *node_labels(tree)])
+
+
+def object_name(text: str) -> str:
+    """Return a name as Kubernetes wants it: lower case, digits, `-` and `.` inside."""
+    found = re.sub(r"[^a-z0-9.]+", "-", text.lower())
+    return re.sub(r"-*\.[-.]*", ".", found).strip("-.")[:253].strip("-.") or "cluster"
 
 
 def node_labels(tree: Tree) -> list[dict[str, Any]]:

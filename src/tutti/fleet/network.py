@@ -1,14 +1,15 @@
 """What running jobs do to each other on the fabric.
 
 Every job has a *habit*: how long a step is, which share of it is spent sending on a perfect
-network, and in which pattern. Its bytes are routed over the wiring once per placement. Links whose
-senders together want more than there is join jobs into components; each is followed by `rhythm`.
+network, and in which pattern; or it is a plan, which says all that itself. Its bytes are routed
+over the wiring once per placement. Links whose senders together want more than there is join jobs
+into components; each is followed by `rhythm`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,11 +18,12 @@ import numpy as np
 
 from tutti.errors import InputError
 from tutti.fabric.paths import route_transfers
-from tutti.fabric.wiring import Floats, Integers
+from tutti.fabric.wiring import Floats, Integers, Wiring
 from tutti.fleet.chips import Grounds, bits
 from tutti.fleet.machine import Machine
 from tutti.fleet.request import JobRequest
 from tutti.fleet.rhythm import Rhythm, periods
+from tutti.simulate.step_traffic import StepTraffic
 
 _CHANGED = 1e-6
 _MOST_KNOWN = 20_000
@@ -54,18 +56,18 @@ class SharedNetwork:
     """The fabric of a fleet with the habits of its jobs."""
 
     def __init__(
-        self, grounds: Grounds, habits: Mapping[str, Habit] | None = None,
+        self, grounds: Grounds, habits: Mapping[str, Habit | StepTraffic] | None = None,
         usual: Habit | None = None, *, together: bool = True,
     ) -> None:  # fmt: skip
         self.grounds, self.habits, self.usual = grounds, habits or {}, usual or Habit()
         self.together = together
         self.rates = grounds.wiring.rates
-        self._rhythms: dict[tuple[Habit, int], Rhythm] = {}
+        self._rhythms: dict[tuple[Habit | StepTraffic, int], Rhythm] = {}
         self._paced: dict[str, tuple[int, float]] = {}  # nodes and stretch, as last said
         self._components: dict[frozenset[tuple[str, int]], dict[str, float]] = {}
         self._average: Floats = np.zeros(len(self.rates))
 
-    def habit(self, job: str) -> Habit:
+    def habit(self, job: str) -> Habit | StepTraffic:
         """Return what a job's steps are like."""
         return self.habits.get(job, self.usual)
 
@@ -80,15 +82,16 @@ class SharedNetwork:
         rates = self.rates[rhythm.links]
         left = np.maximum(rates - self._average[rhythm.links], 0.1 * rates)
         slowest = float((rhythm.demand / left).max(initial=0.0))
-        return (rhythm.compute_s + rhythm.send_s * max(1.0, slowest)) / habit.step_s
+        return _period(rhythm, slowest) / habit.step_s
 
-    def rhythm(self, habit: Habit, mask: int) -> Rhythm:
+    def rhythm(self, habit: Habit | StepTraffic, mask: int) -> Rhythm:
         """Return a job's rhythm alone on some nodes."""
         key = (habit, mask)
         if key not in self._rhythms:
             if len(self._rhythms) >= _MOST_KNOWN:
                 self._rhythms.clear()
-            self._rhythms[key] = _rhythm(self.grounds, habit, bits(mask))
+            makes = _planned if isinstance(habit, StepTraffic) else _rhythm
+            self._rhythms[key] = makes(self.grounds, habit, bits(mask))  # type: ignore[arg-type]
         return self._rhythms[key]
 
     # --- what the simulation asks --------------------------------------------------------
@@ -151,7 +154,7 @@ class SharedNetwork:
         elif len(members) <= _MOST_TOGETHER:
             used = np.unique(np.concatenate([one.links for one in rhythms]))
             small = [
-                Rhythm(compute_s=one.compute_s, send_s=one.send_s, demand=one.demand,
+                Rhythm(compute_s=one.compute_s, send_s=one.send_s, demand=one.demand, felt=one.felt,
                        links=np.searchsorted(used, one.links))
                 for one in rhythms
             ]  # fmt: skip
@@ -175,7 +178,12 @@ class SharedNetwork:
         rates = self.rates[one.links]
         others = self._average[one.links] - one.demand * one.send_s / one.period_s
         left = np.maximum(rates - others, 0.1 * rates)
-        return one.compute_s + one.send_s * max(1.0, float((one.demand / left).max(initial=0.0)))
+        return _period(one, float((one.demand / left).max(initial=0.0)))
+
+
+def _period(one: Rhythm, slowest: float) -> float:
+    """Return a job's period where its slowest link makes sending so many times longer."""
+    return one.period_s + one.felt * one.send_s * (max(1.0, slowest) - 1.0)
 
 
 def _phase(job: str) -> float:
@@ -183,24 +191,87 @@ def _phase(job: str) -> float:
     return int.from_bytes(hashlib.sha256(job.encode()).digest()[:4], "big") / 2**32
 
 
+def _planned(grounds: Grounds, steps: StepTraffic, nodes: list[int]) -> Rhythm:
+    """Route what a plan sends in a step, its nodes put onto these, neighbours beside neighbours."""
+    wiring = grounds.wiring
+    chosen = _seats(grounds, steps, nodes)
+    first = np.concatenate([[0], np.cumsum([grounds.sizes[p] for p in grounds.node_pool])])
+    sources = first[chosen[steps.sources]] + steps.source_slots
+    targets = first[chosen[steps.targets]] + steps.target_slots
+    carried = _above(wiring, sources, targets, steps.num_bytes)
+    links = np.flatnonzero(carried)
+    least = float((carried[links] / wiring.rates[links]).max(initial=0.0))
+    send_s = max(least, steps.sending_s)
+    hidden = (1.0 - steps.felt) * (send_s - steps.sending_s)
+    return Rhythm(
+        compute_s=max(steps.step_s - steps.sending_s - hidden, 0.0), send_s=send_s, links=links,
+        demand=carried[links] / send_s if send_s > 0 else carried[links], felt=steps.felt,
+    )  # fmt: skip
+
+
+def _seats(grounds: Grounds, steps: StepTraffic, nodes: list[int]) -> Integers:
+    """Return the node that each of a plan's nodes becomes: of its pool, in order of the wire."""
+    free: dict[str, list[int]] = defaultdict(list)
+    for node in _along_the_wire(grounds, nodes):
+        free[grounds.pool_names[grounds.node_pool[node]]].append(node)
+    asked = Counter(pool for pool, _ in steps.nodes)
+    given = {pool: len(members) for pool, members in free.items()}
+    if len(asked) == len(given) == 1:  # of one kind: the pool's name is another cluster's
+        asked = Counter({next(iter(given)): len(steps.nodes)})
+    if dict(asked) != given:
+        raise InputError(
+            f"{steps.name} is planned for {_counted(asked)}, the job is given {_counted(given)}; "
+            "plan it for what it asks for"
+        )
+    (only,) = given if len(given) == 1 else (None,)
+    chosen = np.array([free[only or pool].pop(0) for pool, _ in steps.nodes], dtype=np.int64)
+    widest = np.zeros(len(chosen), dtype=np.int64)
+    for rows, slots in (
+        (steps.sources, steps.source_slots), (steps.targets, steps.target_slots),
+    ):  # fmt: skip
+        np.maximum.at(widest, rows, slots + 1)
+    for node, needs in zip(chosen.tolist(), widest.tolist(), strict=True):
+        has = grounds.sizes[grounds.node_pool[node]]
+        if needs > has:
+            raise InputError(
+                f"{steps.name} sends from {needs} chips of a node, {grounds.node_name(node)} has "
+                f"{has}; plan it for such nodes"
+            )
+    return chosen
+
+
+def _counted(pools: Mapping[str, int]) -> str:
+    return " and ".join(f"{count} nodes of '{pool}'" for pool, count in sorted(pools.items()))
+
+
+def _along_the_wire(grounds: Grounds, nodes: list[int]) -> list[int]:
+    return sorted(nodes, key=lambda node: (*(g[node] for g in reversed(grounds.node_group)), node))
+
+
+def _above(wiring: Wiring, sources: Integers, targets: Integers, num_bytes: Floats) -> Floats:
+    """Return the bytes on each link above the NICs, which are a job's own."""
+    flows = route_transfers(wiring, sources, targets)
+    used = flows.links >= 0
+    weights = np.repeat(num_bytes / flows.per_transfer, flows.per_transfer)
+    spread = np.broadcast_to(weights[:, None], flows.links.shape)[used]
+    load = np.bincount(flows.links[used], weights=spread, minlength=len(flows.rates))
+    carried: Floats = load[: wiring.num_links].astype(np.float64)
+    carried[wiring.island_out :] = 0.0
+    # NICs are a job's own, and busy for as long as its habit says; what it shares lies above them
+    carried[: 2 * wiring.num_ports] = 0.0
+    return carried
+
+
 def _rhythm(grounds: Grounds, habit: Habit, nodes: list[int]) -> Rhythm:
     """Route what a job sends in a step."""
     wiring = grounds.wiring
-    nodes = sorted(nodes, key=lambda node: (*(g[node] for g in reversed(grounds.node_group)), node))
+    nodes = _along_the_wire(grounds, nodes)
     sources, targets, shares = _transfers(grounds, habit.pattern, nodes)
     nics = np.array([wiring.cluster.pools[grounds.node_pool[n]].node.nic_bandwidth for n in nodes])
     chips = np.array([grounds.sizes[grounds.node_pool[n]] for n in nodes])
     seconds = habit.share * habit.step_s
     each = shares * float((nics / chips).min()) * seconds
-    flows = route_transfers(wiring, sources, targets)
-    used = flows.links >= 0
-    weights = np.repeat(each / flows.per_transfer, flows.per_transfer)
-    spread = np.broadcast_to(weights[:, None], flows.links.shape)[used]
-    load = np.bincount(flows.links[used], weights=spread, minlength=len(flows.rates))
-    carried = load[: wiring.num_links]
-    carried[wiring.island_out :] = 0.0
-    # NICs are a job's own, and busy for as long as its habit says; what it shares lies above them
-    carried[: 2 * wiring.num_ports] = 0.0
+    carried = _above(wiring, sources, targets, each)
     above = np.flatnonzero(carried)
     if habit.share == 0:
         return Rhythm(compute_s=habit.step_s, send_s=0.0, links=above[:0], demand=np.zeros(0))

@@ -29,6 +29,7 @@ class Rhythm:
     send_s: float
     links: Integers  # that it loads
     demand: Floats  # bytes per second on each of them, while it sends at its own pace
+    felt: float = 1.0  # seconds of step per second of longer sending; the rest hides
 
     @property
     def period_s(self) -> float:
@@ -72,6 +73,7 @@ def _followed(jobs: Sequence[Rhythm], paces: _Paces, offsets: Sequence[float]) -
     sending = 0
     due = [offset + job.compute_s for job, offset in zip(jobs, offsets, strict=True)]
     left = [0.0] * count  # seconds of sending, at its own pace
+    began = [0.0] * count  # to send
     turns = [0] * count
     counted_from, last = [0.0] * count, [0.0] * count
     now = 0.0
@@ -92,12 +94,13 @@ def _followed(jobs: Sequence[Rhythm], paces: _Paces, offsets: Sequence[float]) -
                     continue
                 sending &= everybody ^ bit
                 turns[i] += 1
-                due[i], last[i] = now + jobs[i].compute_s, now
+                hidden = (1.0 - jobs[i].felt) * (now - began[i] - jobs[i].send_s)
+                due[i], last[i] = now + max(jobs[i].compute_s - hidden, 0.0), now
                 if turns[i] == _WARM:
                     counted_from[i] = now
             elif due[i] <= now:
                 sending |= bit
-                left[i] = jobs[i].send_s
+                left[i], began[i] = jobs[i].send_s, now
     return [
         (last[i] - counted_from[i]) / (turns[i] - _WARM) if turns[i] > _WARM else job.period_s
         for i, job in enumerate(jobs)

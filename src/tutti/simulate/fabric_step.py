@@ -101,8 +101,8 @@ def plans_on_fabric(
         PlanOnFabric(
             name=name, found=estimate, sent=tuple(own),
             priced_s=estimate.result.step_seconds,
-            alone_s=_step(estimate, own, [one.shared_s for one in own]).step_seconds,
-            result=_step(estimate, own, [one.together_s for one in own]),
+            alone_s=step_with(estimate, own, [one.shared_s for one in own]).step_seconds,
+            result=step_with(estimate, own, [one.together_s for one in own]),
         )
         for name, estimate, own in zip(names, found, sent, strict=True)
     ]  # fmt: skip
@@ -295,7 +295,7 @@ def _together(sent: Sequence[Sent], wiring: Wiring) -> list[float]:
     return [float(part.min()) for part in np.split(paces, ends[:-1])]
 
 
-def _step(found: Estimate, sent: Sequence[Sent], seconds: Sequence[float]) -> SimulationResult:
+def step_with(found: Estimate, sent: Sequence[Sent], seconds: Sequence[float]) -> SimulationResult:
     """Return the step with these seconds of its traffic; the NICs' sharing is in them."""
     costs = found.priced.costs
     given = [costs_of.seconds.copy() for costs_of in costs.classes]

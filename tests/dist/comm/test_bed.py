@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import FileStore
 
 from tests.dist.comm.staged import StagedAccelerator
 from tests.support.rank_pool import SECRET
-from tutti.comm import Settings, connect
 from tutti.bench.emulated_network import BEDS, MEGABIT, Bed, BedSpec, bed_ranks, why_not
+from tutti.comm import Settings, connect
 from tutti.comm.choice import Named
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.dist.comm.calls import Case, Seating, as_bytes, call, opened
-from tests.support.rank_pool import RankPool
 from tests.dist.comm.staged import StagedAccelerator
+from tests.support.rank_pool import RankPool
 from tutti.accelerator import Accelerator, open_accelerator
 from tutti.collective import Operation, algorithms
 from tutti.comm.choice import Named

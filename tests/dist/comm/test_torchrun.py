@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.rank_pool import RankPool
-from tutti.bench.collectives import Options
 from tutti.bench.collective_ranks import Outcome, bench_under_torchrun
+from tutti.bench.collectives import Options
 from tutti.hardware.profile import Profile
 
 

@@ -137,7 +137,7 @@ class ProbedBed:
         dice, spec = random.Random(f"{kind} {seed}"), self.bed.spec
         leaf, spine = dice.randrange(spec.leaves), dice.randrange(spec.spines)
         down = bool(dice.getrandbits(1))
-        links, mend = _FAULTS[kind](self.bed, leaf, spine, down)
+        links, mend = FAULTS[kind](self.bed, leaf, spine, down)
         began, took = time.monotonic(), None
         named: tuple[str, ...] = ()
         for verdict in self.verdicts(LIMITS_S[kind] + 2.0):
@@ -253,4 +253,4 @@ def _loss(bed: ClosBed, leaf: int, spine: int, down: bool) -> tuple[Sequence[str
     return _names(leaf, spine)[down : down + 1], mend
 
 
-_FAULTS = {"cut": _cut, "blackhole": _blackhole, "slow": _slow, "loss": _loss}
+FAULTS = {"cut": _cut, "blackhole": _blackhole, "slow": _slow, "loss": _loss}

@@ -24,7 +24,7 @@ from tutti.fabric.wiring import Floats
 
 _PIECE = b"\0" * 65536
 SENDERS = b"reno"  # that halve what is under way when a packet is lost: fair among equals
-_PAYLOAD = 1448 / 1514  # of a frame's bytes
+PAYLOAD = 1448 / 1514  # of a frame's bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def predicted_rates(bed: ClosBed, connections: Sequence[Connection]) -> Floats:
     paths = np.array([
         bed.links(c.source, c.target, bed.way(c.source, c.target, c.ports)) for c in connections
     ], dtype=np.int32)  # fmt: skip
-    return fair_rates(paths, bed.wiring.rates) * _PAYLOAD
+    return fair_rates(paths, bed.wiring.rates) * PAYLOAD
 
 
 class FlowSockets:

@@ -37,6 +37,9 @@ def comm(
     bed: Annotated[str, typer.Option(help="An emulated network; see --beds.")] = "pair",
     beds: Annotated[bool, typer.Option("--beds", help="List the emulated networks.")] = False,
     senders: Senders = "reno",
+    as_given: Annotated[
+        bool, typer.Option("--as-given", help="On a bed: leave ranks in the order they came in.")
+    ] = False,
     device: Device = "cpu",
     gloo: Annotated[bool, typer.Option(help="Measure plain gloo beside ours.")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each figure.")] = 5,
@@ -81,9 +84,9 @@ def comm(
     elif bed not in BEDS:
         raise InputError(f"--bed: '{bed}'; {hint(bed, BEDS)}")
     else:
-        spec = replace(BEDS[bed], senders=senders)
+        spec = replace(BEDS[bed], senders=senders, as_given=as_given)
         outcome = bench_on_bed(spec, options, profile=known, judge=judge)
-        title = f"bed {bed}: {spec.summary}"
+        title = f"bed {bed}: {spec.summary}" + (", as given" if as_given else "")
     if tune is not None:
         tuned_profile(outcome, known, title).save(tune)
     if json:

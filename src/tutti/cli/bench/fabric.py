@@ -49,6 +49,20 @@ def fabric(
             metavar="N",
         ),
     ] = None,
+    failover: Annotated[
+        int | None,
+        typer.Option(
+            help="Break so many links and NICs under a running job: how long it stops (root).",
+            metavar="N",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Run so many pairs of jobs that share a spine: are periods as predicted (root).",
+            metavar="N",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Replay collective programs flow by flow: were prices right, and choices the best ones."""
@@ -56,7 +70,10 @@ def fabric(
     from tutti.hardware.cluster import Cluster
     from tutti.hardware.library import shipped_cluster_names
 
-    asked = {"flows": flows, "faults": faults, "healthy": healthy, "queues": queues}
+    asked = {
+        "flows": flows, "faults": faults, "healthy": healthy, "queues": queues,
+        "failover": failover, "jobs": jobs,
+    }  # fmt: skip
     numbers = {name: number for name, number in asked.items() if number is not None}
     if numbers:
         if clusters or op:
@@ -105,6 +122,14 @@ def _run_others(numbers: Mapping[str, float], *, as_json: bool) -> None:
         run_probes(int(numbers.get("faults", 0)), numbers.get("healthy"), as_json=as_json)
     if "queues" in numbers:
         _run_queues(int(numbers["queues"]), as_json=as_json)
+    if "failover" in numbers:
+        from tutti.cli.bench.fabric_failover import run_failover
+
+        run_failover(int(numbers["failover"]), as_json=as_json)
+    if "jobs" in numbers:
+        from tutti.cli.bench.fabric_jobs import run_jobs
+
+        run_jobs(int(numbers["jobs"]), as_json=as_json)
 
 
 def _run_queues(number: int, *, as_json: bool) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tutti.fleet.network import SharedNetwork
     from tutti.fleet.simulate import Breakdowns
     from tutti.fleet.trace import Trace
+    from tutti.simulate.step_traffic import StepTraffic
 
 USUAL = ("fifo/random", "fifo/first", "fifo/tightest", "fifo/tightest/wait/move")
 _PATTERNS = ("none", "ring", "all_to_all")
@@ -41,6 +42,10 @@ def simulate(
     traffic: Annotated[
         str, typer.Option(help="What jobs send: none, ring or all_to_all.")
     ] = "none",
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(help="Jobs that are a plan: NAME=PLAN, a pattern such as 'gpt*=gpt.json'."),
+    ] = None,
     share: Annotated[float, typer.Option(help="Of a step in which they send.")] = 0.2,
     alone: Annotated[
         bool, typer.Option("--alone", help="With --traffic: jobs do not disturb each other.")
@@ -74,10 +79,11 @@ def simulate(
         if not value >= 0:
             raise InputError(f"{name}: {value:g} s; give 0 or more")
     requests = requests_of(found, grounds, checkpoint_s=checkpoint, restart_s=restart)
+    habits = _habits(plan or [], [request.job for _, request in requests])
     histories, rows = [], []
     with progress_bar("count", "simulating", wanted=not json) as update:
         for one in policies:
-            network = _network(grounds, traffic, share, alone=alone)
+            network = _network(grounds, traffic, share, habits, alone=alone)
             simulation = Simulation(
                 grounds, one, requests, network=network, breakdowns=_breakdowns(mtbf, seed)
             )
@@ -124,18 +130,42 @@ def _quotas(texts: list[str]) -> dict[str, int]:
     return found
 
 
-def _network(grounds: Grounds, traffic: str, share: float, *, alone: bool) -> SharedNetwork | None:
+def _habits(texts: list[str], jobs: list[str]) -> dict[str, StepTraffic]:
+    """Return what jobs send that are plans."""
+    from fnmatch import fnmatchcase
+
+    from tutti.cli.predict import load_estimate
+    from tutti.cost.plan.sources import Sources
+    from tutti.simulate.step_traffic import step_traffic
+
+    found: dict[str, StepTraffic] = {}
+    for text in texts:
+        pattern, _, file = text.partition("=")
+        if not pattern or not file:
+            raise InputError(f"--plan: '{text}'; write jobs and their plan, such as gpt=gpt.json")
+        chosen = [job for job in jobs if fnmatchcase(job, pattern)]
+        if not chosen:
+            raise InputError(f"--plan: no job is called '{pattern}'; {hint(pattern, jobs)}")
+        steps = step_traffic(Path(file).stem, load_estimate(Path(file), Sources()))
+        found |= dict.fromkeys(chosen, steps)
+    return found
+
+
+def _network(
+    grounds: Grounds, traffic: str, share: float, habits: dict[str, StepTraffic], *, alone: bool
+) -> SharedNetwork | None:
     from tutti.fleet.network import Habit, Pattern, SharedNetwork
 
     if traffic not in _PATTERNS:
         raise InputError(f"--traffic: '{traffic}'; {hint(traffic, _PATTERNS)}")
     if traffic == "none":
-        return None
+        silent = Habit(share=0.0)
+        return SharedNetwork(grounds, habits, silent, together=not alone) if habits else None
     try:
         habit = Habit(share=share, pattern=Pattern(traffic))
     except InputError as error:
         raise InputError(f"--share: {error}") from None
-    return SharedNetwork(grounds, usual=habit, together=not alone)
+    return SharedNetwork(grounds, habits, usual=habit, together=not alone)
 
 
 def _breakdowns(hours: float | None, seed: int) -> Breakdowns | None:

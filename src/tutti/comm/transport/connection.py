@@ -8,8 +8,10 @@ lock is free while the kernel copies. A connection that this side opened begins 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from tutti.comm.reactor import Reactor
 
 _VIEWS = 64  # per call; the kernel takes 1024 at most
 _TURN_BYTES = 8 << 20  # moved before other sockets get their turn
+_AT_ONCE = struct.pack("ii", 1, 0)  # of SO_LINGER: what is under way is thrown away
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class Connection:
             self._room = [memoryview(self._reply)]
             self._current = Outgoing([memoryview(caller.hello)])
         self.open = True
+        self.refused = False  # nobody of this job listens there
         self._watch()
         if caller is not None:
             self.kick()
@@ -97,12 +101,16 @@ class Connection:
         if self._connecting:
             error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
-                self.close(f"cannot be reached ({os.strerror(error)})")
+                self._unreachable(error)
                 return
             self._connecting = False
         self._blocked = False
         self._write()
         self._watch()
+
+    def _unreachable(self, error: int) -> None:
+        self.refused = error == errno.ECONNREFUSED
+        self.close(f"cannot be reached ({os.strerror(error)})")
 
     def _write(self) -> None:
         self._writing = True
@@ -119,6 +127,8 @@ class Connection:
         except BlockingIOError:
             self._block()
         except OSError as error:
+            self._blocked = True
+            self._on_readable()  # the other side is gone; what it said last is still here
             self.close(_text(error))
         finally:
             self._writing = False
@@ -161,7 +171,10 @@ class Connection:
         except BlockingIOError:
             return
         except OSError as error:
-            self.close(_text(error))
+            if self._connecting:  # what it comes to is told to readers, too
+                self._unreachable(error.errno or 0)
+            else:
+                self.close(_text(error))
 
     def _filled(self) -> None:
         """Go on after a whole header, or a whole payload."""
@@ -187,6 +200,7 @@ class Connection:
         try:
             proof = caller.answer(bytes(self._reply))
         except StrangerError as error:
+            self.refused = True
             self.close(f"is not where it says: its port {error}")
             return
         self._room = [memoryview(self._header)]
@@ -198,6 +212,17 @@ class Connection:
         self._handler.trusted()
 
     # --- ending ----------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> Frame | None:
+        """The frame whose payload has not all come."""
+        return self._frame
+
+    def abort(self) -> None:
+        """Close the socket without a word to the owner, and forget what the kernel still holds."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.close()
 
     def close(self, reason: str = "") -> None:
         """Close the socket; a reason is told to the owner."""

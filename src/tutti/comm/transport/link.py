@@ -41,6 +41,9 @@ class Settings:
     inline_bytes: int = 8 << 10  # smaller messages do not go through shared memory
     connections: int = 1  # per pair of ranks that share no memory
     in_flight: int = 4  # pieces between device and network, per link
+    # Sent over the network and not confirmed, per link: kept, to be sent again when a connection
+    # breaks. 0: nothing is kept, and a broken connection ends the job.
+    resend_bytes: int = 32 << 20
     congestion: str = ""  # TCP's control: a name, "kernel", or empty: the kernel's unless it is BBR
 
     def piece_bytes(self, spans: Spans) -> int:
@@ -191,10 +194,13 @@ class Replies:
         self._payload = bytearray(frame.length)
         return [memoryview(self._payload)]
 
+    def read(self, frame: Frame) -> dict[str, Any]:
+        """Return what an answer says."""
+        return frames.read(self._payload if frame.length else b"")
+
     def arrived(self, frame: Frame) -> None:
         """Hand an answer on."""
-        payload = self._payload if frame.length else b""
-        self._owner.replied(self._peer, frame.kind, frames.read(payload))
+        self._owner.replied(self._peer, frame.kind, self.read(frame))
 
     def closed(self, reason: str) -> None:
         """Say that the link broke."""

@@ -1,14 +1,14 @@
 """tcp: several connections to one rank, each bound to an address of ours and one of theirs.
 
 Pieces of a message go to whichever connection is free to take one, so unequal NICs share it in
-proportion. Host tensors are sent from where they lie; device tensors pass through pinned buffers, a
-few at a time, so that copies and the network overlap.
+proportion. What a broken connection held goes out again over another one (`lanes`). Device
+tensors pass
+through pinned buffers, a few at a time, so that copies and the network overlap.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import heapq
 import itertools
 import socket
@@ -19,8 +19,11 @@ from torch import Tensor
 from tutti.comm.frames import Kind, Tag
 from tutti.comm.places import Place
 from tutti.comm.spans import Spans, memory
-from tutti.comm.transport.connection import Connection, Handler, Outgoing
-from tutti.comm.transport.link import LinkOwner, Message, Priority, Replies, Then, priority
+from tutti.comm.transport.connection import Outgoing
+from tutti.comm.transport.lane import Lane
+from tutti.comm.transport.lanes import Ends, Lanes
+from tutti.comm.transport.link import LinkOwner, Message, Priority, Then, priority
+from tutti.comm.transport.sent_log import Sent
 from tutti.errors import InputError
 
 KERNEL = "kernel"  # the congestion control that the kernel gives every socket
@@ -85,7 +88,6 @@ class TcpLink:
 
     def __init__(self, owner: LinkOwner, peer: int, home: Place, away: Place) -> None:
         self._owner = owner
-        self._peer = peer
         self._messages: list[tuple[Priority, Message]] = []
         self._ready: deque[tuple[Message, int, int, Tensor]] = deque()
         self._staged = 0
@@ -93,66 +95,51 @@ class TcpLink:
         # What the kernel holds cannot be overtaken any more: no more than keeps the wire busy.
         rate = home.bandwidth or _LIKELY_RATE
         self._unsent = int(min(max(rate * _AHEAD_S, _LEAST_AHEAD), _MOST_AHEAD))
-        number = max(owner.settings.connections, 1)
-        self._connections = [
-            self._open(index, home.addresses, away.addresses, away.port) for index in range(number)
-        ]
+        self._lanes = Lanes(
+            owner, peer, Ends(home.addresses, away.addresses, away.port), self._socket, self._next
+        )
 
-    def _open(
-        self, index: int, home: tuple[str, ...], away: tuple[str, ...], port: int
-    ) -> Connection:
-        theirs = away[index % len(away)]
-        family = socket.AF_INET6 if ":" in theirs else socket.AF_INET
+    def _socket(self, family: socket.AddressFamily) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
         tune(sock, self._owner.settings.congestion)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._unsent)
-        if home:
-            with contextlib.suppress(OSError):  # an address that was declared but is not here
-                sock.bind((home[index % len(home)], 0))
-        code = sock.connect_ex((theirs, port))
-        replies = Replies(self._owner, self._peer)
-        handler = Handler(
-            room=replies.room,
-            arrived=replies.arrived,
-            closed=replies.closed,
-            refill=lambda: self._next(index),
-        )
-        return Connection(
-            self._owner.reactor,
-            sock,
-            handler,
-            connecting=code == errno.EINPROGRESS,
-            caller=self._owner.caller(self._peer),
-        )
+        return sock
 
     def send(self, tag: Tag, spans: Spans, done: Then, connections: int) -> None:
         """Send a message in pieces over its connections."""
         message = Message(tag, spans, done, connections)
         heapq.heappush(self._messages, (priority(tag, next(self._numbers)), message))
         self._stage()
-        self._kick()
+        self._lanes.kick()
 
-    def _kick(self) -> None:
-        for connection in self._connections:
-            connection.kick()
-
-    def _next(self, index: int) -> Outgoing | None:
-        """Return the next piece for a connection."""
+    def _next(self, lane: Lane, place: int) -> Outgoing | None:
+        """Return the next piece for a connection, the `place`-th of those that work."""
         if self._ready:
-            return self._next_staged()
+            return self._next_staged(lane)
         if not self._messages or not self._messages[0][1].spans.on_host:
             return None
         message = self._messages[0][1]
-        if index >= message.connections:
+        if place >= message.connections:
             return None
         start, stop = message.fragment(self._owner.settings.piece_bytes(message.spans))
         if message.started_all:
             heapq.heappop(self._messages)
             self._stage()
         header = memoryview(message.frame(Kind.DATA, start, stop).pack())
-        views = [header, *message.spans.views(start, stop)]
-        return Outgoing(views, lambda: message.sent(stop - start))
+        length = stop - start
+
+        def done() -> None:
+            message.sent(length)
+
+        if not self._lanes.keeps:
+            return Outgoing([header, *message.spans.views(start, stop)], done)
+        if not length:
+            return lane.carry(Sent((header,), 0, _nothing, done))
+        slot = self._owner.buffers.take(length)
+        message.spans.gather(start, stop, slot)
+        views = (header, memory(slot[:length]))
+        return lane.carry(Sent(views, length, lambda: self._owner.buffers.give(slot), done))
 
     # --- through pinned memory -------------------------------------------------------------
 
@@ -173,35 +160,47 @@ class TcpLink:
                 message: Message = message, start: int = start, stop: int = stop, s: Tensor = slot
             ) -> None:
                 self._ready.append((message, start, stop, s))
-                self._kick()
+                self._lanes.kick()
 
             owner.mover(message.spans).fetch(
                 message.spans, start, stop, slot[: stop - start], fetched
             )
 
-    def _next_staged(self) -> Outgoing:
+    def _next_staged(self, lane: Lane) -> Outgoing:
         message, start, stop, slot = self._ready.popleft()
         header = memoryview(message.frame(Kind.DATA, start, stop).pack())
+        views = (header, memory(slot[: stop - start]))
 
-        def done() -> None:
+        def release() -> None:
             self._owner.buffers.give(slot)
+
+        def taken() -> None:
             self._staged -= 1
             self._stage()
             message.sent(stop - start)
 
-        return Outgoing([header, memory(slot[: stop - start])], done)
+        def done() -> None:
+            release()
+            taken()
+
+        if self._lanes.keeps:
+            return lane.carry(Sent(views, stop - start, release, taken))
+        return Outgoing(list(views), done)
 
     # --- control ---------------------------------------------------------------------------
 
     def control(self, views: list[memoryview]) -> None:
-        """Send a control frame on the first connection."""
-        self._connections[0].send(views)
+        """Send a control frame."""
+        self._lanes.control(views)
 
     def flush(self, seconds: float) -> None:
         """Send what waits on the first connection."""
-        self._connections[0].flush(seconds)
+        self._lanes.flush(seconds)
 
     def close(self) -> None:
         """Close all connections."""
-        for connection in self._connections:
-            connection.close()
+        self._lanes.close()
+
+
+def _nothing() -> None:
+    pass
