@@ -12,6 +12,7 @@ from tutti import document, files
 from tutti.cost.constants import registry
 from tutti.document import Above, Place
 from tutti.errors import hint
+from tutti.hardware.chip import Chip
 from tutti.hardware.library import shipped
 
 _FILE = "families.yaml"
@@ -52,3 +53,9 @@ def family_median(name: str, chip: str) -> float:
     """Return what a constant is believed to be on a chip: its architecture's, or everybody's."""
     own = family_priors(chip).get(name)
     return registry()[name].prior if own is None else own.median
+
+
+def nominal_label(chip: Chip) -> str:
+    """Return what the prices of a chip rest on of which no run was seen."""
+    has_own = families().get(chip.architecture)
+    return f"nominal, not measured{f'; priors of {chip.architecture}' if has_own else ''}"
