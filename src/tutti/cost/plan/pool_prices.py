@@ -62,12 +62,9 @@ class UnitTimes(NamedTuple):
 
 
 def nominal_constants(chip: Chip) -> Constants:
-    """Return the priors for a chip that nobody measured, the host's part by its launch overhead.
+    """Return the priors of a chip that nobody measured: its architecture's, where there are some.
 
-    Where chips of its architecture are known to differ, theirs.
-
-    The priors of host times count launches of `LAUNCH_S` each; a chip whose launches take longer
-    has a higher launch floor.
+    Those of host times count launches of `LAUNCH_S`: longer ones are a higher launch floor.
     """
     plain, slower = Constants(), chip.launch_overhead_s / LAUNCH_S
     family = families().get(chip.architecture, {})
