@@ -87,7 +87,8 @@ class RunTable:
     def least_seconds(self) -> FloatArray:
         """Return the same at the peak of the run's format, attention to earlier tokens only."""
         work = flops_per_token(self.shape, 0.5 * self.strategy.sequence_length)
-        return self._seconds_of(work) / np.take(_PEAKS, self.strategy.fp8.astype(np.intp))
+        peaks: FloatArray = np.take(_PEAKS, self.strategy.fp8.astype(np.intp))
+        return self._seconds_of(work) / peaks
 
     def _seconds_of(self, flops: FloatArray) -> FloatArray:
         work = flops * tokens_per_step(self.strategy)
