@@ -29,7 +29,7 @@ def calibrate(
     from rich import box
     from rich.table import Table
 
-    from tutti.cost.calibration.build import save_calibrations
+    from tutti.cost.calibration.build import LEAST_ROWS, save_calibrations
     from tutti.cost.calibration.operators import calibrate_from_file
 
     if output.exists() and not output.is_dir():
@@ -41,12 +41,14 @@ def calibrate(
     else:
         raise InputError("give either RUNS, a CSV file, or --from-profile FILE")
     paths = save_calibrations(found, output)
+    few = [c.name for c in found if from_profile is None and c.fit.rows < LEAST_ROWS]
     if json:
         print_json(
             {
                 "files": [str(p) for p in paths],
                 "rows": {c.name: list(c.rows) for c in found},
                 "rule": {c.name: c.rule for c in found},
+                "few_rows": few,
             }
         )
         return
@@ -67,6 +69,11 @@ def calibrate(
             str(path),
         )
     print_rich(printed)
+    if few:
+        typer.echo(
+            f"On fewer than {LEAST_ROWS} rows: {', '.join(few)}; predictions by them have the wide "
+            "interval of a stack that nobody measured."
+        )
     if from_profile is not None:
         typer.echo(found[0].rule)
 

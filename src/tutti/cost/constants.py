@@ -68,7 +68,7 @@ class Constants:
     host_step_s: Value = 0.005
     flash_efficiency: Value = 0.42
     flash_backward_ratio: Value = 0.8
-    flash_head_dim: Value = 32.0
+    flash_head_dim: Value = 14.0
     unfused_attention_scale: Value = 1.0
     logit_bytes: Value = 40.0
     optimizer_bytes: Value = 40.0

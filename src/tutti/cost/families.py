@@ -57,12 +57,9 @@ def family_median(name: str, chip: str) -> float:
 
 
 def nominal_constants(chip: Chip) -> Constants:
-    """Return the priors for a chip that nobody measured, the host's part by its launch overhead.
+    """Return the priors of a chip that nobody measured: its architecture's, where there are some.
 
-    Where chips of its architecture are known to differ, theirs.
-
-    The priors of host times count launches of `LAUNCH_S` each; a chip whose launches take longer
-    has a higher launch floor.
+    Those of host times count launches of `LAUNCH_S`: longer ones are a higher launch floor.
     """
     plain, slower = Constants(), chip.launch_overhead_s / LAUNCH_S
     family = families().get(chip.architecture, {})
@@ -75,3 +72,9 @@ def nominal_constants(chip: Chip) -> Constants:
         host_step_s=plain.host_step_s * slower,
         moe_host_s=plain.moe_host_s * slower,
     )
+
+
+def nominal_label(chip: Chip) -> str:
+    """Return what the prices of a chip rest on of which no run was seen."""
+    has_own = families().get(chip.architecture)
+    return f"nominal, not measured{f'; priors of {chip.architecture}' if has_own else ''}"

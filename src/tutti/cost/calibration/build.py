@@ -20,9 +20,11 @@ from tutti.cost.calibration.splits import LEAST_STRIDE, MOST_ROWS, calibration_r
 from tutti.cost.calibration.stacks import Stack, stacks
 from tutti.cost.calibration.table import RunTable
 from tutti.cost.constants import registry
+from tutti.errors import InputError
 
 # What a calibration's range is told of: fields of shape and strategy.
 RANGED = ("hidden", "sequence_length", "tokens", "tp", "pp", "dp", "cp", "ep", "experts", "fp8")
+LEAST_ROWS = 3  # fewer say little of a stack: its intervals are those of one that nobody measured
 _DIGITS = 5
 
 
@@ -49,6 +51,11 @@ def calibrate_stack(
 ) -> Calibration:
     """Fit one stack by the fixed rule."""
     chosen = table.take(calibration_rows(table, most=MOST_ROWS))
+    if not len(chosen):
+        raise InputError(
+            f"stack '{name}': none of {len(table)} usable runs may calibrate, for at most one in "
+            f"{LEAST_STRIDE} of a group does; give at least {LEAST_STRIDE}, or leave these out"
+        )
     fitted, factors = fit(stack, chosen), np.ones(len(chosen))
     for _ in range(_ROUNDS if predictor is not None else 0):
         assert predictor is not None

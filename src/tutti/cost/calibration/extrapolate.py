@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tutti.cost.arrays import FloatArray
 from tutti.cost.calibration.baseline import errors_pct
-from tutti.cost.calibration.build import RANGED, ranges_of
+from tutti.cost.calibration.build import LEAST_ROWS, RANGED, ranges_of
 from tutti.cost.calibration.fit import FittedStack, Predictor, fit, unfitted
 from tutti.cost.calibration.interval_fit import (
     CHIP,
@@ -44,7 +44,6 @@ from tutti.cost.calibration.validate import (
 )
 
 Mask = npt.NDArray[np.bool_]
-LEAST_ROWS = 3  # a fit on fewer says nothing; then the priors judge
 PRIOR_STACKS = 3  # what is believed of a constant weighs as much as so many stacks
 
 

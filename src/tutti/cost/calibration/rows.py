@@ -23,7 +23,7 @@ KNOWN = (
     *REQUIRED,
     *("layers", "hidden", "heads", "kv_heads", "ffn", "gated_mlp", "vocab", "experts", "topk"),
     *("tp", "pp", "vpp", "dp", "cp", "ep", "shard", "seq_par", "mbs", "recompute", "flash_attn"),
-    *("precision", "peak_mem_GiB", "config_complete", "notes"),
+    *("precision", "mfu", "peak_mem_GiB", "config_complete", "notes"),
 )
 _NOT_GIVEN = ("", "n/a", "na", "none", "-", "null")
 _MOST = {

@@ -75,6 +75,8 @@ def run_of(cells: Cells) -> Run:
     memory = None
     if cells.is_given("peak_mem_GiB"):
         memory = cells.number("peak_mem_GiB", most=MOST_MEMORY_GIB) * _GIB
+    if cells.is_given("mfu"):
+        cells.number("mfu", most=1.0)
     chip = _chip(cells)
     shape = _shape(cells, source)
     strategy = _strategy(cells, source, shape)

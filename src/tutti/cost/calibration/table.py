@@ -18,9 +18,11 @@ from tutti.cost.operators.sizes import flops_per_token, tokens_per_step
 Rows = npt.NDArray[np.intp]
 A = TypeVar("A", bound=Arrays)
 
-# A step that would be faster than this multiple of the peak, or slower than this share of it, is
-# in another unit. FP4 computes at four times the 16-bit peak.
-_FASTEST, _SLOWEST = 5.0, 1e-4
+# A step that needs more than the peak of its format (FP8 computes at twice, FP4 at four times the
+# 16-bit peak) for the least work that it may be, causal attention, was not measured so; one at less
+# than this share of it is in another unit.
+_PEAKS = (1.0, 2.0, 4.0)
+_SLOWEST = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,8 +81,17 @@ class RunTable:
     @property
     def ideal_seconds(self) -> FloatArray:
         """Seconds per step if all chips ran at their peak and computed model FLOPs only."""
-        work = flops_per_token(self.shape, self.strategy.sequence_length)
-        work = work * tokens_per_step(self.strategy)
+        return self._seconds_of(flops_per_token(self.shape, self.strategy.sequence_length))
+
+    @property
+    def least_seconds(self) -> FloatArray:
+        """Return the same at the peak of the run's format, attention to earlier tokens only."""
+        work = flops_per_token(self.shape, 0.5 * self.strategy.sequence_length)
+        peaks: FloatArray = np.take(_PEAKS, self.strategy.fp8.astype(np.intp))
+        return self._seconds_of(work) / peaks
+
+    def _seconds_of(self, flops: FloatArray) -> FloatArray:
+        work = flops * tokens_per_step(self.strategy)
         return work / (self.strategy.num_chips * self.peak_flops)
 
 
@@ -123,7 +134,7 @@ def load_runs(path: Path) -> tuple[RunTable, list[Skipped], list[Cells]]:
 def impossible_steps(table: RunTable) -> dict[int, str]:
     """Return the rows whose step time no chip can have, such as milliseconds among seconds."""
     shares = table.utilisation
-    wrong = np.flatnonzero((shares <= _SLOWEST) | (shares >= _FASTEST))
+    wrong = np.flatnonzero((shares <= _SLOWEST) | (table.least_seconds >= table.measured))
     return {
         int(row): f"'step_time_s' {table.measured[row]:g} would be {shares[row]:.2g} of the peak; "
         "is it in another unit?"

@@ -19,7 +19,7 @@ from tutti.cost.calibration.intervals import (
 )
 from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants
-from tutti.cost.families import nominal_constants
+from tutti.cost.families import nominal_constants, nominal_label
 from tutti.cost.kernels import Kernels
 from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
@@ -105,7 +105,7 @@ class PoolPrices:
         self.constants = constants
         self.calibration = calibration
         self._known = known
-        self._links = calibration.label if calibration is not None else "nominal, not measured"
+        self._links = calibration.label if calibration is not None else nominal_label(pool.chip)
         self.basis = self._links
         if measured is not None:
             profile = measured.profile

@@ -45,6 +45,7 @@ def test_a_plain_row(tmp_path: Path) -> None:
         ({"step_time_s": "nan"}, "expected a number above 0"),
         ({"step_time_s": "1000000"}, "another unit"),
         ({"step_time_s": "0.0001"}, "another unit"),
+        ({"step_time_s": "0"}, "expected a number above 0"),
         ({"gbs": ""}, "'gbs' is empty"),
         ({"mbs": ""}, "'mbs' is empty"),
         ({"mbs": "2.5"}, "expected a whole number"),
@@ -75,6 +76,31 @@ def test_an_unusable_row_says_why(tmp_path: Path, change: dict[str, str], why: s
     ids, skipped = loaded(tmp_path, ROW, {**ROW, **change})
     assert ids == ["row-0"]
     assert why in skipped["row-1"]
+
+
+def test_a_utilisation_above_one(tmp_path: Path) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text(as_csv([{**ROW, "id": "x", "mfu": "1.7"}], [*COLUMNS, "mfu"]))
+    _, skipped, _ = load_runs(file)
+    assert skipped[0].why == "'mfu' is 1.7; expected a number above 0, at most 1"
+
+
+@pytest.mark.parametrize(("precision", "peaks"), [("bf16", 1.0), ("fp8", 2.0), ("nvfp4", 4.0)])
+def test_no_step_is_faster_than_the_peak_of_its_format(
+    tmp_path: Path, precision: str, peaks: float
+) -> None:
+    """A step at 1.02 of the peak is refused, one at 0.98 is not; half of attention is left out."""
+    file = tmp_path / "runs.csv"
+    row = {**ROW, "precision": precision, "mfu": ""}
+    file.write_text(as_csv([row]))
+    least = float(load_runs(file)[0].least_seconds[0])
+    whole = float(load_runs(file)[0].ideal_seconds[0]) / peaks
+    assert 0.5 * whole < least < whole
+    times = {"slower": least / 0.98, "faster": least / 1.02}
+    file.write_text(as_csv([{**row, "id": n, "step_time_s": str(s)} for n, s in times.items()]))
+    table, skipped, _ = load_runs(file)
+    assert [run.id for run in table.runs] == ["slower"]
+    assert "of the peak; is it in another unit?" in skipped[0].why
 
 
 def test_the_same_id_twice(tmp_path: Path) -> None:
