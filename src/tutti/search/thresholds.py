@@ -235,8 +235,14 @@ class Thresholds:
     per_plan: int = _threshold(
         4_000, "instructions", "that take as long as what every simulation costs beside them"
     )
+    first_moves: int = _threshold(
+        3, "moves of a kind", "that are priced in its first turn; twice as many in each later one"
+    )
     moves_a_turn: int = _threshold(
         12, "moves of a kind", "that are priced before the other kinds have their turn"
+    )
+    nearly_as_good: float = _threshold(
+        1.005, "× the best, by short steps", "whose whole step may be better after all"
     )
     least_gain: float = _threshold(1e-6, "relative", "a smaller gain is rounding")
     short_enough: float = _threshold(

@@ -50,14 +50,14 @@ def unit_moves(here: Here) -> Moves:
             for a, b in itertools.permutations(range(len(sizes)), 2)
             if abs(a - b) <= near and sizes[a] > 1
         ]
-        pairs = [(a, b) for a, b in pairs if here.loads.may_pay(p, a % count, b % count, plan)]
         pairs.sort(key=lambda pair: (abs(pair[0] - pair[1]), pair))
         # Between two stages with several ranges many pairs do nearly the same: one by one.
         turns: Counter[tuple[int, int]] = Counter()
-        order: dict[tuple[int, int], tuple[int, float]] = {}
+        order: dict[tuple[int, int], tuple[bool, int, float]] = {}
         for a, b in pairs:
             stages = (a % count, b % count)
-            order[a, b] = (turns[stages], here.loads.promise(p, *stages))
+            unlikely = not here.loads.may_pay(p, *stages, plan)
+            order[a, b] = (unlikely, turns[stages], here.loads.promise(p, *stages))
             turns[stages] += 1
         pairs.sort(key=lambda pair: order[pair])
         for giving, taking in pairs:
@@ -192,15 +192,16 @@ def order_moves(here: Here) -> Moves:
     for p, pipeline in enumerate(plan.pipelines):
         count, sizes = len(pipeline.stages), sizes_of(pipeline)
         places: list[list[int]] = []
+        unlikely: list[list[int]] = []
         for a, b in itertools.combinations(range(count), 2):
-            if pipeline.stages[a].chips.pools != pipeline.stages[b].chips.pools or b == a + 1:
-                other = list(range(count))
-                other[a], other[b] = b, a
-                places.append(other)
+            other = list(range(count))
+            other[a], other[b] = b, a
+            apart = pipeline.stages[a].chips.pools != pipeline.stages[b].chips.pools
+            (places if apart or b == a + 1 else unlikely).append(other)
         if count > 2:
             places.append(list(reversed(range(count))))
             places += [[(n + i) % count for i in range(count)] for n in (1, -1)]
-        for order in places:
+        for order in (*places, *unlikely):
             depths = [stage.order.warm_up for stage in pipeline.stages]
             stages = [
                 replace(pipeline.stages[i], order=replace(pipeline.stages[i].order, warm_up=depth))

@@ -1,16 +1,19 @@
 """A local search from a simulated plan: the first move that the simulator finds faster is taken.
 
-Kinds of moves take turns, so that one with many moves does not hide the others; one in which
-nothing helps waits until another has changed the plan. Work that helped is given back, up to a
+Kinds of moves take turns, so that one with many moves does not hide the others: a few moves of each
+at first, more where nothing has helped yet. One in which nothing helps waits until another has
+changed the plan. Work that helped is given back, up to a
 limit: a search that gains goes on. Of a long step the beginning is simulated, as in the search
-before it, and the whole step once a move is to be taken. Work is counted in instructions, never
+before it, and the whole step once a move is to be taken; where nothing helps any more, whole steps of
+what was nearly as good are simulated, too. Work is counted in instructions, never
 timed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from tutti.errors import TuttiError
@@ -32,7 +35,7 @@ MOVES = {
     for name in (
         "tied owner", "micro-batch", "warm-up", "shard level", "shares", "units", "degrees",
         "schedule", "order", "experts", "sharding", "recompute", "warm-up of stages", "flags",
-        "fewer stages", "offload", "idle chips",
+        "fewer stages", "offload", "idle chips", "recompute at all", "offload at all",
     )
 }  # fmt: skip
 
@@ -47,6 +50,35 @@ class Standing:
 
 
 @dataclass(slots=True)
+class _Turns:
+    """Where a kind of moves stands: how many were tried, and whether a better plan came of them.
+
+    After a better plan the moves go on at their place, and those before it come once more.
+    """
+
+    place: int = 0
+    left: Iterator[Plan | None] | None = None  # the moves from there on, of the best plan
+    number: int = 0
+    is_over: bool = False
+    _helped: bool = False
+
+    def begin(self) -> int:
+        """Return how many moves the next turn may price: first few, then more."""
+        self.number += 1
+        longest = THRESHOLDS.moves_a_turn
+        return min(longest, THRESHOLDS.first_moves << (self.number - 1))
+
+    def go_on(self) -> None:
+        """A better plan was found: its moves are others."""
+        self.left, self._helped = None, True
+
+    def end(self) -> None:
+        """All moves were tried."""
+        self.is_over = not self._helped
+        self.place, self.left, self._helped = 0, None, False
+
+
+@dataclass(slots=True)
 class PlanSearch:
     """Improves plans of one problem as long as its work lasts."""
 
@@ -57,6 +89,7 @@ class PlanSearch:
     _until: int = 0
     _tried: set[object] = field(default_factory=set)
     _known: dict[object, float | None] = field(default_factory=dict)  # by short steps
+    _near: list[tuple[float, Plan]] = field(default_factory=list)  # over the best, by short steps
 
     @property
     def is_spent(self) -> bool:
@@ -69,24 +102,40 @@ class PlanSearch:
         plan = replace(plan, collectives=())  # those of another plan are not the best ones of this
         best = Standing(plan, estimate, self.worth(plan, estimate.step_seconds))
         self._tried.add(_key(plan))
-        waiting, places = list(MOVES), dict.fromkeys(MOVES, 0)
-        since: dict[str, Standing] = {}  # the best plan when a kind's moves began from the first
+        waiting = list(MOVES)
+        turns = {kind: _Turns() for kind in MOVES}
+        self._near.clear()
         try:
             while waiting and not self.is_spent:
                 kind = waiting.pop(0)
-                if not places[kind]:
-                    since[kind] = best
-                better, places[kind] = self._turn(kind, best, places[kind])
+                better = self._turn(kind, best, turns[kind])
                 if better is not best:
                     best = better
                     others = [other for other in MOVES if other != kind]
-                    places |= dict.fromkeys(others, 0)
+                    turns |= {other: _Turns() for other in others}
                     waiting += [other for other in others if other not in waiting]
-                if places[kind] or since[kind] is not best:
+                if not turns[kind].is_over:
                     waiting.append(kind)
+                if not waiting and (better := self._looked_at_again(best)) is not None:
+                    best, waiting = better, list(MOVES)
+                    turns = {kind: _Turns() for kind in MOVES}
         except KeyboardInterrupt:
             pass
         return best.plan, best.found
+
+    def _looked_at_again(self, best: Standing) -> Standing | None:
+        """Return the first plan that is better after all, of those that short steps saw near."""
+        near = sorted(self._near, key=lambda pair: pair[0])
+        self._near.clear()
+        spent = self.spent
+        for _, plan in near:
+            if self.is_spent:
+                break
+            better = self._whole(plan, best)
+            if better is not None:
+                self._give_back(self.spent - spent)
+                return better
+        return None
 
     def _give_back(self, work: int) -> None:
         """Count work that helped as if it had not been done, as far as it may be."""
@@ -94,32 +143,39 @@ class PlanSearch:
         self.refundable -= returned
         self.spent -= returned
 
-    def _turn(self, kind: str, best: Standing, place: int) -> tuple[Standing, int]:
-        """Try some moves of one kind from a place on, each from the best plan at that time.
+    def _turn(self, kind: str, best: Standing, turns: _Turns) -> Standing:
+        """Try some moves of one kind from where it stood, each from the best plan at that time.
 
-        Return the best plan, and where the kind goes on; 0 where all of its moves were tried.
+        Return the best plan.
         """
-        priced, before = 0, self.spent
-        while True:
-            here = Here(
-                problem=self.simulator.tables.problem, plan=best.plan, loads=Loads.of(best.found)
-            )
-            moves = list(MOVES[kind](here))[place:]
+        priced, before, most = 0, self.spent, turns.begin()
+        while not self.is_spent and priced < most:
+            if turns.left is None:
+                turns.left = itertools.islice(self._moves(kind, best), turns.place, None)
             counts = _short_counts(best.plan)
             now = None if counts is None else self._short_worth(best.plan, counts)
-            for plan in moves:
-                if self.is_spent or priced >= THRESHOLDS.moves_a_turn:
-                    return best, place
-                place += 1
+            for plan in turns.left:
+                turns.place += 1
                 spent = self.spent
                 better = None if plan is None else self._better(plan, best, now)
                 priced += self.spent > spent
                 if better is not None:
+                    self._near.clear()
                     self._give_back(self.spent - before)
                     best, priced, before = better, 0, self.spent
+                    turns.go_on()
                     break
+                if self.is_spent or priced >= most:
+                    return best
             else:
-                return best, 0
+                turns.end()
+                return best
+        return best
+
+    def _moves(self, kind: str, best: Standing) -> Iterator[Plan | None]:
+        """Yield the moves of a kind from the best plan."""
+        problem = self.simulator.tables.problem
+        return MOVES[kind](Here(problem=problem, plan=best.plan, loads=Loads.of(best.found)))
 
     def _better(self, plan: Plan, best: Standing, now: float | None) -> Standing | None:
         """Return a plan with its price where it is better than the best.
@@ -131,7 +187,11 @@ class PlanSearch:
         counts = _short_counts(plan)
         if counts is not None and now is not None:
             hoped = self._short_worth(plan, counts)
-            if hoped is None or hoped >= now * (1.0 - THRESHOLDS.least_gain):
+            if hoped is None:
+                return None
+            if hoped >= now * (1.0 - THRESHOLDS.least_gain):
+                if hoped < now * THRESHOLDS.nearly_as_good:
+                    self._near.append((hoped / now, plan))
                 return None
         return self._whole(plan, best)
 

@@ -64,7 +64,7 @@ def test_no_move_leads_on_from_where_it_ends():
 
 def test_work_that_helped_is_given_back_once():
     search, best = searched(problem_of())
-    budget, refundable = 60_000, 25_000
+    budget, refundable = 150_000, 25_000
     frugal, patient = local(search), PlanSearch(search.simulator, search.seconds_worth, refundable)
     before = search.simulator.instructions
     _, less = frugal.improved(best.plan, best.estimate, budget)
@@ -90,7 +90,7 @@ def test_a_kind_with_many_moves_does_not_hide_the_others(monkeypatch):
     monkeypatch.setattr(plan_search, "MOVES", moves)
     monkeypatch.setattr(PlanSearch, "_better", never_better)
     plan, _ = local(search).improved(best.plan, best.estimate, 10**9)
-    turn = THRESHOLDS.moves_a_turn
+    turn = THRESHOLDS.first_moves
     assert asked[: turn + 2] == ["many"] * turn + ["few"] * 2
     assert (asked.count("many"), asked.count("few")) == (40, 2)
     assert plan.pipelines == best.plan.pipelines
