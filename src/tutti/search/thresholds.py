@@ -233,7 +233,7 @@ class Thresholds:
         0.5, "of the work", "that is given back where it helped: a search that gains goes on"
     )
     per_plan: int = _threshold(
-        4_000, "instructions", "that take as long as what every simulation costs beside them"
+        2_000, "instructions", "that take as long as what every simulation costs beside them"
     )
     first_moves: int = _threshold(
         3, "moves of a kind", "that are priced in its first turn; twice as many in each later one"

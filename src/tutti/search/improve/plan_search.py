@@ -2,11 +2,10 @@
 
 Kinds of moves take turns, so that one with many moves does not hide the others: a few moves of each
 at first, more where nothing has helped yet. One in which nothing helps waits until another has
-changed the plan. Work that helped is given back, up to a
-limit: a search that gains goes on. Of a long step the beginning is simulated, as in the search
-before it, and the whole step once a move is to be taken; where nothing helps any more, whole steps of
-what was nearly as good are simulated, too. Work is counted in instructions, never
-timed.
+changed the plan. Work that helped is given back, up to a limit: a search that gains goes on. Of a
+long step the beginning is simulated, as in the search before it, and the whole step once a move is
+to be taken; whole steps of what was nearly as good by its beginning are simulated in their turn.
+Work is counted in instructions, never timed.
 """
 
 from __future__ import annotations
@@ -38,6 +37,8 @@ MOVES = {
         "fewer stages", "offload", "idle chips", "recompute at all", "offload at all",
     )
 }  # fmt: skip
+
+NEARLY = "nearly as good"  # plans that were tried already, but by short steps only
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ class PlanSearch:
     _until: int = 0
     _tried: set[object] = field(default_factory=set)
     _known: dict[object, float | None] = field(default_factory=dict)  # by short steps
-    _near: list[tuple[float, Plan]] = field(default_factory=list)  # over the best, by short steps
+    # Plans that short steps found nearly as good as one: how much longer, by that one.
+    _near: dict[object, list[tuple[float, Plan]]] = field(default_factory=dict)
 
     @property
     def is_spent(self) -> bool:
@@ -102,40 +104,23 @@ class PlanSearch:
         plan = replace(plan, collectives=())  # those of another plan are not the best ones of this
         best = Standing(plan, estimate, self.worth(plan, estimate.step_seconds))
         self._tried.add(_key(plan))
-        waiting = list(MOVES)
-        turns = {kind: _Turns() for kind in MOVES}
-        self._near.clear()
+        kinds = [*MOVES, NEARLY]
+        waiting = list(kinds)
+        turns = {kind: _Turns() for kind in kinds}
         try:
             while waiting and not self.is_spent:
                 kind = waiting.pop(0)
                 better = self._turn(kind, best, turns[kind])
                 if better is not best:
                     best = better
-                    others = [other for other in MOVES if other != kind]
+                    others = [other for other in kinds if other != kind]
                     turns |= {other: _Turns() for other in others}
                     waiting += [other for other in others if other not in waiting]
-                if not turns[kind].is_over:
+                if not turns[kind].is_over or (kind == NEARLY and waiting):
                     waiting.append(kind)
-                if not waiting and (better := self._looked_at_again(best)) is not None:
-                    best, waiting = better, list(MOVES)
-                    turns = {kind: _Turns() for kind in MOVES}
         except KeyboardInterrupt:
             pass
         return best.plan, best.found
-
-    def _looked_at_again(self, best: Standing) -> Standing | None:
-        """Return the first plan that is better after all, of those that short steps saw near."""
-        near = sorted(self._near, key=lambda pair: pair[0])
-        self._near.clear()
-        spent = self.spent
-        for _, plan in near:
-            if self.is_spent:
-                break
-            better = self._whole(plan, best)
-            if better is not None:
-                self._give_back(self.spent - spent)
-                return better
-        return None
 
     def _give_back(self, work: int) -> None:
         """Count work that helped as if it had not been done, as far as it may be."""
@@ -149,6 +134,8 @@ class PlanSearch:
         Return the best plan.
         """
         priced, before, most = 0, self.spent, turns.begin()
+        if kind == NEARLY:  # those nearest of all that there are by now
+            turns.left, turns.place = None, 0
         while not self.is_spent and priced < most:
             if turns.left is None:
                 turns.left = itertools.islice(self._moves(kind, best), turns.place, None)
@@ -157,10 +144,13 @@ class PlanSearch:
             for plan in turns.left:
                 turns.place += 1
                 spent = self.spent
-                better = None if plan is None else self._better(plan, best, now)
+                if kind == NEARLY and plan is not None:
+                    better = self._whole(plan, best)
+                else:
+                    better = None if plan is None else self._better(plan, best, now)
                 priced += self.spent > spent
                 if better is not None:
-                    self._near.clear()
+                    self._near.pop(_key(best.plan), None)
                     self._give_back(self.spent - before)
                     best, priced, before = better, 0, self.spent
                     turns.go_on()
@@ -174,6 +164,10 @@ class PlanSearch:
 
     def _moves(self, kind: str, best: Standing) -> Iterator[Plan | None]:
         """Yield the moves of a kind from the best plan."""
+        if kind == NEARLY:
+            near = self._near.get(_key(best.plan), [])
+            near.sort(key=lambda pair: pair[0], reverse=True)
+            return (near.pop()[1] for _ in range(len(near)))
         problem = self.simulator.tables.problem
         return MOVES[kind](Here(problem=problem, plan=best.plan, loads=Loads.of(best.found)))
 
@@ -191,7 +185,7 @@ class PlanSearch:
                 return None
             if hoped >= now * (1.0 - THRESHOLDS.least_gain):
                 if hoped < now * THRESHOLDS.nearly_as_good:
-                    self._near.append((hoped / now, plan))
+                    self._near.setdefault(_key(best.plan), []).append((hoped / now, plan))
                 return None
         return self._whole(plan, best)
 

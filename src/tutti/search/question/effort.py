@@ -51,6 +51,10 @@ class Effort:
         most = self.last_mile // (self.large_less if num_chips >= self.large else 1)
         return int(most * min(self.widest_more, (gap / self.wide_gap) ** self.gap_power))
 
+    def is_wide(self, seconds: float, bound: float) -> bool:
+        """Tell whether a step is so far above the bound that further kinds of plans are tried."""
+        return 0.0 < bound * (1.0 + self.wide_gap) <= seconds
+
     def refinement(self, num_chips: int) -> int:
         """Return how many candidates of every schedule and shard level are cut exactly."""
         return min(self.refined, self.refined_large if num_chips >= self.large else self.refined)
