@@ -224,7 +224,7 @@ class Thresholds:
     )
     second_share: float = _threshold(0.25, "of the work that is left", "for each of the best two")
     alone_share: int = _threshold(
-        8, "times less work", "of a local search for a pool alone: it is compared, not run"
+        16, "times less work", "of a local search for a pool alone: it is compared, not run"
     )
     alone_parts: int = _threshold(
         32, "parts of a batch", "a pool's batch alone is rounded up by one of them at most"

@@ -31,11 +31,11 @@ class Effort:
     improved: int = 2  # drafts from which small steps lead on
     per_chip_improved: int = 150  # instructions simulated for them, beyond those of `large`
     most_improved: int = 100_000
-    last_mile: int = 1_000_000  # instructions for a local search from the best plans
+    last_mile: int = 2_500_000  # instructions for a local search from the best plans
     wide_gap: float = 0.2  # over the bound: here all of them, below far fewer, above more
-    widest_more: float = 3.0  # times as many at most
-    gap_power: float = 1.25
-    large_less: int = 2  # times less of it on a large cluster
+    widest_more: float = 2.0  # times as many at most
+    gap_power: float = 1.75
+    large_less: int = 5  # times less of it on a large cluster
 
     def budget(self, num_chips: int) -> int:
         """Return the instructions that may be simulated."""
