@@ -136,7 +136,7 @@ class PlanSearch:
         priced, before, most = 0, self.spent, turns.begin()
         if kind == NEARLY:  # those nearest of all that there are by now
             turns.left, turns.place = None, 0
-        while not self.is_spent and priced < most:
+        while priced < most:
             if turns.left is None:
                 turns.left = itertools.islice(self._moves(kind, best), turns.place, None)
             counts = _short_counts(best.plan)

@@ -65,7 +65,7 @@ def test_no_move_leads_on_from_where_it_ends():
 
 def test_work_that_helped_is_given_back_once():
     search, best = searched(problem_of())
-    budget, refundable = 150_000, 25_000
+    budget, refundable = 60_000, 25_000
     frugal, patient = local(search), PlanSearch(search.simulator, search.seconds_worth, refundable)
     before = search.simulator.instructions
     _, less = frugal.improved(best.plan, best.estimate, budget)
