@@ -26,7 +26,7 @@ from tutti.search.pricing.simulate_draft import DraftSimulator, SimulatedDraft, 
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.effort import Effort, Progress, Report, silent
 from tutti.search.question.space import Problem
-from tutti.search.strategy.candidate import Candidate
+from tutti.search.strategy.candidate import NARROWER, Candidate
 from tutti.search.strategy.draft import PLACEMENTS, Draft
 from tutti.search.strategy.priced_drafts import RankedDrafts
 from tutti.search.strategy.summary import summary_of
@@ -53,6 +53,7 @@ class Search:
         self.per_second = rates(self.problem)
         self.corrections: dict[object, float] = {}  # by kind and by shape of candidates
         self.curious_until = 0  # instructions
+        self.looked_at: list[Candidate] = []
         self.seen: Counter[object] = Counter()  # candidates that were simulated, by kind
 
     def run_exactly(self) -> RankedDrafts | None:
@@ -100,6 +101,7 @@ class Search:
                 self.corrections[candidate.kind] = self.corrections[candidate.shape] = correction
                 self.seen[candidate.kind] += 1
             self._explore(left, budget)
+            self._narrow(left, budget)
             self.ranked.skipped += len(left)
             self._improve()
             self._polish()
@@ -133,6 +135,28 @@ class Search:
             left.remove(candidate)
             most -= 1
             self._simulate(candidate, whole=True)
+
+    def _narrow(self, left: list[Candidate], budget: int) -> None:
+        """Simulate the best candidate of each part of the space of which none was, likewise.
+
+        A question that is narrowed to it would find that one.
+        """
+        best = self.ranked.best
+        if best is None or not self.bound or self.per_second is not None:
+            return
+        if not self.effort.is_wide(best.seconds, self.bound):
+            return
+        for inside in NARROWER:
+            if self.simulator.instructions > budget:
+                return
+            if any(inside(known) for known in self.looked_at):
+                continue
+            candidate = min(filter(inside, left), key=self._promise, default=None)
+            if candidate is None:
+                continue
+            if self._promise(candidate) <= THRESHOLDS.explored_within * best.value:
+                left.remove(candidate)
+                self._simulate(candidate, whole=True)
 
     def _promise(self, candidate: Candidate) -> float:
         """Return what a candidate is likely worth.
@@ -179,6 +203,7 @@ class Search:
 
     def _simulate(self, candidate: Candidate, *, whole: bool = False) -> float:
         """Simulate a candidate, or its `whole` step; return its seconds over what it promised."""
+        self.looked_at.append(candidate)
         simulated = self.simulator.parts(candidate.parts)
         if simulated is None:
             self.ranked.rejected += 1

@@ -167,6 +167,9 @@ def _improved(
         left = budget - local.spent
         ahead = [local.improved(*pair, int(share * left)) for pair in reached[:keep]]
         reached = ahead + reached[keep:]
+    if search.effort.is_wide(best.step_seconds, bound):
+        for index, start in enumerate(reached[1:], start=1):
+            reached[index] = local.improved(*start, max(0, budget - local.spent))
     plan, reached_estimate = min(reached, key=lambda pair: search.plan_worth(*pair))
     if search.plan_worth(plan, reached_estimate) >= search.worth(best):
         return best, runner_up

@@ -224,7 +224,7 @@ class Thresholds:
     )
     second_share: float = _threshold(0.25, "of the work that is left", "for each of the best two")
     alone_share: int = _threshold(
-        8, "times less work", "of a local search for a pool alone: it is compared, not run"
+        16, "times less work", "of a local search for a pool alone: it is compared, not run"
     )
     alone_parts: int = _threshold(
         32, "parts of a batch", "a pool's batch alone is rounded up by one of them at most"
@@ -233,10 +233,16 @@ class Thresholds:
         0.5, "of the work", "that is given back where it helped: a search that gains goes on"
     )
     per_plan: int = _threshold(
-        4_000, "instructions", "that take as long as what every simulation costs beside them"
+        2_000, "instructions", "that take as long as what every simulation costs beside them"
+    )
+    first_moves: int = _threshold(
+        3, "moves of a kind", "that are priced in its first turn; twice as many in each later one"
     )
     moves_a_turn: int = _threshold(
         12, "moves of a kind", "that are priced before the other kinds have their turn"
+    )
+    nearly_as_good: float = _threshold(
+        1.005, "× the best, by short steps", "whose whole step may be better after all"
     )
     least_gain: float = _threshold(1e-6, "relative", "a smaller gain is rounding")
     short_enough: float = _threshold(

@@ -2,12 +2,13 @@
 
 Both ends bound a transfer: what the busiest sender puts on its link, and what the busiest receiver
 takes from its own. Ranks of one replica group do alike, so the first and the last copy of each
-group stand for all.
+group stand for all. Plans that are compared share most of their boundaries: prices are remembered.
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -16,16 +17,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tutti.cost.network.cluster_key import ClusterKey
 from tutti.cost.network.group_links import link_of
 from tutti.cost.network.programs import Efficiency
 from tutti.cost.network.reach import Limits
 from tutti.fabric.wiring import Integers
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Link, LinkKind, Position
+from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Replica, Stage
 from tutti.schedule.boundary import Boundary, Transfer, alike_copies
 
 _MANY = 256  # ranks of a side that are asked one by one what they send
+_KEPT = 1024  # boundaries whose price is remembered
+_KINDS = 256  # of boundaries, whose transfers are
 # tp, cp, whether sequences are parallel, sequences, pools
 _Shape = tuple[int, int, bool, int, tuple[str, ...]]
 
@@ -50,13 +55,47 @@ def boundary_price(
 
     `shared` says what a pair gets of tiers that limit; where there is none, everybody crosses.
     """
-    senders, receivers = wire.sender.chips, wire.receiver.chips
+    return _remembered(
+        _WireKey(wire), wire.sender.chips, wire.receiver.chips, ClusterKey(cluster), token_bytes,
+        efficiency, host_bandwidth, shared,
+    )  # fmt: skip
+
+
+class _WireKey:
+    """A boundary as a dictionary key: equal to those over which the same ranks send the same."""
+
+    __slots__ = ("_shapes", "wire")
+
+    def __init__(self, wire: Boundary) -> None:
+        self.wire = wire
+        sides = (wire.sender, wire.receiver)
+        ends = (tuple((_shape(r), r.count) for r in side.replicas) for side in sides)
+        self._shapes = (*ends, wire.sequence_length)
+
+    def __hash__(self) -> int:
+        return hash(self._shapes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _WireKey) and other._shapes == self._shapes
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _remembered(
+    key: _WireKey,
+    senders: ChipSet,
+    receivers: ChipSet,
+    known: ClusterKey,
+    token_bytes: float,
+    efficiency: Efficiency,
+    host_bandwidth: float,
+    shared: SharedTiers | None,
+) -> BoundaryPrice:
     seconds, leaves = 0.0, False
-    for transfers in telling_transfers(wire):
+    for transfers in _told(key):
         latency = 0.0
         busy: dict[str, float] = defaultdict(float)
         for sender, receiver, batch, sequence in transfers:
-            link = link_of(cluster, senders.at(sender), receivers.at(receiver))
+            link = link_of(known.cluster, senders.at(sender), receivers.at(receiver))
             inside = link.kind in (LinkKind.SELF, LinkKind.ISLAND, LinkKind.NODE)
             leaves = leaves or not inside
             share = efficiency.island if inside else efficiency.fabric
@@ -79,7 +118,14 @@ class SharedTiers:
     def __init__(self, limits: Limits, boundaries: Iterable[Boundary]) -> None:
         self._limits = limits
         self._crossers = limits.crossers_of_pairs(_chip_pairs(limits, wire) for wire in boundaries)
+        self._key = (id(limits), *(counts.tobytes() for counts in self._crossers.counts))
         self._known: dict[tuple[Position, Position], float] = {}
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SharedTiers) and other._key == self._key
 
     def rate(self, link: Link, first: Position, second: Position) -> float:
         """Return the bytes per second of a pair of chips on two nodes."""
@@ -107,10 +153,14 @@ def _chip_pairs(limits: Limits, wire: Boundary) -> tuple[Integers, Integers]:
 
 def telling_transfers(wire: Boundary) -> Iterator[list[Transfer]]:
     """Yield what each rank that stands for others sends, then what each receives."""
-    for rank in _telling_ranks(wire.sender, wire.receiver):
-        yield wire.from_rank(rank)
-    for rank in _telling_ranks(wire.receiver, wire.sender):
-        yield wire.to_rank(rank)
+    yield from _told(_WireKey(wire))
+
+
+@functools.lru_cache(maxsize=_KINDS)
+def _told(key: _WireKey) -> list[list[Transfer]]:
+    wire = key.wire
+    sent = [wire.from_rank(rank) for rank in _telling_ranks(wire.sender, wire.receiver)]
+    return sent + [wire.to_rank(rank) for rank in _telling_ranks(wire.receiver, wire.sender)]
 
 
 def _telling_ranks(stage: Stage, other: Stage) -> Iterator[int]:

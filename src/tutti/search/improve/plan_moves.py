@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -42,30 +43,43 @@ def unit_moves(here: Here) -> Moves:
     model, plan = here.problem.model, here.plan
     if not here.problem.space.uneven_units:
         return
-    for p, pipeline in enumerate(plan.pipelines):
-        sizes, count = sizes_of(pipeline), len(pipeline.stages)
-        near = len(sizes) if len(sizes) <= THRESHOLDS.short_path else THRESHOLDS.far_ranges
-        pairs = [
-            (a, b)
-            for a, b in itertools.permutations(range(len(sizes)), 2)
-            if abs(a - b) <= near and sizes[a] > 1
-        ]
-        pairs = [(a, b) for a, b in pairs if here.loads.may_pay(p, a % count, b % count, plan)]
-        pairs.sort(key=lambda pair: (abs(pair[0] - pair[1]), pair))
-        # Between two stages with several ranges many pairs do nearly the same: one by one.
-        turns: Counter[tuple[int, int]] = Counter()
-        order: dict[tuple[int, int], tuple[int, float]] = {}
-        for a, b in pairs:
-            stages = (a % count, b % count)
-            order[a, b] = (turns[stages], here.loads.promise(p, *stages))
-            turns[stages] += 1
-        pairs.sort(key=lambda pair: order[pair])
-        for giving, taking in pairs:
-            for jump in (1, 2, 4) if abs(giving - taking) == 1 else (1,):
-                moved = list(sizes)
-                moved[giving] -= jump
-                moved[taking] += jump
-                yield recut(plan, p, moved, model)
+    found = [
+        move for p, pipeline in enumerate(plan.pipelines) for move in _handovers(here, p, pipeline)
+    ]
+    found.sort(key=operator.itemgetter(0))
+    for _, p, giving, taking, jump in found:
+        moved = list(sizes_of(plan.pipelines[p]))
+        moved[giving] -= jump
+        moved[taking] += jump
+        yield recut(plan, p, moved, model)
+
+
+# What comes first, then: pipeline, giving range, taking range, units.
+_Handover = tuple[tuple[int, bool, float], int, int, int, int]
+
+
+def _handovers(here: Here, p: int, pipeline: Pipeline) -> Iterator[_Handover]:
+    """Yield which units a pipeline may hand over; a unit between two stages comes before more.
+
+    Between two stages with several ranges many pairs do nearly the same: one by one. What only
+    makes the busiest stage busier comes after all others of its turn, and may still help: who is
+    busy is not all that a step waits for.
+    """
+    sizes, count = sizes_of(pipeline), len(pipeline.stages)
+    near = len(sizes) if len(sizes) <= THRESHOLDS.short_path else THRESHOLDS.far_ranges
+    pairs = [
+        (a, b)
+        for a, b in itertools.permutations(range(len(sizes)), 2)
+        if abs(a - b) <= near and sizes[a] > 1
+    ]
+    turns: Counter[tuple[int, int]] = Counter()
+    for a, b in sorted(pairs, key=lambda pair: (abs(pair[0] - pair[1]), pair)):
+        stages = (a % count, b % count)
+        unlikely = not here.loads.may_pay(p, *stages, here.plan)
+        promise = here.loads.promise(p, *stages)
+        for jump in (1, 2, 4) if abs(a - b) == 1 else (1,):
+            yield (turns[stages] + (jump > 1), unlikely, promise), p, a, b, jump
+        turns[stages] += 1
 
 
 def _depths(here: Here) -> Iterator[tuple[int, list[int]]]:
@@ -192,15 +206,16 @@ def order_moves(here: Here) -> Moves:
     for p, pipeline in enumerate(plan.pipelines):
         count, sizes = len(pipeline.stages), sizes_of(pipeline)
         places: list[list[int]] = []
+        unlikely: list[list[int]] = []
         for a, b in itertools.combinations(range(count), 2):
-            if pipeline.stages[a].chips.pools != pipeline.stages[b].chips.pools or b == a + 1:
-                other = list(range(count))
-                other[a], other[b] = b, a
-                places.append(other)
+            other = list(range(count))
+            other[a], other[b] = b, a
+            apart = pipeline.stages[a].chips.pools != pipeline.stages[b].chips.pools
+            (places if apart or b == a + 1 else unlikely).append(other)
         if count > 2:
             places.append(list(reversed(range(count))))
             places += [[(n + i) % count for i in range(count)] for n in (1, -1)]
-        for order in places:
+        for order in (*places, *unlikely):
             depths = [stage.order.warm_up for stage in pipeline.stages]
             stages = [
                 replace(pipeline.stages[i], order=replace(pipeline.stages[i].order, warm_up=depth))

@@ -1,16 +1,18 @@
 """A local search from a simulated plan: the first move that the simulator finds faster is taken.
 
-Kinds of moves take turns, so that one with many moves does not hide the others; one in which
-nothing helps waits until another has changed the plan. Work that helped is given back, up to a
-limit: a search that gains goes on. Of a long step the beginning is simulated, as in the search
-before it, and the whole step once a move is to be taken. Work is counted in instructions, never
-timed.
+Kinds of moves take turns, so that one with many moves does not hide the others: a few moves of each
+at first, more where nothing has helped yet. One in which nothing helps waits until another has
+changed the plan. Work that helped is given back, up to a limit: a search that gains goes on. Of a
+long step the beginning is simulated, as in the search before it, and the whole step once a move is
+to be taken; whole steps of what was nearly as good by its beginning are simulated in their turn.
+Work is counted in instructions, never timed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from tutti.errors import TuttiError
@@ -32,9 +34,11 @@ MOVES = {
     for name in (
         "tied owner", "micro-batch", "warm-up", "shard level", "shares", "units", "degrees",
         "schedule", "order", "experts", "sharding", "recompute", "warm-up of stages", "flags",
-        "fewer stages", "offload", "idle chips",
+        "fewer stages", "offload", "idle chips", "recompute at all", "offload at all",
     )
 }  # fmt: skip
+
+NEARLY = "nearly as good"  # plans that were tried already, but by short steps only
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,35 @@ class Standing:
     plan: Plan
     found: Estimate
     worth: float
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Where a kind of moves stands: how many were tried, and whether a better plan came of them.
+
+    After a better plan the moves go on at their place, and those before it come once more.
+    """
+
+    place: int = 0
+    left: Iterator[Plan | None] | None = None  # the moves from there on, of the best plan
+    number: int = 0
+    is_over: bool = False
+    _helped: bool = False
+
+    def begin(self) -> int:
+        """Return how many moves the next turn may price: first few, then more."""
+        self.number += 1
+        longest = THRESHOLDS.moves_a_turn
+        return min(longest, THRESHOLDS.first_moves << (self.number - 1))
+
+    def go_on(self) -> None:
+        """A better plan was found: its moves are others."""
+        self.left, self._helped = None, True
+
+    def end(self) -> None:
+        """All moves were tried."""
+        self.is_over = not self._helped
+        self.place, self.left, self._helped = 0, None, False
 
 
 @dataclass(slots=True)
@@ -57,6 +90,8 @@ class PlanSearch:
     _until: int = 0
     _tried: set[object] = field(default_factory=set)
     _known: dict[object, float | None] = field(default_factory=dict)  # by short steps
+    # Plans that short steps found nearly as good as one: how much longer, by that one.
+    _near: dict[object, list[tuple[float, Plan]]] = field(default_factory=dict)
 
     @property
     def is_spent(self) -> bool:
@@ -69,20 +104,19 @@ class PlanSearch:
         plan = replace(plan, collectives=())  # those of another plan are not the best ones of this
         best = Standing(plan, estimate, self.worth(plan, estimate.step_seconds))
         self._tried.add(_key(plan))
-        waiting, places = list(MOVES), dict.fromkeys(MOVES, 0)
-        since: dict[str, Standing] = {}  # the best plan when a kind's moves began from the first
+        kinds = [*MOVES, NEARLY]
+        waiting = list(kinds)
+        turns = {kind: _Turns() for kind in kinds}
         try:
             while waiting and not self.is_spent:
                 kind = waiting.pop(0)
-                if not places[kind]:
-                    since[kind] = best
-                better, places[kind] = self._turn(kind, best, places[kind])
+                better = self._turn(kind, best, turns[kind])
                 if better is not best:
                     best = better
-                    others = [other for other in MOVES if other != kind]
-                    places |= dict.fromkeys(others, 0)
+                    others = [other for other in kinds if other != kind]
+                    turns |= {other: _Turns() for other in others}
                     waiting += [other for other in others if other not in waiting]
-                if places[kind] or since[kind] is not best:
+                if not turns[kind].is_over or (kind == NEARLY and waiting):
                     waiting.append(kind)
         except KeyboardInterrupt:
             pass
@@ -94,32 +128,48 @@ class PlanSearch:
         self.refundable -= returned
         self.spent -= returned
 
-    def _turn(self, kind: str, best: Standing, place: int) -> tuple[Standing, int]:
-        """Try some moves of one kind from a place on, each from the best plan at that time.
+    def _turn(self, kind: str, best: Standing, turns: _Turns) -> Standing:
+        """Try some moves of one kind from where it stood, each from the best plan at that time.
 
-        Return the best plan, and where the kind goes on; 0 where all of its moves were tried.
+        Return the best plan.
         """
-        priced, before = 0, self.spent
-        while True:
-            here = Here(
-                problem=self.simulator.tables.problem, plan=best.plan, loads=Loads.of(best.found)
-            )
-            moves = list(MOVES[kind](here))[place:]
+        priced, before, most = 0, self.spent, turns.begin()
+        if kind == NEARLY:  # those nearest of all that there are by now
+            turns.left, turns.place = None, 0
+        while priced < most:
+            if turns.left is None:
+                turns.left = itertools.islice(self._moves(kind, best), turns.place, None)
             counts = _short_counts(best.plan)
             now = None if counts is None else self._short_worth(best.plan, counts)
-            for plan in moves:
-                if self.is_spent or priced >= THRESHOLDS.moves_a_turn:
-                    return best, place
-                place += 1
+            for plan in turns.left:
+                turns.place += 1
                 spent = self.spent
-                better = None if plan is None else self._better(plan, best, now)
+                if kind == NEARLY and plan is not None:
+                    better = self._whole(plan, best)
+                else:
+                    better = None if plan is None else self._better(plan, best, now)
                 priced += self.spent > spent
                 if better is not None:
+                    self._near.pop(_key(best.plan), None)
                     self._give_back(self.spent - before)
                     best, priced, before = better, 0, self.spent
+                    turns.go_on()
                     break
+                if self.is_spent or priced >= most:
+                    return best
             else:
-                return best, 0
+                turns.end()
+                return best
+        return best
+
+    def _moves(self, kind: str, best: Standing) -> Iterator[Plan | None]:
+        """Yield the moves of a kind from the best plan."""
+        if kind == NEARLY:
+            near = self._near.get(_key(best.plan), [])
+            near.sort(key=lambda pair: pair[0], reverse=True)
+            return (near.pop()[1] for _ in range(len(near)))
+        problem = self.simulator.tables.problem
+        return MOVES[kind](Here(problem=problem, plan=best.plan, loads=Loads.of(best.found)))
 
     def _better(self, plan: Plan, best: Standing, now: float | None) -> Standing | None:
         """Return a plan with its price where it is better than the best.
@@ -131,7 +181,11 @@ class PlanSearch:
         counts = _short_counts(plan)
         if counts is not None and now is not None:
             hoped = self._short_worth(plan, counts)
-            if hoped is None or hoped >= now * (1.0 - THRESHOLDS.least_gain):
+            if hoped is None:
+                return None
+            if hoped >= now * (1.0 - THRESHOLDS.least_gain):
+                if hoped < now * THRESHOLDS.nearly_as_good:
+                    self._near.setdefault(_key(best.plan), []).append((hoped / now, plan))
                 return None
         return self._whole(plan, best)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from tutti.hardware.topology import Position
 from tutti.plan.chips import ChipSet
@@ -146,15 +147,15 @@ def flag_moves(here: Here) -> Moves:
         )
 
 
-def recompute_moves(here: Here) -> Moves:
-    """Recompute less, more, or in another way."""
+def recompute_moves(here: Here, *, remedied: bool = True) -> Moves:
+    """Recompute less, more, or in another way; `remedied`: where something is done for memory."""
     model = here.problem.model
     for amount, full in itertools.product(AMOUNTS, (True, False)):
 
         def alter(
             replica: Replica, stage: Stage, amount: str = amount, full: bool = full
         ) -> Replica:
-            if not _has_remedies(replica):
+            if _has_remedies(replica) is not remedied:
                 return replica
             known = replica.recompute
             named, others = (known.full, known.selective)[:: 1 if full else -1]
@@ -167,15 +168,15 @@ def recompute_moves(here: Here) -> Moves:
         yield from _applied(here.plan, alter)
 
 
-def offload_moves(here: Here) -> Moves:
-    """Keep less or more on the host."""
+def offload_moves(here: Here, *, remedied: bool = True) -> Moves:
+    """Keep less or more on the host; `remedied`: where something is done for memory."""
     model = here.problem.model
     for name, amount in itertools.product(here.problem.space.offload, AMOUNTS):
 
         def alter(
             replica: Replica, stage: Stage, name: str = name, amount: str = amount
         ) -> Replica:
-            if not _has_remedies(replica):
+            if _has_remedies(replica) is not remedied:
                 return replica
             named = getattr(replica.offload, name)
             wanted = _amount(named, stage, model.num_layers, amount)
@@ -185,7 +186,7 @@ def offload_moves(here: Here) -> Moves:
 
 
 def _has_remedies(replica: Replica) -> bool:
-    """Tell whether a replica recomputes or offloads; what fits without gains nothing by it."""
+    """Tell whether a replica recomputes or offloads; what fits without gains little by it."""
     return replica.recompute != Recompute() or replica.offload != Offload()
 
 
@@ -245,4 +246,6 @@ STAGE_MOVES: dict[str, Callable[[Here], Moves]] = {
     "flags": flag_moves,
     "offload": offload_moves,
     "idle chips": idle_moves,
+    "recompute at all": partial(recompute_moves, remedied=False),
+    "offload at all": partial(offload_moves, remedied=False),
 }

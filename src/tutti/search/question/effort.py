@@ -31,10 +31,11 @@ class Effort:
     improved: int = 2  # drafts from which small steps lead on
     per_chip_improved: int = 150  # instructions simulated for them, beyond those of `large`
     most_improved: int = 100_000
-    last_mile: int = 1_000_000  # instructions for a local search from the best plans
-    wide_gap: float = 0.2  # over the bound: from here on all of them, below far fewer
-    gap_power: float = 1.25
-    large_less: int = 3  # times less of it on a large cluster
+    last_mile: int = 2_500_000  # instructions for a local search from the best plans
+    wide_gap: float = 0.2  # over the bound: here all of them, below far fewer, above more
+    widest_more: float = 2.0  # times as many at most
+    gap_power: float = 1.75
+    large_less: int = 5  # times less of it on a large cluster
 
     def budget(self, num_chips: int) -> int:
         """Return the instructions that may be simulated."""
@@ -45,10 +46,14 @@ class Effort:
         return min(self.most_improved, self.per_chip_improved * max(0, num_chips - self.large))
 
     def local_search(self, num_chips: int, seconds: float, bound: float) -> int:
-        """Return the instructions that a local search may simulate: few where little can be won."""
+        """Return the instructions that a local search may simulate: more where more can be won."""
         gap = seconds / bound - 1.0 if bound > 0.0 else self.wide_gap
         most = self.last_mile // (self.large_less if num_chips >= self.large else 1)
-        return int(most * min(1.0, gap / self.wide_gap) ** self.gap_power)
+        return int(most * min(self.widest_more, (gap / self.wide_gap) ** self.gap_power))
+
+    def is_wide(self, seconds: float, bound: float) -> bool:
+        """Tell whether a step is so far above the bound that further kinds of plans are tried."""
+        return 0.0 < bound * (1.0 + self.wide_gap) <= seconds
 
     def refinement(self, num_chips: int) -> int:
         """Return how many candidates of every schedule and shard level are cut exactly."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tutti.search.cutting.build_draft import PipelineCopies
@@ -69,3 +69,12 @@ class Candidate:
                 for chain in self.chains
             ]
         )
+
+
+# Parts of every space that a question may be narrowed to: what is best there is feasible here.
+NARROWER: tuple[Callable[[Candidate], bool], ...] = (
+    lambda candidate: all(chain.schedule.virtual == 1 for chain in candidate.chains),
+    lambda candidate: all(chain.shard <= 1 for chain in candidate.chains),
+    lambda candidate: all(len({c.pool for c in chain.configs}) == 1 for chain in candidate.chains),
+    lambda candidate: all(c.width <= 2 for chain in candidate.chains for c in chain.configs),
+)

@@ -23,6 +23,7 @@ from tutti.search.pricing.pipeline_recurrence import depths_for_messages
 from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.effort import Effort
+from tutti.search.strategy.candidate import NARROWER
 from tutti.search.strategy.space_limits import plan_in_space
 from tutti.search.thresholds import THRESHOLDS
 
@@ -90,10 +91,56 @@ def test_a_kind_with_many_moves_does_not_hide_the_others(monkeypatch):
     monkeypatch.setattr(plan_search, "MOVES", moves)
     monkeypatch.setattr(PlanSearch, "_better", never_better)
     plan, _ = local(search).improved(best.plan, best.estimate, 10**9)
-    turn = THRESHOLDS.moves_a_turn
+    turn = THRESHOLDS.first_moves
     assert asked[: turn + 2] == ["many"] * turn + ["few"] * 2
     assert (asked.count("many"), asked.count("few")) == (40, 2)
     assert plan.pipelines == best.plan.pipelines
+
+
+def test_what_short_steps_find_nearly_as_good_is_simulated_whole_at_the_end(monkeypatch):
+    search, best = searched(problem_of())
+    start = plan_search._key(replace(best.plan, collectives=()))
+
+    def never_short_of_one(self, plan, counts):
+        return 1.0 if plan_search._key(plan) == start else 1.001  # all others look a little worse
+
+    monkeypatch.setattr(plan_search, "_short_counts", lambda plan: ([1], [2]))
+    monkeypatch.setattr(PlanSearch, "_short_worth", never_short_of_one)
+    _, again = local(search).improved(best.plan, best.estimate, 10**9)
+    assert again.step_seconds < best.step_seconds
+    monkeypatch.setattr(PlanSearch, "_short_worth", lambda self, plan, counts: 1.0)
+    far = replace(
+        THRESHOLDS, nearly_as_good=1.0
+    )  # as good is no better: nothing is looked at again
+    monkeypatch.setattr(plan_search, "THRESHOLDS", far)
+    _, none = local(search).improved(best.plan, best.estimate, 10**9)
+    assert none.step_seconds == best.step_seconds
+
+
+@pytest.mark.parametrize("chips", [64, 1024])
+def test_work_grows_with_the_gap_up_to_a_limit(chips):
+    effort = Effort()
+    works = [effort.local_search(chips, 1.0 + gap, 1.0) for gap in (0.0, 0.02, 0.1, 0.2, 0.4, 2.0)]
+    assert works == sorted(works)
+    assert works[0] == 0
+    assert works[-1] == pytest.approx(effort.widest_more * works[3], rel=1e-5)
+    assert effort.local_search(chips, 9.0, 1.0) == works[-1]
+    assert [effort.is_wide(1.0 + gap, 1.0) for gap in (0.1, 0.3)] == [False, True]
+    assert not effort.is_wide(1.0, 0.0)  # no bound is known
+
+
+def test_every_narrower_part_is_looked_at_where_the_gap_is_wide():
+    problem = problem_of()
+    search = Search(Tables(problem), replace(Effort(), candidates=1, most_candidates=1), bound=1e-3)
+    offered = search.source.all()
+    search.run()
+    best = min(candidate.value for candidate in offered)
+    for inside in NARROWER:
+        near = [c for c in offered if inside(c) and c.value < best]
+        assert any(map(inside, search.looked_at)) or not near
+    close = Search(Tables(problem), replace(Effort(), candidates=1, most_candidates=1), bound=1e3)
+    close.run()
+    assert len(close.looked_at) < len(search.looked_at)
 
 
 def test_short_steps_are_short_beside_a_pipeline_of_smaller_micro_batches():
