@@ -375,6 +375,6 @@ def _add_operation(app: FastAPI, api: Api) -> None:
     async def version() -> Response:
         return JSONResponse({"version": code_version()})
 
-    @app.get("/metrics", responses={401: ERRORS[401]})
+    @app.get("/metrics", response_class=PlainTextResponse, responses={401: ERRORS[401]})
     async def metrics() -> Response:
         return PlainTextResponse(api.metrics.text(api.client.load), media_type="text/plain")
