@@ -149,6 +149,16 @@ def one_token_each(
         found.copy_(to)
 
 
+def compile_kernels(dtype: torch.dtype) -> None:
+    """Compile what rows of one token run, before somebody waits for it.
+
+    It takes many seconds where no cache has it. Neither heads nor lengths matter, types do.
+    """
+    q, pages = torch.zeros(1, 1, 8, dtype=dtype), torch.zeros(2, 4, 1, 8, dtype=dtype)
+    if compiles(q, pages, pages, rounded=False):
+        paged_attention(q, pages, pages, PagedSegments.of((1,), (2,), [[1]], 4), scale=1.0)
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return in what sums are made."""
     return torch.float32 if dtype is torch.bfloat16 else dtype
