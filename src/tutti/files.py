@@ -140,10 +140,14 @@ def write_text(path: Path, text: str) -> None:
 
 def require_folder(path: Path) -> None:
     """Refuse what is no folder, and say what it is."""
-    if path.is_dir():
-        return
-    if path.exists():
-        raise InputError(f"{path}: is a file; name a folder")
+    try:
+        if path.is_dir():
+            return
+        if path.exists():
+            raise InputError(f"{path}: is a file; name a folder")
+    except (OSError, ValueError) as error:  # a name too long, a folder that nobody may enter
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{str(path)[:200]}: cannot be looked at ({reason})") from None
     near = path.parent if path.parent.is_dir() else Path()
     known = [p.name for p in near.iterdir() if p.is_dir() and not p.name.startswith(".")]
     guess = nearest(path.name, known) if len(known) < 200 else None

@@ -63,6 +63,7 @@ class Served:
     def __init__(
         self, folder: Path, *options: str, environment: dict[str, str] | None = None
     ) -> None:
+        self.folder = folder
         command = [sys.executable, "-m", "tutti.cli.main", "serve", str(folder), "--port", "0"]
         self.process = subprocess.Popen(
             [*command, "--dtype", "fp32", "--device", "cpu", *options],

@@ -135,7 +135,7 @@ def _supports_paged(
     if q.shape[0] != steps.num_queries:
         return "no tokens beyond the segments"
     if not compiles(q, key_pages, value_pages, rounded=bool(options.get("slopes_rounded"))):
-        return "float32 and float64 without rounded slopes only"
+        return "float32, float64 and bfloat16 without rounded slopes only"
     return None
 
 

@@ -102,9 +102,9 @@ def paged_attention(
 
 
 def compiles(q: Tensor, key_pages: Tensor, value_pages: Tensor, *, rounded: bool) -> bool:
-    """Tell whether the compiled kernel takes a call: wide numbers, and no rounding between."""
-    wide = q.dtype in (torch.float32, torch.float64)
-    return wide and q.dtype == key_pages.dtype == value_pages.dtype and not rounded
+    """Tell whether the compiled kernel takes a call: it reads bfloat16, and rounds at the end."""
+    read = q.dtype in (torch.float32, torch.float64, torch.bfloat16)
+    return read and q.dtype == key_pages.dtype == value_pages.dtype and not rounded
 
 
 def one_token_each(
@@ -131,18 +131,42 @@ def one_token_each(
     firsts = np.array([options.first(count - 1) for count in keys], np.int64)
     none = torch.empty(0)
     sinks, slopes = (
-        (none if tensor is None else tensor.detach()).to(q.dtype)
+        (none if tensor is None else tensor.detach()).to(_wide(q.dtype))
         for tensor in (options.sinks, options.slopes)
     )
+    to = found if found.dtype == _wide(q.dtype) else found.float()
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     if threads > 1:
         numba.set_num_threads(threads)
     one_each[threads > 1](
-        found.numpy(), q.detach().contiguous().numpy(), key_pages.numpy(), value_pages.numpy(),
+        to.numpy(), q.detach().to(to.dtype).contiguous().numpy(), _numbers(key_pages),
+        _numbers(value_pages),
         steps.tables.numpy(), np.array(rows, np.int64), steps.query_starts.numpy(),
         steps.key_lengths.numpy(), firsts, options.scale, options.soft_cap or 0.0,
         sinks.numpy(), (slopes * options.factor).numpy(), not invariant,
     )  # fmt: skip
+    if to is not found:
+        found.copy_(to)
+
+
+def compile_kernels(dtype: torch.dtype) -> None:
+    """Compile what rows of one token run, before somebody waits for it.
+
+    It takes many seconds where no cache has it. Neither heads nor lengths matter, types do.
+    """
+    q, pages = torch.zeros(1, 1, 8, dtype=dtype), torch.zeros(2, 4, 1, 8, dtype=dtype)
+    if compiles(q, pages, pages, rounded=False):
+        paged_attention(q, pages, pages, PagedSegments.of((1,), (2,), [[1]], 4), scale=1.0)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return in what sums are made."""
+    return torch.float32 if dtype is torch.bfloat16 else dtype
+
+
+def _numbers(pages: Tensor) -> Any:
+    """Return pages as numpy has them: those in bfloat16 as their bits."""
+    return (pages.view(torch.uint16) if pages.dtype is torch.bfloat16 else pages).numpy()
 
 
 def _classes(rows: list[int], keys: list[int]) -> list[list[int]]:

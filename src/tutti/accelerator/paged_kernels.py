@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numba
+import numba.extending
 import numpy as np
 
 # sums in any order, fused products; what is no number stays none
@@ -210,10 +211,35 @@ def _soften(
         line[key] /= whole
 
 
+def _opened(block: Any, group: int, low: int, high: int, bits: Any) -> Any:
+    """Return a page in which a group's places `low` to `high` are wide numbers.
+
+    The bits of bfloat16 are the upper half of those of float32.
+    """
+    for at in range(low, high):
+        for i in range(block.shape[2]):
+            bits[at, 0, i] = np.uint32(block[at, group, i]) << np.uint32(16)
+    return bits.view(np.float32)
+
+
+def _page(block, group, low, high, bits):  # type: ignore[no-untyped-def]  # numba compares
+    """Return the page to read, and its group's place there; chosen when types are known."""
+    raise NotImplementedError
+
+
+@numba.extending.overload(_page)
+def _page_by_type(block, group, low, high, bits):  # type: ignore[no-untyped-def]
+    """Return the function for a page's type, of the same names: numba wants them so."""
+    del group, low, high, bits
+    if block.dtype == numba.types.uint16:
+        return lambda block, group, low, high, bits: (opened(block, group, low, high, bits), 0)
+    return lambda block, group, low, high, bits: (block, group)  # noqa: ARG005
+
+
 def _one_each(
     found: Any,  # (T, H, E)
     q: Any,  # (T, H, D)
-    key_pages: Any,  # (P, size, G, D)
+    key_pages: Any,  # (P, size, G, D), as wide as q, or the bits of bfloat16
     value_pages: Any,
     tables: Any,
     rows: Any,  # those of one query
@@ -238,28 +264,32 @@ def _one_each(
         at, first, last = starts[row], firsts[row], keys[row]
         scores = np.empty((share, last - first), q.dtype)
         powers = np.empty(last - first, q.dtype)
+        key_bits = np.empty((size, 1, key_pages.shape[3]), np.uint32)
+        value_bits = np.empty((size, 1, value_pages.shape[3]), np.uint32)
         pages = range(first // size, (last + size - 1) // size)
         for page in pages:
             low, high = max(first, page * size), min(last, page * size + size)
-            block, to = key_pages[tables[row, page]], page * size
+            stored, to = key_pages[tables[row, page]], page * size
+            block, part = _page(stored, group, low - to, high - to, key_bits)
             if shares:
                 all_dots(
-                    scores, low - first, q[at], group * share, block, group, low - to, high - to
+                    scores, low - first, q[at], group * share, block, part, low - to, high - to
                 )
                 continue
             for n in range(share):
                 line, own = scores[n, low - first : high - first], q[at, group * share + n]
-                dots(line, own, block, group, low - to, high - to)
+                dots(line, own, block, part, low - to, high - to)
         for n in range(share):
             head = group * share + n
             soften(scores[n], powers, head, first, scale, soft_cap, sinks, slopes)
             found[at, head] = 0.0
         for page in pages:
             low, high = max(first, page * size), min(last, page * size + size)
-            block, to = value_pages[tables[row, page]], page * size
+            stored, to = value_pages[tables[row, page]], page * size
+            block, part = _page(stored, group, low - to, high - to, value_bits)
             for n in range(share):
                 line, own = scores[n, low - first : high - first], found[at, group * share + n]
-                weigh(own, line, block, group, low - to, high - to)
+                weigh(own, line, block, part, low - to, high - to)
 
 
 def _compiled(function: Any, *, parallel: bool = False) -> Any:
@@ -273,6 +303,7 @@ def _compiled(function: Any, *, parallel: bool = False) -> Any:
 
 exponentials, dots, weigh = _compiled(_exponentials), _compiled(_dots), _compiled(_weigh)
 dots_of_two, dots_of_three = _compiled(_dots_of_two), _compiled(_dots_of_three)
+opened = _compiled(_opened)
 all_dots, soften = _compiled(_all_dots), _compiled(_soften)
 # for one thread and for several: a team of which one thread works waits for the others all the same
 one_each = _compiled(_one_each), _compiled(_one_each, parallel=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.accelerator import Accelerator
+from tutti.accelerator.paged import compile_kernels
 from tutti.comm import Communicator, connect, place_of
 from tutti.comm.entry.store import PrefixedStore
 from tutti.cost.serving.engine_prices import engine_prices
@@ -86,6 +87,8 @@ def open_rank(
         weights=None if weights is None else weights.value,
     )  # fmt: skip
     prepare(model)
+    if accelerator.device.type == "cpu":
+        compile_kernels(number)
     end = end_tokens(Path(folder), model.spec)
     workers = _workers(model, place, links, accelerator, part, end)
     prices = engine_prices(model.spec, cluster, pipeline, part.job.sequence_length)

@@ -19,6 +19,7 @@ from tutti.huggingface.tokenizer import Tokenizer, open_tokenizer
 from tutti.server.engine_client import EngineClient
 from tutti.server.messages import ServerConfig, ServerFolder
 from tutti.server.openai.app import Api, make_app
+from tutti.server.openai.connections import Connection
 
 DRAIN_S = 25  # that streams have when the server ends
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -51,10 +52,11 @@ def main(folder: Path, descriptor: int, name: str) -> int:
     listening = socket.socket(fileno=descriptor)
     settings = uvicorn.Config(
         make_app(api),
-        log_level="warning",
+        http=Connection,
+        ws="none",
+        log_level="error",  # what is no HTTP is answered, and no line of the log each time
         access_log=False,
         timeout_graceful_shutdown=DRAIN_S,
-        h11_max_incomplete_event_size=1 << 16,
     )
     uvicorn.Server(settings).run(sockets=[listening])
     return 0

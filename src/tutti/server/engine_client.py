@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from tutti.batching.router import Choice, Router, Routes
-from tutti.errors import InputError
+from tutti.errors import InputError, TuttiError
 from tutti.plan.files import load_plan
 from tutti.serve.handover.handed import Handover
 from tutti.server import messages
@@ -40,6 +40,11 @@ from tutti.server.messages import (
 from tutti.server.wires import Way, Wires
 
 LOOK_S = 0.1  # how often the supervisor's word is read
+MOST_DEATHS = 3  # of engines under a request that brought no token: it may be what ends them
+
+
+class EngineFailedError(TuttiError):
+    """The engine could not do what was asked, through no mistake of the user's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +59,7 @@ class _Asked:
     key: str = ""  # of the keys and values on their way there
     cached: int | None = None  # of the prompt, where it was computed; later engines are sent it
     over: bool = False
+    deaths: int = 0  # of engines that had it, since its last token
 
     def again(self) -> Submit:
         """Return the request as another engine takes it up."""
@@ -129,7 +135,7 @@ class EngineClient:
             while True:
                 said = await asked.updates.get()
                 if isinstance(said, Refused):
-                    raise InputError(said.message)
+                    raise _error(said)
                 assert isinstance(said, Update)
                 said = _joined(said, asked.updates)
                 yield said
@@ -151,7 +157,7 @@ class EngineClient:
             await self._send(0, said)
             answer = await asked.updates.get()
             if isinstance(answer, Refused):
-                raise InputError(answer.message)
+                raise _error(answer)
             self.adapters = self._folder.adapters() or {}
         finally:
             self._asked.pop(number, None)
@@ -247,6 +253,7 @@ class EngineClient:
             self.loads.pop(number, None)
             self.router.left(number)
             left = [(name, own) for name, own in self._asked.items() if own.engine == number]
+            left = [(name, own) for name, own in left if not await self._given_up(name, own)]
             self.on_restart()
         if state.ready:
             socket = self._context.socket(zmq.DEALER)
@@ -263,6 +270,15 @@ class EngineClient:
         for name, asked in dict(left).items():
             await self._dispatch(name, asked)
 
+    async def _given_up(self, number: int, asked: _Asked) -> bool:
+        """Tell whether a request that lost its engine goes to no other: too many have ended."""
+        asked.deaths += 1
+        if asked.deaths < MOST_DEATHS or asked.over:
+            return False
+        why = f"{asked.deaths} engines ended under this request, and no other takes it up"
+        await self._heard(number, asked, Refused(number, why, failed=True))
+        return True
+
     async def _listen(self, engine: int, socket: zmq.asyncio.Socket) -> None:
         while True:
             for said in messages.from_engine(await socket.recv()):
@@ -277,6 +293,7 @@ class EngineClient:
     async def _heard(self, number: int, asked: _Asked, said: Update | Refused | Done) -> None:
         if isinstance(said, Update):
             asked.tokens += said.tokens
+            asked.deaths = 0 if said.tokens else asked.deaths
             self.router.noted(number, len(said.tokens))
             if said.finish == "length" and asked.onward is not None:
                 asked.cached = said.cached
@@ -287,6 +304,10 @@ class EngineClient:
                 said = msgspec.structs.replace(said, cached=asked.cached)
         asked.over = not isinstance(said, Update) or said.finish is not None
         asked.updates.put_nowait(said)
+
+
+def _error(said: Refused) -> TuttiError:
+    return EngineFailedError(said.message) if said.failed else InputError(said.message)
 
 
 def _joined(said: Update, updates: asyncio.Queue[Update | Refused | Done]) -> Update:

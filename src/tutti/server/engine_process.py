@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from tutti.errors import TuttiError
+from tutti.plug_ins import reason
 from tutti.server import messages
 from tutti.server.grammar import Grammars
 from tutti.server.hooks import Hooks
@@ -134,8 +135,8 @@ class EngineLoop:
         try:
             wishes = parameters_of(message.wishes, self._grammars)
             number = self._engine.add(message.tokens, wishes, pooling=message.pooling)
-        except TuttiError as error:
-            self._send(client, [Refused(message.id, str(error))])
+        except Exception as error:
+            self._send(client, [refusal(message.id, error)])
             return
         self._askers[number] = Asker(client, message.id, message.pooling)
         self._numbers[client, message.id] = number
@@ -144,8 +145,8 @@ class EngineLoop:
         assert self._adapters is not None
         try:
             change(self._adapters)
-        except TuttiError as error:
-            self._send(client, [Refused(number, str(error))])
+        except Exception as error:
+            self._send(client, [refusal(number, error)])
         else:
             self._send(client, [Done(number)])
 
@@ -185,6 +186,14 @@ class EngineLoop:
 
     def _send(self, client: bytes, said: list[FromEngine]) -> None:
         self._socket.send_multipart([client, messages.encode(said)])
+
+
+def refusal(number: int, error: Exception) -> Refused:
+    """Return what is said of a request that could not be taken: an engine does not end by it."""
+    if isinstance(error, TuttiError):
+        return Refused(number, str(error))
+    log.error("a request could not be taken", exc_info=error)
+    return Refused(number, f"the engine failed: {type(error).__name__}: {reason(error)}", True)
 
 
 def load_of_lanes(lanes: Sequence[Scheduler], counters: Counters) -> Load:

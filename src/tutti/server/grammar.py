@@ -59,7 +59,8 @@ def _checked(make: Any) -> str:
 
 
 def _line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = text.partition("<state>")[0]  # what follows is the state of the library's parser
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     return " ".join(lines)[:300] if lines else "no reason is known"
 
 
@@ -99,10 +100,25 @@ class GrammarMasks:
         self._vocab, self._end = vocab, end
         if self._first.is_error():
             raise InputError(f"the grammar cannot be used: {_line(self._first.get_error())}")
+        if not _begins(self._first.deep_copy(), vocab):
+            raise InputError(
+                "the grammar cannot be used: no text of this model's begins as it says"
+            )
 
     def new(self) -> GrammarMask:
         """Return the mask of a sample that has no tokens yet."""
         return GrammarMask(self._first.deep_copy(), self._vocab, self._end)
+
+
+def _begins(matcher: Any, vocab: int) -> bool:
+    """Tell whether an answer has a first token: a rule that only leads to itself has none."""
+    from llguidance.numpy import fill_next_token_bitmask
+
+    if matcher.is_stopped():
+        return not matcher.is_error()
+    bits = np.zeros((1, -(-vocab // 32)), np.int32)
+    fill_next_token_bitmask(matcher, bits, 0)
+    return not matcher.is_error() and bool(bits.any())
 
 
 class GrammarMask:

@@ -102,11 +102,12 @@ class Update(msgspec.Struct, frozen=True, tag="update", omit_defaults=True):
     embedding: list[float] | None = None
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A request that cannot be: the user's mistake."""
+class Refused(msgspec.Struct, frozen=True, tag="refused", omit_defaults=True):
+    """A request that cannot be: the user's mistake; `failed`: the engine's own."""
 
     id: int
     message: str
+    failed: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

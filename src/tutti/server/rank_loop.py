@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from tutti.errors import TuttiError
 from tutti.server.crew import Add, Crew, Ear, Forget, Stop, Word
 from tutti.server.engine_process import (
     IDLE_MS,
@@ -19,6 +18,7 @@ from tutti.server.engine_process import (
     EngineLoop,
     load_of_lanes,
     parameters_of,
+    refusal,
 )
 from tutti.server.grammar import Grammars
 from tutti.server.messages import Cancel, DropAdapter, Gone, Load, LoadAdapter, Refused, Submit
@@ -116,8 +116,8 @@ class PlannedLoop(EngineLoop):
         )
         try:
             number = added(self._laned, add, self._grammars)
-        except TuttiError as error:
-            self._send(client, [Refused(message.id, str(error))])
+        except Exception as error:
+            self._send(client, [refusal(message.id, error)])
             return
         self._words.append(add)
         self._askers[number] = Asker(client, message.id, message.pooling)

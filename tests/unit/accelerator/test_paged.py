@@ -8,8 +8,9 @@ torch = pytest.importorskip("torch")
 
 from scipy import stats  # noqa: E402
 
-from tutti.accelerator import PagedSegments  # noqa: E402
+from tutti.accelerator import PagedSegments, paged  # noqa: E402
 from tutti.accelerator.operators import Operators  # noqa: E402
+from tutti.accelerator.reference.paged import paged_attention as reference_attention  # noqa: E402
 from tutti.accelerator.reference.sampling import allowed, sample, uniform  # noqa: E402
 
 ROWS = PagedSegments.of((1, 3, 2), (5, 3, 9), [[7, 2], [4], [1, 3, 6]], 4)
@@ -44,6 +45,23 @@ def test_keys_that_were_stored_are_the_ones_attended_to() -> None:
     again = operators.paged_attention(q[3:4], keys, values, one, scale=0.3)
     torch.testing.assert_close(again[0], found[3])
     assert torch.isfinite(found).all(), "places that nobody wrote to are not looked at"
+
+
+@pytest.mark.parametrize(("heads", "window"), [(2, None), (6, 5), (8, None)])
+def test_pages_of_bfloat16_are_read_as_they_are_and_rounded_once(
+    heads: int, window: int | None
+) -> None:
+    torch.manual_seed(0)
+    q, keys, values = (
+        torch.randn(size).bfloat16() for size in ((3, heads, 8), *[(9, 4, 2, 8)] * 2)
+    )
+    rows = PagedSegments.of((1, 1, 1), (5, 3, 14), [[7, 2], [4], [1, 3, 6, 8]], 4)
+    found = paged.paged_attention(q, keys, values, rows, scale=0.3, window=window)
+    assert paged.compiles(q, keys, values, rounded=False)
+    wide = (q.double(), keys.double(), values.double())
+    expected = reference_attention(*wide, rows, scale=0.3, window=window)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-5)
 
 
 def columns(rows: int, **values: float) -> dict[str, torch.Tensor]:

@@ -120,3 +120,17 @@ def test_a_plan_for_training_is_refused() -> None:
     stage = replace(first, units=((0, 1), (2, 3)))
     twice = replace(good, pipelines=(replace(pipeline, stages=(stage, second)),))
     refused(twice, r"stage 0 has 2 ranges of units \(interleaved\)")
+
+
+def test_what_a_rank_compiles_at_its_start_is_what_its_steps_run() -> None:
+    """Else the first request of a plan waits for it."""
+    from tutti.accelerator.paged import compile_kernels
+    from tutti.accelerator.paged_kernels import one_each
+
+    torch.set_num_threads(1)
+    compile_kernels(torch.float32)
+    before = set(one_each[0].nopython_signatures)
+    assert before
+    engine = engine_of(make(spec_of("dense"), dtype=torch.float32), **SIZES)
+    engine.generate(PROMPTS, SamplingParameters(max_tokens=3, ignore_end=True))
+    assert set(one_each[0].nopython_signatures) == before

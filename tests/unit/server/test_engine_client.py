@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
-from tutti.server.engine_client import EngineClient, _joined
+import pytest
+
+from tutti.server.engine_client import MOST_DEATHS, EngineClient, EngineFailedError, _joined
+from tutti.server.engine_process import EngineLoop
 from tutti.server.messages import (
     Done,
     EngineState,
+    FromEngine,
     Likely,
     Refused,
     ServerConfig,
     ServerFolder,
     State,
+    Submit,
     Update,
+    Wishes,
 )
 
 
@@ -74,3 +81,77 @@ def test_an_engine_that_was_ready_a_moment_ago_is_known_and_taken_up_with(tmp_pa
         await client.close()
 
     asyncio.run(run())
+
+
+class Listening:
+    """Engines as far as a client sees them: files, and sockets that take and say nothing."""
+
+    def __init__(self, folder: ServerFolder) -> None:
+        self.folder, self.generation = folder, 0
+
+    def restart(self) -> None:
+        self.generation += 1
+        address = f"ipc://{self.folder.path}/engine{self.generation}"
+        engine = EngineState(
+            generation=self.generation, address=address, ready=True, context=64, slots=4
+        )
+        self.folder.write("state.json", State(engines=(engine,)))
+
+
+async def until(what: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if what():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+def test_a_request_under_which_engine_after_engine_ends_is_given_up(tmp_path: Path) -> None:
+    """It may be what ends them: others must not wait for it for ever."""
+    folder = ServerFolder(tmp_path)
+    engines = Listening(folder)
+
+    async def run() -> None:
+        client = EngineClient(folder, b"api0", ServerConfig(folder="", name="m", engine={}))
+        engines.restart()
+        await client.start()
+        await until(lambda: client._sockets)
+        wishes = Wishes(max_tokens=8)
+        streams = [client.stream([1, 2], wishes), client.stream([3], wishes)]
+        first, second = (asyncio.ensure_future(anext(stream)) for stream in streams)
+        change = asyncio.ensure_future(client.change_adapter("x", "/x"))
+        await until(lambda: len(client._asked) == 3)
+        for _ in range(MOST_DEATHS):
+            assert not first.done()
+            assert not change.done()
+            await client._heard(2, client._asked[2], Update(2, tokens=[7]))
+            engines.restart()
+            await until(lambda: client.state.engines[0].generation == engines.generation)
+            await until(lambda: client._sockets)
+        for task in (first, change):
+            with pytest.raises(EngineFailedError, match="3 engines ended under this request"):
+                await task
+        assert (await second).tokens[:1] == [7]
+        assert list(client._asked) == [2], "one that moves on is not to blame"
+        for stream in streams:
+            await stream.aclose()
+        await client.close()
+
+    asyncio.run(run())
+
+
+class Brittle:
+    """An engine that fails in ways that nobody foresaw."""
+
+    is_idle = True
+
+    def add(self, *_args: object, **_named: object) -> int:
+        raise ZeroDivisionError("no\nway")
+
+
+def test_an_engine_outlives_what_it_cannot_take() -> None:
+    said: list[FromEngine] = []
+    loop = EngineLoop(Brittle(), None, None)  # type: ignore[arg-type]
+    loop._send = lambda _client, more: said.extend(more)  # type: ignore[method-assign]
+    loop._handle(b"api0", Submit(5, [1], Wishes(max_tokens=1)))
+    assert said == [Refused(5, "the engine failed: ZeroDivisionError: no", failed=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -53,45 +54,106 @@ def wander(
     return None
 
 
-def drawn_schema(r: random.Random, depth: int = 0) -> dict[str, Any]:
-    """Return a schema of growing nastiness."""
-    kinds = ["integer", "boolean", "null", "enum", "string", "pattern"]
-    if depth < 3:
-        kinds += ["object", "array", "anyOf"]
-    match r.choice(kinds):
+NAMES = ("x", "a b", "é", "", "name", 'quo"te', "back\\slash", "$ref", "line\nbreak", "😀")
+CONSTANTS: tuple[Any, ...] = ("a", "ä", 3, -0.5, None, True, 'quote"s', "\u2028", [1], {"k": []})
+PATTERNS = ("^[a-c]{1,3}$", r"^\d{4}-\d{2}$", "^(ab|c)*d$", r"^[^\x00-\x7f]{1,2}$", "b+")
+FORMATS = ("date", "time", "uuid", "ipv4", "email")
+FLAT = ("integer", "number", "boolean", "null", "enum", "const", "string", "pattern", "format")
+NESTED = ("object", "array", "tuple", "anyOf", "oneOf", "map", "named", "several", "again")
+
+
+def drawn_schema(r: random.Random, depth: int = 0, deepest: int = 3) -> dict[str, Any]:
+    """Return a schema; what `again` refers to is at the root."""
+    if depth < deepest and (not depth or r.random() < 0.6):
+        return nested_schema(r, r.choice(NESTED), depth, deepest)
+    match r.choice(FLAT):
         case "enum":
-            return {"enum": r.sample(["a", "ä", 3, None, True, 'quote"s', [1]], 3)}
+            return {"enum": r.sample(CONSTANTS, 3)}
+        case "const":
+            return {"const": r.choice(CONSTANTS)}
         case "string":
-            return {"type": "string", "maxLength": r.randint(0, 4)}
+            least = r.randint(0, 2)
+            return {"type": "string", "minLength": least, "maxLength": least + r.randint(0, 4)}
         case "pattern":
-            return {"type": "string", "pattern": r.choice(["^[a-c]{1,3}$", "^\\d{4}-\\d{2}$"])}
+            return {"type": "string", "pattern": r.choice(PATTERNS)}
+        case "format":
+            return {"type": "string", "format": r.choice(FORMATS)}
         case "integer":
-            return {"type": "integer", "minimum": -9, "maximum": r.randint(-9, 99)}
-        case "array":
-            return {"type": "array", "items": drawn_schema(r, depth + 1), "maxItems": 2}
-        case "anyOf":
-            return {"anyOf": [drawn_schema(r, depth + 1), drawn_schema(r, depth + 1)]}
-        case "object":
-            names = r.sample(["x", "a b", "é", "", "name"], r.randint(1, 3))
-            return {
-                "type": "object",
-                "properties": {name: drawn_schema(r, depth + 1) for name in names},
-                "required": names[:1],
-                "additionalProperties": False,
-            }
+            bounds = {"minimum": -9, "maximum": r.randint(-9, 9999)}
+            return {"type": "integer", **bounds, **r.choice(({}, {"multipleOf": 3}))}
+        case "number":
+            return {"type": "number", "exclusiveMinimum": -1.5, "maximum": r.choice((0.25, 7, 1e3))}
         case kind:
             return {"type": kind}
 
 
+def nested_schema(r: random.Random, kind: str, depth: int, deepest: int) -> dict[str, Any]:
+    """Return a schema with others in it."""
+
+    def inner() -> dict[str, Any]:
+        return drawn_schema(r, depth + 1, deepest)
+
+    match kind:
+        case "array":
+            least = r.randint(0, 2)
+            return {"type": "array", "items": inner(), "minItems": least, "maxItems": least + 1}
+        case "tuple":
+            return {"type": "array", "prefixItems": [inner(), inner()], "items": False}
+        case "anyOf":
+            return {"anyOf": [inner(), inner()]}
+        case "oneOf":  # told apart by what they must have
+            return {"oneOf": [tagged(tag, inner()) for tag in ("a", "b")]}
+        case "map":
+            return {"type": "object", "additionalProperties": inner(), "maxProperties": 2}
+        case "named":
+            return {
+                "type": "object", "patternProperties": {"^k[0-9]$": inner()},
+                "additionalProperties": False,
+            }  # fmt: skip
+        case "several":
+            return {"allOf": [{"type": ["integer", "null"]}, {"minimum": r.randint(-5, 5)}]}
+        case "again" if depth:
+            return {"type": "array", "items": {"$ref": "#/$defs/again"}, "maxItems": 1}
+    names = r.sample(NAMES, r.randint(1, 4))
+    return {
+        "type": "object",
+        "properties": {name: inner() for name in names},
+        "required": names[: r.randint(0, 2)],
+        "additionalProperties": False,
+    }
+
+
+def tagged(tag: str, inner: dict[str, Any]) -> dict[str, Any]:
+    properties = {"tag": {"const": tag}, "of": inner}
+    return {
+        "type": "object", "properties": properties, "required": ["tag", "of"],
+        "additionalProperties": False,
+    }  # fmt: skip
+
+
 def check_schemas(folder: Path, tokenizer: Tokenizer, seeds: range) -> None:
-    ended = 0
+    """Let random choices answer; what ended must be valid, and nearly everything must end."""
+    ended, refused = 0, []
     for seed in seeds:
-        schema = drawn_schema(random.Random(seed))
-        text = wander(folder, tokenizer, of_schema(schema), seed)
+        r = random.Random(seed)
+        again = {"type": "object", "properties": {"next": {"$ref": "#/$defs/again"}},
+                 "additionalProperties": False}  # fmt: skip
+        schema = {**drawn_schema(r, 0, 2 + seed // 100), "$defs": {"again": again}}
+        try:
+            grammar = of_schema(schema)
+        except InputError as error:
+            refused.append(str(error))
+            continue
+        text = wander(folder, tokenizer, grammar, seed, 800)
         if text is not None:
-            jsonschema.validate(json.loads(text), schema)
+            jsonschema.validate(
+                json.loads(text), schema, jsonschema.Draft202012Validator,
+                format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
+            )  # fmt: skip
             ended += 1
-    assert ended > 0.9 * len(seeds)
+    print(f"{ended} of {len(seeds)} ended, {len(refused)} refused: {Counter(refused)}")
+    assert len(refused) < 0.15 * len(seeds), Counter(refused)
+    assert ended > 0.75 * len(seeds)
 
 
 def test_answers_follow_their_schema(folder: Path, tokenizer: Tokenizer) -> None:

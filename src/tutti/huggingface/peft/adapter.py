@@ -109,7 +109,26 @@ def _config(folder: Path) -> dict[str, Any]:
     alpha = config.get("lora_alpha")
     if not isinstance(alpha, int | float):
         raise InputError(f"{path}: 'lora_alpha' is {shown(alpha)}; expected a number")
+    _check_patterns(path, config)
     return config
+
+
+def _check_patterns(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse modules' own scales that are none: patterns of names with numbers."""
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise InputError(f"{path}: 'alpha_pattern' is {shown(patterns)}; expected a mapping")
+    for pattern, alpha in patterns.items():
+        if not isinstance(alpha, int | float):
+            raise InputError(
+                f"{path}: 'alpha_pattern' of {shown(pattern)} is {shown(alpha)}; expected a number"
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InputError(
+                f"{path}: 'alpha_pattern' has {shown(pattern)}, which is no pattern ({error})"
+            ) from None
 
 
 def _pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:

@@ -19,15 +19,18 @@ from starlette.exceptions import HTTPException
 
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Tokenizer
-from tutti.server.engine_client import EngineClient
+from tutti.server.engine_client import EngineClient, EngineFailedError
 from tutti.server.hooks import HookError, Hooks
 from tutti.server.messages import ServerConfig, Wishes
 from tutti.server.metrics import Metrics
 from tutti.server.openai import tools
+from tutti.server.openai.body import JsonRoute
 from tutti.server.openai.completions import Job
 from tutti.server.openai.errors import (
+    ERRORS,
     ApiError,
     busy,
+    engine_failed,
     hook_failed,
     not_found,
     refused,
@@ -57,29 +60,7 @@ from tutti.server.openai.tracing import RequestTimes, Tracing
 from tutti.version import code_version
 
 log = logging.getLogger("tutti.server")
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
-    for status, text in {
-        400: "The request cannot be", 401: "No key, or a wrong one", 404: "No such model",
-        413: "Too long", 429: "Too many requests", 503: "No engine",
-    }.items()
-}  # fmt: skip
+VECTORS = 64  # of one request that are computed at a time
 
 
 class Api:
@@ -112,8 +93,17 @@ class Api:
             self.client.look()  # it may have said so a moment ago
         if not self.client.state.context:
             raise unavailable("the engine is not ready yet")
-        if self.client.num_asked >= self.config.queue:
-            raise busy(self.client.num_asked, self.config.queue)
+        self._seat(1)
+
+    def _seat(self, count: int) -> None:
+        """Refuse so many requests at a time where there are no places for them."""
+        most = self.config.queue
+        if count > most:
+            raise refused(
+                f"{count} prompts and samples in one request; {most} may be here at a time"
+            )
+        if self.client.num_asked + count > most:
+            raise busy(self.client.num_asked, most)
 
     async def job(self, asked: Sampled) -> Job:
         """Return a request with its prompts and wishes."""
@@ -140,6 +130,7 @@ class Api:
         if self.config.log_prompts:
             log.info("prompt: %s", asked.model_dump_json(exclude_none=True))
         grammar = await asyncio.to_thread(grammar_of, asked, kind)
+        self._seat(len(prompts) * (asked.n or 1))
         wishes, repeated = [], []
         for prompt in [self._tokenised(one, named) for one in prompts]:
             own = sampled_wishes(asked, len(prompt), most, adapter, state, grammar)
@@ -195,7 +186,10 @@ class Api:
                     f"a text of {len(prompt)} tokens: the context holds {state.context}", "input"
                 )
         wishes = Wishes(max_tokens=1, adapter=adapter)
-        found = await asyncio.gather(*(self._vector(p, wishes, asked.pooling) for p in prompts))
+        found: list[list[float]] = []
+        for start in range(0, len(prompts), VECTORS):
+            some = prompts[start : start + VECTORS]
+            found += await asyncio.gather(*(self._vector(p, wishes, asked.pooling) for p in some))
         if asked.dimensions is not None and asked.dimensions != len(found[0]):
             raise refused(f"'dimensions' may be {len(found[0])}: vectors are not cut", "dimensions")
         count = sum(len(prompt) for prompt in prompts)
@@ -240,6 +234,7 @@ def make_app(api: Api) -> FastAPI:
     app = FastAPI(
         title="tutti", version=code_version(), lifespan=lifespan, docs_url=None, redoc_url=None
     )
+    app.router.route_class = JsonRoute
     guarded(app, api.config, api.metrics)
     _add_errors(app)
     _add_routes(app, api)
@@ -268,6 +263,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(InputError)
     async def mistaken(_request: Request, error: InputError) -> Response:
         return _response(refused(str(error)))
+
+    @app.exception_handler(EngineFailedError)
+    async def broken(_request: Request, error: EngineFailedError) -> Response:
+        return _response(engine_failed(str(error)))
 
     @app.exception_handler(HookError)
     async def hooked(_request: Request, error: HookError) -> Response:
@@ -376,6 +375,6 @@ def _add_operation(app: FastAPI, api: Api) -> None:
     async def version() -> Response:
         return JSONResponse({"version": code_version()})
 
-    @app.get("/metrics", responses={401: ERRORS[401]})
+    @app.get("/metrics", response_class=PlainTextResponse, responses={401: ERRORS[401]})
     async def metrics() -> Response:
         return PlainTextResponse(api.metrics.text(api.client.load), media_type="text/plain")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,16 +15,17 @@ import msgspec
 
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import Tokenizer
-from tutti.server.engine_client import EngineClient
+from tutti.server.engine_client import EngineClient, EngineFailedError
 from tutti.server.hooks import HookError, Shown
 from tutti.server.messages import Likely, Wishes
 from tutti.server.metrics import Metrics
 from tutti.server.openai import tools
-from tutti.server.openai.errors import ApiError, hook_failed, refused
+from tutti.server.openai.errors import ApiError, engine_failed, hook_failed, refused
 from tutti.server.openai.requests import ChatRequest, CompletionRequest, Sampled
 from tutti.server.openai.spoken import Said, Sample, chat_logprobs, completion_logprobs
 from tutti.server.openai.tracing import RequestTimes, Tracing
 
+log = logging.getLogger("tutti.server")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -69,7 +71,7 @@ class Job:
                 ):  # fmt: skip
                     queue.put_nowait(said)
                 queue.put_nowait(None)
-            except (ApiError, InputError, HookError) as error:
+            except Exception as error:  # whoever waits must hear of it
                 queue.put_nowait(error)
 
         self.times.sent = time.time_ns()
@@ -225,10 +227,18 @@ class Job:
         return b"data: " + _encode(body) + b"\n\n"
 
 
-def _as_answer(error: BaseException) -> BaseException:
-    if isinstance(error, HookError):
-        return hook_failed(str(error))
-    return refused(str(error)) if isinstance(error, InputError) else error
+def _as_answer(error: BaseException) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case HookError():
+            return hook_failed(str(error))
+        case InputError():
+            return refused(str(error))
+        case EngineFailedError():
+            return engine_failed(str(error))
+    log.error("an answer failed", exc_info=error)
+    return engine_failed("the server failed on this request")
 
 
 class _CompletionPieces:

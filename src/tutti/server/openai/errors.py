@@ -4,6 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
+    for status, text in {
+        400: "The request cannot be", 401: "No key, or a wrong one", 404: "No such model",
+        408: "It did not come in time", 413: "Too long", 429: "Too many requests", 503: "No engine",
+    }.items()
+}  # fmt: skip
+
 
 class ApiError(Exception):
     """A request that is answered with an error."""
@@ -64,6 +88,11 @@ def busy(asked: int, most: int) -> ApiError:
 def unavailable(message: str) -> ApiError:
     """Return the error of a server that takes nothing now."""
     return ApiError(503, message, kind="service_unavailable_error", retry_s=2)
+
+
+def engine_failed(message: str) -> ApiError:
+    """Return the error of a request that failed here, through no mistake of the client's."""
+    return ApiError(500, message, kind="server_error")
 
 
 def hook_failed(message: str) -> ApiError:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import logging
+import time
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tutti.server.messages import ServerConfig
 from tutti.server.metrics import Metrics
-from tutti.server.openai.errors import ApiError
+from tutti.server.openai.errors import ApiError, engine_failed, refused
 
+log = logging.getLogger("tutti.server")
+BODY_S = 60.0  # that the body of a request may take to come
 OPEN = ("/health", "/ready", "/version")  # without a key
 
 
@@ -26,8 +32,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, read, begun = 500, 0, False
-        most = self._config.most_body
+        status, read, begun, whole = 500, 0, False, False
+        most, until = self._config.most_body, time.monotonic() + BODY_S
 
         async def counted(message: Message) -> None:
             nonlocal status, begun
@@ -36,11 +42,17 @@ class Guard:
             await send(message)
 
         async def limited() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, whole
+            if whole:
+                return await receive()  # that the client has gone is waited for without an end
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not come in {BODY_S:g} s") from None
             read += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
             if read > most:
-                raise ApiError(413, f"the body has more than {most} bytes")
+                raise HTTPException(413, f"the body has more than {most} bytes")
             return message
 
         try:
@@ -49,8 +61,17 @@ class Guard:
         except ApiError as error:
             if begun:
                 raise
-            answer = JSONResponse(error.body(), error.status, error.headers())
-            await answer(scope, receive, counted)
+            await _answer(error)(scope, receive, counted)
+        except RecursionError:  # JSON that Python reads may still be too deep for what reads on
+            if begun:
+                raise
+            await _answer(refused("the body is nested too deeply"))(scope, receive, counted)
+        except Exception:
+            if begun:
+                raise
+            log.exception("a request failed: %s %s", scope["method"], scope["path"])
+            failed = engine_failed("the server failed on this request")
+            await _answer(failed)(scope, receive, counted)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()
@@ -68,6 +89,10 @@ class Guard:
         given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
         fitting = [hmac.compare_digest(given, key.encode()) for key in self._config.keys]
         return any(fitting)  # all are compared, whichever fits
+
+
+def _answer(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body(), error.status, error.headers())
 
 
 def guarded(app: Any, config: ServerConfig, metrics: Metrics) -> None:
