@@ -1,6 +1,6 @@
 """Hangs of every kind as the doctor sees them: live, and from the folder after all was killed.
 
-    python benchmarks/doctor_hangs.py [--kinds stop,spin,…] [--times 2] [--staged]
+    python -m benchmarks.doctor_hangs [--kinds stop,spin,…] [--times 2] [--staged]
 
 Each is a run of its own, in processes of its own, that goes on with nothing (`hang_after_s` is
 huge): a tiny model on two emulated chips, two replicas or (--staged) two stages. Once the fault has

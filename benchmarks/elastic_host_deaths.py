@@ -1,6 +1,6 @@
 """Hosts of an elastic run that die whole: who is named, how soon, and when training goes on.
 
-    python benchmarks/elastic_host_deaths.py [--what agent|namespace] [--times 20]
+    python -m benchmarks.elastic_host_deaths [--what agent|namespace] [--times 20]
 
 Three replicas on three hosts of this machine. One after the other an agent is killed by SIGKILL
 (its ranks end with it), or the namespace that its processes and memory are in; once the others
