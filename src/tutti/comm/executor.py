@@ -30,6 +30,7 @@ from tutti.comm.transport.connection import Connection
 from tutti.comm.transport.link import LinkOwner, OutLink
 
 _GRACE_S = 0.25  # for news of the real culprit to arrive before a broken connection is blamed
+_LINGER_S = 1.0  # at the end, for what has to be sent again
 _TICKS = 20  # looks at a time-out before it is over
 
 OpenRun = tuple[str, tuple[int, ...], int]  # name, the ranks it waits for, last progress (ns)
@@ -41,6 +42,7 @@ class _Answer:
 
     asked_at: float = 0.0
     answered_at: float = 0.0
+    heard: bool = False  # since a connection to it was mended
     entered: dict[str, int] = field(default_factory=dict)
     waits_for: int | None = None
     idle_s: float = 0.0
@@ -156,12 +158,11 @@ class Executor:
             return
         silent = [p for p in peers if self._answers[p].pending_s(now) > run.timeout_s / 4]
         # One that has not entered because it is stuck in something earlier is not to blame.
-        absent = [
-            p for p in peers if not self._has_entered(p, run) and self._answers[p].waits_for is None
-        ]
+        idlers = [p for p in peers if self._answers[p].heard and self._answers[p].waits_for is None]
+        absent = [p for p in idlers if not self._has_entered(p, run)]
         waiting = [p for p in peers if self._answers[p].idle_s >= run.timeout_s / 2]
         # Of a message there is no "entering": one that waits for nobody and sends nothing owes it.
-        owing = [p for p in peers if run.is_point_to_point and self._answers[p].waits_for is None]
+        owing = idlers if run.is_point_to_point else []
         if silent:
             self._time_out(run, min(silent), "does not answer: stopped, or its host is gone")
         elif absent:
@@ -333,11 +334,13 @@ class Executor:
         }
 
     def _replied(self, peer: int, kind: Kind, value: dict[str, Any]) -> None:
-        if kind is Kind.RESUMED:  # an answer may have been on the connection that was lost
-            self._answers.pop(peer, None)
+        answer = self._answers.setdefault(peer, _Answer())
+        if kind is Kind.RESUMED:  # its answer may have been on the connection that was lost
+            answer.asked_at = answer.answered_at = 0.0
+            answer.heard = False
         if kind is not Kind.STATUS:
             return
-        answer = self._answers.setdefault(peer, _Answer())
+        answer.heard = True
         answer.answered_at = time.monotonic()
         answer.entered = value["entered"]
         answer.waits_for = value["waits_for"]
@@ -351,8 +354,12 @@ class Executor:
             return
         self._closed = True
         over = threading.Event()
+        latest = time.monotonic() + _LINGER_S
 
         def end() -> None:
+            if self.failure is None and self._mesh.is_mending and time.monotonic() < latest:
+                self._owner.reactor.after(_LINGER_S / 20, end)  # what was sent last comes, too
+                return
             if not self._closing:
                 self._closing = True
                 error = ClosedError(f"rank {self.rank}: closed", rank=self.rank)

@@ -205,7 +205,15 @@ class Mesh:
             self._events.control(incoming.peer, frame.kind, value, connection)
 
     def _number(self, incoming: _Incoming, connection: Connection, number: int) -> None:
-        """Count from here on what comes on a connection, and confirm it."""
+        """Count from here on what comes on a connection, and confirm it.
+
+        One that its sender has given up before its first frame was read here is dropped: what it
+        brings comes again.
+        """
+        if (incoming.peer, number) in self._came:
+            connection.abort()
+            self._forget(incoming)
+            return
 
         def tell(count: int) -> None:
             connection.send([memoryview(Frame(Kind.CONFIRM, place=count).pack())])
@@ -221,7 +229,7 @@ class Mesh:
                 incoming.connection.abort()
                 self._forget(incoming)
                 break
-        return self._came.get((peer, number), 0)
+        return self._came.setdefault((peer, number), 0)
 
     def _forget(self, incoming: _Incoming) -> None:
         """Drop a connection in; what came of a frame that is not whole does not count."""
@@ -247,10 +255,16 @@ class Mesh:
         self._forget(incoming)
         if incoming.peer in self._left:
             return
-        tell = self._events.broken if incoming.arrivals is None else self._events.doubted
+        may_come_again = incoming.reader is None and self._owner.settings.resend_bytes > 0
+        tell = self._events.doubted if may_come_again else self._events.broken
         tell(incoming.peer, reason)
 
     # --- the end ---------------------------------------------------------------------------
+
+    @property
+    def is_mending(self) -> bool:
+        """Whether something has to be sent again."""
+        return any(isinstance(link, TcpLink) and link.is_mending for link in self._outs.values())
 
     def say_goodbye(self) -> None:
         """Tell all that this rank leaves on purpose."""

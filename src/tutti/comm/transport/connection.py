@@ -214,6 +214,11 @@ class Connection:
     # --- ending ----------------------------------------------------------------------------
 
     @property
+    def is_connected(self) -> bool:
+        """Whether the other side's host took the connection, be it open or closed by now."""
+        return not self._connecting
+
+    @property
     def unfinished(self) -> Frame | None:
         """The frame whose payload has not all come."""
         return self._frame

@@ -14,7 +14,7 @@ from tutti.comm.entry.trust import Caller
 from tutti.comm.frames import Frame, Kind
 from tutti.comm.reactor import Reactor
 from tutti.comm.transport.connection import Connection, Handler, Outgoing
-from tutti.comm.transport.sent_log import Sent, SentLog
+from tutti.comm.transport.sent_log import Sent, SentLog, nothing
 
 _SYN_SENT = 2  # tcpi_state
 _LEAST_SILENCE_MS = 500
@@ -61,7 +61,7 @@ class Lane:
         if not self._counted:
             self.connection.send(views)
             return
-        out = self.carry(Sent(tuple(views), 0, _nothing, again=again))
+        out = self.carry(Sent(tuple(views), 0, nothing, again=again))
         self.connection.send(out.views, out.done)
 
     @property
@@ -79,7 +79,3 @@ class Lane:
         if state == _SYN_SENT:
             return bool(retransmits)
         return bool(unacked) and retransmits > 1 and last_word_ms >= _LEAST_SILENCE_MS
-
-
-def _nothing() -> None:
-    pass

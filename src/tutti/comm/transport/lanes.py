@@ -25,12 +25,13 @@ from tutti.comm.reactor import Timer
 from tutti.comm.transport.connection import Handler, Outgoing
 from tutti.comm.transport.lane import Lane
 from tutti.comm.transport.link import LinkOwner, Replies
-from tutti.comm.transport.sent_log import Sent, SentLog
+from tutti.comm.transport.sent_log import Sent, SentLog, nothing
 
 _LOOK_S = 0.2  # between looks at paths that owe a word
 _TRY_S, _LATER_S = 0.1, 1.0  # between new connections: the first few, and from then on
 _SOON = 10
 _MOST_TRIES = 8  # under way at once
+_MOST_TURNED_AWAY = 5  # in a row: a door that opens and shuts, with nobody of this job behind it
 
 log = logging.getLogger("tutti")
 
@@ -82,6 +83,8 @@ class Lanes:
         self._timer: Timer | None = None  # of the next try
         self._looking = self._over = False
         self._why = ""
+        self._turned_away = 0  # connections that were closed before both sides trusted each other
+        self._confirmed = True  # something came since connections were last mended
         for index in range(self._wanted):
             self._open(*ends.pair(index), self._lanes)
         self._look_later()
@@ -136,6 +139,7 @@ class Lanes:
         if lane in self._tried:
             self._tried.remove(lane)
             self._lanes.append(lane)
+        self._turned_away = 0
         self._ask_what_came()
 
     @property
@@ -156,7 +160,7 @@ class Lanes:
         if lane is not None:
             lane.control(views)
         elif self.keeps:
-            self._again.append(Sent(tuple(views), 0, _nothing))
+            self._again.append(Sent(tuple(views), 0, nothing))
         elif self._lanes:
             self._lanes[0].control(views)
         self._look_later()
@@ -176,6 +180,7 @@ class Lanes:
 
     def _heard(self, lane: Lane, frame: Frame, replies: Replies) -> None:
         if frame.kind is Kind.CONFIRM:
+            self._confirmed = True
             lane.log.confirm(frame.place)
             self.kick()
         elif frame.kind is Kind.RESUMED:
@@ -192,7 +197,8 @@ class Lanes:
         refused = lane.connection.refused and not self._working
         if lane in self._tried:
             self._tried.remove(lane)
-            if refused:
+            self._turned_away += lane.connection.is_connected
+            if refused or (self._turned_away >= _MOST_TURNED_AWAY and not self._working):
                 self._end()
             return
         self._lanes.remove(lane)
@@ -233,10 +239,17 @@ class Lanes:
         self.kick()
 
     def _mend(self) -> None:
-        """Begin to open connections in place of lost ones, in quick succession at first."""
+        """Begin to open connections in place of lost ones, in quick succession at first.
+
+        Where nothing came since the last time, paths break as soon as they are there: no hurry.
+        """
+        if not self._confirmed:
+            if self._timer is None:
+                self._timer = self._owner.reactor.after(_LATER_S, self._try)
+            return
         if self._timer is not None:
             self._timer.cancel()
-        self._tries = 0
+        self._tries, self._confirmed = 0, False
         self._try()
 
     def _try(self) -> None:
@@ -281,6 +294,11 @@ class Lanes:
 
     # --- the end -----------------------------------------------------------------------------
 
+    @property
+    def is_mending(self) -> bool:
+        """Whether something of a lost connection has yet to come."""
+        return not self._over and bool(self._lost or self._again)
+
     def flush(self, seconds: float) -> None:
         """Send what waits on the first connection that works, blocking."""
         lane = next(iter(self._working or self._lanes), None)
@@ -297,7 +315,3 @@ class Lanes:
         self._over = True
         for lane in (*self._lanes, *self._tried):
             lane.connection.close()
-
-
-def _nothing() -> None:
-    pass

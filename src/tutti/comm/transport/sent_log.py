@@ -12,6 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
+def nothing() -> None:
+    """Release no memory: a frame has none of its own."""
+
+
 @dataclass(slots=True)
 class Sent:
     """A frame that was given to a connection."""

@@ -1,9 +1,8 @@
 """tcp: several connections to one rank, each bound to an address of ours and one of theirs.
 
 Pieces of a message go to whichever connection is free to take one, so unequal NICs share it in
-proportion. What a broken connection held goes out again over another one (`lanes`). Device
-tensors pass
-through pinned buffers, a few at a time, so that copies and the network overlap.
+proportion. What a broken connection held goes out again over another one (`lanes`). Device tensors
+pass through pinned buffers, a few at a time, so that copies and the network overlap.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tutti.comm.transport.connection import Outgoing
 from tutti.comm.transport.lane import Lane
 from tutti.comm.transport.lanes import Ends, Lanes
 from tutti.comm.transport.link import LinkOwner, Message, Priority, Then, priority
-from tutti.comm.transport.sent_log import Sent
+from tutti.comm.transport.sent_log import Sent, nothing
 from tutti.errors import InputError
 
 KERNEL = "kernel"  # the congestion control that the kernel gives every socket
@@ -106,6 +105,11 @@ class TcpLink:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._unsent)
         return sock
 
+    @property
+    def is_mending(self) -> bool:
+        """Whether something of a lost connection has yet to come."""
+        return self._lanes.is_mending
+
     def send(self, tag: Tag, spans: Spans, done: Then, connections: int) -> None:
         """Send a message in pieces over its connections."""
         message = Message(tag, spans, done, connections)
@@ -135,7 +139,7 @@ class TcpLink:
         if not self._lanes.keeps:
             return Outgoing([header, *message.spans.views(start, stop)], done)
         if not length:
-            return lane.carry(Sent((header,), 0, _nothing, done))
+            return lane.carry(Sent((header,), 0, nothing, done))
         slot = self._owner.buffers.take(length)
         message.spans.gather(start, stop, slot)
         views = (header, memory(slot[:length]))
@@ -200,7 +204,3 @@ class TcpLink:
     def close(self) -> None:
         """Close all connections."""
         self._lanes.close()
-
-
-def _nothing() -> None:
-    pass
