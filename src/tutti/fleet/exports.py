@@ -124,6 +124,7 @@ def kueue(cluster: Cluster, hosts: Sequence[NamedHost], api: str = "v1beta2") ->
         raise InputError(f"--api: '{api}'; {hint(api, KUEUE_VERSIONS)}")
     tree, version = Tree(cluster, hosts), f"kueue.x-k8s.io/{api}"
     name = object_name(cluster.name)
+    flavors_of = object_names([pool.name for pool in cluster.pools])
     levels = [{"nodeLabel": f"{LABEL}/{tier}"} for tier in reversed(tree.tiers[:-1])]
     documents: list[Any] = [
         {"apiVersion": version, "kind": "Topology", "metadata": {"name": name},
@@ -133,12 +134,12 @@ def kueue(cluster: Cluster, hosts: Sequence[NamedHost], api: str = "v1beta2") ->
     for pool in cluster.pools:
         documents.append({
             "apiVersion": version, "kind": "ResourceFlavor",
-            "metadata": {"name": object_name(pool.name)},
+            "metadata": {"name": flavors_of[pool.name]},
             "spec": {"nodeLabels": {f"{LABEL}/pool": pool.name}, "topologyName": name},
         })  # fmt: skip
         device = _DEVICES.get(pool.chip.vendor.casefold(), f"{pool.chip.vendor.lower()}.com/chip")
         by_device.setdefault(device, []).append({
-            "name": object_name(pool.name),
+            "name": flavors_of[pool.name],
             "resources": [{"name": device, "nominalQuota": pool.num_chips}],
         })  # fmt: skip
     documents.append({
@@ -159,6 +160,21 @@ def object_name(text: str) -> str:
     """Return a name as Kubernetes wants it: lower case, digits, `-` and `.` inside."""
     found = re.sub(r"[^a-z0-9.]+", "-", text.lower())
     return re.sub(r"-*\.[-.]*", ".", found).strip("-.")[:253].strip("-.") or "cluster"
+
+
+def object_names(texts: Sequence[str]) -> dict[str, str]:
+    """Return a name for each text, no two alike; of those that would be, the later are numbered."""
+    found: dict[str, str] = {}
+    plain = [object_name(text) for text in texts]
+    taken = set(plain)
+    for text, name in zip(texts, plain, strict=True):
+        chosen, number = name, 1
+        while chosen in found.values() or (number > 1 and chosen in taken):
+            number += 1
+            end = f"-{number}"
+            chosen = name[: 253 - len(end)].rstrip("-.") + end
+        found[text] = chosen
+    return found
 
 
 def node_labels(tree: Tree) -> list[dict[str, Any]]:

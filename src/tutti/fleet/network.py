@@ -21,8 +21,8 @@ from tutti.fabric.paths import route_transfers
 from tutti.fabric.wiring import Floats, Integers, Wiring
 from tutti.fleet.chips import Grounds, bits
 from tutti.fleet.machine import Machine
-from tutti.fleet.request import JobRequest
-from tutti.fleet.rhythm import Rhythm, periods
+from tutti.fleet.request import JobRequest, Shape
+from tutti.fleet.rhythm import Rhythm, computing_s, periods
 from tutti.simulate.step_traffic import StepTraffic
 
 _CHANGED = 1e-6
@@ -77,12 +77,26 @@ class SharedNetwork:
         """Return how much longer steps take on these nodes, beside what is sent on average."""
         if mask & (mask - 1) == 0:
             return 1.0
-        rhythm = self.rhythm(self.habit(request.job), mask)
         habit = self.habit(request.job)
+        if isinstance(habit, StepTraffic) and self._is_part(request, mask):
+            return 1.0
+        rhythm = self.rhythm(habit, mask)
         rates = self.rates[rhythm.links]
         left = np.maximum(rates - self._average[rhythm.links], 0.1 * rates)
         slowest = float((rhythm.demand / left).max(initial=0.0))
-        return _period(rhythm, slowest) / habit.step_s
+        return rhythm.slowed_s(slowest) / habit.step_s
+
+    def _is_part(self, request: JobRequest, mask: int) -> bool:
+        """Tell whether these are the nodes of some pools only of a shape over more of them.
+
+        A job over several pools is placed pool by pool; a plan's bytes can be routed over all of
+        its nodes only, so that a part of them has no price.
+        """
+        if all(len(shape.nodes) == 1 for shape in request.shapes):
+            return False
+        given = _by_pool(self.grounds, mask)
+        shapes = [dict(shape.nodes) for shape in request.shapes]
+        return given not in shapes and any(given.items() <= shape.items() for shape in shapes)
 
     def rhythm(self, habit: Habit | StepTraffic, mask: int) -> Rhythm:
         """Return a job's rhythm alone on some nodes."""
@@ -178,12 +192,7 @@ class SharedNetwork:
         rates = self.rates[one.links]
         others = self._average[one.links] - one.demand * one.send_s / one.period_s
         left = np.maximum(rates - others, 0.1 * rates)
-        return _period(one, float((one.demand / left).max(initial=0.0)))
-
-
-def _period(one: Rhythm, slowest: float) -> float:
-    """Return a job's period where its slowest link makes sending so many times longer."""
-    return one.period_s + one.felt * one.send_s * (max(1.0, slowest) - 1.0)
+        return one.slowed_s(float((one.demand / left).max(initial=0.0)))
 
 
 def _phase(job: str) -> float:
@@ -202,10 +211,10 @@ def _planned(grounds: Grounds, steps: StepTraffic, nodes: list[int]) -> Rhythm:
     links = np.flatnonzero(carried)
     least = float((carried[links] / wiring.rates[links]).max(initial=0.0))
     send_s = max(least, steps.sending_s)
-    hidden = (1.0 - steps.felt) * (send_s - steps.sending_s)
     return Rhythm(
-        compute_s=max(steps.step_s - steps.sending_s - hidden, 0.0), send_s=send_s, links=links,
-        demand=carried[links] / send_s if send_s > 0 else carried[links], felt=steps.felt,
+        compute_s=computing_s(steps.step_s - steps.sending_s, steps.felt, send_s - steps.sending_s),
+        send_s=send_s, links=links, felt=steps.felt,
+        demand=carried[links] / send_s if send_s > 0 else carried[links],
     )  # fmt: skip
 
 
@@ -214,30 +223,55 @@ def _seats(grounds: Grounds, steps: StepTraffic, nodes: list[int]) -> Integers:
     free: dict[str, list[int]] = defaultdict(list)
     for node in _along_the_wire(grounds, nodes):
         free[grounds.pool_names[grounds.node_pool[node]]].append(node)
-    asked = Counter(pool for pool, _ in steps.nodes)
     given = {pool: len(members) for pool, members in free.items()}
+    why = why_unfit(grounds, steps, given)
+    if why is not None:
+        raise InputError(why)
+    (only,) = given if len(given) == 1 else (None,)
+    return np.array([free[only or pool].pop(0) for pool, _ in steps.nodes], dtype=np.int64)
+
+
+def why_unfit(grounds: Grounds, steps: StepTraffic, given: Mapping[str, int]) -> str | None:
+    """Return why a plan cannot run on so many nodes of these pools; None: it can."""
+    asked: Mapping[str, int] = Counter(pool for pool, _ in steps.nodes)
+    only = None
     if len(asked) == len(given) == 1:  # of one kind: the pool's name is another cluster's
-        asked = Counter({next(iter(given)): len(steps.nodes)})
-    if dict(asked) != given:
-        raise InputError(
+        (only,) = given
+        asked = {only: len(steps.nodes)}
+    if dict(asked) != dict(given):
+        return (
             f"{steps.name} is planned for {_counted(asked)}, the job is given {_counted(given)}; "
             "plan it for what it asks for"
         )
-    (only,) = given if len(given) == 1 else (None,)
-    chosen = np.array([free[only or pool].pop(0) for pool, _ in steps.nodes], dtype=np.int64)
-    widest = np.zeros(len(chosen), dtype=np.int64)
+    widest = np.zeros(len(steps.nodes), dtype=np.int64)
     for rows, slots in (
         (steps.sources, steps.source_slots), (steps.targets, steps.target_slots),
     ):  # fmt: skip
         np.maximum.at(widest, rows, slots + 1)
-    for node, needs in zip(chosen.tolist(), widest.tolist(), strict=True):
-        has = grounds.sizes[grounds.node_pool[node]]
+    for (pool, _), needs in zip(steps.nodes, widest.tolist(), strict=True):
+        has = grounds.sizes[grounds.pool_names.index(only or pool)]
         if needs > has:
-            raise InputError(
-                f"{steps.name} sends from {needs} chips of a node, {grounds.node_name(node)} has "
-                f"{has}; plan it for such nodes"
+            return (
+                f"{steps.name} sends from {needs} chips of a node, those of pool "
+                f"'{only or pool}' have {has}; plan it for such nodes"
             )
-    return chosen
+    return None
+
+
+def fitting_shapes(
+    grounds: Grounds, steps: StepTraffic, shapes: tuple[Shape, ...]
+) -> tuple[Shape, ...]:
+    """Return the shapes of a job that its plan can run on; InputError where there are none."""
+    reasons = [why_unfit(grounds, steps, dict(shape.nodes)) for shape in shapes]
+    kept = tuple(shape for shape, why in zip(shapes, reasons, strict=True) if why is None)
+    if not kept:
+        raise InputError(str(reasons[0]))
+    return kept
+
+
+def _by_pool(grounds: Grounds, mask: int) -> dict[str, int]:
+    counts = [(mask & own).bit_count() for own in grounds.pool_masks]
+    return {name: n for name, n in zip(grounds.pool_names, counts, strict=True) if n}
 
 
 def _counted(pools: Mapping[str, int]) -> str:

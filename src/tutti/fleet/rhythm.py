@@ -36,6 +36,16 @@ class Rhythm:
         """Of a step, alone."""
         return self.compute_s + self.send_s
 
+    def slowed_s(self, slower: float) -> float:
+        """Return the period where sending takes so many times longer; never less than it sends."""
+        sending = self.send_s * max(1.0, slower)
+        return sending + computing_s(self.compute_s, self.felt, sending - self.send_s)
+
+
+def computing_s(compute_s: float, felt: float, longer_s: float) -> float:
+    """Return the computing left to do after sending so much longer: what hides is done by then."""
+    return max(compute_s - (1.0 - felt) * longer_s, 0.0)
+
 
 class _Paces:
     """The pace of each job that sends, for every set of them that came up."""
@@ -94,8 +104,9 @@ def _followed(jobs: Sequence[Rhythm], paces: _Paces, offsets: Sequence[float]) -
                     continue
                 sending &= everybody ^ bit
                 turns[i] += 1
-                hidden = (1.0 - jobs[i].felt) * (now - began[i] - jobs[i].send_s)
-                due[i], last[i] = now + max(jobs[i].compute_s - hidden, 0.0), now
+                longer = now - began[i] - jobs[i].send_s
+                due[i] = now + computing_s(jobs[i].compute_s, jobs[i].felt, longer)
+                last[i] = now
                 if turns[i] == _WARM:
                     counted_from[i] = now
             elif due[i] <= now:

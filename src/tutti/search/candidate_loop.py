@@ -137,7 +137,7 @@ class Search:
             self._simulate(candidate, whole=True)
 
     def _narrow(self, left: list[Candidate], budget: int) -> None:
-        """Simulate the best candidate of each part of the space of which none was, likewise.
+        """Simulate the best candidate that fits of each part of the space of which none was.
 
         A question that is narrowed to it would find that one.
         """
@@ -151,12 +151,18 @@ class Search:
                 return
             if any(inside(known) for known in self.looked_at):
                 continue
-            candidate = min(filter(inside, left), key=self._promise, default=None)
-            if candidate is None:
-                continue
-            if self._promise(candidate) <= THRESHOLDS.explored_within * best.value:
+            likely = sorted(filter(inside, left), key=self._promise)
+            for candidate in likely[: THRESHOLDS.most_tried]:
+                if (
+                    self._promise(candidate) > THRESHOLDS.explored_within * best.value
+                    or self.simulator.instructions > budget
+                ):
+                    break
                 left.remove(candidate)
+                rejected = self.ranked.rejected
                 self._simulate(candidate, whole=True)
+                if self.ranked.rejected == rejected:
+                    break
 
     def _promise(self, candidate: Candidate) -> float:
         """Return what a candidate is likely worth.
@@ -203,11 +209,11 @@ class Search:
 
     def _simulate(self, candidate: Candidate, *, whole: bool = False) -> float:
         """Simulate a candidate, or its `whole` step; return its seconds over what it promised."""
-        self.looked_at.append(candidate)
         simulated = self.simulator.parts(candidate.parts)
         if simulated is None:
             self.ranked.rejected += 1
             return THRESHOLDS.unfit
+        self.looked_at.append(candidate)
         if whole and simulated.whole is None:
             made = self.simulator.plan_of(simulated.draft)
             priced = self.simulator.price(made)

@@ -28,7 +28,7 @@ class StepTraffic:
     step_s: float  # where the plan puts it, alone
     sending_s: float  # of it, in which something is under way between nodes
     felt: float  # seconds of step per second of longer sending
-    nodes: tuple[tuple[str, int], ...]  # pool and number of each of its nodes, in the plan's order
+    nodes: tuple[tuple[str, int], ...]  # pool and number of each, idle ones of its pools, too
     sources: Integers  # rows of `nodes`
     source_slots: Integers
     targets: Integers
@@ -50,10 +50,12 @@ def step_traffic(name: str, found: Estimate) -> StepTraffic:
     for one in between:
         _add_up(one.traffic, node_of, sums)
     chips = np.array(sorted(sums), dtype=np.int64).reshape(-1, 2)
-    used = sorted({
+    used = {
         wiring.chip(chip) for _, _, stage in found.schedule.plan.stages() for chip in stage.chips
-    })  # fmt: skip
-    nodes = np.unique(node_of[used])
+    }
+    # an idle node of a pool that computes was asked for with the others; an idle pool was not
+    pools = np.unique(wiring.node_pool[node_of[sorted(used)]])
+    nodes = np.flatnonzero(np.isin(wiring.node_pool, pools))
     row = np.searchsorted(nodes, node_of[chips])
     slots = chips - first[node_of[chips]]
     sending = _under_way(found, [one.traffic for one in between])

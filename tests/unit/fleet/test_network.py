@@ -92,3 +92,12 @@ def test_jobs_stretch_each_other_only_where_links_are_short() -> None:
 
     assert ends(1.0) == pytest.approx([1000.0, 1000.0])
     assert min(ends(4.0)) > 1100.0
+
+
+@pytest.mark.parametrize("felt", [0.0, 0.1, 0.5, 1.0])
+def test_a_job_slowed_takes_what_following_it_shows(felt: float) -> None:
+    """Sending fills 0.9 s of a step of 1 s: at half its pace its bytes alone need 1.8 s."""
+    job = Rhythm(compute_s=0.1, send_s=0.9, links=LINK, demand=np.ones(1), felt=felt)
+    assert job.slowed_s(2.0) == pytest.approx(periods([job], np.full(1, 0.5))[0])
+    assert job.slowed_s(2.0) >= 1.8
+    assert job.slowed_s(0.5) == pytest.approx(job.period_s)

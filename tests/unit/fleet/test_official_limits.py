@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutti.document import Place
-from tutti.fleet.exports import EXPORTS, object_name
+from tutti.fleet.exports import EXPORTS, object_name, object_names
 from tutti.fleet.host_names import named_hosts
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.library import shipped_cluster_names
@@ -115,3 +115,22 @@ def test_a_cluster_name_becomes_the_name_of_an_object() -> None:
 @given(st.text(max_size=300))
 def test_any_text_becomes_a_name(text: str) -> None:
     check_name(object_name(text))
+
+
+def test_pools_with_like_names_are_two_flavors() -> None:
+    """Kubernetes has no upper case and no `_`: what is left of two names may be one."""
+    names = ["A_1", "A-1", "a-1-2", "\u534e\u4e3a", "\u6602\u817e", "x" * 300, "X" * 300]
+    found = object_names(names)
+    assert found["A_1"] == "a-1"
+    assert len(set(found.values())) == len(names)
+    for name in found.values():
+        check_name(name)
+    document = {
+        "name": "c", "fabric": {"tiers": [{"name": "leaf", "nodes": 2}, {"name": "spine"}]},
+        "pools": [{"name": n, "node": "HGX-H800", "nodes": 2} for n in ("A_1", "A-1")],
+    }  # fmt: skip
+    cluster = Cluster.from_document(document, Place("c"))
+    documents = yaml.safe_load_all(EXPORTS["kueue"](cluster, named_hosts(cluster, None), "v1beta2"))
+    queue = next(one for one in documents if one["kind"] == "ClusterQueue")
+    flavors = queue["spec"]["resourceGroups"][0]["flavors"]
+    assert [one["name"] for one in flavors] == ["a-1", "a-1-2"]

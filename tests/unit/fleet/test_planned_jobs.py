@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,11 +11,15 @@ import pytest
 
 from tests.unit.simulate.test_fabric_step import cluster, plan
 from tutti.cli import main
+from tutti.document import Place
 from tutti.errors import InputError
 from tutti.fleet.chips import Grounds, bits
-from tutti.fleet.network import SharedNetwork
+from tutti.fleet.network import SharedNetwork, fitting_shapes
+from tutti.fleet.policy import Policy
 from tutti.fleet.request import JobRequest, Shape
 from tutti.fleet.rhythm import Rhythm, periods
+from tutti.fleet.simulate import Simulation
+from tutti.hardware.cluster import Cluster
 from tutti.plan.files import save_plan
 from tutti.simulate.estimate import estimate
 from tutti.simulate.step_traffic import StepTraffic, step_traffic
@@ -74,6 +79,66 @@ def test_a_plan_for_other_nodes_is_refused() -> None:
     with pytest.raises(InputError, match=r"planned for 4 nodes of 'h', the job is given 2 nodes"):
         network.stretch(asked(2), 0b11)
     assert bits(COMPACT) == [0, 1, 2, 3]
+
+
+def mixed(big: int = 4) -> Cluster:
+    """Return a pool of nodes of four chips and one of nodes of eight, under leaves of two."""
+    return Cluster.from_document({
+        "name": "mixed", "pools": [
+            {"name": "s", "node": "PCIe-4xT4", "nodes": 8},
+            {"name": "h", "node": "HGX-H800", "nodes": big},
+        ],
+        "fabric": {"tiers": [{"name": "leaf", "nodes": 2}, {"name": "spine"}]},
+    }, Place("mixed"))  # fmt: skip
+
+
+def test_shapes_that_a_plan_does_not_fit_are_left_out_before_anything_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """32 chips are four nodes of eight or eight of four: the plan is for the first only."""
+    shapes = (Shape((("s", 8),)), Shape((("h", 4),)))
+    grounds = Grounds.of(mixed())
+    assert fitting_shapes(grounds, steps(), shapes) == shapes[1:]
+    with pytest.raises(InputError, match="planned for 4 nodes of 's', the job is given 8 nodes"):
+        fitting_shapes(grounds, steps(), shapes[:1])
+    with pytest.raises(InputError, match="sends from 8 chips of a node, those of pool 's' have 4"):
+        fitting_shapes(grounds, steps(), (Shape((("s", 4),)),))
+    file, trace, where = tmp_path / "four.json", tmp_path / "jobs.csv", tmp_path / "mixed.yaml"
+    save_plan(plan(cluster().only({"h": tuple(range(4))})), file)
+    trace.write_text("job,submit_s,duration_s,chips\na,0,600,32\nb,1,600,32\nc,2,60,8\n")
+    mixed().save(where)
+    said = ["fleet", "simulate", str(trace), str(where), "--policy", "fifo/contention"]
+    main.app([*said, "--plan", f"[ab]={file}"], standalone_mode=False)
+    assert "3 jobs" in capfd.readouterr().out
+    with pytest.raises(InputError, match=r"--plan: job 'c': four is planned for 4 nodes"):
+        main.app([*said, "--plan", f"c={file}"], standalone_mode=False)
+
+
+def test_a_plan_over_two_pools_is_placed_pool_by_pool() -> None:
+    one = steps()
+    both = replace(
+        one, nodes=(("h", 0), ("h", 1), ("s", 0), ("s", 1)),
+        source_slots=one.source_slots % 4, target_slots=one.target_slots % 4,
+    )  # fmt: skip
+    grounds = Grounds.of(mixed())
+    network = SharedNetwork(grounds, {"both": both})
+    request = JobRequest(job="both", seconds=100.0, shapes=(Shape((("h", 2), ("s", 2))),))
+    assert network.stretch(request, 0b11) == 1.0
+    with pytest.raises(InputError, match="the job is given 3 nodes of 's'"):
+        network.stretch(request, 0b111)
+    policy = Policy.parse("fifo/contention")
+    history = Simulation(grounds, policy, [(0.0, request)], network=network).run()
+    assert history.jobs["both"].end >= 100.0
+
+
+def test_an_idle_node_is_one_that_a_plan_asks_for() -> None:
+    """Five nodes, of which four compute: the job asks for five."""
+    on = cluster().only({"h": tuple(range(5))})
+    found = step_traffic("five", estimate(plan(on, "dp=2,shard=1,tp=8,pp=2,sp=1")))
+    assert found.nodes == tuple(("h", node) for node in range(5))
+    assert found.sources.max() < 4
+    network = SharedNetwork(Grounds.of(cluster()), {"four": found})
+    assert network.stretch(asked(5), 0b11111) >= 1.0
 
 
 def test_what_hides_behind_computing_is_not_felt() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tutti.fleet.chips import Grounds
     from tutti.fleet.figures import FleetFigures
     from tutti.fleet.network import SharedNetwork
+    from tutti.fleet.request import JobRequest, Shape
     from tutti.fleet.simulate import Breakdowns
     from tutti.fleet.trace import Trace
     from tutti.simulate.step_traffic import StepTraffic
@@ -80,6 +81,7 @@ def simulate(
             raise InputError(f"{name}: {value:g} s; give 0 or more")
     requests = requests_of(found, grounds, checkpoint_s=checkpoint, restart_s=restart)
     habits = _habits(plan or [], [request.job for _, request in requests])
+    requests = _that_fit(grounds, requests, habits)
     histories, rows = [], []
     with progress_bar("count", "simulating", wanted=not json) as update:
         for one in policies:
@@ -148,6 +150,34 @@ def _habits(texts: list[str], jobs: list[str]) -> dict[str, StepTraffic]:
             raise InputError(f"--plan: no job is called '{pattern}'; {hint(pattern, jobs)}")
         steps = step_traffic(Path(file).stem, load_estimate(Path(file), Sources()))
         found |= dict.fromkeys(chosen, steps)
+    return found
+
+
+def _that_fit(
+    grounds: Grounds, requests: list[tuple[float, JobRequest]], habits: dict[str, StepTraffic]
+) -> list[tuple[float, JobRequest]]:
+    """Leave each job that is a plan the shapes that the plan can run on; InputError: it has none.
+
+    Jobs that ask for the same keep the same shapes: what the scheduler knows of a shape it knows
+    of all of them.
+    """
+    from dataclasses import replace
+
+    from tutti.fleet.network import fitting_shapes
+
+    known: dict[tuple[int, tuple[Shape, ...]], tuple[Shape, ...]] = {}
+    found = []
+    for time, request in requests:
+        steps = habits.get(request.job)
+        if steps is not None:
+            key = (id(steps), request.shapes)
+            if key not in known:
+                try:
+                    known[key] = fitting_shapes(grounds, steps, request.shapes)
+                except InputError as error:
+                    raise InputError(f"--plan: job '{request.job}': {error}") from None
+            request = replace(request, shapes=known[key])
+        found.append((time, request))
     return found
 
 

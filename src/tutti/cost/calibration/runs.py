@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from tutti.cost.arrays import Machine, Shape
@@ -41,6 +41,9 @@ _PRECISION_WORDS = {"fp4": 2.0, "fp8": 1.0, "bf16": 0.0, "fp16": 0.0, "amp": 0.0
 _SHAPE_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk")
 _PROBLEM = ("model", "n_gpus", "gbs", "seq", "precision")
 _GIB = 2.0**30
+# A chip's peak in each format of `_PRECISION_WORDS`, over its 16-bit peak: 16-bit, FP8, FP4.
+PEAKS = (1.0, 2.0, 4.0)
+FORMATS = ("16-bit", "FP8", "FP4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ class Run:
     memory_bytes: float | None  # measured
 
 
-def run_of(cells: Cells) -> Run:
+def run_of(cells: Cells, *, mfu_in_percent: bool = False) -> Run:
     """Return the run of a row; UnusableError says why not."""
     source, group, model = source_of(cells), cells.text("group"), cells.text("model")
     for column in ("group", "model"):
@@ -75,11 +78,10 @@ def run_of(cells: Cells) -> Run:
     memory = None
     if cells.is_given("peak_mem_GiB"):
         memory = cells.number("peak_mem_GiB", most=MOST_MEMORY_GIB) * _GIB
-    if cells.is_given("mfu"):
-        cells.number("mfu", most=1.0)
     chip = _chip(cells)
     shape = _shape(cells, source)
     strategy = _strategy(cells, source, shape)
+    _check_utilisation(cells, int(strategy["fp8"]), mfu_in_percent)
     for rule in source.hints:
         if rule.contains in folded(cells.text(rule.column)):
             (shape if rule.field in shape else strategy)[rule.field] = rule.value
@@ -99,6 +101,37 @@ def run_of(cells: Cells) -> Run:
         step_seconds=measured,
         memory_bytes=memory,
     )
+
+
+def mfu_in_percent(rows: Sequence[Cells]) -> bool:
+    """Tell whether a file's `mfu` column is in percent: half of it is above any format's peak."""
+    plain = []
+    for cells in rows:
+        try:
+            plain.append(float(cells.text("mfu")))
+        except ValueError:  # empty, with its own sign, or no number
+            continue
+    known = sorted(value for value in plain if math.isfinite(value) and value != 0.0)
+    return bool(known) and known[len(known) // 2] > PEAKS[-1]
+
+
+def _check_utilisation(cells: Cells, precision: int, in_percent: bool) -> None:
+    """Refuse a row whose model FLOPs are more than its format computes; 0 says nothing."""
+    text = cells.text("mfu")
+    if not cells.is_given("mfu"):
+        return
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        raise UnusableError(
+            f"'mfu' is '{text[:40]}'; expected a number, such as 0.45 or 45%"
+        ) from None
+    share = value / 100.0 if in_percent or text.endswith("%") else value
+    if not 0.0 <= share <= PEAKS[precision]:
+        raise UnusableError(
+            f"'mfu' is {text[:40]}; expected a share of the 16-bit peak above 0, at most "
+            f"{PEAKS[precision]:g} for {FORMATS[precision]}; percent as in 45%"
+        )
 
 
 # --- shape -----------------------------------------------------------------------------------

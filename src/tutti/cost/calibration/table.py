@@ -12,17 +12,17 @@ import numpy.typing as npt
 
 from tutti.cost.arrays import Arrays, FloatArray, Machine, Shape, Strategy
 from tutti.cost.calibration.rows import Cells, Skipped, UnusableError, read_cells
-from tutti.cost.calibration.runs import Run, run_of
+from tutti.cost.calibration.runs import FORMATS, PEAKS, Run, mfu_in_percent, run_of
 from tutti.cost.operators.sizes import flops_per_token, tokens_per_step
 
 Rows = npt.NDArray[np.intp]
 A = TypeVar("A", bound=Arrays)
 
-# A step that needs more than the peak of its format (FP8 computes at twice, FP4 at four times the
-# 16-bit peak) for the least work that it may be, causal attention, was not measured so; one at less
-# than this share of it is in another unit.
-_PEAKS = (1.0, 2.0, 4.0)
+# A step that needs more than the peak of its format for the least work that it may be, causal
+# attention, was not measured so; one at less than this share of it, or at more than so many times
+# it, is in another unit.
 _SLOWEST = 1e-4
+_OTHER_UNIT = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,7 +87,7 @@ class RunTable:
     def least_seconds(self) -> FloatArray:
         """Return the same at the peak of the run's format, attention to earlier tokens only."""
         work = flops_per_token(self.shape, 0.5 * self.strategy.sequence_length)
-        peaks: FloatArray = np.take(_PEAKS, self.strategy.fp8.astype(np.intp))
+        peaks: FloatArray = np.take(PEAKS, self.strategy.fp8.astype(np.intp))
         return self._seconds_of(work) / peaks
 
     def _seconds_of(self, flops: FloatArray) -> FloatArray:
@@ -109,6 +109,7 @@ def _stacked(kind: type[A], rows: Sequence[Mapping[str, float]]) -> A:
 def load_runs(path: Path) -> tuple[RunTable, list[Skipped], list[Cells]]:
     """Read a file of runs: those that can be priced, those that cannot with a reason, all cells."""
     every = read_cells(path)
+    in_percent = mfu_in_percent(every)
     runs: list[Run] = []
     reasons: dict[int, str] = {}
     lines: list[int] = []  # where in the file each run stands
@@ -119,7 +120,7 @@ def load_runs(path: Path) -> tuple[RunTable, list[Skipped], list[Cells]]:
             if name in seen:
                 raise UnusableError("another row has the same 'id'")
             seen.add(name)
-            runs.append(run_of(cells))
+            runs.append(run_of(cells, mfu_in_percent=in_percent))
             lines.append(line)
         except UnusableError as error:
             reasons[line] = str(error)
@@ -133,10 +134,18 @@ def load_runs(path: Path) -> tuple[RunTable, list[Skipped], list[Cells]]:
 
 def impossible_steps(table: RunTable) -> dict[int, str]:
     """Return the rows whose step time no chip can have, such as milliseconds among seconds."""
-    shares = table.utilisation
-    wrong = np.flatnonzero((shares <= _SLOWEST) | (table.least_seconds >= table.measured))
-    return {
-        int(row): f"'step_time_s' {table.measured[row]:g} would be {shares[row]:.2g} of the peak; "
-        "is it in another unit?"
-        for row in wrong
-    }
+    shares, over = table.utilisation, table.least_seconds / table.measured
+    wrong = np.flatnonzero((shares <= _SLOWEST) | (over >= 1.0))
+    return {int(row): _why_impossible(table, row, shares[row], over[row]) for row in wrong}
+
+
+def _why_impossible(table: RunTable, row: np.intp, share: float, over: float) -> str:
+    seconds = f"'step_time_s' {table.measured[row]:g} would be"
+    if not 1.0 <= over < _OTHER_UNIT:
+        return f"{seconds} {share:.2g} of the peak; is it in another unit?"
+    number = int(table.strategy.fp8[row])
+    peak = PEAKS[number] * table.peak_flops[row] / 1e12
+    return (
+        f"{seconds} {over:.3g} × the {FORMATS[number]} peak of a {table.runs[row].chip} "
+        f"({peak:g} TFLOP/s); check 'precision', 'n_gpus' and 'gbs'"
+    )

@@ -47,7 +47,7 @@ class Effort:
 
     def local_search(self, num_chips: int, seconds: float, bound: float) -> int:
         """Return the instructions that a local search may simulate: more where more can be won."""
-        gap = seconds / bound - 1.0 if bound > 0.0 else self.wide_gap
+        gap = max(0.0, seconds / bound - 1.0) if bound > 0.0 else self.wide_gap
         most = self.last_mile // (self.large_less if num_chips >= self.large else 1)
         return int(most * min(self.widest_more, (gap / self.wide_gap) ** self.gap_power))
 

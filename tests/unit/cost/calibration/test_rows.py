@@ -82,7 +82,38 @@ def test_a_utilisation_above_one(tmp_path: Path) -> None:
     file = tmp_path / "runs.csv"
     file.write_text(as_csv([{**ROW, "id": "x", "mfu": "1.7"}], [*COLUMNS, "mfu"]))
     _, skipped, _ = load_runs(file)
-    assert skipped[0].why == "'mfu' is 1.7; expected a number above 0, at most 1"
+    assert "'mfu' is 1.7; expected a share of the 16-bit peak above 0, at most 1 for 16-bit" in (
+        skipped[0].why
+    )
+
+
+def kept_with(path: Path, *mfus: str, precision: str = "bf16") -> list[str]:
+    """Return the values of `mfu` whose rows are kept, in one file."""
+    rows = [{**ROW, "id": mfu, "mfu": mfu, "precision": precision} for mfu in mfus]
+    file = path / "runs.csv"
+    file.write_text(as_csv(rows, [*COLUMNS, "mfu"]))
+    return [run.id for run in load_runs(file)[0].runs]
+
+
+def test_a_utilisation_in_percent(tmp_path: Path) -> None:
+    """By its sign, or by its column: half of it is more than the peak of any format."""
+    assert kept_with(tmp_path, "0.452", "45.2%", "45 %", "0", "0.0", "0%") == [
+        "0.452", "45.2%", "45 %", "0", "0.0", "0%",
+    ]  # fmt: skip
+    assert kept_with(tmp_path, "45.2", "38", "0", "101", "1.3") == ["45.2", "38", "0", "1.3"]
+    assert kept_with(tmp_path, "0.45", "0.38", "45.2", "120%", "-0.1", "nan", "high") == [
+        "0.45", "0.38",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("precision", "most"), [("bf16", "0.99"), ("fp8", "1.9"), ("nvfp4", "3.9")]
+)
+def test_a_utilisation_up_to_the_peak_of_the_format(
+    tmp_path: Path, precision: str, most: str
+) -> None:
+    shares = ["0.99", "1.9", "3.9", "4.1"]
+    assert kept_with(tmp_path, *shares, precision=precision) == (shares[: shares.index(most) + 1])
 
 
 @pytest.mark.parametrize(("precision", "peaks"), [("bf16", 1.0), ("fp8", 2.0), ("nvfp4", 4.0)])
@@ -100,7 +131,10 @@ def test_no_step_is_faster_than_the_peak_of_its_format(
     file.write_text(as_csv([{**row, "id": n, "step_time_s": str(s)} for n, s in times.items()]))
     table, skipped, _ = load_runs(file)
     assert [run.id for run in table.runs] == ["slower"]
-    assert "of the peak; is it in another unit?" in skipped[0].why
+    name = {1.0: "16-bit", 2.0: "FP8", 4.0: "FP4"}[peaks]
+    assert f"would be 1.02 × the {name} peak of a A100-80 ({312 * peaks:g} TFLOP/s); check" in (
+        skipped[0].why
+    )
 
 
 def test_the_same_id_twice(tmp_path: Path) -> None:
