@@ -183,7 +183,7 @@ class Engine:
 
         `handover`: where the keys and values of its prompt go, as they are computed.
         """
-        number, self._numbers = self._numbers, self._numbers + 1
+        number = self._numbers
         tokens = self._tokens_of(prompt, number)
         vocab = self.worker.model.spec.vocab
         check_tokens(f"request {number}", tokens, vocab)
@@ -206,6 +206,7 @@ class Engine:
             answered=parameters.answered,
         )
         samples = self.scheduler.arrive(request)
+        self._numbers += 1  # after all checks: a request refused here is not heard of elsewhere
         if adapter is not None:
             adapter.users += 1
         live = Live(request, parameters, self.tokenizer, pooling)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from torch import Tensor
+
 from tutti.batching import Scheduler
 from tutti.batching.imported import import_prefix
 from tutti.batching.router import PROMPT_WEIGHT
@@ -47,9 +49,10 @@ class LanedEngine:
         """
         lane = self._lane_work.index(min(self._lane_work))
         engine = self.lanes[lane]
-        if imported:
-            self._import(engine, tokens, parameters, imported)
+        arrived = self._arrived(imported) if imported else None
         own = engine.add(tokens, parameters, pooling=pooling, handover=handover)
+        if imported:
+            self._import(engine, tokens, parameters, arrived)
         number = own * len(self.lanes) + lane
         work = len(tokens) * PROMPT_WEIGHT + parameters.max_tokens
         self._work[number] = work
@@ -73,13 +76,21 @@ class LanedEngine:
     def _forget(self, number: int) -> None:
         self._lane_work[number % len(self.lanes)] -= self._work.pop(number, 0.0)
 
-    def _import(
-        self, engine: Engine, tokens: Sequence[int], parameters: SamplingParameters, key: str
-    ) -> None:
-        """Write what arrived to pages of a lane, where its request will find it."""
+    def _arrived(self, key: str) -> dict[int, list[Tensor]] | None:
+        """Return the keys and values that arrived for a request; None: this rank needs none."""
         arrived = None if self.arrivals is None else self.arrivals.pop(key)
         if self.arrivals is None or (arrived is None and self.arrivals.expects):
             raise TuttiError(f"keys and values '{key}' were to be here")
+        return arrived
+
+    def _import(
+        self,
+        engine: Engine,
+        tokens: Sequence[int],
+        parameters: SamplingParameters,
+        arrived: dict[int, list[Tensor]] | None,
+    ) -> None:
+        """Write what arrived to pages of a lane, where its request will find it."""
         prompt = tokens[: len(tokens) - parameters.answered]
         whole = len(tokens) - 1  # of the last token nothing was computed yet
         new = import_prefix(

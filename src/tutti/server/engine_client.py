@@ -61,6 +61,11 @@ class _Asked:
     over: bool = False
     deaths: int = 0  # of engines that had it, since its last token
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether one more death gives it up: such requests go to engines one at a time."""
+        return self.deaths >= MOST_DEATHS - 1 and not self.over
+
     def again(self) -> Submit:
         """Return the request as another engine takes it up."""
         wishes, count = self.submit.wishes, len(self.tokens)
@@ -146,6 +151,8 @@ class EngineClient:
             self.router.ended(number)
             if not asked.over:
                 await self._send(asked.engine, Cancel(number))
+            if asked.is_suspect:
+                await self._next_suspect()
 
     async def change_adapter(self, name: str, folder: str | None) -> None:
         """Let an adapter come, or go."""
@@ -162,6 +169,8 @@ class EngineClient:
         finally:
             self._asked.pop(number, None)
             self._changes.pop(number, None)
+            if asked.is_suspect:
+                await self._next_suspect()
 
     def _number(self) -> int:
         self._numbers += 1
@@ -177,8 +186,14 @@ class EngineClient:
 
     async def _dispatch(self, number: int, asked: _Asked) -> None:
         """Send a request to an engine, from where it stands; without one it waits for the next."""
+        if asked.is_suspect and any(
+            own.is_suspect and own.engine is not None and own is not asked
+            for own in self._asked.values()
+        ):
+            return
         change = self._changes.get(number)
         if change is not None:
+            asked.engine = 0
             await self._send(asked.engine, change)
             return
         submit, asked.onward, asked.key = asked.again(), None, ""
@@ -192,6 +207,13 @@ class EngineClient:
         if choice.onward is not None:
             submit = self._begun(asked, submit, choice)
         await self._send(asked.engine, submit)
+
+    async def _next_suspect(self) -> None:
+        """Send the next request under which engines ended: the last one is cleared or over."""
+        for number, asked in list(self._asked.items()):
+            if asked.is_suspect and asked.engine is None:
+                await self._dispatch(number, asked)
+                return
 
     def _begun(self, asked: _Asked, submit: Submit, choice: Choice) -> Submit:
         """Return the part of a request that a prefill engine computes: prompt and one token."""
@@ -252,7 +274,7 @@ class EngineClient:
             self._sockets.pop(number).close(0)
             self.loads.pop(number, None)
             self.router.left(number)
-            left = [(name, own) for name, own in self._asked.items() if own.engine == number]
+            left = self._lost(number)
             left = [(name, own) for name, own in left if not await self._given_up(name, own)]
             self.on_restart()
         if state.ready:
@@ -268,12 +290,21 @@ class EngineClient:
             left += [(name, own) for name, own in self._asked.items() if own.engine is None]
             left += [(name, self._asked[name]) for name in self._changes if name in self._asked]
         for name, asked in dict(left).items():
-            await self._dispatch(name, asked)
+            if asked.engine is None or name in self._changes:
+                await self._dispatch(name, asked)
+
+    def _lost(self, engine: int) -> list[tuple[int, _Asked]]:
+        """Return the requests that an engine took with it; they have none now."""
+        lost = [(n, own) for n, own in self._asked.items() if own.engine == engine and not own.over]
+        for number, asked in lost:
+            asked.engine = None
+            asked.deaths += 1
+            self.router.ended(number)
+        return lost
 
     async def _given_up(self, number: int, asked: _Asked) -> bool:
         """Tell whether a request that lost its engine goes to no other: too many have ended."""
-        asked.deaths += 1
-        if asked.deaths < MOST_DEATHS or asked.over:
+        if asked.deaths < MOST_DEATHS:
             return False
         why = f"{asked.deaths} engines ended under this request, and no other takes it up"
         await self._heard(number, asked, Refused(number, why, failed=True))
@@ -291,19 +322,22 @@ class EngineClient:
                     await self._heard(said.id, asked, said)
 
     async def _heard(self, number: int, asked: _Asked, said: Update | Refused | Done) -> None:
+        was_suspect = asked.is_suspect
         if isinstance(said, Update):
             asked.tokens += said.tokens
             asked.deaths = 0 if said.tokens else asked.deaths
             self.router.noted(number, len(said.tokens))
-            if said.finish == "length" and asked.onward is not None:
-                asked.cached = said.cached
-                asked.updates.put_nowait(msgspec.structs.replace(said, finish=None))
-                await self._go_on(number, asked)
-                return
-            if asked.cached is not None:
+        if isinstance(said, Update) and said.finish == "length" and asked.onward is not None:
+            asked.cached = said.cached
+            asked.updates.put_nowait(msgspec.structs.replace(said, finish=None))
+            await self._go_on(number, asked)
+        else:
+            if isinstance(said, Update) and asked.cached is not None:
                 said = msgspec.structs.replace(said, cached=asked.cached)
-        asked.over = not isinstance(said, Update) or said.finish is not None
-        asked.updates.put_nowait(said)
+            asked.over = not isinstance(said, Update) or said.finish is not None
+            asked.updates.put_nowait(said)
+        if was_suspect and not asked.is_suspect:
+            await self._next_suspect()
 
 
 def _error(said: Refused) -> TuttiError:

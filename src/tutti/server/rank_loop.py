@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from tutti.errors import TuttiError
 from tutti.server.crew import Add, Crew, Ear, Forget, Stop, Word
 from tutti.server.engine_process import (
     IDLE_MS,
@@ -24,6 +25,7 @@ from tutti.server.grammar import Grammars
 from tutti.server.messages import Cancel, DropAdapter, Gone, Load, LoadAdapter, Refused, Submit
 
 if TYPE_CHECKING:
+    from tutti.serve import SamplingParameters
     from tutti.serve.lanes import LanedEngine
     from tutti.server import messages
 
@@ -115,13 +117,24 @@ class PlannedLoop(EngineLoop):
             message.tokens, message.wishes, message.pooling, message.handover, imported=imported
         )
         try:
-            number = added(self._laned, add, self._grammars)
-        except Exception as error:
-            self._send(client, [refusal(message.id, error)])
+            parameters = parameters_of(add.wishes, self._grammars)
+        except Exception as error:  # a grammar may fail in ways of its own; nothing was begun
+            self._refuse(client, message, imported, error)
+            return
+        try:
+            number = added(self._laned, add, parameters)
+        except TuttiError as error:  # any other may leave this rank ahead of its followers
+            self._refuse(client, message, imported, error)
             return
         self._words.append(add)
         self._askers[number] = Asker(client, message.id, message.pooling)
         self._numbers[client, message.id] = number
+
+    def _refuse(self, client: bytes, message: Submit, imported: str, error: Exception) -> None:
+        """Answer a request that the engine does not take; followers do not hear of it."""
+        if imported:
+            self._forget_keys(imported)
+        self._send(client, [refusal(message.id, error)])
 
     def _cancel(self, number: int | None) -> None:
         super()._cancel(number)
@@ -172,11 +185,11 @@ class PlannedLoop(EngineLoop):
         self._words.append(Forget(key))
 
 
-def added(engine: LanedEngine, add: Add, grammars: Grammars) -> int:
+def added(engine: LanedEngine, add: Add, parameters: SamplingParameters) -> int:
     """Give a rank a request; return its number."""
     return engine.add(
         add.tokens,
-        parameters_of(add.wishes, grammars),
+        parameters,
         pooling=add.pooling,
         handover=add.handover,
         imported=add.imported,
@@ -189,7 +202,7 @@ def follow(engine: LanedEngine, ear: Ear, grammars: Grammars) -> None:
         for word in ear.hear():
             match word:
                 case Add():
-                    added(engine, word, grammars)
+                    added(engine, word, parameters_of(word.wishes, grammars))
                 case Stop(number):
                     engine.cancel(number)
                     engine.take(number)

@@ -106,6 +106,18 @@ async def until(what: Callable[[], object]) -> None:
     raise AssertionError("it did not happen")
 
 
+async def end_engine(client: EngineClient, engines: Listening) -> None:
+    """Let an engine end, and another come that the client has taken up with."""
+    before = client._sockets[0]
+    engines.restart()
+    await until(lambda: client._sockets.get(0, before) is not before)
+    await asyncio.sleep(0.05)  # what it is sent then
+
+
+def sent(client: EngineClient) -> list[int]:
+    return [number for number, asked in client._asked.items() if asked.engine is not None]
+
+
 def test_a_request_under_which_engine_after_engine_ends_is_given_up(tmp_path: Path) -> None:
     """It may be what ends them: others must not wait for it for ever."""
     folder = ServerFolder(tmp_path)
@@ -121,18 +133,51 @@ def test_a_request_under_which_engine_after_engine_ends_is_given_up(tmp_path: Pa
         first, second = (asyncio.ensure_future(anext(stream)) for stream in streams)
         change = asyncio.ensure_future(client.change_adapter("x", "/x"))
         await until(lambda: len(client._asked) == 3)
-        for _ in range(MOST_DEATHS):
-            assert not first.done()
+        for number in range(MOST_DEATHS + 1):
+            assert first.done() == (number == MOST_DEATHS), "one at a time, the others wait"
             assert not change.done()
             await client._heard(2, client._asked[2], Update(2, tokens=[7]))
-            engines.restart()
-            await until(lambda: client.state.engines[0].generation == engines.generation)
-            await until(lambda: client._sockets)
+            await end_engine(client, engines)
         for task in (first, change):
             with pytest.raises(EngineFailedError, match="3 engines ended under this request"):
                 await task
         assert (await second).tokens[:1] == [7]
         assert list(client._asked) == [2], "one that moves on is not to blame"
+        for stream in streams:
+            await stream.aclose()
+        await client.close()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_only_waited_beside_the_one_that_ends_engines_is_answered(
+    tmp_path: Path,
+) -> None:
+    folder = ServerFolder(tmp_path)
+    engines = Listening(folder)
+
+    async def run() -> None:
+        client = EngineClient(folder, b"api0", ServerConfig(folder="", name="m", engine={}))
+        engines.restart()
+        await client.start()
+        await until(lambda: client._sockets)
+        wishes, guilty = Wishes(max_tokens=2), 2
+        streams = [client.stream([token], wishes) for token in range(4)]
+        asked = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await until(lambda: sent(client) == [1, 2, 3, 4])
+        for _ in range(MOST_DEATHS - 1):
+            await end_engine(client, engines)
+        assert sent(client) == [1]
+        await client._heard(1, client._asked[1], Update(1, tokens=[7]))
+        assert sent(client) == [1, guilty], "the first is cleared; the next has its turn"
+        await end_engine(client, engines)
+        assert sent(client) == [1, 3]
+        asked[2].cancel()
+        await until(lambda: sent(client) == [1, 4])  # who leaves lets the next one go
+        await client._heard(4, client._asked[4], Update(4, tokens=[8]))
+        with pytest.raises(EngineFailedError, match="3 engines ended under this request"):
+            await asked[1]
+        assert [(await asked[place]).tokens for place in (0, 3)] == [[7], [8]]
         for stream in streams:
             await stream.aclose()
         await client.close()

@@ -60,7 +60,8 @@ from tutti.server.openai.tracing import RequestTimes, Tracing
 from tutti.version import code_version
 
 log = logging.getLogger("tutti.server")
-VECTORS = 64  # of one request that are computed at a time
+PART = 64  # of a request with more vectors, or choices than the queue holds, that are under way
+MOST_CHOICES = 8192  # of one request: prompts times samples
 
 
 class Api:
@@ -95,13 +96,18 @@ class Api:
             raise unavailable("the engine is not ready yet")
         self._seat(1)
 
-    def _seat(self, count: int) -> None:
-        """Refuse so many requests at a time where there are no places for them."""
-        most = self.config.queue
-        if count > most:
+    def _places(self, count: int) -> int:
+        """Return how many of a request's choices may be under way at a time: all that fit."""
+        if count > MOST_CHOICES:
             raise refused(
-                f"{count} prompts and samples in one request; {most} may be here at a time"
+                f"{count} choices (prompts times 'n') in one request; send at most {MOST_CHOICES}"
             )
+        most = self.config.queue
+        return count if count <= most else min(PART, most)
+
+    def _seat(self, count: int) -> None:
+        """Turn away so many requests at a time where there are no places for them."""
+        most = self.config.queue
         if self.client.num_asked + count > most:
             raise busy(self.client.num_asked, most)
 
@@ -130,7 +136,8 @@ class Api:
         if self.config.log_prompts:
             log.info("prompt: %s", asked.model_dump_json(exclude_none=True))
         grammar = await asyncio.to_thread(grammar_of, asked, kind)
-        self._seat(len(prompts) * (asked.n or 1))
+        places = self._places(len(prompts) * (asked.n or 1))
+        self._seat(places)
         wishes, repeated = [], []
         for prompt in [self._tokenised(one, named) for one in prompts]:
             own = sampled_wishes(asked, len(prompt), most, adapter, state, grammar)
@@ -139,6 +146,7 @@ class Api:
         return Job(
             asked, asked.model or self.config.name, self.client, self.metrics, self.tokenizer,
             repeated, wishes, kind, after=[self.hooks.after(named) for _ in wishes],
+            places=places,
         )  # fmt: skip
 
     async def _before(self, asked: Sampled) -> Sampled:
@@ -187,8 +195,8 @@ class Api:
                 )
         wishes = Wishes(max_tokens=1, adapter=adapter)
         found: list[list[float]] = []
-        for start in range(0, len(prompts), VECTORS):
-            some = prompts[start : start + VECTORS]
+        for start in range(0, len(prompts), PART):
+            some = prompts[start : start + PART]
             found += await asyncio.gather(*(self._vector(p, wishes, asked.pooling) for p in some))
         if asked.dimensions is not None and asked.dimensions != len(found[0]):
             raise refused(f"'dimensions' may be {len(found[0])}: vectors are not cut", "dimensions")

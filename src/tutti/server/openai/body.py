@@ -6,6 +6,7 @@ can quote.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -24,7 +25,7 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         """Return what the body says."""
-        data = await self.body()
+        data = (await self.body()).removeprefix(codecs.BOM_UTF8)  # some editors begin files so
         try:
             return _decode(data)
         except RecursionError:

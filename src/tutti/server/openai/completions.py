@@ -42,6 +42,7 @@ class Job:
     wishes: list[Wishes]
     format: tools.Format | None = None
     after: list[Shown | None] = field(default_factory=list)  # what texts of each go through
+    places: int = 0  # samples that may be under way at a time; 0: all
     tracing: Tracing | None = None
     times: RequestTimes = field(default_factory=RequestTimes)
     samples: list[Sample] = field(default_factory=list)
@@ -62,14 +63,17 @@ class Job:
         if self.format is not None and self.tokenizer is not None:
             shown = tools.shown_tokens(self.format, self.tokenizer)
 
+        places = asyncio.Semaphore(self.places or len(self.samples))
+
         async def follow(sample: Sample) -> None:
             place = sample.number
             try:
-                async for said in sample.follow(
-                    self.client, self.prompts[place], self.wishes[place], self.tokenizer,
-                    self.asked.stops, shown=shown,
-                ):  # fmt: skip
-                    queue.put_nowait(said)
+                async with places:
+                    async for said in sample.follow(
+                        self.client, self.prompts[place], self.wishes[place], self.tokenizer,
+                        self.asked.stops, shown=shown,
+                    ):  # fmt: skip
+                        queue.put_nowait(said)
                 queue.put_nowait(None)
             except Exception as error:  # whoever waits must hear of it
                 queue.put_nowait(error)

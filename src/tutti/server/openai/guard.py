@@ -17,7 +17,8 @@ from tutti.server.metrics import Metrics
 from tutti.server.openai.errors import ApiError, engine_failed, refused
 
 log = logging.getLogger("tutti.server")
-BODY_S = 60.0  # that the body of a request may take to come
+BODY_S = 60.0  # that a piece of a request's body may take to come
+LEAST_RATE = 16 << 10  # bytes a second that the whole of it comes at, after as long
 OPEN = ("/health", "/ready", "/version")  # without a key
 
 
@@ -33,7 +34,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         status, read, begun, whole = 500, 0, False, False
-        most, until = self._config.most_body, time.monotonic() + BODY_S
+        most, began = self._config.most_body, time.monotonic()
 
         async def counted(message: Message) -> None:
             nonlocal status, begun
@@ -45,10 +46,16 @@ class Guard:
             nonlocal read, whole
             if whole:
                 return await receive()  # that the client has gone is waited for without an end
+            left = began + BODY_S + read / LEAST_RATE - time.monotonic()
             try:
-                message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
+                message = await asyncio.wait_for(receive(), min(BODY_S, max(0.0, left)))
             except TimeoutError:
-                raise HTTPException(408, f"the body did not come in {BODY_S:g} s") from None
+                raise HTTPException(
+                    408,
+                    f"the body came too slowly: {read} bytes in {time.monotonic() - began:.0f} s;"
+                    f" no pause may be longer than {BODY_S:g} s, nor the whole come at less than"
+                    f" {LEAST_RATE} bytes a second",
+                ) from None
             read += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if read > most:
