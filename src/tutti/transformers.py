@@ -5,12 +5,14 @@ from tutti.transformers import Trainer
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,7 +200,7 @@ class Trainer:
         found = self._job.fit(resume=resume, listener=self.callbacks.hear)
         if not found.finished and self.callbacks.control.should_training_stop:
             # a callback ended the run: its last step is the model's
-            found = self._job.fit(steps=found.steps, resume=True)
+            found = self._ended(found)
         self.result = found
         self.callbacks.end()
         losses = self.callbacks.losses
@@ -207,6 +209,15 @@ class Trainer:
         if found.seconds_per_step:
             metrics["train_steps_per_second"] = 1.0 / found.seconds_per_step
         return TrainOutput(found.steps, mean, metrics)
+
+    def _ended(self, found: TrainResult) -> TrainResult:
+        """Return a run with what is written after its last step, which was meant to come later.
+
+        No step is made for it, so losses and speeds are the run's; the trainer keeps its own steps.
+        """
+        last = copy.copy(self._job).fit(steps=found.steps, resume=True)
+        names = ("checkpoint", "huggingface", "adapter", "best", "finished", "stopped_by")
+        return replace(found, **{name: getattr(last, name) for name in names})
 
     def evaluate(self) -> dict[str, float]:
         """Return the newest loss on the held rows; `eval_strategy` says when it is taken."""

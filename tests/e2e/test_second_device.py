@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support import train_anywhere
+from tests.support import noise_anywhere, train_anywhere
 from tests.support.second_process import second_device
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.registry import operator_names
@@ -74,6 +74,17 @@ def test_models_train_on_it_as_on_the_host() -> None:
         expected = train_anywhere.losses(host, kind)
         assert found["losses"][kind] == pytest.approx(expected, rel=1e-5), kind
         assert expected[-1] < expected[0]
+
+
+def test_moments_are_added_up_on_it_wherever_they_are() -> None:
+    done = second_device("-m", "tests.support.noise_anywhere", "slate")
+    assert done.returncode == 0, done.stderr[-2000:]
+    found, host = json.loads(done.stdout), open_accelerator("cpu")
+    for kind in noise_anywhere.KINDS:
+        expected = noise_anywhere.sums(host, kind)
+        assert expected[-1][0] > 0
+        for own, other in zip(found[kind], expected, strict=True):
+            assert own == pytest.approx(other, rel=1e-4), kind
 
 
 def test_tensors_of_two_devices_do_not_mix() -> None:

@@ -14,6 +14,9 @@ import tutti
 from tests.support.hf_models import saved, tiny_model
 from tests.support.tiny_configs import TINY
 from tutti.errors import InputError
+from tutti.ranks.local_processes import RankEvent
+from tutti.train.run.planning import Job
+from tutti.train.run.result import TrainResult
 from tutti.transformers import Trainer
 
 LENGTH, ROWS, STEPS = 16, 8, 3
@@ -56,6 +59,7 @@ class Stops(transformers.TrainerCallback):
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.until = 2
 
     def on_train_begin(self, args, state, control, **words) -> None:
         self.heard.append("begin")
@@ -64,7 +68,8 @@ class Stops(transformers.TrainerCallback):
         self.heard.append(f"log {state.global_step}")
 
     def on_step_end(self, args, state, control, **words):
-        control.should_training_stop = state.global_step >= 2
+        if state.global_step >= self.until:
+            control.should_training_stop = True  # who does not want to end says nothing
         return control
 
 
@@ -118,6 +123,60 @@ def test_callbacks_end_a_run_and_its_model_is_there(base: Path, tmp_path: Path) 
     assert 2 <= found.global_step < 50
     assert stops.heard[:3] == ["begin", "log 1", "log 2"]
     assert isinstance(trainer.model, transformers.LlamaForCausalLM)
+    assert trainer.result is not None
+    assert len(trainer.result.losses) == found.global_step
+    assert trainer.result.finished
+    assert trainer.config.steps == 50
+
+
+class Runs:
+    """In the place of ranks: its losses are the steps' numbers, and a held row is seen at each."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.made = 0
+
+    def __call__(self, job: Job, *, listener: Any = None, **words: Any) -> TrainResult:
+        self.asked.append(job.config.steps)
+        first, ends = self.made, False
+        while self.made < job.config.steps and not ends:
+            self.made += 1
+            words = {"step": self.made, "loss": self.made, "gradient_norm": 1, "learning_rate": 1}
+            ends = listener(RankEvent(0, "step", words))
+        made = range(first + 1, self.made + 1)
+        done = self.made == job.config.steps
+        return TrainResult(
+            steps=self.made, losses=tuple(map(float, made)), seconds_per_step=0.5 * len(made),
+            validation=tuple((n, n / 2) for n in made), tokens_per_s=8.0 * len(made),
+            mfu=0.1 * len(made), predicted_s=None, output=job.config.folder, finished=done,
+            checkpoint=Path(f"step-{self.made}"), huggingface=Path("model") if done else None,
+            stopped_by="" if done else "SIGTERM",
+        )  # fmt: skip
+
+
+def test_an_ended_run_keeps_what_it_came_to_and_goes_on(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, stops = Runs(), Stops()
+    monkeypatch.setattr("tutti.train.run.trainer.run_local", runs)
+    trainer = Trainer(
+        str(base), arguments(tmp_path / "out", max_steps=5), train_dataset=rows(),
+        eval_dataset=rows(), callbacks=[stops], ranks=1,
+    )  # fmt: skip
+    found = trainer.train()
+    assert (found.global_step, found.training_loss) == (2, 1.5)
+    assert found.metrics["train_steps_per_second"] == 1.0
+    assert trainer.evaluate() == {"eval_loss": 1.0, "step": 2}
+    assert trainer.result is not None
+    assert trainer.result.losses == (1.0, 2.0)
+    assert (trainer.result.finished, trainer.result.stopped_by) == (True, "")
+    assert trainer.result.huggingface == Path("model")
+    assert trainer.config.steps == 5
+
+    stops.until = 5
+    assert trainer.train(resume_from_checkpoint=True).global_step == 5
+    assert trainer.result.losses == (3.0, 4.0, 5.0)
+    assert runs.asked == [5, 2, 5]
 
 
 @pytest.mark.slow

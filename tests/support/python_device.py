@@ -58,6 +58,9 @@ class PythonTensor(torch.Tensor):
     def data_ptr(self) -> int:  # torch has no storage of it
         return self.raw.data_ptr()
 
+    def record_stream(self, stream: Stream) -> None:  # torch knows no stream of it
+        """Nothing is kept: every stream's work is done when it is issued."""
+
     def __repr__(self, **_options: Any) -> str:
         return f"{NAME}({self.raw})"
 
@@ -91,9 +94,10 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
             graphs.refuse_crossing(f"copy between host and {NAME}")
         noted(op, host_args, host_kwargs)
         return args[0]
+    joins = op in (aten.cat.default, aten.stack.default)
     for leaf in tree_leaves((args, kwargs)):
         mixed = isinstance(leaf, torch.Tensor) and not isinstance(leaf, PythonTensor)
-        if known and mixed and leaf.dim():  # a scalar may come from anywhere
+        if known and mixed and (leaf.dim() or joins):  # elsewhere a scalar may come from anywhere
             raise MixedDevicesError(f"{op}: a tensor on {leaf.device} among tensors on {NAME}:0")
 
     def outer(value: Any) -> Any:

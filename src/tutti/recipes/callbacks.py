@@ -35,6 +35,7 @@ class TrainerCallbacks:
     def begin(self, lengths: Lengths) -> None:
         """Tell that training begins."""
         self._lengths, self._every = lengths, log_every(self._args, lengths)
+        self.control.should_training_stop = False  # a run before may have been ended
         self.state.max_steps = lengths.steps
         self.state.num_train_epochs = -(-lengths.steps // lengths.epoch)
         self.state.logging_steps = self._every

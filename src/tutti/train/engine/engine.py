@@ -356,7 +356,7 @@ class Engine:
         signals = torch.full((), float(self.signal), device=self.accelerator.device)
         parts = {"square": square, "signals": signals, **self._loss_sums()}
         if self.sums_moments:
-            parts |= moment_sums(states, self.seat.place.pipeline)
+            parts |= moment_sums(states, self.seat.place.pipeline, self.accelerator)
         if self.before_update is not None:
             self.before_update()
         self.end.pending = True  # from here on others may know the sums before this rank does

@@ -15,12 +15,20 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from tutti.accelerator.accelerator import Accelerator
 from tutti.train.state.state import SpanState
+from tutti.train.sync.synchronise import NORM_ELEMENTS
 
 
-def moment_sums(states: Iterable[SpanState], pipeline: int) -> dict[str, Tensor]:
-    """Return the sums over this rank's elements of mean² and of squares, each element once."""
-    means = squares = torch.zeros((), dtype=torch.float64)
+def moment_sums(
+    states: Iterable[SpanState], pipeline: int, accelerator: Accelerator
+) -> dict[str, Tensor]:
+    """Return the sums over this rank's elements of mean² and of squares, each element once.
+
+    The sums are on the chip, wherever the moments are.
+    """
+    means = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+    squares = torch.zeros_like(means)
     for state in states:
         if state.span.copied or (state.level >= 2 and pipeline != 0):
             continue  # its owner, or the first pipeline, speaks for all
@@ -30,8 +38,10 @@ def moment_sums(states: Iterable[SpanState], pipeline: int) -> dict[str, Tensor]
         mean, square = state.optimizer.numbers("mean"), state.optimizer.numbers("square")
         assert mean is not None, "jobs of other optimizers are refused"
         assert square is not None
-        means = means.to(mean.device) + mean[own].double().square().sum()
-        squares = squares.to(square.device) + square[own].double().sum()
+        for part in mean[own].split(NORM_ELEMENTS):
+            means += part.double().square().sum().to(accelerator.device)
+        for part in square[own].split(NORM_ELEMENTS):
+            squares += part.double().sum().to(accelerator.device)
     return {"means": means, "squares": squares}
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.any_plan import PLANS
+from tests.support.any_plan import FOUR, PLAIN, PLANS, Draft
 from tests.support.threads import World
 from tests.support.training import batches_of, engine_of, in_fp32, settings
+from tutti.accelerator import open_accelerator
 from tutti.plan.plan import Plan
 from tutti.ranks.single_rank import plan_alone
-from tutti.train.engine.gradient_noise import noise_scale
+from tutti.train.engine import gradient_noise
+from tutti.train.engine.engine import Engine
+from tutti.train.engine.gradient_noise import moment_sums, noise_scale
 
 
 @pytest.mark.parametrize("wanted", [0.5, 4.0, 20.0])
@@ -74,6 +79,38 @@ def test_every_plan_adds_up_the_same(name: str) -> None:
     for own, other in zip(found[1:], expected[1:], strict=True):
         assert own == pytest.approx(other, rel=1e-4)
         assert own[1] > 0
+
+
+class Widest(TorchDispatchMode):
+    """Notes the most elements of any tensor of 64 bits that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.dtype is torch.float64:
+            self.elements = max(self.elements, found.numel())
+        return found
+
+
+def test_few_elements_are_widened_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = in_fp32(Draft().line((FOUR, [{}]), micro_batches=2).plan(PLAIN), "adamw")
+    assert plan.model.spec is not None
+    spec, chip = plan.model.spec, open_accelerator("cpu")
+
+    def one(links: object) -> Engine:
+        engine = engine_of(plan, spec, links)
+        engine.step(batches_of(engine, 0), settings())
+        return engine
+
+    states = World(1).run(one)[0].parameters.all_states()
+    expected = {name: float(x) for name, x in moment_sums(states, 0, chip).items()}
+    monkeypatch.setattr(gradient_noise, "NORM_ELEMENTS", 500)
+    with Widest() as widest:
+        found = {name: float(x) for name, x in moment_sums(states, 0, chip).items()}
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert found["squares"] > 0
+    assert widest.elements == 500 < max(state.num_kept for state in states)
 
 
 @pytest.mark.slow
