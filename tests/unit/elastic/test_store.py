@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,19 +20,6 @@ ONE, OTHER = (
     LeadingHost(address="tcp://h:1", node="p/0"),
     LeadingHost(address="tcp://h:2", node="p/1"),
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    made = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    made.start()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def store(server: EtcdServer, request: pytest.FixtureRequest) -> EtcdStore:
-    return EtcdStore(server.url(request.node.name.replace("/", "-")))
 
 
 def entry(generation: int, phase: str = "running") -> Entry:

@@ -23,19 +23,6 @@ ENTRY = Entry(at=1.0, generation=1, phase="running", why="so")
 AWAY = StoreAwayError("no etcd answers (as a test says)")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    made = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    made.start()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def store(server: EtcdServer, request: pytest.FixtureRequest) -> EtcdStore:
-    return EtcdStore(server.url(request.node.name.replace("/", "-")))
-
-
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Lead]]:
     """Make leads whose thread looks once a minute: a test does what it would."""

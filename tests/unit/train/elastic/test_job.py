@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,9 @@ SECRET = "what-the-agents-of-tests-know-00"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    made = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    made.start()
-    yield made
-    made.close()
+    with closing(EtcdServer(tmp_path_factory.mktemp("etcd"))) as made:
+        made.start()
+        yield made
 
 
 @pytest.fixture(scope="module")
