@@ -195,7 +195,8 @@ class Controller:
         self._socket.send_multipart([identity, packed(message, self.settings.key)])
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Let go of the socket; nobody is asked for anything any more."""
+        self._identities.clear()
         self._socket.close()
         self._context.term()
 

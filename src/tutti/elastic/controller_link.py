@@ -55,6 +55,7 @@ class ControllerLink:
             self.socket.disconnect(self.address)
             self.address = address
             self.socket.connect(address)
+            self._send_waiting()  # first: what it hears first is to it the first there is
 
     def status(self, status: Status) -> None:
         """Send a status."""
@@ -78,9 +79,12 @@ class ControllerLink:
     def again(self) -> None:
         """Send what nobody confirmed for a while."""
         if self._waiting and time.monotonic() > self._sent_at + AGAIN_S:
-            self._sent_at = time.monotonic()
-            for words in self._waiting:
-                self._send(words)
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        self._sent_at = time.monotonic()
+        for words in self._waiting:
+            self._send(words)
 
     def messages(self) -> Iterator[Order | Request | Refusal]:
         """Yield what the controller asks for."""

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 from tutti.errors import TuttiError
 
 _LIMIT_S = 1.0  # of one request
+_PASSING = (4, 8, 14)  # codes of gRPC: deadline exceeded, resource exhausted, unavailable
+_PASSING_STATUS = (429, 503, 504)  # the same, as HTTP
+_FULL = "space exceeded"  # exhausted as well, and stays so
 
 
 class StoreAwayError(TuttiError):
@@ -48,25 +51,43 @@ class Etcd:
             body |= {"sort_order": "DESCEND", "limit": "1"}
         return [_pair(entry) for entry in self._ask("kv/range", body).get("kvs", [])]
 
-    def put(
-        self, key: str, value: str, *, lease: str = "", made: int | None = None, of: str = ""
-    ) -> bool:
-        """Write a key if the key `of` (itself, unless given) was made at a revision; 0: is not.
+    def put(self, key: str, value: str, *, made: int | None = None, of: str = "") -> bool:
+        """Write a key if the key `of` was made at a revision; return whether it was.
 
-        Without `made` it is written in any case. Returns whether it was.
+        Without `made` it is written in any case.
         """
-        put: dict[str, Any] = {"key": _coded(key), "value": _coded(value)}
-        if lease:
-            put["lease"] = lease
+        put = {"key": _coded(key), "value": _coded(value)}
         if made is None:
             self._ask("kv/put", put)
             return True
-        compare = {
-            "key": _coded(of or key), "target": "CREATE", "result": "EQUAL",
-            "create_revision": str(made),
-        }  # fmt: skip
-        body = {"compare": [compare], "success": [{"request_put": put}], "failure": []}
+        body = {"compare": [_made(of, made)], "success": [{"request_put": put}], "failure": []}
         return bool(self._ask("kv/txn", body).get("succeeded"))
+
+    def claim(
+        self, key: str, value: str, lease: str, *, still: tuple[str, str] | None = None
+    ) -> int:
+        """Write a key that is not there, with a lease; return when it was made. 0: it was not.
+
+        With `still` another key must have a value. A member may write the key and its answer be
+        lost; the next one that is asked then finds it, with the same lease.
+        """
+        compare = [_made(key, 0)]
+        if still is not None:
+            compare.append({
+                "key": _coded(still[0]), "target": "VALUE", "result": "EQUAL",
+                "value": _coded(still[1]),
+            })  # fmt: skip
+        put = {"key": _coded(key), "value": _coded(value), "lease": lease}
+        body = {
+            "compare": compare, "success": [{"request_put": put}],
+            "failure": [{"request_range": {"key": _coded(key)}}],
+        }  # fmt: skip
+        answer = self._ask("kv/txn", body)
+        if answer.get("succeeded"):
+            return int(answer["header"]["revision"])
+        there = answer["responses"][0]["response_range"].get("kvs", [])
+        own = [entry for entry in there if entry.get("lease") == lease]
+        return _pair(own[0]).made if own else 0
 
     def delete(self, key: str, *, below: bool = False) -> None:
         """Remove a key, or all that begin with it."""
@@ -97,18 +118,34 @@ class Etcd:
                 found = json.loads(response.read())
             except (OSError, http.client.HTTPException, ValueError) as error:
                 why = f"{host}:{port}: {str(error) or type(error).__name__}"
-                self._members.append(self._members.pop(0))
-                continue
+            else:
+                if response.status < 300 and "error" not in found:
+                    return dict(found)
+                said, may_pass = _refusal(response.status, found)
+                why = f"{host}:{port}: {said or response.reason}"
+                if not may_pass:
+                    raise StoreRefusedError(f"etcd at {why}")
             finally:
                 connection.close()
-            if response.status >= 300 or "error" in found:
-                said = found.get("message") or found.get("error") or response.reason
-                if "no leader" in str(said) or "timed out" in str(said):
-                    why = f"{host}:{port}: {said}"
-                    continue
-                raise StoreRefusedError(f"etcd at {host}:{port}: {said}")
-            return dict(found)
+            self._members.append(self._members.pop(0))
         raise StoreAwayError(f"no etcd answers ({why})")
+
+
+def _refusal(status: int, found: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return what a member said that did not do it, and whether that may pass."""
+    error = found.get("error", "")
+    inner = error if isinstance(error, dict) else found  # of a stream it is one level deeper
+    said = str(inner.get("message") or inner.get("error") or "")
+    code = int(inner.get("code") or inner.get("grpc_code") or 0)
+    return said, (status in _PASSING_STATUS or code in _PASSING) and _FULL not in said
+
+
+def _made(key: str, revision: int) -> dict[str, str]:
+    """Return the condition that a key was made at a revision; 0: is not there."""
+    return {
+        "key": _coded(key), "target": "CREATE", "result": "EQUAL",
+        "create_revision": str(revision),
+    }  # fmt: skip
 
 
 def _pair(entry: Mapping[str, str]) -> Pair:

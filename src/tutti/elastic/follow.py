@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tutti.elastic.etcd import StoreAwayError, StoreRefusedError
 from tutti.elastic.restore import is_over
-from tutti.elastic.store import EtcdStore
+from tutti.elastic.store import CANDIDATE_S, EtcdStore
 
 LOOK_S = 0.5
 LEAD_MODULE = "tutti.train.elastic.lead"
@@ -37,7 +37,7 @@ class Follower:
 
     def __init__(self, store: EtcdStore, host: Candidate, follow: Callable[[str], None]) -> None:
         self._store, self._host, self._follow = store, host, follow
-        self._next, self._address = 0.0, ""
+        self._next, self._stands_at, self._address = 0.0, 0.0, ""
         self._process: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
@@ -67,11 +67,23 @@ class Follower:
             self._process.wait()
 
     def _stand(self) -> None:
+        if time.monotonic() < self._stands_at:
+            return
         if self._process is not None:  # it may have lost the lead, and notices soon
             return
         last = self._store.last()
         if last is None or is_over([last]) or not self._store.stand(self._host.node):
             return
+        try:
+            self._start()
+        except OSError as error:  # no disk, no memory: others stand meanwhile, and it trains on
+            self._stands_at = time.monotonic() + CANDIDATE_S
+            sys.stderr.write(
+                f"node {self._host.node} cannot lead: {error}; it stands again in {CANDIDATE_S} s\n"
+            )
+            self._store.stand_down()
+
+    def _start(self) -> None:
         host = self._host
         log = host.folder / "logs" / f"lead-{host.node.replace('/', '-')}.log"
         with log.open("ab") as file:

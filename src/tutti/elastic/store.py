@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from tutti.elastic.etcd import Etcd, Pair, StoreAwayError, StoreRefusedError
-from tutti.elastic.journal import Entry, Journal, entry_of
+from tutti.elastic.journal import Entry, Journal, entry_of, last_generation
 from tutti.errors import InputError, TuttiError
 
 SCHEME = "etcd://"
@@ -36,7 +36,7 @@ class LostLeadError(TuttiError):
     """Another host leads the job by now."""
 
 
-class Leader(msgspec.Struct, frozen=True, kw_only=True):
+class LeadingHost(msgspec.Struct, frozen=True, kw_only=True):
     """Who leads."""
 
     address: str  # zmq's
@@ -51,6 +51,7 @@ class EtcdStore:
         members, self.name = parse_url(url)
         self._etcd = Etcd(members)
         self._lock = threading.Lock()
+        self._unsure: list[str] = []  # leases of claims whose answer was lost
 
     # --- what all may ask ------------------------------------------------------------------------
 
@@ -58,10 +59,10 @@ class EtcdStore:
         """Return the id of the job that the store is of; empty: of none yet."""
         return self._value("job")
 
-    def leader(self) -> Leader | None:
+    def leader(self) -> LeadingHost | None:
         """Return who leads; None: nobody does."""
         found = self._value("leader")
-        return msgspec.json.decode(found, type=Leader) if found else None
+        return msgspec.json.decode(found, type=LeadingHost) if found else None
 
     def generation(self) -> int:
         """Return the number of the newest generation; 0 if none."""
@@ -113,23 +114,34 @@ class EtcdStore:
 
     def stand(self, node: str) -> bool:
         """Stand for leader; True: this host is the only one that does for a while."""
-        with self._lock:
-            lease = self._etcd.grant(CANDIDATE_S)
-            return self._etcd.put(self._key("candidate"), node, lease=lease, made=0)
+        return self._claim("candidate", node, CANDIDATE_S) is not None
 
     def stand_down(self) -> None:
         """Let another host stand."""
         with self._lock:
             self._etcd.delete(self._key("candidate"))
 
-    def take(self, leader: Leader) -> tuple[str, int] | None:
-        """Take the lead; return its lease, and when the key was made. None: another leads."""
+    def take(self, leader: LeadingHost, *, last: str = "") -> tuple[str, int] | None:
+        """Take the lead; return its lease, and when the key was made. None: another leads.
+
+        With `last` only if that token is still of the last that led.
+        """
+        still = (self._key("led"), last) if last else None
+        return self._claim("leader", msgspec.json.encode(leader).decode(), LEASE_S, still)
+
+    def _claim(
+        self, key: str, value: str, seconds: int, still: tuple[str, str] | None = None
+    ) -> tuple[str, int] | None:
         with self._lock:
-            lease = self._etcd.grant(LEASE_S)
-            words = msgspec.json.encode(leader).decode()
-            if not self._etcd.put(self._key("leader"), words, lease=lease, made=0):
-                return None
-        return lease, self._read("leader")[0].made
+            while self._unsure:  # what it may have written goes with it
+                with contextlib.suppress(StoreRefusedError):  # it ran out
+                    self._etcd.revoke(self._unsure[-1])
+                self._unsure.pop()
+            lease = self._etcd.grant(seconds)
+            self._unsure.append(lease)
+            made = self._etcd.claim(self._key(key), value, lease, still=still)
+            self._unsure.clear()
+        return (lease, made) if made else None
 
     def keep(self, lease: str) -> bool:
         """Keep the lead; False: it is lost."""
@@ -171,9 +183,10 @@ class EtcdStore:
 class Lead:
     """The lead of a job, kept by a thread as long as etcd lets it."""
 
-    def __init__(self, store: EtcdStore, leader: Leader) -> None:
+    def __init__(self, store: EtcdStore, leader: LeadingHost) -> None:
         self._store, self._leader = store, leader
         self._over, self.lost = threading.Event(), False
+        self.turn: Callable[[], object] = lambda: None  # called while it is waited for
         began = time.monotonic()
         taken = store.take(leader)
         if taken is None:
@@ -190,21 +203,26 @@ class Lead:
         """Whether nobody else can lead at this moment."""
         return not self.lost and time.monotonic() < self._until
 
-    def wait(self, turn: Callable[[], object] = lambda: None) -> bool:
-        """Wait until it holds, again; tell whether it had to wait. `turn` is called meanwhile."""
+    def wait(self) -> bool:
+        """Wait until it holds, again; tell whether it had to wait."""
         if self.holds:
             return False
         while not self.holds:
             if self.lost:
                 raise LostLeadError(f"{self._store.url}: another host leads the job by now")
-            turn()
+            self.turn()
             time.sleep(_AGAIN_S / 10)
         return True
+
+    def was_taken(self) -> bool:
+        """Ask the store whether another host has led since."""
+        return self.lost or self._store.led() != self._token
 
     def close(self) -> None:
         """Lead no more."""
         self._over.set()
         self._thread.join(5)
+        self.lost = True  # whoever waits for it waits in vain
         with contextlib.suppress(TuttiError):  # it runs out
             self._store.let_go(self._lease)
 
@@ -224,15 +242,11 @@ class Lead:
 
     def _again(self, asked: float) -> bool:
         """Take the lead anew, after the lease ran out, unless another host has."""
-        taken = self._store.take(self._leader)
+        taken = self._store.take(self._leader, last=self._token)
         if taken is None:
             self.lost = True
             return False
         self._lease, self.made = taken
-        if self._over.is_set() or self._store.led() != self._token:  # another did meanwhile
-            self._store.let_go(self._lease)
-            self.lost = True
-            return False
         self._until = asked + _SURE * LEASE_S
         return True
 
@@ -253,7 +267,9 @@ class EtcdJournal(Journal):
     def fence(self, generation: int) -> None:
         """Let nobody of an older generation publish from now on."""
         self._put(lambda: self._store.write("generation", str(generation), self._lead.made))
-        super().fence(generation)
+        self._lead.wait()  # this host may have been stopped since, and another one led
+        if generation >= last_generation(self.folder.parent):
+            super().fence(generation)
 
     def _put(self, write: Callable[[], None]) -> None:
         while True:
@@ -263,6 +279,15 @@ class EtcdJournal(Journal):
                 return
             except StoreAwayError:
                 time.sleep(_AGAIN_S)  # the lease runs out, or it comes back
+            except LostLeadError:
+                if self._was_taken():
+                    raise
+                time.sleep(_AGAIN_S)  # the lease ran out, and this host takes the lead anew
+
+    def _was_taken(self) -> bool:
+        with contextlib.suppress(StoreAwayError):
+            return self._lead.was_taken()
+        return False
 
 
 def parse_url(url: str) -> tuple[list[tuple[str, int]], str]:

@@ -47,7 +47,7 @@ class _Rank:
 
 def free_port(address: str = "127.0.0.1") -> int:
     """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,23 +13,13 @@ from tests.support.etcd import EtcdServer
 from tutti.elastic import store as stores
 from tutti.elastic.etcd import Etcd, StoreAwayError, StoreRefusedError
 from tutti.elastic.journal import Entry, read_journal
-from tutti.elastic.store import EtcdJournal, EtcdStore, Lead, Leader, LostLeadError, parse_url
+from tutti.elastic.store import EtcdJournal, EtcdStore, Lead, LeadingHost, LostLeadError, parse_url
 from tutti.errors import InputError
 
-ONE, OTHER = Leader(address="tcp://h:1", node="p/0"), Leader(address="tcp://h:2", node="p/1")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    made = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    made.start()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def store(server: EtcdServer, request: pytest.FixtureRequest) -> EtcdStore:
-    return EtcdStore(server.url(request.node.name.replace("/", "-")))
+ONE, OTHER = (
+    LeadingHost(address="tcp://h:1", node="p/0"),
+    LeadingHost(address="tcp://h:2", node="p/1"),
+)
 
 
 def entry(generation: int, phase: str = "running") -> Entry:
@@ -154,7 +144,7 @@ def test_a_store_that_is_not_there_or_refuses_says_so(server: EtcdServer) -> Non
     with pytest.raises(StoreAwayError, match="no etcd answers"):
         EtcdStore(f"etcd://127.0.0.1:{free_port()}/job").job()
     with pytest.raises(StoreRefusedError, match=r"etcd at .*: .*lease not found"):
-        Etcd([("127.0.0.1", server.port)]).put("key", "value", lease="12345")
+        Etcd([("127.0.0.1", server.port)]).claim("key", "value", "12345")
 
 
 @pytest.mark.parametrize("url", ["etcd://h/job", "etcd://h:1", "http://h:1/j", "etcd://h:1/a/b"])

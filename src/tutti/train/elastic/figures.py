@@ -20,7 +20,7 @@ class Figures:
         self._records: dict[int, dict[str, Any]] = {}
         self._generations: dict[int, int] = {}  # that made each step
         self._validation: dict[int, float] = {}
-        self._last = 0
+        self._last = 0  # the newest of the records
 
     def take(self, values: dict[str, Any]) -> bool:
         """Take a step; False if it was known.
@@ -32,8 +32,10 @@ class Figures:
         step = int(values["step"])
         if late and (step in self._records or self._is_undone(step, generation)):
             return False
-        for later in [n for n in self._records if n > step and self._generations[n] < generation]:
-            del self._records[later]  # the run went back: it is made again
+        if step < self._last:
+            for later in [n for n in self._records if n > step]:
+                if self._generations[later] < generation:
+                    del self._records[later]  # the run went back: it is made again
         self._records[step], self._generations[step] = values, generation
         again = [step]
         if self._lines is None or step <= self._last:

@@ -25,6 +25,7 @@ from tutti.elastic.join import (
     RANK_MODULE,
     SECRET_IN_RUN,
     address_of,
+    agent_secret,
     chip_environment,
     known_job,
     memory_folder,
@@ -69,7 +70,7 @@ class ElasticRun:
         if self.config.listen:
             self._host, number = address_of(self.config.listen, "elastic.listen")
             port = str(number)
-        self._identity = identity(folder, again=bool(earlier))
+        self._identity = _identity(folder, again=bool(earlier))
         generation = last_generation(folder)
         self._shared: SharedStore | None = None
         if self.config.store:
@@ -85,12 +86,14 @@ class ElasticRun:
             job, journal, self._identity, door,
             resume=resume, earlier=earlier, generation=generation, listener=listener,
         )  # fmt: skip
+        _write_identity(folder, self._identity)  # this host leads: the folder is of its job
         self._leader.ended_by_listener = self._ended_by_listener
         self._memory = memory_folder(self._identity.name, self._own_host())
         self.agent = Agent(self._agent_settings(environment or {}))
         self._leader.failed = lambda: self.agent.error
         if self._shared is not None:
             self._leader.controller.hold = self._shared.hold
+            self._shared.while_waiting(self._while_waiting)
 
     def _own_node(self) -> str:
         """Return the node whose chips are here; empty where all are."""
@@ -134,6 +137,8 @@ class ElasticRun:
             except LostLeadError as error:
                 leader.say(str(error))
                 leader.close()
+                assert self._shared is not None
+                self._shared.close()  # a lead that was taken anew would have no controller
                 self._follow()
         finally:
             self.agent.close()
@@ -146,10 +151,7 @@ class ElasticRun:
         return self._result(members)
 
     def _result(self, members: Membership | None) -> dict[str, Any]:
-        if self._asked > 1:
-            raise StoppedError(
-                "ended at once, as asked; what was not saved is lost", by=self.asked_by
-            )
+        self._look_for_end()
         if members is None:
             raise StoppedError(
                 f"another host has led the job since; {self.agent.end or 'ended'} "
@@ -189,6 +191,20 @@ class ElasticRun:
         finally:
             follower.close()
 
+    def _look_for_end(self) -> None:
+        """Raise where the run was asked to end at once."""
+        if self._asked > 1:
+            raise StoppedError(
+                "ended at once, as asked; what was not saved is lost", by=self.asked_by
+            )
+
+    def _while_waiting(self) -> None:
+        """Raise what ends the run while its store is away, and nothing can be decided."""
+        self._look_for_end()
+        failed = self._leader.failed()
+        if failed is not None:
+            raise TuttiError(f"given up: the agent of this host failed: {failed}")
+
     def _ended_by_listener(self) -> None:
         if not self.asked_by:
             self.ask_to_stop()
@@ -212,22 +228,29 @@ def _earlier(folder: Path) -> list[Entry]:
     return [] if is_over(entries) else entries
 
 
-def identity(folder: Path, *, again: bool) -> Identity:
+def _identity(folder: Path, *, again: bool) -> Identity:
     """Return the job's name and secret; those of before where agents wait for it."""
-    environ = dict(os.environ)
+    if again and known_job(folder) and (folder / SECRET_IN_RUN).is_file():
+        return known_identity(folder)
+    given = os.environ.get(SECRET) or os.environ.get(SECRET_FILE)
+    secret = find_secret(os.environ, 2).reveal().decode() if given else new_secret()
+    return Identity(name=uuid.uuid4().hex[:12], secret=secret)
+
+
+def known_identity(folder: Path) -> Identity:
+    """Return the name and the secret of the job whose folder this is."""
+    name, secret = known_job(folder), agent_secret(folder)
+    if not name or secret is None:
+        missing = SECRET_IN_RUN if name else JOB_FILE
+        raise InputError(f"{folder}: no elastic run that goes on: it has no {missing}")
+    return Identity(name=name, secret=secret.reveal().decode())
+
+
+def _write_identity(folder: Path, identity: Identity) -> None:
     secret_file = folder / SECRET_IN_RUN
-    known = again and bool(known_job(folder)) and secret_file.is_file()
-    name = known_job(folder) if known else uuid.uuid4().hex[:12]
-    if environ.get(SECRET) or environ.get(SECRET_FILE):
-        secret = find_secret(environ, 2).reveal().decode()
-    elif known:
-        secret = find_secret({SECRET_FILE: str(secret_file)}, 2).reveal().decode()
-    else:
-        secret = new_secret()
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    write_text(folder / JOB_FILE, f"{name}\n")
+    write_text(folder / JOB_FILE, f"{identity.name}\n")
     secret_file.unlink(missing_ok=True)
     descriptor = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secret)
-    return Identity(name=name, secret=secret)
+        file.write(identity.secret)

@@ -5,7 +5,6 @@ python -m tutti.train.elastic.lead FOLDER STORE NODE ADDRESS
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -21,8 +20,8 @@ from tutti.elastic.restore import is_over
 from tutti.elastic.store import LostLeadError
 from tutti.errors import TuttiError
 from tutti.observe.folder import RUN_FILE
-from tutti.ranks.local_processes import RankEvent
-from tutti.train.elastic.job import identity
+from tutti.ranks.local_processes import RankEvent, free_port
+from tutti.train.elastic.job import known_identity
 from tutti.train.elastic.leader import Door, Leader
 from tutti.train.elastic.shared_store import SharedStore
 from tutti.train.run.planning import Job
@@ -35,8 +34,12 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent()
     folder, url, node, host = Path(arguments[0]), *arguments[1:4]
     job = Job.load(folder / RUN_FILE)
-    own = identity(folder, again=True)
-    port = _free_port(host)
+    try:
+        own = known_identity(folder)
+    except TuttiError as error:
+        _print(str(error))
+        return 1
+    port = free_port(host)
     shared = SharedStore(url, node, f"{host}:{port}")
     try:
         entries = shared.begin(own.name, again=True, log=[])
@@ -76,12 +79,6 @@ def _farewell(leader: Leader, entries: Sequence[Entry]) -> None:
     until = time.monotonic() + _FAREWELL_S
     while time.monotonic() < until:
         leader.controller.turn()
-
-
-def _free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def _say(event: RankEvent) -> None:

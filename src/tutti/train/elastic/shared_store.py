@@ -8,7 +8,7 @@ from pathlib import Path
 from tutti.elastic.etcd import StoreAwayError
 from tutti.elastic.join import address_of, zmq_address
 from tutti.elastic.journal import Entry
-from tutti.elastic.store import EtcdJournal, EtcdStore, Lead, Leader
+from tutti.elastic.store import EtcdJournal, EtcdStore, Lead, LeadingHost
 from tutti.errors import InputError
 
 
@@ -19,7 +19,7 @@ class SharedStore:
         """Take where agents reach this host, "HOST:PORT"."""
         self.store = EtcdStore(url)
         host, port = address_of(address, "elastic.listen")
-        self._leader = Leader(address=zmq_address(host, port), node=node)
+        self._leader = LeadingHost(address=zmq_address(host, port), node=node)
         self._lead: Lead | None = None
         self._count = 0
 
@@ -48,10 +48,15 @@ class SharedStore:
         assert self._lead is not None
         return EtcdJournal(folder, self.store, self._lead, count=self._count)
 
-    def hold(self, turn: Callable[[], object] = lambda: None) -> bool:
+    def hold(self) -> bool:
         """Wait until this host leads; tell whether it had to wait."""
         assert self._lead is not None
-        return self._lead.wait(turn)
+        return self._lead.wait()
+
+    def while_waiting(self, turn: Callable[[], object]) -> None:
+        """Let something be called while it is waited for the lead; it may raise."""
+        assert self._lead is not None
+        self._lead.turn = turn
 
     def close(self) -> None:
         """Lead no more."""

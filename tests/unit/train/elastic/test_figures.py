@@ -74,3 +74,26 @@ def test_late_steps_of_the_generation_before_stand_before_those_of_the_next(run:
     run.take(3, 2)
     assert run.take(2, 1, late=True)
     assert [step for step, _ in run.steps()] == [1, 2, 3]
+
+
+def test_a_step_that_follows_looks_at_no_other(run: Run) -> None:
+    """Else a run of many steps would spend its time on its own figures."""
+    looks = list[int]()
+
+    class Counted(dict[int, dict[str, Any]]):
+        def __iter__(self) -> Iterator[int]:
+            looks.append(len(self))
+            return super().__iter__()
+
+    run.figures._records = Counted()
+    assert run.take(1, 1)
+    looks.clear()
+    for step in range(2, 6):
+        assert run.take(step, 1)
+    assert looks == []
+    assert run.take(3, 2, loss=2.0)  # it went back
+    assert looks
+    assert run.steps() == [(1, 1.0), (2, 1.0), (3, 2.0)]
+    looks.clear()
+    assert run.take(4, 2)
+    assert looks == []
