@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.support.etcd import EtcdServer
 from tutti.elastic import store as stores
 from tutti.elastic.etcd import StoreAwayError
 from tutti.elastic.join import JOB_FILE, SECRET_IN_RUN
+from tutti.elastic.journal import Entry, Journal
 from tutti.elastic.store import EtcdStore, Lead, LeadingHost, LostLeadError
 from tutti.errors import InputError, StoppedError, TuttiError
 from tutti.files import write_text
@@ -98,6 +100,25 @@ def test_a_candidate_takes_a_job_as_it_is_and_makes_none(
     with pytest.raises(InputError, match=SECRET_IN_RUN):
         known_identity(tmp_path)
     assert (tmp_path / JOB_FILE).read_text("ascii") == "first\n"
+
+
+def test_a_run_that_is_resumed_keeps_the_name_and_the_secret_that_agents_wait_for(
+    hosts: Hosts,
+) -> None:
+    elastic = {"listen": f"127.0.0.1:{free_port()}"}  # without a store
+    job = prepare(hosts.config("resumed", "alike-2.json", elastic=elastic))
+    entry = Entry(at=1.0, generation=1, phase="waiting", why="1 of 2 chips")
+    identities = list[tuple[str, str]]()
+    for resume, phase in ((False, "waiting"), (True, "given up"), (True, "waiting")):
+        run = ElasticRun(job, resume=resume, listener=None)
+        identities.append(live(job.config.folder))
+        run._leader.close()
+        journal = Journal(job.config.folder)
+        journal.write(replace(entry, phase=phase))
+        journal.close()
+    first, second, third = identities
+    assert first == second  # it was cut off
+    assert third != first  # it had given up: this is another job
 
 
 def test_whoever_lost_the_lead_lets_go_of_it_before_it_follows(
