@@ -76,8 +76,8 @@ BAD: list[tuple[str, str | bytes, str]] = [
     ),
     (
         "v1/completions",
-        '{"prompt": ["a", "b"], "n": 64, "max_tokens": 1}',
-        "128 prompts and samples in one request; 64 may be here at a time",
+        f'{{"prompt": {json.dumps(["a"] * 65)}, "n": 128, "max_tokens": 1}}',
+        "8320 choices (prompts times 'n') in one request; send at most 8192",
     ),
     ("v1/load_lora_adapter", f'{{"lora_name": "x", "lora_path": "/{HALF}"}}', "surrogate pair"),
     ("v1/load_lora_adapter", r'{"lora_name": "x", "lora_path": "/\u0000"}', "no such folder"),
