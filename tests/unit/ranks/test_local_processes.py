@@ -226,7 +226,9 @@ def test_a_port_in_use_is_said() -> None:
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
 def test_a_free_port_of_an_address_of_ipv6() -> None:
     with socket.socket(socket.AF_INET6) as taken:
-        taken.bind(("::1", free_port("::1")))
+        port = free_port("::1")
+        taken.bind(("::1", port))
+        assert taken.getsockname()[1] == port
 
 
 def test_signals_without_a_name() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.runs import PUBLISHED, as_csv, grid
 from tutti.cost.calibration.baseline import constant_utilisation_pct, errors_pct
-from tutti.cost.calibration.build import build_calibrations
+from tutti.cost.calibration.build import build_calibrations, calibrate_stack
 from tutti.cost.calibration.fit import FittedStack, fit, unfitted
 from tutti.cost.calibration.shipped import (
     Calibration,
@@ -294,3 +294,9 @@ def test_the_shipped_calibrations_are_what_the_command_builds() -> None:
         shipped = next(c for c in shipped_calibrations() if c.name == built.name)
         for name, fitted in built.compute.items():
             assert fitted.value == pytest.approx(shipped.compute[name].value, rel=1e-3)
+
+
+def test_too_few_runs_of_a_stack_are_refused_in_one_line(table: RunTable) -> None:
+    few = table.take(np.arange(2))
+    with pytest.raises(InputError, match="none of 2 usable runs may calibrate.*give at least 3"):
+        calibrate_stack("lab", STACK, few, "two runs")
