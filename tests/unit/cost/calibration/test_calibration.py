@@ -298,5 +298,5 @@ def test_the_shipped_calibrations_are_what_the_command_builds() -> None:
 
 def test_too_few_runs_of_a_stack_are_refused_in_one_line(table: RunTable) -> None:
     few = table.take(np.arange(2))
-    with pytest.raises(InputError, match="none of 2 usable runs may calibrate.*give at least 3"):
+    with pytest.raises(InputError, match=r"none of 2 usable runs may calibrate.*give at least 3"):
         calibrate_stack("lab", STACK, few, "two runs")
