@@ -268,9 +268,7 @@ def train_alone(
     """The same in one process, with torch's autograd, in the dtypes of the job."""
     precision = plan.job.precision
     operators = open_accelerator("cpu").operators
-    if precision.compute is Dtype.FP8:
-        operators = operators.narrowed()
-    model = Model(spec, operators, dtype=TORCH_DTYPES[precision.stream])
+    model = Model(spec, operators, dtype=TORCH_DTYPES[precision.stream], narrow=plan.job.narrow)
     initialize(model, seed=1, deviation=0.1)
     parameters = [p for p in model.parameters() if p.requires_grad]
     decays = _decaying(model)

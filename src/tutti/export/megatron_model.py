@@ -99,6 +99,9 @@ def precision_flags(job: Job, target: str) -> Flags:
     if job.optimizer == "sgd":
         flags["sgd-momentum"] = 0.0
     where = f"job, precision {precision.label}"
+    if job.wide_units:
+        why = "single blocks in 16 bits; only the first and last ones can be so there"
+        raise refusal(target, "job, wide_units", why)
     if precision.compute is Dtype.FP8:
         flags["fp8-format"] = "hybrid"
     elif precision.compute is not precision.parameters:

@@ -6,7 +6,7 @@ Those that follow each other can be called as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -42,7 +42,8 @@ class Output(NamedTuple):
 class Model(nn.Module):
     """Units of a model by number; all of them by default.
 
-    `tied`: where both ends of tied weights are here, they are one parameter.
+    `tied`: where both ends of tied weights are here, they are one parameter. `narrow` says which
+    units multiply in 8 bits.
     """
 
     def __init__(
@@ -56,16 +57,18 @@ class Model(nn.Module):
         device: torch.device | str | None = None,
         context_kind: ContextKind = ContextKind.ALL_GATHER,
         tied: bool = True,
+        narrow: Callable[[int], bool] = lambda _unit: False,
     ) -> None:
         super().__init__()
         own = range(spec.num_units) if units is None else units
         self.spec, self.operators, self.parallel = spec, operators, parallel
+        narrowed = operators.narrowed() if any(map(narrow, own)) else operators
         self.units = nn.ModuleDict(
             {
                 str(unit): build_unit(
                     spec,
                     unit,
-                    operators,
+                    narrowed if narrow(unit) else operators,
                     parallel=parallel,
                     dtype=dtype,
                     device=device,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tutti.errors import InputError, hint
+from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.lengths import length_refusal
@@ -33,6 +34,7 @@ def check_plan(
     checks: tuple[Callable[[Case], Iterator[Problem]], ...] = (
         _references,
         _length,
+        _wide_units,
         _batches,
         _units,
         _warm_up,
@@ -114,6 +116,21 @@ def _length(case: Case) -> Iterator[Problem]:
     problem = length_refusal(case.model, case.plan.job.sequence_length)
     if problem:
         yield Problem("length", "job, sequence_length", problem)
+
+
+def _wide_units(case: Case) -> Iterator[Problem]:
+    """Only blocks of a job in 8 bits can be told to stay wide."""
+    job, last = case.plan.job, case.model.head_unit - 1
+    for start, stop in job.wide_units:
+        if job.precision.compute is not Dtype.FP8:
+            message = (
+                f"the job computes in {job.precision.compute}, no block is narrow: leave it out"
+            )
+            yield Problem("precision", "job, wide_units", message)
+            return
+        if not 1 <= start < stop <= last + 1:
+            message = f"[{start}, {stop}) are not blocks: {case.model.name} has 1 to {last}"
+            yield Problem("precision", "job, wide_units", message)
 
 
 def _batches(case: Case) -> Iterator[Problem]:

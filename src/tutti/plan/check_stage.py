@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tutti.hardware.chip import Chip, Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.models.spec import ModelSpec
 from tutti.plan.expert_meetings import missed_meeting
-from tutti.plan.job import Job, Precision
+from tutti.plan.job import Job
 from tutti.plan.plan import ExpertGroup, Replica, Stage, UnitRanges, covers
+from tutti.plan.wide_units import precision_refusal, widened
 
 
 class Problem(NamedTuple):
@@ -34,7 +34,7 @@ def check_stage(
     for r, replica in enumerate(stage.replicas):
         place = f"{where}, replica {r}"
         yield from _layout(place, replica)
-        yield from _pool(place, replica, job, cluster)
+        yield from _pool(place, stage, replica, job, cluster, model.head_unit)
         yield from _degrees(place, stage, replica, model)
         yield from _sequence(place, replica, job)
         yield from _ranges(place, stage, replica)
@@ -55,29 +55,20 @@ def _layout(where: str, replica: Replica) -> Iterator[Problem]:
         yield Problem("overlap", where, "tp_overlap_chunks needs tp of 2 or more")
 
 
-def _pool(where: str, replica: Replica, job: Job, cluster: Cluster) -> Iterator[Problem]:
+def _pool(
+    where: str, stage: Stage, replica: Replica, job: Job, cluster: Cluster, head_unit: int
+) -> Iterator[Problem]:
     names = replica.chips.pools
     if len(names) > 1:
         message = f"mixes pools {', '.join(names)}; unlike chips go into separate replicas"
         yield Problem("pools", where, message)
+    blocks = [u for start, stop in stage.units for u in range(start, stop)]
+    narrow = any(job.narrow(unit) for unit in blocks if 0 < unit < head_unit)
+    precision = job.precision if narrow else widened(job.precision)
     for pool in cluster.pools:
-        refusal = precision_refusal(pool.chip, job.precision) if pool.name in names else None
+        refusal = precision_refusal(pool.chip, precision) if pool.name in names else None
         if refusal is not None:
             yield Problem("precision", where, refusal)
-
-
-def precision_refusal(chip: Chip, precision: Precision) -> str | None:
-    """Say in one line why a chip does not train in a precision; None: it does.
-
-    For 8 bits nothing stands in, as fp16 does for bf16: other products are slower, not just alike.
-    """
-    wanted = precision.compute
-    if chip.compute_dtype(wanted) is not None and (
-        wanted is not Dtype.FP8 or chip.supports(wanted)
-    ):
-        return None
-    has = ", ".join(dtype.value for dtype in chip.peak)
-    return f"chip '{chip.name}' cannot compute in {wanted}; it has {has}"
 
 
 def _degrees(where: str, stage: Stage, replica: Replica, model: ModelSpec) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
-from tutti.document import AtLeast, AtMost, Place, build_fields, plain_fields
+from tutti.document import AtLeast, AtMost, Natural, Place, build_fields, plain_fields
 from tutti.errors import hint
 from tutti.hardware.chip import Dtype
 from tutti.plan.serving import Service
@@ -98,7 +98,17 @@ class Job:
     precision: Precision = PRECISIONS["bf16"]
     optimizer: OptimizerName = "adamw"
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    wide_units: tuple[tuple[Natural, Natural], ...] = ()  # half-open; see `narrow`
     serving: Service | None = None
+
+    def narrow(self, unit: int) -> bool:
+        """Tell whether a block's products are made in fewer bits than its numbers are held in.
+
+        Of one block alike on all chips, so that which of them holds it changes nothing.
+        """
+        if self.precision.compute is not Dtype.FP8:
+            return False
+        return not any(start <= unit < stop for start, stop in self.wide_units)
 
     @property
     def tokens(self) -> int:

@@ -32,6 +32,7 @@ from tutti.plan.plan import (
     UnitRanges,
 )
 from tutti.plan.schedules import kinds_with, schedule_record
+from tutti.plan.wide_units import with_wide_units
 
 _FLAGS = ("sequence_parallel", "overlap")
 
@@ -142,6 +143,7 @@ def uniform_plan(
         tied_owner=0 if model.ties_weights and degrees.pp > 1 else None,
         idle=ChipSet.from_ids(idle) if idle else NO_CHIPS,
     )
+    plan = with_wide_units(plan, cluster, model.head_unit)
     require_valid(plan)
     return plan
 

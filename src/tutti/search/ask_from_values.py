@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tutti.cost.plan.sources import Sources
 from tutti.document import Place, build
 from tutti.errors import InputError, hint
+from tutti.hardware.chip import Chip
 from tutti.hardware.cluster import Cluster
 from tutti.models.lengths import length_refusal
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
-from tutti.plan.check_stage import precision_refusal
-from tutti.plan.job import Job, ScheduleKind
+from tutti.plan.job import Job, Precision, ScheduleKind
+from tutti.plan.wide_units import precision_refusal, widened
 from tutti.search.answer.result import Objective, SearchResult
 from tutti.search.planner import plan
 from tutti.search.pricing.objective import rates
@@ -103,9 +105,7 @@ def make_problem(
         "optimizer": optimizer,
     }
     job = build(Job, values, Place("plan"))
-    for pool in given_cluster.pools:
-        if refusal := precision_refusal(pool.chip, job.precision):
-            raise InputError(f"{option('precision')}: {refusal}")
+    _require_products(job.precision, [pool.chip for pool in given_cluster.pools])
     asked = Problem(
         model=spec,
         cluster=given_cluster,
@@ -116,6 +116,19 @@ def make_problem(
     )
     rates(asked)  # refuses an objective for which the cluster file lacks a figure
     return asked
+
+
+def _require_products(precision: Precision, chips: Sequence[Chip]) -> None:
+    """Refuse a precision that some chip lacks.
+
+    Blocks of an 8-bit job stay wide on chips without such products, if others have them.
+    """
+    refusals = [precision_refusal(chip, precision) for chip in chips]
+    if None in refusals:
+        refusals = [precision_refusal(chip, widened(precision)) for chip in chips]
+    for refusal in refusals:
+        if refusal is not None:
+            raise InputError(f"{option('precision')}: {refusal}")
 
 
 def _limited_space(limits: Limits, cluster: Cluster, job: Job, model: ModelSpec) -> Space:

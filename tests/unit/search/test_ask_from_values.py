@@ -8,7 +8,7 @@ import tutti
 from tests.support.tiny import write_cluster, write_model
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
-from tutti.plan.job import ScheduleKind
+from tutti.plan.job import PRECISIONS, ScheduleKind
 from tutti.search.answer.result import Objective
 from tutti.search.ask_from_values import Limits, default_batch, make_problem
 from tutti.search.question.space import Space
@@ -27,6 +27,8 @@ def test_8_bits_need_chips_that_have_them():
     with pytest.raises(InputError, match=r"--precision: chip 'A800.*' cannot compute in fp8; it"):
         make_problem("llama-2-13b", "S16", precision="fp8")
     assert make_problem("llama-2-13b", "S16", precision="pure_bf16").job.precision.master is None
+    mixed = make_problem("llama-2-13b", "small-mixed", precision="fp8")  # of its H100
+    assert mixed.job.precision == PRECISIONS["fp8"]
 
 
 @pytest.mark.parametrize(("name", "batch"), [("laptop", 32), ("small-mixed", 256), ("S16", 128)])

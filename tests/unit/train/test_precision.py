@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 
 import pytest
 import torch
@@ -209,3 +210,23 @@ def test_fp8_trains_alike_under_every_plan(name: str) -> None:
     assert found.losses == pytest.approx(expected.losses, rel=2**-7)
     assert expected.losses == pytest.approx(wide.losses, rel=0.02)
     assert expected.norms != wide.norms, "products were made in 8 bits"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_some_blocks_of_fp8_stay_wide_under_every_plan(name: str) -> None:
+    spec = PLANS[name].model.spec
+    assert spec is not None
+
+    def with_wide(*ranges: tuple[int, int]) -> Plan:
+        plan = in_precision(PLANS[name], "fp8")
+        return replace(plan, job=replace(plan.job, wide_units=ranges))
+
+    mixed, narrow = with_wide((2, 3)), train_alone(with_wide(), spec)
+    found, expected = train_threads(mixed, spec), train_alone(mixed, spec)
+    assert found.losses == pytest.approx(expected.losses, rel=2**-7)
+    bf16 = train_alone(in_precision(PLANS[name], "bf16"), spec)
+    assert expected.norms != bf16.norms
+    assert expected.norms != narrow.norms
+    every = train_alone(with_wide((1, spec.head_unit)), spec)
+    assert every.losses == bf16.losses
+    assert every.norms == bf16.norms

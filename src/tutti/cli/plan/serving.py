@@ -91,7 +91,7 @@ def _problem(asked: ServeAsked) -> ServeProblem:
             max_stages=asked.limits["max_stages"],
             weights=None if asked.weights is None else Dtype(asked.weights),
         ),
-        measured=measured_pools(sources.profiles, cluster, used, Dtype.BF16),
+        measured=measured_pools(sources.profiles, cluster, dict.fromkeys(used, Dtype.BF16)),
     )
 
 

@@ -45,7 +45,7 @@ def simulate_deployment(plan: Plan, wanted: Wanted, sources: Sources) -> None:
     require_valid(plan)
     pools = dict.fromkeys(pool for _, _, stage in plan.stages() for pool in stage.chips.pools)
     dtype = plan.job.precision.compute
-    measured = measured_pools(sources.profiles, embedded_cluster(plan), pools, dtype)
+    measured = measured_pools(sources.profiles, embedded_cluster(plan), dict.fromkeys(pools, dtype))
     deployment = Deployment.of(plan, measured)
     result = simulate_serving(
         deployment,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.errors import InputError
@@ -15,9 +15,11 @@ HOST = "CPU"  # what a profile of the host's processor is called
 
 
 def measured_pools(
-    profiles: Sequence[Profile], cluster: Cluster, used: Iterable[str], dtype: Dtype
+    profiles: Sequence[Profile], cluster: Cluster, used: Mapping[str, Dtype]
 ) -> dict[str, MeasuredChip]:
     """Return the measured chip of every used pool that a profile is of, by the pool's name.
+
+    `used` says in which format each pool multiplies.
 
     A profile that none of them needs is refused: a price that silently rests on something else is
     what a profile was given against. A profile of the host's processor serves the chips that are
@@ -38,7 +40,7 @@ def measured_pools(
     for pool in pools:
         own = profile_of(profiles, pool.chip)
         if own is not None:
-            by_pool[pool.name] = measured_chip(own, dtype)
+            by_pool[pool.name] = measured_chip(own, used[pool.name])
     return by_pool
 
 

@@ -175,6 +175,7 @@ class RankState:
         away = (offload.parameters, offload.gradients, offload.optimizer, offload.activations)
         return (
             self._unit_kinds[unit],
+            self.plan.job.narrow(unit),
             self.recompute_kind(unit),
             tuple(covers(ranges, unit) for ranges in away),
             self._index.rules(unit),

@@ -96,6 +96,7 @@ class ClassPricer:
                 overlap_chunks=self.replica.tp_overlap_chunks,
                 context_kind=self.replica.context_kind,
                 placement=self.placement,
+                wide=not self.shared.plan.job.narrow(unit),
                 made_once=self.memory.stays_as_made(unit),
             )
         if op is Op.FORWARD:
@@ -147,15 +148,18 @@ class ClassPricer:
         gather = entry.op is Op.GATHER_PARAMETERS
         element = precision.gradients.num_bytes
         if gather:
-            blocks = entry.start > 0 and entry.stop <= self.shared.model.head_unit
-            # at level 3 weights come as products of 8 bits take them
-            narrow = blocks and level == 3 and precision.compute is Dtype.FP8
-            own = (Dtype.FP8 if narrow else precision.parameters).num_bytes
-            element = self.prices.kernels.gathered_bytes or own
+            element = self.prices.kernels.gathered_bytes or self._gathered_bytes(units, level)
         use: CollectiveUse = "parameters" if gather else "gradients"
         operation = operation_of(entry, level)
         every = partial(self.shared.groups.every, entry.start, kind, scope)
         return [Wish(use, operation, count * element, links, every)]
+
+    def _gathered_bytes(self, units: range, level: int) -> float:
+        """Return what an element takes on its way: at level 3 as products of 8 bits take it."""
+        plan, head = self.shared.plan, self.shared.model.head_unit
+        narrow = [level == 3 and 0 < u < head and plan.job.narrow(u) for u in units]
+        wide = plan.job.precision.parameters.num_bytes
+        return sum(Dtype.FP8.num_bytes if n else wide for n in narrow) / len(narrow)
 
     def _final_reduction(self, unit: int, kind: ParameterClass) -> list[Wish]:
         """A rank's shard, part by part, with those who keep the part in other pipelines."""

@@ -30,6 +30,7 @@ from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec
 from tutti.plan.job import Job
 from tutti.plan.plan import CollectiveChoice, Plan
+from tutti.plan.wide_units import widest_on
 from tutti.schedule.schedule import RankClass, Schedule
 
 
@@ -97,7 +98,13 @@ def pool_prices(
     layers = profiled_pools(
         sources.layer_profiles, model, cluster, used, extrapolate=sources.extrapolate
     )
-    measured = measured_pools(sources.profiles, cluster, used, plan.job.precision.compute)
+    precisions = {
+        pool.name: widest_on(pool.chip, plan.job.precision)
+        for pool in cluster.pools
+        if pool.name in used
+    }
+    computed = {name: precision.compute for name, precision in precisions.items()}
+    measured = measured_pools(sources.profiles, cluster, computed)
     values = job_values(plan.job, model)
     prices: dict[str, PoolPrices] = {}
     for pool in cluster.pools:
@@ -115,6 +122,7 @@ def pool_prices(
                     constants=sources.constants,
                     measured_ranks=sources.measured_ranks,
                     known=known,
+                    precision=precisions[pool.name],
                 )
     return prices
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from tutti.cost.kernels import Kernels
 from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.forms import profiled_update_bytes
+from tutti.cost.measured.pools import measured_chip
 from tutti.cost.measured.unit import strategy_of
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.measured_passes import MeasuredMemory, MeasuredRanks
@@ -35,15 +37,16 @@ from tutti.cost.operators.unit_times import (
     UnitSeconds,
     optimizer_seconds,
 )
-from tutti.cost.plan.unit_seconds import unit_seconds
+from tutti.cost.plan.unit_seconds import passes_of, run_again, unit_seconds
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
 from tutti.models.operators import Workload
 from tutti.models.spec import ModelSpec
-from tutti.plan.job import Job
+from tutti.plan.job import Job, Precision
 from tutti.plan.plan import ContextKind, Plan
+from tutti.plan.wide_units import widened
 
 _NARROW = {Dtype.FP8: 1.0, Dtype.FP4: 2.0}  # what Strategy.fp8 calls them
 _USUAL_STATES = 26.0  # bytes of an update in published runs: fp32 master and moments, 16-bit weight
@@ -92,14 +95,22 @@ class PoolPrices:
         constants: Constants | None = None,
         measured_ranks: MeasuredRanks | None = None,
         known: Known = Known.CHIP,
+        precision: Precision | None = None,
     ) -> None:
+        """Look up what a pool is like; `precision` is what it multiplies in, the job's if None."""
         self._model = model
         self._measured_ranks = measured_ranks or {}
         self.kernels = kernels or Kernels()
-        self._compute = plan.job.precision.compute
+        precision = precision or plan.job.precision
+        self._compute = precision.compute
         self._measured = measured
         self._pool = pool
-        self._machine = Machine.of(cluster, pool, plan.job.precision.compute)
+        self._machine = Machine.of(cluster, pool, self._compute)
+        self._wide = None if precision == widened(precision) else partial(
+            PoolPrices, plan, model, cluster, pool, calibration, kernels=kernels,
+            constants=constants, measured_ranks=measured_ranks, known=known,
+            precision=widened(precision),
+        )  # fmt: skip
         if constants is None:
             constants = calibration.constants() if calibration else nominal_constants(pool.chip)
         self.constants = constants
@@ -121,6 +132,16 @@ class PoolPrices:
         self._half_widths: dict[object, float] = {}
         self._prepared: dict[Workload, tuple[_Sheet, int]] = {}
         self._outside: dict[Workload, tuple[str, ...]] = {}  # what a profile does not know of each
+
+    @cached_property
+    def wide(self) -> PoolPrices:
+        """The prices of blocks that stay wide in a job of 8 bits."""
+        if self._wide is None:
+            return self
+        measured = self._measured
+        if measured is not None:
+            measured = measured_chip(measured.profile, measured.dtype)
+        return self._wide(measured)
 
     @property
     def overlap_slowdown(self) -> float:
@@ -196,8 +217,18 @@ class PoolPrices:
         context_kind: ContextKind = ContextKind.RING,
         placement: Placement = ALIGNED,
         made_once: bool = False,
+        wide: bool = False,
     ) -> UnitTimes:
-        """Return the seconds of a unit; `made_once`: its gradients are added to nothing."""
+        """Return the seconds of a unit.
+
+        `made_once`: its gradients are added to nothing; `wide`: its products are not narrow, in a
+        job in which others are.
+        """
+        if wide and self._wide is not None:
+            return self.wide.unit(
+                work, unit, recompute, overlap_chunks=overlap_chunks, context_kind=context_kind,
+                placement=placement, made_once=made_once,
+            )  # fmt: skip
         made_once = made_once and self._measured is not None  # formulas do not tell the two apart
         inside = _Inside(overlap_chunks, context_kind, placement, made_once)
         name = self._model.unit_kind(unit)  # equal units are priced once
@@ -206,7 +237,7 @@ class PoolPrices:
             seconds = self._looked_up(work, (name, recompute, inside))
             if seconds is None:
                 times = self._price_one(work, unit, recompute, inside)
-                seconds = [_number(column) for column in _passes(times)]
+                seconds = [_number(column) for column in passes_of(times)]
             self._units[key] = self._times(*seconds)
         return self._units[key]
 
@@ -251,10 +282,10 @@ class PoolPrices:
         strategy = replace(
             self._strategy(works, ContextKind.RING).take(i),
             overlap_chunks=np.array(overlap_chunks, dtype=np.float64)[chunks],
-            **_run_again(np.array(list(recomputed.values()))[again].T),
+            **run_again(np.array(list(recomputed.values()))[again].T),
         )
         for u, unit in enumerate(units):
-            for p, column in enumerate(_passes(self._price(strategy, unit, Spans()))):
+            for p, column in enumerate(passes_of(self._price(strategy, unit, Spans()))):
                 seconds[chunks, again, u, p, i] = column
         sheet = {
             (
@@ -301,7 +332,7 @@ class PoolPrices:
         strategy = replace(
             self._strategy((work,), inside.context_kind),
             overlap_chunks=np.asarray(inside.overlap_chunks, dtype=np.float64),
-            **_run_again(np.array(self.kernels.recomputed[recompute])),
+            **run_again(np.array(self.kernels.recomputed[recompute])),
         )
         placement, node, machine = inside.placement, self._pool.node, self._machine
         spans = Spans(
@@ -362,17 +393,6 @@ class PoolPrices:
         fair = host.memory_bandwidth * node.hosts / node.num_chips
         rate = fair if host_bandwidth is None else host_bandwidth
         return host.device_latency_s + num_bytes / min(host.device_bandwidth, rate)
-
-
-def _run_again(shares: Iterable[FloatArray]) -> dict[str, FloatArray]:
-    """Return the shares of recomputation by their names in a Strategy."""
-    names = ("recompute_gemm", "recompute_attention", "recompute_elementwise", "recompute_network")
-    return {name: np.asarray(share) for name, share in zip(names, shares, strict=True)}
-
-
-def _passes(passes: UnitSeconds) -> tuple[FloatArray, ...]:
-    """Return the seconds of the passes in the order of UnitTimes."""
-    return passes.forward, passes.recompute, passes.backward_input, passes.backward_weight
 
 
 def _number(value: object) -> float:

@@ -6,6 +6,7 @@ like any other: by the chip's measured ones, or by the formula.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -122,3 +123,14 @@ def _call(product: AdapterProduct) -> Call:
     if product.experts:
         return Call(operator="grouped_linear", dims=(*dims, float(product.experts)))
     return Call(operator="linear", dims=dims)
+
+
+def run_again(shares: Iterable[FloatArray]) -> dict[str, FloatArray]:
+    """Return the shares of recomputation by their names in a Strategy."""
+    names = ("recompute_gemm", "recompute_attention", "recompute_elementwise", "recompute_network")
+    return {name: np.asarray(share) for name, share in zip(names, shares, strict=True)}
+
+
+def passes_of(passes: UnitSeconds) -> tuple[FloatArray, ...]:
+    """Return the seconds of the passes in the order of UnitTimes."""
+    return passes.forward, passes.recompute, passes.backward_input, passes.backward_weight

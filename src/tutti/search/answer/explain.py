@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from tutti.hardware.cluster import Cluster
 from tutti.models.lengths import length_warning
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import Plan, Stage
+from tutti.plan.plan import Plan
 from tutti.schedule.instruction import LANES, Lane, Op
 from tutti.search.answer.doubt import interval_text, ties
 from tutti.search.answer.explain_drawing import render
 from tutti.search.answer.explain_groups import groups_text
+from tutti.search.answer.explain_kinds import listed, mixed_text, wide_text
 from tutti.search.answer.explain_rows import pass_seconds, pool_rows, stage_rows
 from tutti.search.answer.explanation import (
     PROVEN,
@@ -52,7 +53,11 @@ def explain(result: SearchResult, model: ModelSpec, cluster: Cluster) -> Explana
     return Explanation(
         title=f"{plan.model.name} on {plan.cluster.name}",
         headline=_headline(result, cluster),
-        details=(*_details(plan, stages, pools), *groups_text(plan, cluster)),
+        details=(
+            *_details(plan, stages, pools),
+            *wide_text(plan, model, cluster),
+            *groups_text(plan, cluster),
+        ),
         step_seconds=estimate.step_seconds,
         step_interval=interval_text(result.best),
         tokens_per_second=estimate.tokens_per_second,
@@ -95,7 +100,7 @@ def _headline(result: SearchResult, cluster: Cluster) -> str:
     spent = f" {words}" if result.spending and (words := result.spending.words) else ""
     return (
         f"{plan.model.name} trains on {chips or many(plan.num_ranks, 'chip')} "
-        f"{'' if chips else f'of {len(kinds)} kinds ({_listed(kinds)}) '}"
+        f"{'' if chips else f'of {len(kinds)} kinds ({listed(kinds)}) '}"
         f"in {step_text(result.best.step_seconds)} per step "
         f"(8 of 10 times within {interval_text(result.best)}): "
         f"{count_text(result.best.tokens_per_second)} tokens/s, "
@@ -112,10 +117,10 @@ def _details(plan: Plan, stages: Sequence[StageRow], pools: Sequence[PoolRow]) -
         if row.work_share
     ]
     if len(pools) > 1:
-        yield f"{_listed(shares)}."
+        yield f"{listed(shares)}."
     mixed = [(p, s, stage) for p, s, stage in plan.stages() if len(stage.chips.pools) > 1]
     if mixed:
-        yield _mixed_text(plan, mixed)
+        yield mixed_text(plan, mixed)
     yield from _memory_details(plan, stages)
     for count, what in ((len(plan.idle), "left out"), (len(plan.spare), "kept in reserve")):
         if count:
@@ -144,20 +149,8 @@ def _pipelines_text(plan: Plan) -> str:
         batches.append("so on")
     return (
         f"{number} pipelines of {counts} train side by side (schedule {plan.job.schedule}) "
-        f"and share out the batch: {_listed(batches)}."
+        f"and share out the batch: {listed(batches)}."
     )
-
-
-def _mixed_text(plan: Plan, mixed: Sequence[tuple[int, int, Stage]]) -> str:
-    p, s, stage = mixed[0]
-    whole = plan.pipelines[p].micro_batch
-    parts = [
-        f"{replica.sequences * replica.count:,} of {many(whole, 'sequence')} go to "
-        f"{' + '.join(replica.chips.pools)}"
-        for replica in stage.replicas
-    ]
-    where = f"stage {s}" if len(mixed) == 1 else f"{len(mixed)} stages; in stage {s}"
-    return f"Unlike chips share {where}: {_listed(parts)}."
 
 
 def _memory_details(plan: Plan, stages: Sequence[StageRow]) -> Iterator[str]:
@@ -166,11 +159,11 @@ def _memory_details(plan: Plan, stages: Sequence[StageRow]) -> Iterator[str]:
         units, kinds = sum(row.num_recomputed for row in again), {row.pool for row in again}
         yield (
             f"To save memory, {many(units, 'unit')} in {many(len(again), 'replica group')} on "
-            f"{_listed(sorted(kinds))} {'is' if units == 1 else 'are'} recomputed."
+            f"{listed(sorted(kinds))} {'is' if units == 1 else 'are'} recomputed."
         )
     moved = [row for row in stages if row.offload]
     if moved:
-        pools = _listed(sorted({row.pool for row in moved}))
+        pools = listed(sorted({row.pool for row in moved}))
         yield f"Host memory helps {many(len(moved), 'replica group')} on {pools}."
     level = max((rule.shard_level for rule in plan.synchronisation), default=0)
     if level:
@@ -204,7 +197,7 @@ def _bottleneck(result: SimulationResult, stages: Sequence[StageRow]) -> Bottlen
         cause = Cause.MEMORY
         spent = ((recompute, "recomputes"), (saving - recompute, "waits for copies"))
         said = [f"{what} for {_percent(share)}" for share, what in spent if share >= 0.0005]
-        why = f"to save memory it {_listed(said)} of the step"
+        why = f"to save memory it {listed(said)} of the step"
     else:
         cause = Cause.COMPUTE
         why = "only fewer units or faster chips there shorten the step"
@@ -228,7 +221,7 @@ def _waits(row: StageRow) -> str:
         for reason, what in for_what.items()
         if row.idle[reason] >= 0.0005
     ]
-    return f" and waits {_listed(waits)}" if waits else ""
+    return f" and waits {listed(waits)}" if waits else ""
 
 
 # --- what it is held against -------------------------------------------------------------------
@@ -312,7 +305,7 @@ def _missing(result: SearchResult, cluster: Cluster) -> Iterator[str]:
             why = result.alone_missing.get(pool.name) or "the search did not look for it"
             reasons.setdefault(why.rstrip("."), []).append(pool.name)
     for why, names in reasons.items():
-        yield f"There is no figure for {_listed(names)} alone: {why}."
+        yield f"There is no figure for {listed(names)} alone: {why}."
     if result.mixed_efficiency_pct is None:
         yield "Without every pool's own throughput there is no mixed-chip efficiency."
 
@@ -371,12 +364,12 @@ def _caveats(result: SearchResult, model: ModelSpec, pools: Sequence[PoolRow]) -
     nominal = [row.pool for row in pools if row.nominal]
     if nominal:
         yield (
-            f"Nominal: the times of {_listed(nominal)} rest on data sheets; nothing was measured."
+            f"Nominal: the times of {listed(nominal)} rest on data sheets; nothing was measured."
         )
     unlimited = [pool for pool, one in result.alone.items() if not one.fits]
     if unlimited:
         yield (
-            f"{_listed(unlimited)} alone cannot hold the model and is predicted with unlimited "
+            f"{listed(unlimited)} alone cannot hold the model and is predicted with unlimited "
             "memory, which makes the mixed-chip efficiency look worse than it is."
         )
     if estimate.priced.extrapolations:
@@ -393,8 +386,3 @@ def _percent(share: float) -> str:
 def _more(percent: float) -> str:
     """Return "3.2 % more", or "as long" where the difference would read as nothing."""
     return "as long" if abs(percent) < 0.005 else f"{percent:.2g} % more"
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Return "a", "a and b", "a, b and c"."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""

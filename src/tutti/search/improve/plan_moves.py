@@ -14,8 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tutti.hardware.chip import Dtype
 from tutti.models.parameters import ParameterClass
-from tutti.plan.edits import expert_width, recut, resized, sizes_of, with_pipeline, with_stage
+from tutti.plan.edits import (
+    expert_width,
+    ranges_of,
+    recut,
+    resized,
+    sizes_of,
+    units_of,
+    with_pipeline,
+    with_stage,
+)
 from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Synchronisation
 from tutti.plan.schedules import schedule_record, warm_up_depth
 from tutti.search.improve.stage_loads import Loads
@@ -162,6 +172,23 @@ def _ranged(pipeline: Pipeline, ranges: int) -> list[int] | None:
     sizes[0] += 1
     sizes[-1] += 1
     return sizes
+
+
+def wide_block_moves(here: Here) -> Moves:
+    """Let blocks of an 8-bit job multiply in 16 bits, or in 8: all of them, or a stage's.
+
+    Small products gain less from 8 bits than rounding their operands costs.
+    """
+    plan, blocks = here.plan, ((1, here.problem.model.head_unit),)
+    if plan.job.precision.compute is not Dtype.FP8:
+        return
+    wide = set(units_of(plan.job.wide_units))
+    every = set(units_of(blocks))
+    own = [every & set(units_of(stage.units)) for _, _, stage in plan.stages()]
+    for units in (every, set(), *(wide ^ some for some in own), *(wide | some for some in own)):
+        changed = replace(plan.job, wide_units=ranges_of(units, blocks))
+        if changed != plan.job:
+            yield replace(plan, job=changed)
 
 
 def micro_batch_moves(here: Here) -> Moves:
@@ -330,4 +357,5 @@ PLAN_MOVES: dict[str, Callable[[Here], Moves]] = {
     "units": unit_moves,
     "order": order_moves,
     "fewer stages": fewer_stage_moves,
+    "wide blocks": wide_block_moves,
 }

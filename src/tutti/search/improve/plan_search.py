@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from tutti.errors import TuttiError
+from tutti.hardware.chip import Dtype
 from tutti.plan.check import check_plan
 from tutti.plan.plan import Pipeline, Plan
 from tutti.plan.schedules import schedule_record, warm_up_depth
+from tutti.plan.wide_units import chosen_wide_units, with_wide_units
 from tutti.schedule.check import check_schedule
 from tutti.search.improve.plan_moves import PLAN_MOVES, Here
 from tutti.search.improve.stage_loads import Loads
@@ -35,6 +37,7 @@ MOVES = {
         "tied owner", "micro-batch", "warm-up", "shard level", "shares", "units", "degrees",
         "schedule", "order", "experts", "sharding", "recompute", "warm-up of stages", "flags",
         "fewer stages", "offload", "idle chips", "recompute at all", "offload at all",
+        "wide blocks",
     )
 }  # fmt: skip
 
@@ -176,6 +179,7 @@ class PlanSearch:
 
         `now` is what the best is worth by its own short steps, where it has some.
         """
+        plan = self._widened(plan, best.plan)
         if self.is_spent or not self._is_new(plan):
             return None
         counts = _short_counts(plan)
@@ -188,6 +192,16 @@ class PlanSearch:
                     self._near.setdefault(_key(best.plan), []).append((hoped / now, plan))
                 return None
         return self._whole(plan, best)
+
+    def _widened(self, plan: Plan, before: Plan) -> Plan:
+        """Return a changed plan with the blocks wide that now must be, or that it chose to be."""
+        problem = self.simulator.tables.problem
+        if plan.job.precision.compute is not Dtype.FP8:
+            return plan
+        chosen = chosen_wide_units(
+            before if plan.job.wide_units == before.job.wide_units else plan, problem.cluster
+        )
+        return with_wide_units(plan, problem.cluster, problem.model.head_unit, chosen)
 
     def _is_new(self, plan: Plan) -> bool:
         """Tell whether a plan was not tried yet, is in the space and means something."""
@@ -248,7 +262,7 @@ class PlanSearch:
 
 
 def _key(plan: Plan) -> object:
-    return (plan.pipelines, plan.synchronisation, plan.tied_owner, plan.job.schedule)
+    return (plan.pipelines, plan.synchronisation, plan.tied_owner, plan.job)
 
 
 def _pace_key(pipeline: Pipeline) -> object:

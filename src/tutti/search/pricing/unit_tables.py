@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.plan_costs import pool_prices
+from tutti.cost.plan.pool_prices import PoolPrices
 from tutti.errors import InputError
 from tutti.hardware.pool import Pool
 from tutti.models.memory import Recompute
@@ -155,7 +156,7 @@ class Tables:
         for pool, chosen in missing.items():
             works = [self._workload(config) for config in chosen]
             prices = self.prices[pool]
-            seconds = prices.prepare(works, self._examples, overlap_chunks=CHUNKS)
+            seconds = self._at_best(prices, works)
             best = _best_chunks(seconds)
             passes = seconds[best, :, :, :, range(len(works))].transpose(0, 3, 1, 2)
             passes = self._spread(passes, modelled=True)  # config × pass × recompute × unit
@@ -166,6 +167,15 @@ class Tables:
                     **self._bytes(config),
                     overlap_chunks=CHUNKS[best[i]],
                 )
+
+    def _at_best(self, prices: PoolPrices, works: Sequence[Workload]) -> FloatArray:
+        """Return seconds as `prepare` does, of blocks narrow or wide, whichever is faster."""
+        seconds = prices.prepare(works, self._examples, overlap_chunks=CHUNKS)
+        if prices.wide is prices:
+            return seconds
+        wide = prices.wide.prepare(works, self._examples, overlap_chunks=CHUNKS)
+        narrow = seconds.sum(axis=3, keepdims=True) <= wide.sum(axis=3, keepdims=True)
+        return np.where(narrow, seconds, wide)
 
     def _make(self, config: Config) -> ConfigTable:
         """Return one table: of measured layers, which are looked up by all their units."""

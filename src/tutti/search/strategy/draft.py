@@ -34,6 +34,7 @@ from tutti.plan.plan import (
     covers,
 )
 from tutti.plan.uniform import one_rule
+from tutti.plan.wide_units import with_wide_units
 from tutti.search.pricing.unit_tables import Config
 from tutti.search.strategy.group_packing import IslandAllocator, Request, Weights, pack
 
@@ -176,7 +177,7 @@ def to_plan(
         )
         for p, pipeline in enumerate(draft.pipelines)
     )
-    return Plan(
+    plan = Plan(
         model=references[0],
         cluster=references[1],
         job=replace(job, schedule=draft.schedule),
@@ -190,6 +191,7 @@ def to_plan(
         tied_owner=_tied_owner(pipelines, model),
         idle=ChipSet.from_ids(idle),
     )
+    return with_wide_units(plan, cluster, model.head_unit)
 
 
 _Chips = dict[tuple[int, int, int], list[Position]]  # by pipeline, stage, group of replicas

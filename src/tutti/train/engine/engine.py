@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.reference.optimizer import AdamSettings
-from tutti.hardware.chip import Dtype
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.model import Model
@@ -127,9 +126,7 @@ class Engine:
 
     def _make_model(self) -> tuple[Model, SelectiveOperators]:
         """Return this rank's units, and the operators that they use."""
-        operators = self.accelerator.operators
-        narrow = self.plan.job.precision.compute is Dtype.FP8
-        selective = SelectiveOperators(operators.narrowed() if narrow else operators)
+        selective = SelectiveOperators(self.accelerator.operators)
         model = Model(
             self.spec,
             selective,  # type: ignore[arg-type]  # the same methods
@@ -139,6 +136,7 @@ class Engine:
             device=self.accelerator.device,
             tied=not tied_apart(self.plan),
             context_kind=self.seat.replica.context_kind,
+            narrow=self.plan.job.narrow,
         )
         return model, selective
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -80,23 +80,29 @@ class SelectiveOperators:
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
-        self._notes: list[Again] | None = None
+        self._recording: list[list[Again]] = []  # the innermost last
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._operators, name)
 
+    def narrowed(self) -> Self:
+        """Return the same with products of 8 bits; what is noted, both note at one place."""
+        made = type(self)(self._operators.narrowed())
+        made._recording = self._recording
+        return made
+
     @contextmanager
     def recording(self, notes: list[Again]) -> Iterator[None]:
         """Note calls of attention for later."""
-        self._notes = notes
+        self._recording.append(notes)
         try:
             yield
         finally:
-            self._notes = None
+            self._recording.pop()
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, segments: Any, **options: Any) -> Tensor:
         """Return attention, keeping queries, keys and values only."""
-        if self._notes is None or not torch.is_grad_enabled():
+        if not self._recording or not torch.is_grad_enabled():
             return self._operators.attention(q, k, v, segments, **options)
         sinks = options.pop("sinks", None)
 
@@ -110,7 +116,7 @@ class SelectiveOperators:
         self, q: Tensor, k: Tensor, v: Tensor, segments: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """Return attention over a part of the keys, likewise."""
-        if self._notes is None or not torch.is_grad_enabled():
+        if not self._recording or not torch.is_grad_enabled():
             return self._operators.attention_with_lse(q, k, v, segments, **options)
 
         def core(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -121,7 +127,6 @@ class SelectiveOperators:
         return y, lse
 
     def _noted(self, core: Function, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        assert self._notes is not None
         again = Again(core, tensors)
-        self._notes.append(again)
+        self._recording[-1].append(again)
         return again.first()

@@ -103,9 +103,7 @@ class RankMeter:
         }
         self._accelerator = accelerator
         self._dtype = compute_dtype(plan.job.precision)
-        operators = accelerator.operators
-        narrow = plan.job.precision.compute is Dtype.FP8
-        self._operators = BalancedOperators(operators.narrowed() if narrow else operators)
+        self._operators = BalancedOperators(accelerator.operators)
         self._before = 0  # bytes when the pass that is watched began
         self._at_table = False
         self._until_sums: PassBytes | None = None  # of a table's pass, before it asked for a sum
@@ -125,6 +123,7 @@ class RankMeter:
                 covers(again.full, unit),
                 covers(again.selective, unit),
                 covers(replica.offload.activations, unit),
+                self._plan.job.narrow(unit),
             )
             if kind not in known:
                 known[kind] = self._unit(unit, batch)
@@ -177,6 +176,7 @@ class RankMeter:
             device=self._accelerator.device,
             tied=False,
             context_kind=self._seat.replica.context_kind,
+            narrow=self._plan.job.narrow,
         )
         initialize(model, on_device=True)
         owners = [p for p in model.parameters() if p.requires_grad]

@@ -148,18 +148,18 @@ def test_shapes_outside_the_profile_are_said():
 )
 def test_a_profile_that_does_not_suit_is_one_line(profiles, message):
     with pytest.raises(InputError) as caught:
-        measured_pools(profiles, CLUSTER, ["h200"], Dtype.BF16)
+        measured_pools(profiles, CLUSTER, {"h200": Dtype.BF16})
     assert message in str(caught.value)
 
 
 def test_an_alias_names_the_chip():
     aliased = measured_profile("H200-SXM")
-    assert set(measured_pools([aliased], CLUSTER, ["h200"], Dtype.BF16)) == {"h200"}
+    assert set(measured_pools([aliased], CLUSTER, {"h200": Dtype.BF16})) == {"h200"}
 
 
 def test_every_form_is_priced_in_every_direction():
     """Whatever an enumeration may name has a price, by a measurement or a stand-in."""
-    (chip,) = measured_pools([PROFILE], CLUSTER, ["h200"], Dtype.BF16).values()
+    (chip,) = measured_pools([PROFILE], CLUSTER, {"h200": Dtype.BF16}).values()
     for name, form in FORMS.items():
         if name in NARROW.values():  # named by jobs in fp8, which ask for rows of their own
             continue

@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tutti.cost.plan.sources import Sources
 from tutti.document import Place
 from tutti.errors import TuttiError
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.profile import Profile
 from tutti.plan.check import check_plan
-from tutti.plan.job import ScheduleKind
+from tutti.plan.job import PRECISIONS, ScheduleKind
 from tutti.plan.plan import Order
 from tutti.schedule.schedule import ScheduleMemo, build_schedule
 from tutti.search.ask_from_values import Limits, make_problem
@@ -277,3 +279,52 @@ def test_depths_for_messages():
     fast = np.array([0.1, 1.0, 1.0, 1.0, 1.0])
     deeper = depths_for_messages(np.arange(5, 0, -1), fast, np.full(5, 0.05))
     assert deeper.tolist() == [6, 5, 3, 2, 1]
+
+
+MIXED = {
+    "name": "mixed",
+    "pools": [
+        {"name": "new", "chip": "H100", "chips_per_node": 1},
+        {"name": "old", "chip": "A100-80", "chips_per_node": 4},
+    ],
+}
+
+
+def test_a_job_in_8_bits_uses_chips_that_have_none():
+    """The blocks on them stay wide, wherever the local search moves them."""
+    cluster = Cluster.from_document(MIXED, Place("mixed"))
+    problem = make_problem(
+        "llama-3.2-3b", cluster, sequence_length=4096, global_batch=32, precision="fp8"
+    )
+    search, best = searched(problem)
+    plan, found = local(search).improved(best.plan, best.estimate, 2_000_000)
+    wide = {unit for start, stop in plan.job.wide_units for unit in range(start, stop)}
+    held = {
+        unit
+        for _, _, stage in plan.stages()
+        if "old" in stage.chips.pools
+        for start, stop in stage.units
+        for unit in range(start, stop)
+    }
+    blocks = range(1, problem.model.head_unit)
+    assert held, "both pools take part"
+    assert held.intersection(blocks) <= wide
+    assert wide < set(blocks), "the others multiply in 8 bits"
+    _, in_bf16 = searched(replace(problem, job=replace(problem.job, precision=PRECISIONS["bf16"])))
+    assert found.step_seconds < in_bf16.step_seconds
+
+
+def test_small_products_stay_wide_where_that_is_faster():
+    """Rounding operands costs more than products of so few tokens gain."""
+    pools = [{"name": "new", "chip": "H200", "chips_per_node": 1}]
+    problem = make_problem(
+        "gpt2", Cluster.from_document({"name": "one", "pools": pools}, Place("one")),
+        sequence_length=128, global_batch=4, precision="fp8",
+        sources=Sources(profiles=(Profile.find("h200"),)),
+    )  # fmt: skip
+    search, best = searched(problem)
+    narrow = replace(best.plan, job=replace(best.plan.job, wide_units=()))
+    before = search.simulator.price(narrow)
+    plan, found = local(search).improved(narrow, before, 500_000)
+    assert plan.job.wide_units == ((1, problem.model.head_unit),)
+    assert found.step_seconds < before.step_seconds
