@@ -15,6 +15,8 @@ from tutti.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from tutti.bench.train_speed import SpeedQuestion
+
 
 class FrozenBase(StrEnum):
     """How frozen weights are held beside adapters."""
@@ -51,6 +53,9 @@ AllTypes = Annotated[bool, typer.Option("--all", help="One model of each type, i
 MostParameters = Annotated[
     float, typer.Option(help="With --all: layers are cut down to so many parameters.", min=1)
 ]
+Types = Annotated[
+    str, typer.Option(help="With --all: these model types alone, with commas.", metavar="LIST")
+]
 Lora = Annotated[
     int | None, typer.Option(help="Train adapters of this rank on every linear layer.", min=1)
 ]
@@ -80,6 +85,7 @@ def train(
     breakdown: Breakdown = False,
     all_types: AllTypes = False,
     most_parameters: MostParameters = 4e9,
+    types: Types = "",
     target: Target = 0.68,
     json: Json = False,
 ) -> None:
@@ -88,7 +94,6 @@ def train(
     if base is not FrozenBase.WIDE and lora is None:
         raise InputError(f"--base {base.value} is for weights beside adapters; give --lora RANK")
     from tutti.bench.train_speed import SpeedQuestion, speeds
-    from tutti.bench.train_types import one_of_each_type
 
     asked = SpeedQuestion(
         model=model, device=device, micro_batch=micro_batch, sequence_length=sequence_length,
@@ -97,19 +102,13 @@ def train(
     )  # fmt: skip
     with ProgressLine("training", wanted=not json) as line:
         if all_types:
-            found = [
-                (each.title, speeds(each, line.say, peers=peers))
-                for each in one_of_each_type(asked, most_parameters)
-            ]
-            breakdown = False
-        else:
-            found = [(asked.title, speeds(asked, line.say, peers=peers, breakdown=breakdown))]
-    rows = [row for _, each in found for row in each]
+            _every_type(asked, most_parameters, types, line, peers=peers, json=json)
+            return
+        rows = speeds(asked, line.say, peers=peers, breakdown=breakdown)
     if json:
         print_json({"rows": rows})
         return
-    for title, each in found:
-        print_rich(_table(each, title))
+    print_rich(_table(rows, asked.title))
     if breakdown:
         print_rich(_where(rows[0]))
         print_rich(_parts(rows[0]))
@@ -117,6 +116,26 @@ def train(
             from tutti.bench.train_breakdown import Part, needed
 
             typer.echo(needed([Part(**part) for part in rows[0]["parts"]], rows[0]["mfu"], target))
+
+
+def _every_type(
+    asked: SpeedQuestion, most: float, types: str, line: ProgressLine, *, peers: bool, json: bool
+) -> None:
+    """Time one model of each type, and show each as soon as it is known."""
+    from tutti.bench.train_types import one_of_each_type, speeds_apart
+
+    wanted = [name.strip() for name in types.split(",") if name.strip()]
+    questions = list(one_of_each_type(asked, most, wanted))
+    rows: list[dict[str, Any]] = []
+    line.say(f"1 of {len(questions)}: {questions[0].title}")
+    for number, (each, found) in enumerate(speeds_apart(questions, peers=peers), 2):
+        rows += [row | {"title": each.title} for row in found]
+        if not json:
+            print_rich(_table(found, each.title))
+        if number <= len(questions):
+            line.say(f"{number} of {len(questions)}: {questions[number - 1].title}")
+    if json:
+        print_json({"rows": rows})
 
 
 def _table(rows: list[dict[str, Any]], title: str) -> Table:

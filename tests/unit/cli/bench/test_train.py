@@ -9,7 +9,7 @@ import pytest
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.accelerator import MemoryUse
 from tutti.bench.train_speed import SpeedQuestion, our_speed
-from tutti.bench.train_types import one_of_each_type
+from tutti.bench.train_types import one_of_each_type, speeds_apart
 from tutti.errors import InputError
 
 
@@ -41,3 +41,26 @@ def test_one_model_of_each_type_with_the_layers_that_fit() -> None:
         if each.layers is not None:  # one more would be too much
             more = dataclasses.replace(each, layers=each.layers + 1)
             assert more.spec().num_parameters > 4e9, each.model
+
+
+def question(model: str) -> SpeedQuestion:
+    return SpeedQuestion(
+        model=model, device="cpu", micro_batch=1, sequence_length=16, layers=1,
+        precision="fp32", steps=1,
+    )  # fmt: skip
+
+
+def test_some_types_alone() -> None:
+    found = list(one_of_each_type(question(""), 4e9, ["qwen3", "gpt2"]))
+    assert {each.config()["model_type"] for each in found} == {"qwen3", "gpt2"}
+    with pytest.raises(InputError, match="--types: 'qwen33'; did you mean 'qwen3'"):
+        list(one_of_each_type(question(""), 4e9, ["qwen33"]))
+
+
+@pytest.mark.slow
+def test_types_are_timed_apart_and_one_that_fails_does_not_end_the_others() -> None:
+    broken = dataclasses.replace(question("gpt2"), sequence_length=4096)  # it has 1,024 positions
+    found = list(speeds_apart([broken, question("gpt2")], peers=False))
+    assert [len(rows) for _, rows in found] == [1, 1]
+    assert "1,024 learned positions" in found[0][1][0]["failed"]
+    assert found[1][1][0]["step_s"] > 0
