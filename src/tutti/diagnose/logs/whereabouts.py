@@ -17,11 +17,13 @@ def whereabouts(of: Sequence[Hit], hits: Sequence[Hit], seen: Collected) -> Wher
     """Return where a cause is; nothing where everybody says it."""
     ranks = sorted({hit.who.rank for hit in of if hit.who.rank is not None})
     hosts = list(dict.fromkeys(hit.who.host for hit in of if hit.who.host))
-    if not ranks:
-        ranks = _first_to_fail(hits)
+    first = _first_to_fail(hits)
+    everyone = len(ranks) > 2 and len(ranks) >= 0.8 * len(seen.ranks)
+    if not ranks or (not everyone and set(first) < set(ranks)):
+        ranks = first or ranks
     if of[0].signature.component is Component.NETWORK:
         hosts = _blamed(hits) or hosts
-    if len(ranks) > 2 and len(ranks) >= 0.8 * len(seen.ranks):
+    if everyone:
         ranks = []
     if len(hosts) > 2 and len(hosts) >= 0.8 * len(seen.hosts):
         hosts = []
