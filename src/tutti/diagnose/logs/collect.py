@@ -23,8 +23,10 @@ _MOST_KINDS = 40_000  # of lines that are remembered one by one
 _MOST_UNKNOWN = 20_000
 _SYMPTOM = 0.6  # a symptom goes before what any exception of its type would mean
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_BLOCK_HEADS = re.compile(r"^\s*(?:host|rank)\s+: |^\s+ip: \d")  # of torchrun, of Ray
-_OF_BLOCK = re.compile(r"^\s*exitcode|^The actor (?:is dead|died) because")
+# of torchrun, of Ray, of Open MPI
+_BLOCK_HEADS = re.compile(r"^\s*(?:host|rank)\s+: |^\s+ip: \d|^\s*Process name: \[\[")
+_OF_BLOCK = re.compile(r"^\s*(?:exitcode|Exit code:)|^The actor (?:is dead|died) because")
+_RANK_HEAD = re.compile(r"^\s*(?:rank\s|Process name)")
 _RESTART = re.compile(
     r"restart_count=(?P<count>[1-9]\d*)|[Rr]estart(?:ing)? worker group|DUE TO JOB REQUEUE|"
     r"Starting elastic_operator with launch configs|Rendezvous'?ing worker group|"
@@ -95,7 +97,7 @@ class _Reader:
         who = of_line(text, file)
         if _BLOCK_HEADS.match(text):
             self.block = Identity(
-                rank=who.rank if "rank" in text[:12] else None, host=who.host or self.block.host
+                rank=who.rank if _RANK_HEAD.match(text) else None, host=who.host or self.block.host
             )
         elif _OF_BLOCK.match(text) and self.block != Identity():
             rank = who.rank if self.block.rank is None else self.block.rank

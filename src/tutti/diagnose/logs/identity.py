@@ -72,7 +72,7 @@ _HOST = [
         rf"\bip=({_IP})",
         rf"\bWorker IP address: ({_IP})",  # Ray
         rf"\bnode id: \w+ and address: ({_IP})",  # Ray
-        rf"\((?:\w+ )?IP: ({_IP})",  # Ray
+        rf"\bIP: ({_IP})\b",  # Ray
         rf"\bhost ?(?:ip)?\[({_IP})\]",  # HCCL
         r"\bThe node '([\w.-]+?)_\d+_\d+' has",  # torch's rendezvous
         rf"^({_NUMBERED}): \[(?:\d{{4}}-\d\d-\d\d |\s*\d+\.\d+\])",  # pdsh, before a moment

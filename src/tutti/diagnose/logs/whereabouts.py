@@ -10,6 +10,8 @@ from tutti.diagnose.finding import Component, Where
 from tutti.diagnose.logs.collect import Collected, Hit
 
 _MOST_NAMED = 8
+_ENDED = re.compile(r"\s*(?:exitcode|Exit code:)")  # of torchrun, of Open MPI
+_NEAR = 3  # lines; what one process writes at once
 _SEQUENCE = re.compile(r"WorkNCCL\(SeqNum=(\d+)")
 
 
@@ -20,7 +22,7 @@ def whereabouts(of: Sequence[Hit], hits: Sequence[Hit], seen: Collected) -> Wher
     first = _first_to_fail(hits)
     everyone = len(ranks) > 2 and len(ranks) >= 0.8 * len(seen.ranks)
     if not ranks or (not everyone and set(first) < set(ranks)):
-        ranks = first or ranks
+        ranks = first or ranks or _beside(of, hits)
     if of[0].signature.component is Component.NETWORK:
         hosts = _blamed(hits) or hosts
     if everyone:
@@ -38,11 +40,28 @@ def whereabouts(of: Sequence[Hit], hits: Sequence[Hit], seen: Collected) -> Wher
 
 
 def _first_to_fail(hits: Sequence[Hit]) -> list[int]:
-    """Return the rank that torchrun saw fail first, if it says one."""
-    ended = [
-        h for h in hits if h.line.text.lstrip().startswith("exitcode") and h.who.rank is not None
-    ]
+    """Return the rank that the launcher saw fail first, if it says one."""
+    ended = [h for h in hits if _ENDED.match(h.line.text) and h.who.rank is not None]
     return [ended[-1].who.rank] if ended and ended[-1].who.rank is not None else []
+
+
+def _ended_first(hits: Sequence[Hit]) -> Where:
+    """Return who ended before the others: as the launcher says, or who alone was ended at all."""
+    hosts = {hit.who.host for hit in hits if hit.signature.family == "killed" and hit.who.host}
+    return Where(ranks=tuple(_first_to_fail(hits)), hosts=tuple(hosts) if len(hosts) == 1 else ())
+
+
+def _beside(of: Sequence[Hit], hits: Sequence[Hit]) -> list[int]:
+    """Return the one rank that speaks in the lines around, if it is one."""
+    ranks = {
+        other.who.rank
+        for hit in of
+        for other in hits
+        if other.who.rank is not None
+        and other.line.file == hit.line.file
+        and abs(other.line.number - hit.line.number) <= _NEAR
+    }
+    return sorted(ranks) if len(ranks) == 1 else []
 
 
 def _blamed(hits: Sequence[Hit]) -> list[str]:
@@ -70,7 +89,7 @@ def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
         numbers = waiting.setdefault(hit.who.rank, [])
         numbers += [int(n) for n in _SEQUENCE.findall(hit.line.text)]
     if len(waiting) < 2:
-        return Where(ranks=tuple(_first_to_fail(hits)))
+        return _ended_first(hits)
     everyone = set(range(max(max(seen.ranks, default=0), *waiting) + 1)) | seen.ranks
     missing = sorted(everyone - set(waiting))
     if missing and len(missing) <= max(1, len(everyone) // 4):
@@ -81,4 +100,4 @@ def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
         behind = sorted(rank for rank, number in at.items() if number < usual)
         if behind and len(behind) <= max(1, len(at) // 4):
             return Where(ranks=tuple(behind))
-    return Where(ranks=tuple(_first_to_fail(hits)))
+    return _ended_first(hits)
