@@ -23,10 +23,14 @@ _MOST_KINDS = 40_000  # of lines that are remembered one by one
 _MOST_UNKNOWN = 20_000
 _SYMPTOM = 0.6  # a symptom goes before what any exception of its type would mean
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-# of torchrun, of Ray, of Open MPI
-_BLOCK_HEADS = re.compile(r"^\s*(?:host|rank)\s+: |^\s+ip: \d|^\s*Process name: \[\[")
-_OF_BLOCK = re.compile(r"^\s*(?:exitcode|Exit code:)|^The actor (?:is dead|died) because")
-_RANK_HEAD = re.compile(r"^\s*(?:rank\s|Process name)")
+# of torchrun, of Ray, of Open MPI, of MPICH
+_BLOCK_HEADS = re.compile(
+    r"^\s*(?:host|rank)\s+: |^\s+ip: \d|^\s*Process name: \[\[|^=\s+.{0,20}PID \d+ RUNNING AT"
+)
+_OF_BLOCK = re.compile(
+    r"^\s*(?:exitcode|Exit code:)|^=\s+(?:EXIT CODE|KILLED BY)|^The actor (?:is dead|died) because"
+)
+_RANK_HEAD = re.compile(r"^\s*(?:rank\s|Process name)|^=\s+RANK")
 _RESTART = re.compile(
     r"restart_count=(?P<count>[1-9]\d*)|[Rr]estart(?:ing)? worker group|DUE TO JOB REQUEUE|"
     r"Starting elastic_operator with launch configs|Rendezvous'?ing worker group|"

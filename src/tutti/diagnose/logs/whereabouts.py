@@ -23,6 +23,8 @@ def whereabouts(of: Sequence[Hit], hits: Sequence[Hit], seen: Collected) -> Wher
     everyone = len(ranks) > 2 and len(ranks) >= 0.8 * len(seen.ranks)
     if not ranks or (not everyone and set(first) < set(ranks)):
         ranks = first or ranks or _beside(of, hits)
+    if not hosts:
+        hosts = _hosts_beside(of, hits)
     if of[0].signature.component is Component.NETWORK:
         hosts = _blamed(hits) or hosts
     if everyone:
@@ -53,15 +55,23 @@ def _ended_first(hits: Sequence[Hit]) -> Where:
 
 def _beside(of: Sequence[Hit], hits: Sequence[Hit]) -> list[int]:
     """Return the one rank that speaks in the lines around, if it is one."""
-    ranks = {
-        other.who.rank
-        for hit in of
-        for other in hits
-        if other.who.rank is not None
-        and other.line.file == hit.line.file
-        and abs(other.line.number - hit.line.number) <= _NEAR
-    }
+    ranks = {other.who.rank for other in _around(of, hits) if other.who.rank is not None}
     return sorted(ranks) if len(ranks) == 1 else []
+
+
+def _hosts_beside(of: Sequence[Hit], hits: Sequence[Hit]) -> list[str]:
+    """Return the one host that speaks in the lines around, if it is one."""
+    hosts = {other.who.host for other in _around(of, hits) if other.who.host}
+    return sorted(hosts) if len(hosts) == 1 else []
+
+
+def _around(of: Sequence[Hit], hits: Sequence[Hit]) -> list[Hit]:
+    places: dict[str, set[int]] = {}
+    for hit in of:
+        places.setdefault(hit.line.file, set()).update(
+            range(hit.line.number - _NEAR, hit.line.number + _NEAR + 1)
+        )
+    return [other for other in hits if other.line.number in places.get(other.line.file, ())]
 
 
 def _blamed(hits: Sequence[Hit]) -> list[str]:
@@ -79,6 +89,9 @@ def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
 
     Otherwise the rank that the launcher saw fail first, if it says one.
     """
+    blamed = {hit.who.rank for hit in hits if hit.signature.family == "blamed"} - {None}
+    if len(blamed) == 1:
+        return Where(ranks=tuple(rank for rank in blamed if rank is not None))
     waiting: dict[int, list[int]] = {}
     families = {hit.signature.family for hit in hits}
     # who waited in vain was there; without anybody who did, so was who lost a connection
