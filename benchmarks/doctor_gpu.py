@@ -4,8 +4,9 @@
     PYTHONPATH=src python benchmarks/doctor_gpu.py --rehearse    # the same script on emulated chips
 
 Every trial reads four parts of the device, each a process of its own, as `tutti doctor` reads
-chips: its products are compared with float32 first, then timed. Three parts have 50 %, one 33 %;
-which one changes from trial to trial. As many trials without a cut must raise no alarm.
+chips, one after the other: its products are compared with float32 first, then timed. Three parts
+have 50 %, one 33 %; which one changes from trial to trial. As many trials without a cut must raise
+no alarm.
 """
 
 from __future__ import annotations
@@ -21,9 +22,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tutti.accelerator.accelerator import Accelerator
+    from tutti.diagnose.cluster.chips import ChipReading
 
 PARTS = 4
 WHOLE, CUT = 50, 33  # per cent of the processors
+REPEATS = 7
 
 
 @contextlib.contextmanager
@@ -43,44 +50,58 @@ def shared_device(scratch: Path) -> Iterator[None]:
         subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False)
 
 
-def read_part(*, per_cent: int, rehearse: bool) -> dict[str, object]:
-    """Return what a part of the device reads, in this process."""
+def be_part(*, per_cent: int, rehearse: bool) -> None:
+    """Be a part of the device: open it, and once told to, say what it reads."""
     from tutti.diagnose.active.chips import read_chip
+    from tutti.diagnose.active.rehearsal import TimedChip
 
     if rehearse:
-        from tutti.diagnose.active.rehearsal import TimedChip
+        part: Accelerator = TimedChip("part", 0.01 * WHOLE / per_cent)
+    else:
+        from tutti.accelerator.find import open_accelerator
 
-        return asdict(read_chip(TimedChip("part", 0.01 * WHOLE / per_cent), repeats=3))
-    from tutti.accelerator.find import open_accelerator
+        part = open_accelerator("cuda")
+        part.memory()  # its context is made now, not when it is timed
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(asdict(read_chip(part, repeats=3 if rehearse else REPEATS))), flush=True)
 
-    return asdict(read_chip(open_accelerator("cuda")))
+
+def started(per_cent: int, args: argparse.Namespace) -> subprocess.Popen[str]:
+    """Start a process that has so many of the processors."""
+    command = [sys.executable, __file__, "--part", str(per_cent)]
+    return subprocess.Popen(
+        command + ["--rehearse"] * args.rehearse, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(per_cent)},
+    )  # fmt: skip
 
 
-def reading(number: int, per_cent: int, args: argparse.Namespace) -> object:
-    """Return the reading of a part, made by a process that has so many of the processors."""
+def reading(number: int, part: subprocess.Popen[str]) -> ChipReading:
+    """Return what a part reads now, while the others wait."""
     from tutti.diagnose.cluster.chips import ChipReading
 
-    command = [sys.executable, __file__, "--part", str(per_cent)]
-    answer = subprocess.run(
-        command + ["--rehearse"] * args.rehearse, capture_output=True, text=True, timeout=240,
-        env={**os.environ, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(per_cent)}, check=False,
-    )  # fmt: skip
-    if answer.returncode:
-        raise SystemExit(f"a part of {per_cent} % failed:\n{answer.stderr[-2000:]}")
-    return ChipReading(**json.loads(answer.stdout.splitlines()[-1]) | {"name": f"part {number}"})
+    answer, said = part.communicate("now\n", timeout=240)
+    if part.returncode:
+        raise SystemExit(f"part {number} failed:\n{said[-2000:]}")
+    return ChipReading(**json.loads(answer.splitlines()[-1]) | {"name": f"part {number}"})
 
 
 def trial(cut: int | None, args: argparse.Namespace) -> dict[str, object]:
     """Read all parts, one of them cut, and ask the doctor."""
     from tutti.diagnose.cluster.answer import check_finding
 
-    readings = [reading(n, CUT if n == cut else WHOLE, args) for n in range(PARTS)]
-    found = check_finding(readings, None, [])  # type: ignore[arg-type]
+    parts = [started(CUT if n == cut else WHOLE, args) for n in range(PARTS)]
+    for part in parts:
+        assert part.stdout is not None
+        part.stdout.readline()
+    readings = [reading(n, part) for n, part in enumerate(parts)]
+    found = check_finding(readings, None, [])
     named = sorted({*found.where.devices, *found.where.hosts})
     right = found.healthy if cut is None else any(f"part {cut}" in one for one in named)
     right = right and len(named) == (0 if cut is None else 1)
-    seconds = [own.seconds["products"] for own in readings]  # type: ignore[attr-defined]
-    wrong = [own.wrong for own in readings if own.wrong]  # type: ignore[attr-defined]
+    seconds = [own.seconds["products"] for own in readings]
+    wrong = [own.wrong for own in readings if own.wrong]
     return {
         "cut": cut, "right": right, "cause": found.cause, "named": named, "wrong_products": wrong,
         "milliseconds": [round(1e3 * one, 3) for one in seconds],
@@ -96,7 +117,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     if args.part is not None:
-        print(json.dumps(read_part(per_cent=args.part, rehearse=args.rehearse)))
+        be_part(per_cent=args.part, rehearse=args.rehearse)
         return
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:

@@ -18,9 +18,10 @@ import msgspec
 from tutti.elastic.messages import Seat
 from tutti.errors import InputError, TuttiError
 from tutti.files import write_text
+from tutti.observe.folder import ELASTIC, JOURNAL
 
-FOLDER = "elastic"
-LOG = "journal.jsonl"
+FOLDER = ELASTIC
+LOG = JOURNAL
 GENERATION = "generation"
 
 

@@ -14,6 +14,8 @@ RUN_FILE = "run.json"  # the job as it was asked for
 PLAN_FILE = "plan.json"
 SERIES = "series"  # figures of every host by the second
 RINGS = "rings"  # of every rank its last events
+ELASTIC = "elastic"  # what the leader of an elastic run keeps
+JOURNAL = "journal.jsonl"  # in it: a line per decision
 
 
 def trace_name(step: int | str) -> str:

@@ -12,6 +12,8 @@ from tutti.diagnose.finding import Component, Finding
 from tutti.diagnose.logs import gate as gates
 from tutti.diagnose.logs.collect import collect
 from tutti.diagnose.logs.gate import Gate
+from tutti.diagnose.logs.identity import Identity, of_line
+from tutti.diagnose.logs.reading import cleaned
 from tutti.diagnose.logs.reason import diagnose
 from tutti.diagnose.logs.signatures import own_catalog, with_own_signatures
 from tutti.diagnose.logs.templates import TemplateTree
@@ -58,6 +60,57 @@ def test_where(tmp_path: Path) -> None:
     assert found.where.hosts == ("gpu07",)
     assert found.where.devices == ("0000:3b:00",)
     assert answer(tmp_path, CASES["ib"][1]).where.hosts == ("10.0.0.7",)
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "host"),
+    [
+        ("[rank3]:[E1118 02:10:00.1 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog", 3, None),
+        ("[default5]:RuntimeError: CUDA error", 5, None),
+        ("failed (exitcode: -9) local_rank: 3 (pid: 7) of binary: python", 3, None),
+        ("node07: failed (exitcode: -9) local_rank: 3 (pid: 7) of binary", None, "node07"),
+        ("worker-2: [2026-01-02 03:04:05,678] [ERROR] [launch.py:321:f] exits", None, "worker-2"),
+        ("[1,3]<stderr>:gpu05:123:456 [3] NCCL WARN error", 3, "gpu05"),
+        ("[3]<stderr>:RuntimeError", 3, None),
+        ("12: RuntimeError: bad", 12, None),
+        ("srun: error: gpu-a-05: tasks 3: Exited with exit code 1", 3, "gpu-a-05"),
+        ("srun: error: Node failure on gpu05", None, "gpu05"),
+        ("slurmctld: error: Nodes gpu05 not responding, setting DOWN", None, "gpu05"),
+        ("[gpu05:12345] *** Process received signal ***", None, "gpu05"),
+        ("[gpu05][[1234,1],3][btl_tcp_endpoint.c:626:x] recv(17) failed", 3, "gpu05"),
+        ("process rank 3 with PID 12 on node gpu05 exited on signal 9 (Killed).", 3, "gpu05"),
+        ("application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3", 3, None),
+        ("=   RANK 3 PID 1234 RUNNING AT gpu05", 3, "gpu05"),
+        ("(RayTrainWorker pid=1234, ip=10.0.0.5) RuntimeError: x", None, "10.0.0.5"),
+        ("node with node id: ab1 and address: 10.0.0.5 and node name: x dead", None, "10.0.0.5"),
+        ("4a5b6c7d8e9f:123:456 [3] misc/socket.cc:50 NCCL WARN x", None, "4a5b6c7d8e9f"),
+        ("gpu05:1:99 [Proxy Service 3] net.cc:1 NCCL WARN x", None, "gpu05"),
+        ("03:04:05 [3] NCCL WARN x", None, None),
+        ("[x.cc:12][1234]rank[3] remote rank[5] timeout", 3, None),
+        ("call socket failed, host ip[10.0.0.8], localrank[1]", None, "10.0.0.8"),
+        ("[Node rank 2] error: failed", None, None),
+        ("max_lora_rank: 64 exceeds", None, None),
+        ("expected a rank 3 tensor but got error", None, None),
+        ("rank: -1 error", None, None),
+        ("error in /job:jax_worker/replica:0/task:3: x", 3, None),
+        ("Warning  NodeNotReady  Node gpu05 status is now: NodeNotReady", None, "gpu05"),
+        ("Warning OOMKilling 2m kernel-monitor, gpu05 Memory cgroup", None, "gpu05"),
+        ("[pod/trainer-worker-3/pytorch] RuntimeError: x", None, "trainer-worker-3"),
+        ("gpu05: [12345.678] NVRM: Xid (PCI:0000:3b:00): 79", None, "gpu05"),
+        ("update_node: node gpu05 reason set to: Kill task failed", None, "gpu05"),
+        ("The node 'gpu05_1234_0' has failed to send a keep-alive heartbeat", None, "gpu05"),
+        ('level=error node="gpu05" msg="Xid"', None, "gpu05"),
+        ("[engine.py:100] error", None, None),
+    ],
+)
+def test_launchers_say_who(line: str, rank: int | None, host: str | None) -> None:
+    who = of_line(line, Identity())
+    assert (who.rank, who.host) == (rank, host)
+
+
+def test_a_launchers_command_says_whose_it_was() -> None:
+    line = "['python', '-u', 'a.py', '--local_rank=3', '--x'] exits with return code = -9"
+    assert of_line(cleaned(line), Identity()).rank == 3
 
 
 def test_torchrun_names_the_rank_that_failed_first(tmp_path: Path) -> None:

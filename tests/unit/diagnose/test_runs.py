@@ -14,6 +14,7 @@ from tutti.diagnose.runs.folder import diagnose_run, read_figures
 from tutti.diagnose.runs.hang import diagnose_rings
 from tutti.diagnose.runs.steps import Figure, change_point, diagnose_steps
 from tutti.errors import InputError
+from tutti.observe.folder import ELASTIC, JOURNAL, METRICS
 from tutti.observe.ring import Event, Kind, Listed, RingReading
 from tutti.observe.store import SeriesStore
 
@@ -202,3 +203,22 @@ def test_alerts_of_hosts_are_told(tmp_path: Path) -> None:
     assert "ib0" in found.evidence[0].text
     (tmp_path / "series" / "b-0.sqlite").write_bytes(b"damaged" * 1000)
     assert any("damaged" in note for note in diagnose_run(tmp_path).notes)
+
+
+def test_a_generation_that_ended_by_itself_is_told(tmp_path: Path) -> None:
+    why = "rank 0: all_reduce gradients #12: 16 bytes came where 64 are due (told by rank 1)"
+    log = tmp_path / ELASTIC / JOURNAL
+    log.parent.mkdir()
+    entries = [
+        {"generation": 1, "why": "from the beginning"},
+        {"generation": 1, "why": f"nobody is lost, but {why}"},
+        {"generation": 2, "why": "step 2 from 2 processes that went on"},
+    ]
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"gener')
+    (tmp_path / METRICS).write_text(json.dumps({"step": 1, "seconds": 1.0}) + "\n")
+    found = diagnose_run(tmp_path)
+    assert (found.component, found.where.ranks) == (Component.SOFTWARE, (0, 1))
+    assert why in found.cause
+    assert found.evidence[0].line == 2
+    log.write_text(json.dumps(entries[0]) + "\n[]\n")
+    assert diagnose_run(tmp_path).healthy

@@ -22,14 +22,24 @@ _MOST_TOTAL = 20_000
 _MOST_KINDS = 40_000  # of lines that are remembered one by one
 _MOST_UNKNOWN = 20_000
 _SYMPTOM = 0.6  # a symptom goes before what any exception of its type would mean
+_MOST_OF_A_KIND = 50  # unknown lines of one kind and file whose host is looked for
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_BLOCK_HEADS = re.compile(r"^\s*(?:host|rank)\s+: |^\s+ip: \d")  # of torchrun, of Ray
-_OF_BLOCK = re.compile(r"^\s*exitcode|^The actor (?:is dead|died) because")
+_DIGITS = str.maketrans("0123456789", "#" * 10)
+# of torchrun, of Ray, of Open MPI, of MPICH
+_BLOCK_HEADS = re.compile(
+    r"^\s*(?:host|rank)\s+: |^\s+ip: \d|^\s*Process name: \[\[|^=\s+.{0,20}PID \d+ RUNNING AT"
+)
+_OF_BLOCK = re.compile(
+    r"^\s*(?:exitcode|Exit code:)|^=\s+(?:EXIT CODE|KILLED BY)|^The actor (?:is dead|died) because"
+)
+_RANK_HEAD = re.compile(r"^\s*(?:rank\s|Process name)|^=\s+RANK")
 _RESTART = re.compile(
     r"restart_count=(?P<count>[1-9]\d*)|[Rr]estart(?:ing)? worker group|DUE TO JOB REQUEUE|"
     r"Starting elastic_operator with launch configs|Rendezvous'?ing worker group|"
     r"(?i:\b(?:restart|retry) attempt\W+[1-9])"
 )
+# each of its alternatives has one of these
+_RESTARTING = ("estart", "RESTART", "REQUEUE", "launch configs", "endezvous", "etry", "RETRY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,10 @@ class _Reader:
         self.catalog = catalog
         self.into = Collected()
         self.kinds: dict[str, tuple[Signature, ...] | None] = {}
+        self.alike: dict[
+            str, str
+        ] = {}  # lines of one shape, and their kind: a shape is found faster
+        self.of_a_kind: dict[tuple[str, str], int] = {}
         self.num_unknown = 0
         self.kept: dict[tuple[str, int | None], int] = {}
         self.block = Identity()
@@ -76,15 +90,15 @@ class _Reader:
     def take(self, line: Line, file: Identity) -> None:
         """Look at one line."""
         text = line.text
-        if _RESTART.search(text):
+        if any(word in text for word in _RESTARTING) and _RESTART.search(text):
             self._restarted(text)
         if _BLOCK_HEADS.match(text):
             self._who(text, file)
-        candidates = self._kind(text)
+        kind = self._kind_of(text)
+        candidates = self._kind(text, kind)
         if candidates:
             self._hit(candidates, line, file)
-        elif candidates is not None and self.num_unknown < _MOST_UNKNOWN:
-            self.num_unknown += 1
+        elif candidates is not None and self._is_new(kind, line.file):
             who = self._who(text, file)
             self.into.unknown.add(
                 text[:300], file=line.file, line=line.number,
@@ -95,7 +109,7 @@ class _Reader:
         who = of_line(text, file)
         if _BLOCK_HEADS.match(text):
             self.block = Identity(
-                rank=who.rank if "rank" in text[:12] else None, host=who.host or self.block.host
+                rank=who.rank if _RANK_HEAD.match(text) else None, host=who.host or self.block.host
             )
         elif _OF_BLOCK.match(text) and self.block != Identity():
             rank = who.rank if self.block.rank is None else self.block.rank
@@ -112,9 +126,27 @@ class _Reader:
         if any(hit.attempt == self.into.attempts for hit in self.into.hits[-50:]):
             self.into.attempts += 1
 
-    def _kind(self, text: str) -> tuple[Signature, ...] | None:
+    def _is_new(self, kind: str, file: str) -> bool:
+        """Tell whether an unknown line is still worth a look."""
+        seen = self.of_a_kind.get((kind, file), 0)
+        if seen >= _MOST_OF_A_KIND or self.num_unknown >= _MOST_UNKNOWN:
+            return False
+        self.of_a_kind[kind, file] = seen + 1
+        self.num_unknown += 1
+        return True
+
+    def _kind_of(self, text: str) -> str:
+        """Return a line without its numbers."""
+        shape = text[:400].translate(_DIGITS)
+        kind = self.alike.get(shape)
+        if kind is None:
+            kind = _NUMBERS.sub("#", text[:400])
+            if len(self.alike) < _MOST_KINDS:
+                self.alike[shape] = kind
+        return kind
+
+    def _kind(self, text: str, key: str) -> tuple[Signature, ...] | None:
         """Return the signatures that a line may be of; None of noise."""
-        key = _NUMBERS.sub("#", text[:400])
         if len(self.kinds) >= _MOST_KINDS and key not in self.kinds:
             words = key.split()
             key = " ".join([*words[:4], "…", *words[-2:]])

@@ -26,41 +26,71 @@ _RANK = [
     re.compile(p, re.IGNORECASE)
     for p in (
         r"\[rank[ _]?(\d+)\]",  # torch ≥ 2.2
-        r"\brank\s*[:=#]?\s*(\d+)\b(?!\s*(?:nodes|processes))",
-        r"\bRankID[:=](\d+)",
-        r"\bglobal_rank[:=]\s*(\d+)",
+        # also rank[3] of HCCL, rankId: 3, rank_3, global_rank=3, <rank 3>
+        r"(?:\b|(?<=global_)|(?<=world_))rank(?:[ _]?id)?(?:\s*[:=#]\s*|\s*[\[(]|[ _-])?(\d+)\b"
+        r"(?!\s*(?:nodes|processes)|\.\d)",
         r"^\[\d+,(\d+)\]<std",  # mpirun --tag-output
+        r"^\[(\d+)\]<std",  # horovodrun
         r"^\s*(\d{1,5}): (?=\S)",  # srun --label
-        r"\bworld_rank[:=]\s*(\d+)",
-        r"\btask (\d+): ",  # srun: error: node3: task 12: …
+        r"\btasks? (\d+): ",  # srun: error: node3: task 12: …
+        r"\[\[\d+,[1-9]\d*\],(\d+)\]",  # Open MPI's name of a process
+        r"\bMPI_Abort\(.{0,80}\) - process (\d+)",  # MPICH
+        r"/task:(\d+)\b",  # of JAX and TensorFlow
+        r"\bWorker_TP(\d+)\b",  # vLLM
     )
 ]
-_LOCAL = re.compile(r"^\[default(\d+)\]:")  # torchrun --tee
-_NOT_A_RANK = re.compile(r"remote rank|local[_ ]rank|peer rank|num_?ranks|nranks", re.IGNORECASE)
+# of the ranks of one host, which are those of the job where there is no other host
+_LOCAL = re.compile(r"^\[default(\d+)\]:|\blocal_rank\s*[:=]\s*(\d+)")
+_NOT_A_RANK = re.compile(
+    r"(?:remote|peer|src|dst|source|target|local|node|group|machine|role|agent|lora|matrix|"
+    r"tensor|pipeline|data|expert|context|[tpdec]p|parallel)[-_ ]rank|num_?ranks|nranks|"
+    r"rank \d+ (?:tensor|array|matri)",
+    re.IGNORECASE,
+)
 _NAME = r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]"
-_NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]*[A-Za-z0-9]"  # of a syslog, where only a name can stand
-_SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S+"
+_NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]*[A-Za-z0-9]"  # where only a name can stand
+_NUMBERED = r"[A-Za-z][A-Za-z0-9_-]*\d[a-z]?(?:\.[A-Za-z][\w.-]*)?"
+_IP = r"\d+\.\d+\.\d+\.\d+"
+_SYSLOG = r"(?:<\d+>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S+)"
 _HOST = [
     re.compile(p)
     for p in (
-        rf"^({_NAME}):\d+:\d+ \[",  # NCCL's host:pid:tid [device]
-        rf"\bhost\s*[:=]\s*({_NAME})",
+        # NCCL's and RCCL's host:pid:tid [device], behind whatever a launcher puts before it
+        rf"(?:^|[\s>\]:])(?=[\w.-]*[A-Za-z])({_NODE}):\d+(?::\d+)? \[[^\]\s]{{1,12}}(?: \w+)*\] ",
+        rf"(?<!Remote )(?<!remote )(?<!peer )\b[Hh]ost\s*[:=]\s*({_NAME})",
         rf"^(?:{_SYSLOG}) ({_NODE}) [\w./()-]+(?:\[\d+\])?:",
-        rf"\bsrun: error: ({_NAME}): task",
+        rf"\bsrun: error: ({_NAME}): tasks?",
+        rf"\b[Nn]ode failure on ({_NODE})",  # Slurm
         rf"^\[({_NAME}):\d+ ?:\d+:\d+\]",  # UCX
+        # Open MPI
+        rf"^\[({_NAME}):\d+\] (?:\*\*\*|\[ ?\d|mca|PMIX|pmix|PRTE|ORTE|Signal|Failing at)",
+        rf"^\[({_NAME})\]?\[\[\d+,\d+\],\d+\]",  # Open MPI's transports
         rf"\bwith PID \d+ on node ({_NODE})\b",  # Open MPI
-        r"^\s+ip: (\d+\.\d+\.\d+\.\d+)",  # Ray, of an actor that died
+        rf"\bRUNNING AT ({_NODE})\b",  # MPICH
+        rf"^\s+ip: ({_IP})",  # Ray, of an actor that died
         rf"\bON ({_NAME}) CANCELLED",
-        r"\bip=(\d+\.\d+\.\d+\.\d+)",
-        r"\bWorker IP address: (\d+\.\d+\.\d+\.\d+)",  # Ray
+        rf"\bip=({_IP})",
+        rf"\bWorker IP address: ({_IP})",  # Ray
+        rf"\bnode id: \w+ and address: ({_IP})",  # Ray
+        rf"\bIP: ({_IP})\b",  # Ray
+        rf"\bhost ?(?:ip)?\[({_IP})\]",  # HCCL
+        r"\bThe node '([\w.-]+?)_\d+_\d+' has",  # torch's rendezvous
+        rf"^({_NUMBERED}): \[(?:\d{{4}}-\d\d-\d\d |\s*\d+\.\d+\])",  # pdsh, before a moment
+        rf"\bNodes? ({_NUMBERED}) (?:is|not|status|has|was|became|reason|drained)\b",  # Slurm
+        rf"\bnode ({_NUMBERED}) (?:state|reason|status|has|was)\b",
+        rf"\b[\w-]+-monitor, ({_NUMBERED})\b",  # Kubernetes' node problem detector
+        rf"^\[pod/({_NAME})/",  # kubectl logs --prefix
+        rf"\b(?:[Nn]ode|[Hh]ost|[Hh]ost[Nn]ame|[Ii]nstance)=\"({_NAME})(?::\d+)?\"",  # labels
     )
 ]
 _MAYBE_HOST = [
     re.compile(p)
     for p in (
-        rf"^\[?({_NAME}\d)\]?: (?=\S)",  # pdsh, DeepSpeed's launcher
-        rf"\bhostname[:=]\s*({_NAME})",
-        rf"\bnode(?:name)?[:= ]+['\"]?({_NAME}\d)\b",
+        rf"^\[?({_NUMBERED})\]?: (?=\S)",  # pdsh, DeepSpeed's launcher
+        rf"\b[Hh]ostname[:=]\s*\"?({_NAME})",
+        rf"\b[Nn]ode(?:[Nn]ame)?[:=/ ]+['\"]?({_NUMBERED})(?=$|[\s,;:'\")\]])",
+        rf"\b(?:host|machine|server|instance)[=/ ]+['\"]?({_NUMBERED})(?=$|[\s,;:'\")\]])",
+        rf"\bpod[/= ]\"?(?:[\w-]+/)?({_NAME})",  # Kubernetes
     )
 ]
 _NOT_HOSTS = re.compile(
@@ -114,9 +144,10 @@ def of_file(path: PurePath) -> Identity:
 def of_line(text: str, file: Identity) -> Identity:
     """Return who said a line; what it does not say itself, its file may."""
     head = text[:600]
+    host = _host(head)
     return Identity(
-        rank=_rank(head, file.rank),
-        host=_host(head) or file.host,
+        rank=_rank(head, file.rank if host is not None else _local(head, file.rank)),
+        host=host or file.host,
         device=_device(text[:1200]),
         time=_time(text[:200]),
     )
@@ -138,9 +169,13 @@ def _rank(text: str, otherwise: int | None) -> int | None:
     for pattern in _RANK:
         if (match := pattern.search(text)) and int(match.group(1)) < 1_000_000:
             return int(match.group(1))
-    if otherwise is None and (match := _LOCAL.search(text)):
-        return int(match.group(1))
     return otherwise
+
+
+def _local(text: str, of_file: int | None) -> int | None:
+    if of_file is None and (match := _LOCAL.search(text)):
+        return int(match.group(1) or match.group(2))
+    return of_file
 
 
 def _host(text: str) -> str | None:

@@ -29,6 +29,7 @@ _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _COMMAND = re.compile(r"\[(?:'[^']*', ?){4,}'[^']*'\]")  # a launcher shows the command it ran
+_LOCAL_RANK = re.compile(r"local_rank=\d+")  # whose command it was: of DeepSpeed's launcher
 _NEVER_LOGS = (
     ".py", ".pt", ".pth", ".bin", ".safetensors", ".png", ".jpg", ".so", ".npy", ".npz", ".pyc",
     ".zip", ".tar", ".pickle", ".pkl", ".parquet", ".arrow", ".sqlite", ".db",
@@ -82,8 +83,13 @@ def cleaned(text: str) -> str:
     if not text.isprintable():
         text = _CONTROL.sub("", _ESCAPES.sub("", text))
     if "['" in text:
-        text = _COMMAND.sub("[…]", text)
+        text = _COMMAND.sub(_shortened, text)
     return text.rstrip()
+
+
+def _shortened(command: re.Match[str]) -> str:
+    local = _LOCAL_RANK.search(command.group())
+    return f"[… {local.group()}]" if local else "[…]"
 
 
 def loud_lines(path: Path, gate: Gate, seen: LogFile, *, whole_bytes: int) -> Iterator[Line]:

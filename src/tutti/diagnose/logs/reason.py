@@ -23,7 +23,7 @@ _LEAST = 0.4  # below it, no component is named
 _WARNING = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|\[W\b|\bWarning:|\bW\d{4} ")
 _QUIET = re.compile(r"\b(?:INFO|DEBUG)\b|\[I\b|\bI\d{4} ")
 _LOUD = re.compile(  # words of a failure, not of a setting that is about failures
-    r"\b(?:ERROR|FATAL|CRITICAL|PANIC)\b|\w(?:Error|Exception)\b|"
+    r"\b(?:ERROR|FATAL|CRITICAL|PANIC|[NRH]CCL WARN)\b|\w(?:Error|Exception)\b|"
     r"(?i:\berror:|\b(?:failed|failure|aborted|panic|crash(?:ed)?|core dumped)\b)"
 )
 _SHOWN = 400  # characters of a line

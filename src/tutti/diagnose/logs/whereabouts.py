@@ -10,6 +10,8 @@ from tutti.diagnose.finding import Component, Where
 from tutti.diagnose.logs.collect import Collected, Hit
 
 _MOST_NAMED = 8
+_ENDED = re.compile(r"\s*(?:exitcode|Exit code:)")  # of torchrun, of Open MPI
+_NEAR = 3  # lines; what one process writes at once
 _SEQUENCE = re.compile(r"WorkNCCL\(SeqNum=(\d+)")
 
 
@@ -17,11 +19,15 @@ def whereabouts(of: Sequence[Hit], hits: Sequence[Hit], seen: Collected) -> Wher
     """Return where a cause is; nothing where everybody says it."""
     ranks = sorted({hit.who.rank for hit in of if hit.who.rank is not None})
     hosts = list(dict.fromkeys(hit.who.host for hit in of if hit.who.host))
-    if not ranks:
-        ranks = _first_to_fail(hits)
+    first = _first_to_fail(hits)
+    everyone = len(ranks) > 2 and len(ranks) >= 0.8 * len(seen.ranks)
+    if not ranks or (not everyone and set(first) < set(ranks)):
+        ranks = first or ranks or _beside(of, hits)
+    if not hosts:
+        hosts = _hosts_beside(of, hits)
     if of[0].signature.component is Component.NETWORK:
         hosts = _blamed(hits) or hosts
-    if len(ranks) > 2 and len(ranks) >= 0.8 * len(seen.ranks):
+    if everyone:
         ranks = []
     if len(hosts) > 2 and len(hosts) >= 0.8 * len(seen.hosts):
         hosts = []
@@ -36,11 +42,36 @@ def whereabouts(of: Sequence[Hit], hits: Sequence[Hit], seen: Collected) -> Wher
 
 
 def _first_to_fail(hits: Sequence[Hit]) -> list[int]:
-    """Return the rank that torchrun saw fail first, if it says one."""
-    ended = [
-        h for h in hits if h.line.text.lstrip().startswith("exitcode") and h.who.rank is not None
-    ]
+    """Return the rank that the launcher saw fail first, if it says one."""
+    ended = [h for h in hits if _ENDED.match(h.line.text) and h.who.rank is not None]
     return [ended[-1].who.rank] if ended and ended[-1].who.rank is not None else []
+
+
+def _ended_first(hits: Sequence[Hit]) -> Where:
+    """Return who ended before the others: as the launcher says, or who alone was ended at all."""
+    hosts = {hit.who.host for hit in hits if hit.signature.family == "killed" and hit.who.host}
+    return Where(ranks=tuple(_first_to_fail(hits)), hosts=tuple(hosts) if len(hosts) == 1 else ())
+
+
+def _beside(of: Sequence[Hit], hits: Sequence[Hit]) -> list[int]:
+    """Return the one rank that speaks in the lines around, if it is one."""
+    ranks = {other.who.rank for other in _around(of, hits) if other.who.rank is not None}
+    return sorted(ranks) if len(ranks) == 1 else []
+
+
+def _hosts_beside(of: Sequence[Hit], hits: Sequence[Hit]) -> list[str]:
+    """Return the one host that speaks in the lines around, if it is one."""
+    hosts = {other.who.host for other in _around(of, hits) if other.who.host}
+    return sorted(hosts) if len(hosts) == 1 else []
+
+
+def _around(of: Sequence[Hit], hits: Sequence[Hit]) -> list[Hit]:
+    places: dict[str, set[int]] = {}
+    for hit in of:
+        places.setdefault(hit.line.file, set()).update(
+            range(hit.line.number - _NEAR, hit.line.number + _NEAR + 1)
+        )
+    return [other for other in hits if other.line.number in places.get(other.line.file, ())]
 
 
 def _blamed(hits: Sequence[Hit]) -> list[str]:
@@ -58,6 +89,9 @@ def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
 
     Otherwise the rank that the launcher saw fail first, if it says one.
     """
+    blamed = {hit.who.rank for hit in hits if hit.signature.family == "blamed"} - {None}
+    if len(blamed) == 1:
+        return Where(ranks=tuple(rank for rank in blamed if rank is not None))
     waiting: dict[int, list[int]] = {}
     families = {hit.signature.family for hit in hits}
     # who waited in vain was there; without anybody who did, so was who lost a connection
@@ -68,7 +102,7 @@ def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
         numbers = waiting.setdefault(hit.who.rank, [])
         numbers += [int(n) for n in _SEQUENCE.findall(hit.line.text)]
     if len(waiting) < 2:
-        return Where(ranks=tuple(_first_to_fail(hits)))
+        return _ended_first(hits)
     everyone = set(range(max(max(seen.ranks, default=0), *waiting) + 1)) | seen.ranks
     missing = sorted(everyone - set(waiting))
     if missing and len(missing) <= max(1, len(everyone) // 4):
@@ -79,4 +113,4 @@ def silent_ranks(hits: Sequence[Hit], seen: Collected) -> Where:
         behind = sorted(rank for rank, number in at.items() if number < usual)
         if behind and len(behind) <= max(1, len(at) // 4):
             return Where(ranks=tuple(behind))
-    return Where(ranks=tuple(_first_to_fail(hits)))
+    return _ended_first(hits)

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from tutti.diagnose.finding import Component, Evidence, Finding, Where
+from tutti.diagnose.runs.generations import diagnose_generations
 from tutti.diagnose.runs.hang import diagnose_rings
 from tutti.diagnose.runs.steps import Figure, diagnose_steps
 from tutti.diagnose.runs.still import diagnose_still
 from tutti.errors import InputError
 from tutti.observe.alerts import Alert, alerts, own_rules
-from tutti.observe.folder import METRICS, RINGS, SERIES
+from tutti.observe.folder import ELASTIC, JOURNAL, METRICS, RINGS, SERIES
 from tutti.observe.ring import RingReading, read_rings
 from tutti.observe.still import read_still
 from tutti.observe.store import SeriesStore
@@ -48,7 +49,10 @@ def diagnose_run(folder: Path, *, now_ns: int | None = None, name: str = "") -> 
     notes += [*more, f"{len(rings)} rings; the run is {'over' if now_ns is None else 'alive'}"]
     met = read_alerts(folder / SERIES, notes)
     notes += [alert.words() for alert in met[:_MOST_ALERTS]]
-    found = hang or _confirmed(slow, met) or _alerted(met, folder)
+    ended = diagnose_generations(folder / ELASTIC / JOURNAL)
+    found = hang or ended or _confirmed(slow, met) or _alerted(met, folder)
+    if ended is not None and found is not ended:
+        notes.append(ended.cause)
     if found is None:
         cause = "nobody hangs, and steps are as regular as they were"
         return Finding(component=Component.UNDETERMINED, healthy=True, confidence=0.6,
