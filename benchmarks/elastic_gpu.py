@@ -6,8 +6,8 @@
 MPS splits the GPU into chips of 50, 25 and 25 % that run at the same time. Four runs of the same
 samples: undisturbed without `elastic:`; elastic without copies; with copies; with copies and parts
 that are killed. Prints the time from each kill to the end of the next step, and until the killed
-part trains again; what copies cost, as time of all steps but those until two were taken; and the largest
-difference of a loss to the undisturbed run. Times are of this process's clock: events come through
+part trains again; what copies cost, as time of all steps but those until two were taken; and the
+largest difference of a loss to the undisturbed run. Times are of this process's clock: events come through
 the controller, so they are no shorter than what happened.
 """
 

@@ -157,13 +157,13 @@ def publish(partial: Path) -> Path:
     folder = partial.parent
     target = folder / partial.name.split(".", 1)[0]
     old = folder / (target.name + OLD)
-    for path in [partial, *(path for path in partial.rglob("*") if path.is_dir())]:
-        flush_folder(path)
-    if target.exists():
-        if old.exists():
-            remove(old)
-        target.rename(old)
     try:
+        for path in [partial, *(path for path in partial.rglob("*") if path.is_dir())]:
+            flush_folder(path)
+        if target.exists():
+            if old.exists():
+                remove(old)
+            target.rename(old)
         partial.rename(target)
     except FileNotFoundError:
         if old.exists() and not target.exists():
