@@ -6,8 +6,8 @@
 MPS splits the GPU into chips of 50, 25 and 25 % that run at the same time. Four runs of the same
 samples: undisturbed without `elastic:`; elastic without copies; with copies; with copies and parts
 that are killed. Prints the time from each kill to the end of the next step, and until the killed
-part trains again; what copies cost, as time of all steps but the first few; and the largest
-difference of a loss to the undisturbed run. Times are of this process's clock: events come through
+part trains again; what copies cost, as time of all steps but those until two were taken; and the
+largest difference of a loss to the undisturbed run. Times are of this process's clock: events come through
 the controller, so they are no shorter than what happened.
 """
 
@@ -51,10 +51,19 @@ class Told:
         elif event.kind in ("notice", "warning"):
             say(event.values["text"])
 
+    first: int = WARM  # the last step that does not count
+
     @property
     def mean_s(self) -> float:
         """Seconds of a step, the first ones apart; copies are in it."""
-        return statistics.fmean(s for step, s in self.seconds.items() if step > WARM)
+        return statistics.fmean(s for step, s in self.seconds.items() if step > self.first)
+
+    def beside_copies(self, every: int) -> float:
+        """What copies add, by steps of this run alone: those beside one, against the others."""
+        after = [s for n, s in self.seconds.items() if n > self.first and n % every == 1]
+        others = [s for n, s in self.seconds.items() if n > self.first and n % every != 1]
+        plain = statistics.fmean(others)
+        return (statistics.fmean(after) / plain - 1) / every if after else float("nan")
 
 
 def job_of(
@@ -80,7 +89,8 @@ def run(scratch: Path, name: str, args: argparse.Namespace, elastic: dict[str, A
     """Run a job on the parts."""
     parts = [int(part) for part in args.parts.split(",")]
     of = dict(zip(NAMES, parts, strict=False))
-    told = Told(job_of(scratch, name, args, elastic))
+    # memory of the first two copies is pinned beside steps that do not count either
+    told = Told(job_of(scratch, name, args, elastic), first=WARM + 2 * args.copies)
     chips = [c for _, _, s in told.job.plan.stages() for r in s.replicas for c in r.chips]
     few = {"OMP_NUM_THREADS": "1" if args.rehearse else "4"}
     environment = {rank: few | limits(of[chip.pool]) for rank, chip in enumerate(chips)}
@@ -99,8 +109,9 @@ def kills(told: Told, drills: list[dict[str, Any]]) -> list[dict[str, Any]]:
             found.append({**drill, "happened": False})
             continue
         at = float(mark.read_text(encoding="ascii"))
-        # the step that the kill fell into ends when all are back
-        again = min((when for when in told.steps.values() if when > at), default=None)
+        # the step that the kill fell into ends when all are back; earlier ones may be told late
+        ended = [w for step, w in told.steps.items() if w > at and step >= drill["step"]]
+        again = min(ended, default=None)
         running = next((e.at for e in entries if e.at > at and e.phase == "running"), None)
         found.append({
             "rank": drill["rank"], "step": drill["step"],
@@ -136,6 +147,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "plain_step_s": plain.mean_s, "elastic_step_s": bare.mean_s, "copied_step_s": copied.mean_s,
         "elastic_costs": bare.mean_s / plain.mean_s - 1,
         "copies_cost": copied.mean_s / bare.mean_s - 1, "copies_every": args.copies,
+        "copies_cost_in_one_run": copied.beside_copies(args.copies),
         "kills": kills(killed, drills), "largest_loss_difference": max(apart),
         "losses_compared": len(apart),
     }  # fmt: skip
@@ -148,7 +160,7 @@ def main() -> None:
     parser.add_argument("--parts", default="50,25,25")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--steps", type=int, default=33)
+    parser.add_argument("--steps", type=int, default=44)
     parser.add_argument("--copies", type=int, default=10)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=256)

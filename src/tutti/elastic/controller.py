@@ -283,10 +283,13 @@ class Controller:
     def _heard_words(self, identity: bytes, words: Words) -> None:
         """Take words in their order; what came before is confirmed again, what is ahead waits."""
         incarnation, last = self._words.get(words.host, (0, 0))
+        if words.incarnation < incarnation:
+            return
         if words.incarnation != incarnation:
-            # of an agent that was there before this controller, the first that it still has
-            last = words.number - 1
-        if words.incarnation < incarnation or words.number > last + 1:
+            last = 0
+        # what was before it, another controller heard, or nobody can any more
+        last = max(last, words.first - 1)
+        if words.number > last + 1:
             return
         if words.number == last + 1:
             last = words.number

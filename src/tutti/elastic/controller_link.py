@@ -70,11 +70,11 @@ class ControllerLink:
         self._number += 1
         words = Words(
             job=self._job, host=self._host, incarnation=self._incarnation, number=self._number,
-            chip=chip, process=process, values=values,
+            first=self._number, chip=chip, process=process, values=values,
         )  # fmt: skip
         self._waiting.append(words)
         self._sent_at = time.monotonic()
-        self._send(words)
+        self._say(words)
 
     def again(self) -> None:
         """Send what nobody confirmed for a while."""
@@ -84,7 +84,10 @@ class ControllerLink:
     def _send_waiting(self) -> None:
         self._sent_at = time.monotonic()
         for words in self._waiting:
-            self._send(words)
+            self._say(words)
+
+    def _say(self, words: Words) -> None:
+        self._send(msgspec.structs.replace(words, first=self._waiting[0].number))
 
     def messages(self) -> Iterator[Order | Request | Refusal]:
         """Yield what the controller asks for."""

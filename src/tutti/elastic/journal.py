@@ -1,7 +1,8 @@
 """The embedded store of a job: its decisions as lines of a log in the run's folder, and its fence.
 
-The newest generation's number also stands in a file by itself. Whoever publishes something for all
-(a checkpoint) looks at it first: one of an older generation woke up late, and publishes nothing.
+Every generation also leaves a file with its number for a name. Whoever publishes something for all
+(a checkpoint) looks for them first: one of an older generation woke up late, and publishes nothing.
+The greatest number counts, so one that sleeps while it writes its own lowers nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import msgspec
 
 from tutti.elastic.messages import Seat
 from tutti.errors import InputError, TuttiError
-from tutti.files import write_text
 from tutti.observe.folder import ELASTIC, JOURNAL
 
 FOLDER = ELASTIC
 LOG = JOURNAL
-GENERATION = "generation"
+GENERATION = "generation-"  # and its number
+_FENCES = 3  # that stay: whoever looks while one comes finds another
 
 
 class FencedError(TuttiError):
@@ -78,7 +79,9 @@ class Journal:
 
     def fence(self, generation: int) -> None:
         """Let nobody of an older generation publish from now on."""
-        write_text(self.folder / GENERATION, f"{generation}\n")
+        (self.folder / f"{GENERATION}{generation}").touch()
+        for number in sorted(_fences(self.folder))[:-_FENCES]:
+            (self.folder / f"{GENERATION}{number}").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file."""
@@ -110,16 +113,18 @@ def entry_of(values: dict[str, Any]) -> Entry:
 
 def last_generation(folder: Path) -> int:
     """Return the number of the newest generation that a folder has seen; 0 if none."""
-    try:
-        return int((folder / FOLDER / GENERATION).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0
+    return max(_fences(folder / FOLDER), default=0)
+
+
+def _fences(folder: Path) -> list[int]:
+    numbers = [path.name.removeprefix(GENERATION) for path in folder.glob(f"{GENERATION}*")]
+    return [int(number) for number in numbers if number.isdecimal()]
 
 
 def require_current(folder: Path, generation: int) -> None:
     """Raise where a newer generation has begun.
 
-    The file counts, also where the store is elsewhere: it lies beside what is to be published.
+    The files count, also where the store is elsewhere: they lie beside what is to be published.
     """
     newest = last_generation(folder)
     if newest > generation:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-VERSION = 3  # of these messages
+VERSION = 4  # of these messages
 
 
 class Standing(StrEnum):
@@ -149,6 +149,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True, tag="words"):
     host: str
     incarnation: int
     number: int
+    first: int  # the oldest that was not heard yet: a controller that is new begins there
     chip: str
     process: int
     values: dict[str, Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,8 @@ import pytest
 from tests.support.features import drawn_plans
 from tests.support.live_moves import Moved, chips_of, move_one
 from tests.support.rank_pool import RankPool
+from tests.support.training import in_fp32
 from tests.unit.train.checkpoint.test_any_plan import DENSE, SPARSE, of_job
-from tutti.plan.job import PRECISIONS
 from tutti.plan.plan import Plan
 from tutti.search.replan.state_movement import movement
 
@@ -56,13 +55,10 @@ def test_live_is_what_disk_brings(pool: RankPool, first: str, second: str, tmp_p
     assert crossed == pytest.approx(forecast, rel=CLOSE)
 
 
-def same_job(plan: Plan) -> Plan:
-    return replace(plan, job=replace(plan.job, precision=PRECISIONS["fp32"], optimizer="adamw"))
-
-
 def drawn_pairs(count: int) -> list[tuple[Plan, Plan]]:
     """Return random pairs of drawn plans for the same model on up to six ranks."""
-    plans = [*map(same_job, drawn_plans(100, 6)), *HANDMADE.values()]
+    drawn = (in_fp32(plan, "adamw") for plan in drawn_plans(100, 6))
+    plans = [*drawn, *HANDMADE.values()]
     by_model: dict[str, list[Plan]] = {}
     for plan in plans:
         if plan.num_ranks <= 6:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,32 +205,50 @@ def test_who_got_further_than_the_log_says_is_still_told_what_to_do(controller: 
 
 
 def test_words_are_heard_once_and_in_order(tmp_path: Path) -> None:
+    words = [(1, 1), (1, 1), (3, 2), (2, 2), (3, 2)]
+    acknowledged, heard = said_words(tmp_path, words, confirmed=4)
+    assert acknowledged == [1, 1, 2, 3]
+    assert heard == [1, 2, 3]
+
+
+def test_a_new_controller_waits_for_words_that_were_lost_on_their_way_to_the_old(
+    tmp_path: Path,
+) -> None:
+    """7 and 8 were sent to one that died; 9 is the first that comes, and 7 to 9 come again."""
+    acknowledged, heard = said_words(tmp_path, [(9, 7), (7, 7), (8, 7), (9, 7)], confirmed=3)
+    assert heard == [7, 8, 9]
+    assert acknowledged == [7, 8, 9]
+
+
+def test_words_that_an_agent_could_not_keep_are_not_waited_for(tmp_path: Path) -> None:
+    _, heard = said_words(tmp_path, [(1, 1), (12, 12), (13, 12)], confirmed=3)
+    assert heard == [1, 12, 13]
+
+
+def said_words(
+    folder: Path, words: Sequence[tuple[int, int]], *, confirmed: int
+) -> tuple[list[int], list[int]]:
+    """Say words (number, first of those not heard); return what was confirmed, and heard."""
     heard: list[int] = []
-    journal = Journal(tmp_path)
+    journal = Journal(folder)
     settings = ControllerSettings(job="job", key=KEY)
     controller = Controller(
         settings, journal, settle, lambda *_: "here:1",
         lambda rank, chip, kind, values: heard.append(values["n"]),
     )  # fmt: skip
     peer = Peer(controller, "a")
-
-    def say(number: int) -> None:
-        values = {"kind": "warning", "n": number}
+    for number, first in words:
         peer.send(
             Words(
-                job="job", host="a", incarnation=5, number=number, chip="p/0/0", process=1,
-                values=values,
+                job="job", host="a", incarnation=5, number=number, first=first, chip="p/0/0",
+                process=1, values={"kind": "warning", "n": number},
             )
         )  # fmt: skip
-
-    for number in (1, 1, 3, 2, 3):
-        say(number)
-    acknowledged = [m.number for m in turned(controller, peer, 4) if isinstance(m, HeardWords)]
-    assert acknowledged == [1, 1, 2, 3]
-    assert heard == [1, 2, 3]
+    came = [m.number for m in turned(controller, peer, confirmed) if isinstance(m, HeardWords)]
     peer.close()
     controller.close()
     journal.close()
+    return came, heard
 
 
 def test_what_a_seat_did_in_a_generation_that_is_over_is_still_heard(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tutti.models.spec import ModelSpec
 from tutti.ownership.elements import RankElements
 from tutti.ownership.ownership import Block, Span
 from tutti.plan.chips import ChipSet
-from tutti.plan.plan import Plan, covers
+from tutti.plan.plan import Plan
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -157,9 +157,6 @@ class StateLayout:
         self.plan = plan
         self.elements = RankElements(plan, model)
         self._chips = np.concatenate([numbers(stage.chips) for _, _, stage in plan.stages()])
-        self._stages = [
-            (self.elements.ownership.first_rank(p, s), stage) for p, s, stage in plan.stages()
-        ]
 
     def signature(self, unit: int) -> tuple[object, ...]:
         """Return a key that units share whose states are spread alike."""
@@ -171,10 +168,8 @@ class StateLayout:
             self.elements.alike(unit),
         )
 
-    def holding(
-        self, unit: int, parameter: Parameter, kind: Kind, *, without: int | None = None
-    ) -> Holding:
-        """Return who holds a tensor of a unit; not the stages that also hold unit `without`."""
+    def holding(self, unit: int, parameter: Parameter, kind: Kind) -> Holding:
+        """Return who holds a tensor of a unit."""
         bucket = self.elements.bucket(unit)
         group = bucket.class_of(parameter)
         counts = np.zeros(self._chips.size, dtype=np.int64)
@@ -195,10 +190,6 @@ class StateLayout:
                 pieces.append((ranks, lower, upper))
                 counts[ranks] += 1
         held = counts > 0
-        if without is not None:
-            for at, stage in self._stages:
-                if covers(stage.units, without):
-                    held[at : at + stage.num_chips] = False
         shape = (max(1, int(counts.max(initial=0))), max(1, len(parameter.shape)))
         return self._put_together(pieces, held, shape)
 

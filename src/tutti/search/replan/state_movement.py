@@ -151,12 +151,12 @@ def _joint(
 def _holding(
     layout: StateLayout, unit: int, parameter: Parameter, kind: Kind, model: ModelSpec
 ) -> Holding:
-    """Return who holds a tensor, its tied copies on other stages among them."""
+    """Return who holds a tensor, its tied copies among them; a rank with both is there twice."""
     here = layout.holding(unit, parameter, kind)
     name = f"{unit}.{parameter.name}"
     copies = [p for p in model.parameters(model.head_unit) if p.tied_to == name]
     for copy in copies if unit == 0 else ():
-        here = joined(here, layout.holding(model.head_unit, copy, kind, without=0))
+        here = joined(here, layout.holding(model.head_unit, copy, kind))
     return here
 
 
@@ -257,15 +257,16 @@ class _Flows:
     def add(self, num_bytes: float, held: Holding, wanted: Holding) -> None:
         """Add what a piece of `num_bytes` in all moves between who holds and who wants it."""
         missing = wanted.measure - _kept(held, wanted, self.chips.count)
+        missing -= _wanted_twice(held, wanted, self.chips.count)
         missing = np.where(missing > ROUNDING, missing, 0.0)
         lost = np.minimum(held.lacks(wanted), missing)
         at = wanted.chips
-        self.restored[at] += num_bytes * lost
+        np.add.at(self.restored, at, num_bytes * lost)
         arriving = num_bytes * (missing - lost)
         if not arriving.any():
             return
-        self.received[at] += arriving
-        self.receive_s[at] += arriving / self._receive_rate(held, at)
+        np.add.at(self.received, at, arriving)
+        np.add.at(self.receive_s, at, arriving / self._receive_rate(held, at))
         share = held.measure / held.measure.sum()
         self.sent[held.chips] += arriving.sum() * share
 
@@ -323,3 +324,25 @@ def _kept(held: Holding, wanted: Holding, num_chips: int) -> FloatArray:
             high = np.minimum(wanted.upper[there, m], held.upper[had, n])
             kept[there] += np.maximum(high - low, 0.0).prod(axis=1)
     return kept
+
+
+def _wanted_twice(held: Holding, wanted: Holding, num_chips: int) -> FloatArray:
+    """Return what of each row an earlier row of its chip wants as well, and the chip lacks.
+
+    A stage that has a tied tensor at both ends keeps it twice; it comes once.
+    """
+    found = np.zeros(wanted.chips.size)
+    order = np.argsort(wanted.chips, kind="stable")
+    again = np.flatnonzero(wanted.chips[order[1:]] == wanted.chips[order[:-1]])
+    if not again.size:
+        return found
+    first, second = order[again], order[again + 1]
+    boxes = wanted.lower.shape[1]
+    pairs = [(m, n) for m in range(boxes) for n in range(boxes)]
+    lower = np.stack([np.maximum(wanted.lower[first, m], wanted.lower[second, n])
+                      for m, n in pairs], axis=1)  # fmt: skip
+    upper = np.stack([np.minimum(wanted.upper[first, m], wanted.upper[second, n])
+                      for m, n in pairs], axis=1)  # fmt: skip
+    both = Holding(wanted.chips[second], lower, np.maximum(lower, upper))
+    found[second] = both.measure - _kept(held, both, num_chips)
+    return found

@@ -231,11 +231,11 @@ class Checkpointer:
     def _write(self, order: _Order) -> tuple[str, int]:
         together = self._together
         step = order.manifest.progress.step
-        partial = self.folder / (folders.folder_name(step) + folders.PARTIAL)
-        problem = _attempt(lambda: folders.begin(self.folder, step)) if together.rank == 0 else ""
-        problem = together.broadcast((problem,))[0]
+        problem, name = self._begun(step) if together.rank == 0 else ("", "")
+        problem, name = together.broadcast((problem, name))
         if problem:
             return problem, 0
+        partial = self.folder / name
         part: StoredPart | str
         try:
             part = write_part(partial, together.rank, order.pieces)
@@ -252,6 +252,13 @@ class Checkpointer:
         if not problem and self._sending is not None:
             problem = self._sent(self.folder / folders.folder_name(step))
         return problem, 0 if isinstance(part, str) else part.num_bytes
+
+    def _begun(self, step: int) -> tuple[str, str]:
+        """Begin a folder; return the problem, if any, and its name."""
+        try:
+            return "", folders.begin(self.folder, step).name
+        except Exception as error:
+            return _reason(error), ""
 
     # --- sending ---------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The folder of a run's checkpoints: names, what is complete, what may go.
 
 `step-000100` is complete, because it got that name after everything in it was on the disk. Half
-done are `step-000100.partial` (being written) and `step-000100.removed` (being deleted);
+done are `step-000100.1f0c.partial` (being written; the middle is each writer's own, so that one who
+sleeps through the next one's save touches nothing of it) and `….removed` (being deleted);
 `step-000100.old` is a complete one while another of the same step takes its name. Which is newest
 is told by the serial number in it: steps may come again after a restart, clocks may be wrong. The
 file `latest` names it for people, `best` the one with the lowest validation loss. Whatever moment a
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,26 +143,32 @@ def write_flushed(path: Path, text: str) -> None:
 
 def begin(folder: Path, step: int) -> Path:
     """Return a fresh folder to write a checkpoint in."""
-    path = folder / (folder_name(step) + PARTIAL)
-    folder.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        shutil.rmtree(path)
-    path.mkdir()
+    path = folder / f"{folder_name(step)}.{uuid.uuid4().hex[:8]}{PARTIAL}"
+    path.mkdir(parents=True)
     return path
 
 
 def publish(partial: Path) -> Path:
-    """Give a written folder its name and make it the latest."""
+    """Give a written folder its name and make it the latest.
+
+    An InputError if a later run of the folder has put it away (`tidy`): whoever renames it first
+    has it.
+    """
     folder = partial.parent
-    target = folder / partial.name.removesuffix(PARTIAL)
+    target = folder / partial.name.split(".", 1)[0]
     old = folder / (target.name + OLD)
-    for path in [partial, *(path for path in partial.rglob("*") if path.is_dir())]:
-        flush_folder(path)
-    if target.exists():
-        if old.exists():
-            remove(old)
-        target.rename(old)
-    partial.rename(target)
+    try:
+        for path in [partial, *(path for path in partial.rglob("*") if path.is_dir())]:
+            flush_folder(path)
+        if target.exists():
+            if old.exists():
+                remove(old)
+            target.rename(old)
+        partial.rename(target)
+    except FileNotFoundError:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        raise InputError(f"{partial}: was put away by a later process of this run") from None
     flush_folder(folder)
     _write_whole(folder / LATEST, target.name + "\n")
     if old.exists():
@@ -189,7 +197,7 @@ def _write_whole(path: Path, text: str) -> None:
 def remove(path: Path) -> None:
     """Delete a checkpoint; half deleted, it no longer has the name of one."""
     gone = path
-    if not path.name.endswith((REMOVED, PARTIAL)):
+    if not path.name.endswith(REMOVED):
         gone = path.parent / (path.name + REMOVED)
         if gone.exists():
             shutil.rmtree(gone)
@@ -209,9 +217,12 @@ def tidy(folder: Path, say: Say = lambda _line: None) -> None:
             path.rename(folder / stem)
             say(f"checkpoint {stem} is put back: another of that step was not finished")
         elif path.name.endswith((PARTIAL, REMOVED, OLD)):
-            shutil.rmtree(path)
+            try:
+                remove(path)
+            except FileNotFoundError:  # whoever wrote it has just given it its name
+                continue
             if path.name.endswith(PARTIAL):
-                say(f"checkpoint {path.name} was not finished: removed")
+                say(f"checkpoint {stem} was not finished: removed")
 
 
 def superseded(

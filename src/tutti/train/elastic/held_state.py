@@ -1,13 +1,15 @@
 """The state of a rank between two generations, and how an engine is filled from what all hold.
 
-A rank that left a generation keeps its masters and moments on the host; so do the copies that lie
-in the host's memory. Filling an engine moves only what a rank lacks, over `comm`, a bounded number
-of bytes at a time. What nobody holds is named; nothing is ever made up.
+A rank that left a generation keeps its masters and moments, on the device where they fit beside the
+next engine, else on the host; copies lie in the host's memory. Filling an engine moves only what a
+rank lacks, over `comm`, a bounded number of bytes at a time. What nobody holds is named; nothing is
+ever made up.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tutti.accelerator import Accelerator
 from tutti.comm import Communicator
 from tutti.errors import InputError
 from tutti.train.checkpoint.contents import Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Progress
-from tutti.train.checkpoint.rectangles import Rectangle
+from tutti.train.checkpoint.rectangles import Rectangle, intersection
 from tutti.train.checkpoint.staging import Staging
 from tutti.train.elastic.state_moves import Move, find_moves, from_words, to_words
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from tutti.train.engine.engine import Engine
 
 ROUND_BYTES = 64 << 20  # in flight at once, over all ranks
+_MOST_OF_DEVICE = 0.9  # that is taken while an old state lies beside a new engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +77,32 @@ class HeldState:
         return self.facts.progress.step
 
     @classmethod
-    def taken(cls, engine: Engine, progress: Progress) -> HeldState:
-        """Copy an engine's state to the host; the engine may go then."""
+    def taken(cls, engine: Engine, progress: Progress, *, same_plan: bool = False) -> HeldState:
+        """Take an engine's state; the engine may go then.
+
+        It is copied to the host, unless it can stay on the device beside an engine like this one:
+        then what pieces are views of is all that is left of the engine.
+        """
         pieces = [piece for piece in kept_pieces(engine) if not piece.copy]
-        held = Staging().copies(engine.accelerator, pieces)
-        return cls(facts=Facts.of(engine, progress), pieces=tuple(held))
+        if not (same_plan and _fits_twice(engine, pieces)):
+            pieces = Staging().copies(engine.accelerator, pieces)
+        return cls(facts=Facts.of(engine, progress), pieces=tuple(pieces))
+
+
+def _fits_twice(engine: Engine, pieces: Sequence[Piece]) -> bool:
+    """Tell whether a device has room for an engine's state beside all that it ever took."""
+    if engine.accelerator.device.type == "cpu":
+        return False
+    own = sum(p.memory.numel() * p.memory.element_size() for p in pieces if not p.memory.is_cpu)
+    memory = engine.accelerator.memory()
+    return max(memory.peak, memory.allocated) + own < _MOST_OF_DEVICE * memory.total
+
+
+def let_go(accelerator: Accelerator) -> None:
+    """Give back the memory of an engine that nobody names any more, before the next one is made."""
+    if accelerator.device.type != "cpu":
+        gc.collect()  # engines are in circles
+        accelerator.empty_cache()
 
 
 @torch.no_grad()
@@ -110,6 +135,7 @@ def _exchange(
     words = {
         "offers": to_words(_by_key(offered)),
         "wants": to_words(_by_key(needed)),
+        "dtypes": {p.key: str(p.memory.dtype).removeprefix("torch.") for p in offered},
         "facts": mine[0].facts.to_words() if mine else None,
     }
     told: list[Any] | None = control.gather_values(words) if control.size > 1 else [words]
@@ -125,7 +151,8 @@ def _exchange(
             + (f" {list(missing[0].rectangle.offsets)}" if missing else "")
             + "; go on from a checkpoint with --resume"
         )
-    _carry_out(moves, _Pieces(offered), _Pieces(needed), control)
+    dtypes = [{key: getattr(torch, name) for key, name in w["dtypes"].items()} for w in told]
+    _carry_out(moves, _Pieces(offered), _Pieces(needed), control, dtypes)
     return Facts.from_words(facts)
 
 
@@ -153,34 +180,48 @@ class _Pieces:
                 return piece.memory[inner.slices]
         raise AssertionError(f"no piece holds {key} {rectangle}")
 
+    def put(self, key: str, rectangle: Rectangle, numbers: Tensor) -> None:
+        """Write a rectangle's numbers to wherever it is kept: a tied tensor may be there twice."""
+        for piece in self._pieces[key]:
+            common = intersection(rectangle, piece.rectangle)
+            if common is not None:
+                target = piece.memory[common.within(piece.rectangle).slices]
+                target.copy_(numbers[common.within(rectangle).slices])
+
 
 def _carry_out(
-    moves: Sequence[Move], offered: _Pieces, wanted: _Pieces, control: Communicator
+    moves: Sequence[Move],
+    offered: _Pieces,
+    wanted: _Pieces,
+    control: Communicator,
+    dtypes: Sequence[Mapping[str, torch.dtype]],
 ) -> None:
-    """Move everything; what crosses ranks goes in rounds that all ranks share."""
+    """Move everything; what crosses ranks goes in rounds that all ranks share.
+
+    Numbers cross as who gives them has them: a master may become a weight to compute with.
+    """
     rank = control.rank
     crossing = list[Move]()
     for move in moves:
         if move.source != move.target:
             crossing.append(move)
         elif move.target == rank:
-            source = offered.view(move.key, move.rectangle)
-            wanted.view(move.key, move.rectangle).copy_(source)
+            wanted.put(move.key, move.rectangle, offered.view(move.key, move.rectangle))
     for batch in _rounds(crossing):
-        sends, receives, after = [], [], list[tuple[Tensor, Tensor]]()
+        sends, receives, after = [], [], list[tuple[Move, Tensor]]()
         for move in batch:
             if move.source == rank:
-                tensor = offered.view(move.key, move.rectangle).contiguous()
+                tensor = offered.view(move.key, move.rectangle).cpu().contiguous()
                 sends.append((tensor, move.target))
             elif move.target == rank:
-                target = wanted.view(move.key, move.rectangle)
-                tensor = torch.empty(target.shape, dtype=target.dtype)
+                dtype = dtypes[move.source][move.key]
+                tensor = torch.empty(move.rectangle.sizes, dtype=dtype)
                 receives.append((tensor, move.source))
-                after.append((target, tensor))
+                after.append((move, tensor))
         if sends or receives:
             control.exchange(sends, receives, channel="state").wait()
-        for target, tensor in after:
-            target.copy_(tensor)
+        for move, tensor in after:
+            wanted.put(move.key, move.rectangle, tensor)
 
 
 def _rounds(moves: Sequence[Move]) -> Iterable[list[Move]]:

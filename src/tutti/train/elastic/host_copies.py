@@ -5,6 +5,9 @@ too, three do, and none is written before they have the last: whichever host is 
 step of which some other has each copy. A copy is taken beside the forward and backward of the next
 step, which change nothing of it, and is over before the update. Its label is written last, so that
 a copy without one was cut off.
+
+Where the device can copy to pinned memory, the copies' memory is pinned once and filled on a lane
+of its own, so that the step's work does not wait for it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tutti.accelerator import Accelerator
 from tutti.elastic.courier import ARRIVED, KEPT, OWN
 from tutti.errors import InputError
 from tutti.files import write_text
@@ -36,6 +40,23 @@ ARRIVE_S = 3.0  # a partner that takes longer is waited for no more
 _ALIGNED = 64
 
 
+class Room:
+    """Memory of one copy, shared with the host; pinned where the device can."""
+
+    def __init__(self, path: Path, size: int, accelerator: Accelerator) -> None:
+        with open(path, "w+b") as file:
+            file.truncate(max(size, 1))
+            self.memory = mmap.mmap(file.fileno(), max(size, 1))
+        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self._accelerator, self.is_pinned = accelerator, accelerator.pin(self.bytes)
+
+    def close(self) -> None:
+        """Let go of it; a copy in it stays in its file."""
+        if self.is_pinned:
+            self._accelerator.unpin(self.bytes)
+            self.is_pinned = False
+
+
 class HostCopies:
     """The copies of one chip, as its rank writes them."""
 
@@ -48,14 +69,18 @@ class HostCopies:
         every: int = 1,
         partners: bool = False,
         gone: Callable[[], bool] = lambda: False,
+        rooms: dict[int, Room] | None = None,
     ) -> None:
-        """Write into a folder; `gone` tells that the generation is over, so nobody waits."""
+        """Write into a folder; `gone` tells that the generation is over, so nobody waits.
+
+        `rooms` are those of this process in the generation before.
+        """
         self._folder, self._chip, self._generation = folder, chip, generation
         self._partners, self._gone = partners, gone
         self._turns, self._every = TURNS_WITH_PARTNERS if partners else TURNS, every
         self._last: tuple[int, int] | None = None  # turn and step of the newest
         self.late = 0  # copies that no partner had in time
-        self._maps: dict[int, mmap.mmap] = {}
+        self.rooms = {} if rooms is None else rooms
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.steps: list[int] = []  # that are whole
@@ -68,10 +93,14 @@ class HostCopies:
         pieces = [piece for piece in kept_pieces(engine) if not piece.copy]
         facts, turn = Facts.of(engine, progress), progress.step // self._every % self._turns
         self._last = (turn, progress.step)
+        accelerator, updated = engine.accelerator, engine.accelerator.event()
+        updated.record()
 
         def copy() -> None:
             try:
-                self._write(turn, pieces, facts)
+                with accelerator.lane("host copies"):
+                    updated.wait()
+                    self._write(accelerator, turn, pieces, facts)
             except BaseException as error:
                 self._failure = error
 
@@ -103,23 +132,28 @@ class HostCopies:
         return False
 
     @torch.no_grad()
-    def _write(self, turn: int, pieces: Sequence[Piece], facts: Facts) -> None:
+    def _write(
+        self, accelerator: Accelerator, turn: int, pieces: Sequence[Piece], facts: Facts
+    ) -> None:
         label, data = label_path(self._folder, self._chip, turn), self._data(turn)
         label.unlink(missing_ok=True)
         self.steps = self.steps[-(self._turns - 1) :]  # the oldest is written over
         written, at = list[dict[str, Any]](), 0
         total = sum(_padded(p.memory.numel() * p.memory.element_size()) for p in pieces)
-        memory = self._room(turn, data, total)
+        room = self._room(turn, data, total, accelerator)
         for piece in pieces:
             size = piece.memory.numel() * piece.memory.element_size()
-            room = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at)
-            room.view(piece.memory.dtype).view(piece.memory.shape).copy_(piece.memory.detach())
+            target = room.bytes[at : at + size].view(piece.memory.dtype).view(piece.memory.shape)
+            accelerator.to_host(piece.memory.detach(), into=target)
             written.append({
                 "name": piece.name, "kind": piece.kind.value, "shape": list(piece.shape),
                 "offsets": list(piece.rectangle.offsets), "sizes": list(piece.rectangle.sizes),
                 "dtype": str(piece.memory.dtype).removeprefix("torch."), "at": at,
             })  # fmt: skip
             at += _padded(size)
+        copied = accelerator.event()
+        copied.record()
+        copied.synchronize()
         words = {"chip": self._chip, "generation": self._generation, "facts": facts.to_words()}
         write_text(label, json.dumps({**words, "pieces": written}))
         self.steps = [*self.steps, facts.progress.step]
@@ -127,13 +161,13 @@ class HostCopies:
     def _data(self, turn: int) -> Path:
         return self._folder / f"copy-{self._chip.replace('/', '-')}-{turn}"
 
-    def _room(self, turn: int, path: Path, size: int) -> mmap.mmap:
+    def _room(self, turn: int, path: Path, size: int, accelerator: Accelerator) -> Room:
         """Return memory that is used again by later copies: fresh memory costs as much."""
-        kept = self._maps.get(turn)
-        if kept is None or len(kept) != max(size, 1):
-            with open(path, "w+b") as file:
-                file.truncate(max(size, 1))
-                kept = self._maps[turn] = mmap.mmap(file.fileno(), max(size, 1))
+        kept = self.rooms.get(turn)
+        if kept is None or len(kept.memory) != max(size, 1):
+            if kept is not None:
+                kept.close()
+            kept = self.rooms[turn] = Room(path, size, accelerator)
         return kept
 
 

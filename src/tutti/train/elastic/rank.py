@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib
 import json
 import os
 import queue
@@ -31,9 +30,8 @@ from tutti.comm.entry.store import StoreClient, StoreError
 from tutti.comm.entry.trust import Key
 from tutti.comm.errors import CommError
 from tutti.elastic.journal import require_current
-from tutti.elastic.messages import Order, Source, Standing
+from tutti.elastic.messages import Order, Standing
 from tutti.errors import InputError, TuttiError
-from tutti.hardware.profile import shipped_profiles
 from tutti.observe.folder import RUN_FILE
 from tutti.observe.pulse import Activity, Pulse
 from tutti.plan.files import load_plan
@@ -41,51 +39,26 @@ from tutti.ranks.devices import open_chip
 from tutti.ranks.events import PipeEvents
 from tutti.ranks.rendezvous import job_secret
 from tutti.train.checkpoint import Progress
-from tutti.train.data.opening import PackedData, open_data
+from tutti.train.data.opening import PackedData
 from tutti.train.elastic.donors import connect_with_donors, give, offers_of
 from tutti.train.elastic.drills import install
 from tutti.train.elastic.finish import finish_step
 from tutti.train.elastic.generation_events import GenerationEvents, live_generation
-from tutti.train.elastic.held_state import HeldState, fill
+from tutti.train.elastic.held_state import HeldState, fill, let_go
 from tutti.train.elastic.host_copies import HostCopies, labelled
+from tutti.train.elastic.warm import data_of, warm, warmed
 from tutti.train.engine.step_totals import StepResult
-from tutti.train.run.agreement import job_facts
 from tutti.train.run.build_rank import begin_weights, build_engine, join, load_weights
 from tutti.train.run.planning import Job, prepared
 from tutti.train.run.rank_context import RankContext
 from tutti.train.run.safety import hardware_differences
-from tutti.train.run.weights import model_folder
 from tutti.train.run.worker import PausedError, StopRequest, Worker
 from tutti.train.sync.comm_links import CommLinks
 
+__all__ = ["main", "warm"]  # what the fork server calls
+
 _MOST_WHY = 300  # letters
 BEAT_S = 0.1  # of the thread that owns the connections
-
-
-_warm: dict[Path, tuple[Job, PackedData]] = {}
-
-
-def warm(folder: Path) -> None:
-    """Do what every rank of a run would do first, once, in the process that they come from.
-
-    No device is opened, and no thread started.
-    """
-    importlib.import_module("torch._dynamo")  # comes with the first tensor otherwise, for 2 s
-    shipped_profiles()
-    job = Job.load(folder / RUN_FILE)
-    job_facts(job)
-    job.chip_profiles()
-    job.predicted()
-    _warm[folder] = (job, _data_of(job))
-
-
-def _data_of(job: Job) -> PackedData:
-    return open_data(
-        job.config.data,
-        sequence_length=job.plan.job.sequence_length,
-        vocabulary=job.spec.vocab,
-        model_folder=model_folder(job.config.model),
-    )
 
 
 def main(descriptors: Sequence[int]) -> int:
@@ -121,7 +94,7 @@ class ElasticRank:
         self.standing = Standing.IDLE
         self.stop = StopRequest()
         self.pulse = Pulse(Path(os.environ["TUTTI_PULSE"]), rank=0)
-        known = _warm.get(self.folder)
+        known = warmed(self.folder)
         self._job: Job | None = known[0] if known is not None else None
         self._data: PackedData | None = known[1] if known is not None else None
         self._accelerator: Accelerator | None = None
@@ -231,9 +204,8 @@ class ElasticRank:
         self.generation, self.rank, self._why = order.generation, rank, ""
         self.pulse.enter(order.generation)
         self.pulse.at(-1, Activity.MOVING)
-        assert order.source is not None
         try:
-            self._settle(order.source)
+            self._settle(order)
             offers = offers_of(order, self.chip, self._kept, self.memory)
             if rank >= len(order.seats):
                 self._give(order, rank, offers)
@@ -254,17 +226,23 @@ class ElasticRank:
         except (CommError, StoreError, PausedError) as error:
             self._left(error)
 
-    def _settle(self, source: Source) -> None:
+    def _settle(self, order: Order) -> None:
         """Keep what this process holds of the step that all go on from; let go of the rest."""
+        source = order.source
+        assert source is not None
         counts = source.kind == "memory" and self.chip in source.holders
         live, self._live = self._live, None
         if live is not None and counts:
             if live.progress.step < source.step and live.engine.end.pending:
                 self._finished(live, finish_step(live.engine, source.sums))
-            self._kept = HeldState.taken(live.engine, live.progress)
+            same = live.context.plan == load_plan(self.folder / order.plan)
+            self._kept = HeldState.taken(live.engine, live.progress, same_plan=same)
             self._held = (live_generation(live), live.context.rank)
         if not counts:
             self._kept, self._held = None, (0, -1)
+        if live is not None and self._accelerator is not None:
+            del live
+            let_go(self._accelerator)
 
     def _give(self, order: Order, rank: int, offers: list[HeldState]) -> None:
         """Give this process's state to the seats of a generation, and have no part in it."""
@@ -301,7 +279,7 @@ class ElasticRank:
         self._opened(store, joined.comm)
         joined.comm.watch(BEAT_S, self.pulse.links)
         if self._data is None:
-            self._data = _data_of(context.job)
+            self._data = data_of(context.job)
         found = joined.saving.gather(self._data.fingerprint)
         if found is not None and len(set(found)) > 1:
             raise InputError("the ranks have different data; give all nodes the same files")
@@ -359,6 +337,7 @@ class ElasticRank:
         copies = self._copies = HostCopies(
             self.memory, self.chip, self.generation, every=every, partners=partners,
             gone=lambda: self._told_to_leave >= order.generation,
+            rooms=self._copies.rooms if self._copies is not None else None,
         )  # fmt: skip
         told = list[int]()
 

@@ -51,12 +51,30 @@ def find_moves(
             others = [r for r in ranks if r != target]
             start = target % len(others) if others else 0
             turn += others[start:] + others[:start]
-            for rectangle in wanted[key]:
-                left = [rectangle]
+            for left in _apart(wanted[key]):
                 for source in turn:
                     left = _take(moves, left, key, source, target, offers[source][key])
                 missing += [Missing(key, rest, target) for rest in left]
     return moves, missing
+
+
+def _apart(wanted: Sequence[Rectangle]) -> list[list[Rectangle]]:
+    """Return what each rectangle wants besides those before it.
+
+    A rank may keep a tensor twice, as one that is tied to another of its own: it comes once.
+    """
+    found = list[list[Rectangle]]()
+    for number, rectangle in enumerate(wanted):
+        left = [rectangle]
+        for earlier in wanted[:number]:
+            left = [part for rest in left for part in _without(rest, earlier)]
+        found.append(left)
+    return found
+
+
+def _without(rectangle: Rectangle, other: Rectangle) -> Sequence[Rectangle]:
+    common = intersection(rectangle, other)
+    return [rectangle] if common is None else difference(rectangle, common)
 
 
 def _take(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from tutti.elastic.journal import GENERATION
 from tutti.errors import InputError
 from tutti.observe.folder import (
     CHECKPOINTS,
@@ -179,8 +180,8 @@ def clear_run(folder: Path, url: str = "") -> None:
     clear(folder / CHECKPOINTS)
     for name in (EXPORT, TENSORBOARD):
         shutil.rmtree(folder / name, ignore_errors=True)
-    # but for the number of the last generation: whoever is left of the old run stays fenced
-    elastic = [path for path in folder.glob("elastic/*") if path.name != "generation"]
+    # but for the numbers of the last generations: whoever is left of the old run stays fenced
+    elastic = [path for path in folder.glob("elastic/*") if not path.name.startswith(GENERATION)]
     lines = (folder / name for name in (METRICS, SOON, SAMPLES, EVALUATIONS))
     for path in (*lines, *folder.glob(trace_name("*")), *elastic):
         path.unlink(missing_ok=True)

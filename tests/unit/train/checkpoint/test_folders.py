@@ -95,7 +95,36 @@ def test_what_is_half_written_or_half_deleted_is_not_found_and_goes(tmp_path):
     said: list[str] = []
     folders.tidy(tmp_path, said.append)
     assert names(tmp_path) == ["latest", "mine.partial", "step-000001"]
-    assert said == ["checkpoint step-000002.partial was not finished: removed"]
+    assert said == ["checkpoint step-000002 was not finished: removed"]
+
+
+def test_who_sleeps_before_the_rename_publishes_nothing_once_a_later_process_has_begun(tmp_path):
+    published(tmp_path, 7)
+    sleeper = folders.begin(tmp_path, 7)
+    write(sleeper / "in", 9)
+    folders.tidy(tmp_path)
+    other = folders.begin(tmp_path, 7)
+    assert other.name != sleeper.name  # what the sleeper still writes is not in it
+    with pytest.raises(InputError, match="was put away by a later process"):
+        folders.publish(sleeper)
+    assert names(tmp_path) == ["latest", "step-000007", other.name]
+    assert folders.find_latest(tmp_path).name == "step-000007"
+
+
+def test_who_is_quicker_than_the_one_that_puts_away_has_published(tmp_path, monkeypatch):
+    partial = folders.begin(tmp_path, 3)
+    shutil.rmtree(partial)
+    write(partial)
+    real = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if path == partial and target.name.endswith(".removed"):
+            folders.publish(partial)
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    folders.tidy(tmp_path)
+    assert names(tmp_path) == ["latest", "step-000003"]
 
 
 def test_a_replaced_one_is_put_back_if_its_successor_never_came(tmp_path):
