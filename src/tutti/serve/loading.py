@@ -102,7 +102,7 @@ def open_worker(
     opened = _tokenizer(tokenizer, Path(folder))
     if not end and opened is not None and opened.end is not None:
         end = (opened.end,)
-    held = open_adapters(adapters or {}, model, accelerator, sizes)
+    held = open_adapters(adapters or {}, model, sizes)
     settings = settings_for(spec, sizes, accelerator, number, model, held.num_bytes)
     worker = Worker(
         model, accelerator, settings, dtype=number, codes=sizes.codes, end=end, adapters=held
@@ -111,13 +111,12 @@ def open_worker(
 
 
 def open_adapters(
-    folders: Mapping[str, Path | str], model: Model, accelerator: Accelerator, sizes: Sizes
+    folders: Mapping[str, Path | str], model: Model, sizes: Sizes
 ) -> Adapters:
     """Return adapters in their slots, with room for those that are given."""
     opened = [open_adapter(folder, model.spec).rank for folder in folders.values()]
     held = Adapters(
         model,
-        accelerator,
         slots=max(sizes.adapter_slots, len(folders)),
         rank=max(sizes.adapter_rank, *opened, 1),
     )

@@ -20,6 +20,7 @@ def register_all() -> None:
     register(*attention.IMPLEMENTATIONS, *products.IMPLEMENTATIONS)
     if importlib.util.find_spec("triton") is not None:
         from tutti.accelerator.cuda import (
+            adapted,
             cross_entropy,
             expert_products,
             experts,
@@ -39,7 +40,7 @@ def register_all() -> None:
         from tutti.accelerator.cuda.pages import heads, latents
 
         for module in (
-            cross_entropy, expert_products, experts, few_rows, flash, layer_norm, narrow,
+            adapted, cross_entropy, expert_products, experts, few_rows, flash, layer_norm, narrow,
             narrow_experts, narrow_rows, norm, optimizer, paged, heads, latents, placed_heads,
             pointwise, sampling,
         ):  # fmt: skip
