@@ -37,9 +37,7 @@ class Held:
 class Adapters:
     """The adapters of one worker."""
 
-    def __init__(
-        self, model: Model, *, slots: int = SLOTS, rank: int = RANK
-    ) -> None:
+    def __init__(self, model: Model, *, slots: int = SLOTS, rank: int = RANK) -> None:
         self._spec = model.spec
         self._slots = Slots(model, slots=slots, rank=rank)
         self._free = list(range(slots - 1, -1, -1))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tutti.accelerator import Accelerator, Operators, open_accelerator
+from tutti.accelerator.inference import INVARIANT
 from tutti.accelerator.products import widens
 from tutti.batching import Settings
 from tutti.batching.settings import PAGES_SHARE
@@ -110,9 +111,7 @@ def open_worker(
     return worker, opened
 
 
-def open_adapters(
-    folders: Mapping[str, Path | str], model: Model, sizes: Sizes
-) -> Adapters:
+def open_adapters(folders: Mapping[str, Path | str], model: Model, sizes: Sizes) -> Adapters:
     """Return adapters in their slots, with room for those that are given."""
     opened = [open_adapter(folder, model.spec).rank for folder in folders.values()]
     held = Adapters(
@@ -166,7 +165,8 @@ def invariant_operators(spec: ModelSpec, accelerator: Accelerator) -> Operators:
             raise InputError(
                 f"{spec.name}: batch-invariant mode has no form for {what}; leave it off"
             )
-    return accelerator.operators.as_invariant()
+    own = INVARIANT if experts else [name for name in INVARIANT if "grouped" not in name]
+    return accelerator.operators.as_invariant(own)
 
 
 def open_drafter(worker: Worker, folder: Path | str | None) -> Drafter:

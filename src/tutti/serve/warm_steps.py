@@ -82,9 +82,7 @@ class WarmSteps:
         self.rehearse(shape, keys)()
 
     @torch.no_grad()
-    def rehearse(
-        self, shape: Shape, keys: int, *, adapted: bool = False
-    ) -> Callable[[], None]:
+    def rehearse(self, shape: Shape, keys: int, *, adapted: bool = False) -> Callable[[], None]:
         """Write such a step down; return what computes it, until the next one is written.
 
         `adapted`: the step is one whose rows have adapters; here none does.

@@ -243,9 +243,7 @@ class Worker:
         self._inputs.take(step, shape, adapters)
         return replay()
 
-    def _plain(
-        self, given: Given, *, draws: bool, adapted: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def _plain(self, given: Given, *, draws: bool, adapted: bool = False) -> tuple[Tensor, Tensor]:
         """Compute a step of which tokens are wanted and nothing else: the host is not asked."""
         self.adapters.use(given.adapters_t if adapted else None)
         batch, rows = self._batch(given, ones=given.slots_b.shape[0])
