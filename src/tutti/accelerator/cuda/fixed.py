@@ -165,7 +165,7 @@ def _splits(out: int, width: int, step: int) -> tuple[int, int]:
     """Return into how many runs inputs are cut, and how long each is: by the weight's shape."""
     programs = -(-out // _FEW.outputs)
     wanted = max(1, min(MOST_SPLITS, 2 * UNITS // programs, width // LEAST_SPLIT))
-    each = -(-(-(-width // wanted)) // step) * step
+    each = triton.cdiv(triton.cdiv(width, wanted), step) * step
     return -(-width // each), each
 
 
@@ -176,7 +176,7 @@ def quantised_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = N
     return linear(rows, widened(codes, x.dtype), bias).view(*x.shape[:-1], codes.out)
 
 
-def _supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_options: Any) -> str | None:
+def _supports(x: Tensor, weight: Tensor, *_others: Any, **_options: Any) -> str | None:
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return "no gradients"
     if x.dtype not in DTYPES or weight.dtype != x.dtype or not weight.is_contiguous():

@@ -56,6 +56,7 @@ class Pages(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...]:
+        """Of page, place and head: the keys', then the values'."""
         return (*self.keys.stride()[:3], *self.values.stride()[:3])
 
 
@@ -174,12 +175,13 @@ def _single(
     attend_evenly[(programs,)](
         q, *pages, out, parts, sums, zero_counters(out.device, lines), steps.query_starts,
         steps.key_lengths, steps.tables, scoring.sinks, scoring.slopes, q.stride(0), q.stride(1),
-        *pages.strides, steps.tables.stride(0), rows, q.shape[0], *scoring.numbers, HEADS=heads, GROUPS=groups, M=most_heads, D=width,
-        E=value_width, WIDE_D=max(16, power_of_two(width)),
+        *pages.strides, steps.tables.stride(0), rows, q.shape[0], *scoring.numbers,
+        HEADS=heads, GROUPS=groups, M=most_heads, D=width, E=value_width, WIDE_D=max(16, power_of_two(width)),
         WIDE_E=max(16, power_of_two(value_width)), N=tile.keys, SIZE=steps.page_size,
         ROWS=max(32, power_of_two(rows)), ZERO=alone,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **scoring.switches,
-        SCALED=pages.key_scales is not None, num_warps=min(8, max(tile.warps, most_heads // 16)), num_stages=tile.stages, **early(q),
+        SCALED=pages.key_scales is not None, num_warps=min(8, max(tile.warps, most_heads // 16)),
+        num_stages=tile.stages, **early(q),
     )  # fmt: skip
 
 

@@ -83,8 +83,8 @@ def _leave(
 @triton.jit(do_not_specialize=["table_row", "num_rows", "num_tokens"])
 def attend_evenly(
     q, keys, values, key_scales, value_scales, out, parts, sums, counters, starts, lengths, tables,
-    sinks, slopes, q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, num_rows, num_tokens,
-    scale, cap, window, factor,
+    sinks, slopes, q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row,
+    num_rows, num_tokens, scale, cap, window, factor,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, M: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr, SIZE: tl.constexpr,
     ROWS: tl.constexpr, ZERO: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,

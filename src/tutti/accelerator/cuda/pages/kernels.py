@@ -276,8 +276,8 @@ def _meet(
 @triton.jit(do_not_specialize=["table_row", "num_rows"])
 def attend(
     q, keys, values, key_scales, value_scales, out, parts, sums, counters, starts, lengths,
-    first_long, tables, sinks, slopes, q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, num_rows,
-    scale, cap, window, factor,
+    first_long, tables, sinks, slopes, q_row, q_head, k_page, k_place, k_head, v_page, v_place,
+    v_head, table_row, num_rows, scale, cap, window, factor,
     HEADS: tl.constexpr, SHARE: tl.constexpr, WIDE_SHARE: tl.constexpr, QUERIES: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr,
     SIZE: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
