@@ -25,19 +25,22 @@ from tutti.nn.linear import Linear
 from tutti.nn.quantised import narrow_inputs
 from tutti.serve import Engine, SamplingParameters
 from tutti.serve.drafting import Pace, Wanted
-from tutti.serve.loading import Sizes, prepare, settings_for
+from tutti.serve.loading import Sizes, invariant_operators, prepare, settings_for
 from tutti.serve.outputs import Counters
 from tutti.serve.speculation import Speculation, Switch
 from tutti.serve.worker import Worker
 
 
-def make_engine(name: str, weights: str, layers: int | None, **sizes: object) -> Engine:
+def make_engine(
+    name: str, weights: str, layers: int | None, *, invariant: bool = False, **sizes: object
+) -> Engine:
     """Return an engine of a catalog model with random weights: bf16, fp8, int4, or both8."""
     spec = load_model(name)
     if layers:
         spec = replace(spec, blocks=spec.blocks[:layers])
     accelerator = open_accelerator()
-    model = Model(spec, accelerator.operators, dtype=torch.bfloat16, device=accelerator.device)
+    operators = invariant_operators(spec, accelerator) if invariant else accelerator.operators
+    model = Model(spec, operators, dtype=torch.bfloat16, device=accelerator.device)
     initialize(model, on_device=True)
     model.eval().requires_grad_(False)
     if weights != "bf16":
@@ -49,9 +52,12 @@ def make_engine(name: str, weights: str, layers: int | None, **sizes: object) ->
         torch.cuda.empty_cache()
     if weights == "both8":
         narrow_inputs(model)
-    prepare(model)
-    settings = settings_for(spec, Sizes(**sizes), accelerator, torch.bfloat16, model)  # type: ignore[arg-type]
-    return Engine(Worker(model, accelerator, settings, dtype=torch.bfloat16))
+    if not invariant:
+        prepare(model)
+    asked = Sizes(**sizes)  # type: ignore[arg-type]
+    settings = settings_for(spec, asked, accelerator, torch.bfloat16, model)
+    worker = Worker(model, accelerator, settings, dtype=torch.bfloat16, codes=asked.codes)
+    return Engine(worker)
 
 
 def wishes(new: int) -> SamplingParameters:
@@ -385,6 +391,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--weights", default="bf16")
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--page-dtype")
     parser.add_argument("--rate", type=float, default=10.0)
     parser.add_argument("what", nargs="+")
     given = parser.parse_args()
@@ -399,6 +406,7 @@ def main() -> None:
         slots=given.slots,
         max_length=given.length,
         most_tokens=given.most_tokens,
+        page_dtype=given.page_dtype,
     )
     print(
         f"ready after {time.perf_counter() - started:.1f} s; {engine.worker.settings}", flush=True

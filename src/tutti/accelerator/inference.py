@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any, Self
 
 from torch import Tensor
 
 from tutti.accelerator import invariant, paged, prepared  # noqa: F401  (they register)
+from tutti.accelerator.choices import Choices
 from tutti.accelerator.host import adapted, quantised, quantised_pages  # noqa: F401
 from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.paged_segments import PagedSegments
@@ -31,13 +33,17 @@ class Inference(Narrowing):
     def _run(self, operator: str, *args: Any, **options: Any) -> Any:
         raise NotImplementedError
 
-    def as_invariant(self) -> Self:
-        """Return operators whose results for a row do not depend on the other rows, bit for bit."""
+    def as_invariant(self, needed: Collection[str] = INVARIANT) -> Self:
+        """Return operators whose results for a row do not depend on the other rows, bit for bit.
+
+        Those that are not `needed` may be missing. Nothing is chosen by size any more: what was
+        measured fastest for few rows may add up otherwise than what is for many.
+        """
         found = copy.copy(self)
-        found._candidates = dict(self._candidates)
+        found._candidates, found.choices = dict(self._candidates), Choices()
         for name in INVARIANT:
             own = [i for i in self._candidates[name] if i.invariant]
-            if not own:
+            if not own and name in needed:
                 raise InputError(f"this device has no batch-invariant operator '{name}'")
             found._candidates[name] = own
         return found

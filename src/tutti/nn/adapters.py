@@ -9,6 +9,7 @@ what is in it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -50,6 +51,23 @@ class Slots:
                 if isinstance(layer, Linear) and layer.adaptable:
                     for index, piece in enumerate(layer.pieces["weight"]):
                         self._places[f"{unit}.{piece.name}"] = (layer, index, piece)
+
+    @property
+    def rooms(self) -> int:
+        """How many layers have room."""
+        layers = {id(layer): layer for layer, _, _ in self._places.values()}
+        return sum(layer.adapted is not None for layer in layers.values())
+
+    @cached_property
+    def asks_host(self) -> bool:
+        """Whether the device reads the rows' slots on the host to go on."""
+        some = next(self._model.parameters())
+        row = torch.empty(1, 16, dtype=some.dtype, device=some.device)
+        down, slots = row.new_empty(1, 16, 16), torch.zeros(1, dtype=torch.int64)
+        call = self._model.operators.chosen(
+            "adapted_linear", row, row, down, down, slots.to(some.device)
+        )
+        return call.asks_host
 
     @property
     def num_bytes(self) -> int:

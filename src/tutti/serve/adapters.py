@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from tutti.accelerator import Accelerator
-from tutti.batching.step import Step
 from tutti.errors import InputError, hint
 from tutti.huggingface.peft.adapter import open_adapter
 from tutti.nn import Model
@@ -38,10 +37,8 @@ class Held:
 class Adapters:
     """The adapters of one worker."""
 
-    def __init__(
-        self, model: Model, accelerator: Accelerator, *, slots: int = SLOTS, rank: int = RANK
-    ) -> None:
-        self._spec, self._accelerator = model.spec, accelerator
+    def __init__(self, model: Model, *, slots: int = SLOTS, rank: int = RANK) -> None:
+        self._spec = model.spec
         self._slots = Slots(model, slots=slots, rank=rank)
         self._free = list(range(slots - 1, -1, -1))
         self._by_name: dict[str, Held] = {}
@@ -97,15 +94,23 @@ class Adapters:
         if held.dropped and not held.users:
             self._free.append(held.slot)
 
-    def select(self, step: Step, used: Sequence[Held | None]) -> bool:
-        """Tell the model which adapter each token of a step uses; return whether any does.
-
-        `used` has its rows'.
-        """
+    def slots_of(self, used: Sequence[Held | None]) -> NDArray[np.int64] | None:
+        """Return the slots of rows' adapters, −1: none; None where nothing is added to any."""
         slots = [-1 if held is None else held.slot for held in used]
-        if all(slot < 0 for slot in slots):
-            self._slots.rows_t = None
-            return False
-        rows = torch.from_numpy(np.repeat(np.array(slots, np.int64), step.queries))
-        self._slots.rows_t = self._accelerator.to_device(rows)
-        return True
+        if not self.rooms or all(slot < 0 for slot in slots):
+            return None
+        return np.array(slots, np.int64)
+
+    def use(self, rows_t: Tensor | None) -> None:
+        """Tell the model the slot of each token's adapter; None: no token has one."""
+        self._slots.rows_t = rows_t
+
+    @property
+    def rooms(self) -> int:
+        """How many layers have room for adapters: it grows with what some adapter adds to."""
+        return self._slots.rooms
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a graph can hold what they add: the operator does not ask the host."""
+        return not self._slots.asks_host

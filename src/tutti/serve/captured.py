@@ -37,6 +37,7 @@ class GraphKey(NamedTuple):
     shape: Shape
     draws: bool
     columns: int
+    rooms: int = 0  # layers that adapters add to; 0: no row has one
 
 
 Outputs = tuple[Tensor, Tensor]
@@ -137,11 +138,20 @@ class CapturedSteps:
         filled = (self.shape_for(shape) for shape in shapes)
         return list(dict.fromkeys(shape for shape in filled if shape is not None))
 
+    def _drop_outgrown(self, rooms: int) -> None:
+        """Let go of graphs in which some layer has no adapters that has them now."""
+        old = [key for key in self._graphs if 0 < key.rooms < rooms]
+        if old:
+            self._accelerator.synchronize()
+        for key in old:
+            del self._graphs[key]
+
     def get(
         self, key: GraphKey, compute: Callable[[Given], Outputs]
     ) -> Callable[[], Outputs] | None:
         """Return a graph's replay; the step is to be written after, for making one leaves none."""
         if key not in self._graphs:
+            self._drop_outgrown(key.rooms)
             given = self._inputs.blank(key.shape)
             made = self._accelerator.capture(
                 lambda: compute(given), pool=self._pool, warm_ups=2 if not self._graphs else 1

@@ -61,6 +61,7 @@ class Given(NamedTuple):
     slots_b: Tensor
     sample_tokens_s: Tensor  # the token that each sample comes after
     sample_slots_s: Tensor
+    adapters_t: Tensor  # the slot of each token's adapter; −1: none
 
 
 class StepInputs:
@@ -77,8 +78,11 @@ class StepInputs:
         self._numbers = Upload(accelerator, (most[0],), torch.int32, depth)
         self._indices = Upload(accelerator, (most[1],), torch.int64, depth)
 
-    def take(self, step: Step, shape: Shape) -> Given:
-        """Write a step, filled up to a size; return it on the device."""
+    def take(self, step: Step, shape: Shape, adapters: np.ndarray | None = None) -> Given:
+        """Write a step, filled up to a size; return it on the device.
+
+        `adapters`: the slot of each row's adapter, −1: none; without it nobody looks there.
+        """
         numbers, indices = self._columns(shape)
         ends = np.cumsum(step.queries)
         _fill(
@@ -107,6 +111,10 @@ class StepInputs:
             sample_tokens=(ends[step.sample_rows] - 1 - step.sample_offsets, 0),
             sample_slots=(step.sample_slots, self._nobody),
         )
+        if adapters is None:
+            del indices["adapters"]  # the last column
+        else:
+            _fill(self._indices, indices, adapters=(np.repeat(adapters, step.queries), -1))
         self._numbers.send(_end(numbers))
         self._indices.send(_end(indices))
         return self.seen(shape)
@@ -117,6 +125,7 @@ class StepInputs:
         self._indices.device.zero_()
         given = self.seen(shape)
         given.sample_slots_s.fill_(self._nobody)
+        given.adapters_t.fill_(-1)
         return given
 
     def rehearsed(self, shape: Shape, wide: Shape, keys: int) -> Given:
@@ -173,6 +182,7 @@ class StepInputs:
             index["slots"],
             index["sample_tokens"],
             index["sample_slots"],
+            index["adapters"],
         )
 
     def _columns(self, shape: Shape) -> tuple[Columns, Columns]:
@@ -187,7 +197,7 @@ class StepInputs:
         )
         indices = _placed(
             tokens=tokens, rows=tokens, positions=tokens, places=tokens, bases=rows, slots=rows,
-            sample_tokens=samples, sample_slots=samples,
+            sample_tokens=samples, sample_slots=samples, adapters=tokens,
         )  # fmt: skip
         return numbers, indices
 

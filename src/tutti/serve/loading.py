@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tutti.accelerator import Accelerator, Operators, open_accelerator
+from tutti.accelerator.inference import INVARIANT
 from tutti.accelerator.products import widens
 from tutti.batching import Settings
 from tutti.batching.settings import PAGES_SHARE
@@ -102,7 +103,7 @@ def open_worker(
     opened = _tokenizer(tokenizer, Path(folder))
     if not end and opened is not None and opened.end is not None:
         end = (opened.end,)
-    held = open_adapters(adapters or {}, model, accelerator, sizes)
+    held = open_adapters(adapters or {}, model, sizes)
     settings = settings_for(spec, sizes, accelerator, number, model, held.num_bytes)
     worker = Worker(
         model, accelerator, settings, dtype=number, codes=sizes.codes, end=end, adapters=held
@@ -110,14 +111,11 @@ def open_worker(
     return worker, opened
 
 
-def open_adapters(
-    folders: Mapping[str, Path | str], model: Model, accelerator: Accelerator, sizes: Sizes
-) -> Adapters:
+def open_adapters(folders: Mapping[str, Path | str], model: Model, sizes: Sizes) -> Adapters:
     """Return adapters in their slots, with room for those that are given."""
     opened = [open_adapter(folder, model.spec).rank for folder in folders.values()]
     held = Adapters(
         model,
-        accelerator,
         slots=max(sizes.adapter_slots, len(folders)),
         rank=max(sizes.adapter_rank, *opened, 1),
     )
@@ -167,7 +165,8 @@ def invariant_operators(spec: ModelSpec, accelerator: Accelerator) -> Operators:
             raise InputError(
                 f"{spec.name}: batch-invariant mode has no form for {what}; leave it off"
             )
-    return accelerator.operators.as_invariant()
+    own = INVARIANT if experts else [name for name in INVARIANT if "grouped" not in name]
+    return accelerator.operators.as_invariant(own)
 
 
 def open_drafter(worker: Worker, folder: Path | str | None) -> Drafter:

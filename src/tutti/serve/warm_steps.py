@@ -23,7 +23,9 @@ _SMALL = (Shape(2, 1, 1, 2, 2, 1), Shape(1, 1, 1, 1, 2))
 class Plain(Protocol):
     """Computes a step of which nothing but tokens is wanted."""
 
-    def __call__(self, given: Given, *, draws: bool) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, given: Given, *, draws: bool, adapted: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Return tokens, and how each row goes on."""
 
 
@@ -31,10 +33,20 @@ class WarmSteps:
     """A worker's steps before there are requests, or between them."""
 
     def __init__(
-        self, graphs: CapturedSteps | None, inputs: StepInputs, sampler: Sampler, plain: Plain
+        self,
+        graphs: CapturedSteps | None,
+        inputs: StepInputs,
+        sampler: Sampler,
+        plain: Plain,
+        rooms: Callable[[], int],
     ) -> None:
         self._graphs, self._inputs, self._sampler, self._plain = graphs, inputs, sampler, plain
-        self._cold = [] if graphs is None else graphs.shapes()
+        self._rooms = rooms  # layers that adapters add to, where there are adapters
+        self._cold: list[tuple[Shape, bool]] = []  # sizes of steps, without and with adapters
+        if graphs is not None:
+            kinds = (False, True) if rooms() else (False,)
+            cold = [(shape, adapted) for adapted in kinds for shape in graphs.shapes()]
+            self._cold = sorted(cold, key=lambda pair: not graphs.is_usual(pair[0]))
 
     def all(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture steps of all sizes, and compile the largest."""
@@ -53,7 +65,7 @@ class WarmSteps:
             self._sampler.send()
             for shape in _SMALL:
                 self.run(shape, shape.most_keys)
-        while self._cold and self._graphs is not None and self._graphs.is_usual(self._cold[0]):
+        while self._cold and self._graphs is not None and self._graphs.is_usual(self._cold[0][0]):
             self.next()
 
     def next(self) -> bool:
@@ -61,7 +73,8 @@ class WarmSteps:
         if not self._cold:
             return False
         self._sampler.send()
-        self.run(self._cold.pop(0), 0)
+        shape, adapted = self._cold.pop(0)
+        self.rehearse(shape, 0, adapted=adapted)()
         return True
 
     def run(self, shape: Shape, keys: int) -> None:
@@ -69,20 +82,26 @@ class WarmSteps:
         self.rehearse(shape, keys)()
 
     @torch.no_grad()
-    def rehearse(self, shape: Shape, keys: int) -> Callable[[], None]:
-        """Write such a step down; return what computes it, until the next one is written."""
+    def rehearse(self, shape: Shape, keys: int, *, adapted: bool = False) -> Callable[[], None]:
+        """Write such a step down; return what computes it, until the next one is written.
+
+        `adapted`: the step is one whose rows have adapters; here none does.
+        """
         draws = self._sampler.always_draws
         wide = self._graphs.shape_for(shape) if self._graphs is not None else None
         if self._graphs is not None and wide is not None and self._graphs.captures(wide):
-            key = GraphKey(wide, draws, self._sampler.columns_key)
-            replay = self._graphs.get(key, lambda blank: self._plain(blank, draws=draws))
+            rooms = self._rooms() if adapted else 0
+            key = GraphKey(wide, draws, self._sampler.columns_key, rooms)
+            replay = self._graphs.get(
+                key, lambda blank: self._plain(blank, draws=draws, adapted=adapted)
+            )
             self._inputs.rehearsed(shape, wide, keys)  # making a graph leaves nothing
             return _nothing if replay is None else _of_no_result(replay)
         given = self._inputs.rehearsed(shape, wide or shape, keys)
 
         @torch.no_grad()
         def compute() -> None:
-            self._plain(given, draws=draws)
+            self._plain(given, draws=draws, adapted=adapted)
 
         return compute
 

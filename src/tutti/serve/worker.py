@@ -85,7 +85,7 @@ class Worker:
         adapters: Adapters | None = None,
     ) -> None:
         self.model, self.accelerator, self.settings = model, accelerator, settings
-        self.adapters = adapters or Adapters(model, accelerator)
+        self.adapters = adapters or Adapters(model)
         self.cache = PagedCache(
             model.spec,
             model.operators,
@@ -121,7 +121,7 @@ class Worker:
     def warm_steps(self) -> WarmSteps:
         """Steps that are made before somebody waits for one."""
         graphs = self._graphs if self._capturable else None
-        return WarmSteps(graphs, self._inputs, self.sampler, self._plain)
+        return WarmSteps(graphs, self._inputs, self.sampler, self._plain, self._rooms)
 
     def prices(self, *, guesses: bool = False) -> TabledPrices | None:
         """Return what steps take here, where a target or guesses want it, before any request.
@@ -158,7 +158,7 @@ class Worker:
         )
         found = self._replayed(step)
         if found is None:
-            found = self._computed(step, self._inputs.take(step, Shape.of(step)), result)
+            found = self._computed(step, result)
         download = None
         if found is not None:
             download = Download(self.accelerator, *found)
@@ -202,32 +202,50 @@ class Worker:
             else:
                 self.sampler.fork(begin.slot, begin.fork_of, work.parameters, work.seed)
 
-    def _select(self, step: Step) -> bool:
-        """Tell the model whose adapters its rows use; return whether there are any."""
-        return self.adapters.select(step, [self._work[n].adapter for n in step.sequences.tolist()])
+    def _adapters_of(self, step: Step) -> NDArray[np.int64] | None:
+        """Return the slots of the adapters that rows use; None if there are none."""
+        return self.adapters.slots_of([self._work[n].adapter for n in step.sequences.tolist()])
+
+    def _rooms(self) -> int:
+        """Return how many layers adapters add to in steps that are captured."""
+        return self.adapters.rooms if self.adapters.names and self.adapters.capturable else 0
+
+    def _as_is(self, step: Step) -> Given:
+        """Write a step of its own size, and tell the model of its adapters."""
+        adapters = self._adapters_of(step)
+        given = self._inputs.take(step, Shape.of(step), adapters)
+        self.adapters.use(None if adapters is None else given.adapters_t)
+        return given
 
     def _replayed(self, step: Step) -> tuple[Tensor, Tensor] | None:
         """Return a step's tokens and ends, filled up to a size; None where that cannot be."""
         slots = step.sample_slots
         if not self._capturable or not self.sampler.is_plain(slots) or self._is_looked_at(step):
             return None
-        if self._select(step):
+        adapters = self._adapters_of(step)
+        adapted = adapters is not None
+        if adapted and not self.adapters.capturable:
             return None
         shape = self._graphs.shape_for(Shape.of(step))
         if shape is None:
             return None
         draws = self.sampler.always_draws or self.sampler.draws(slots)
         if not self._graphs.captures(shape):
-            return self._plain(self._inputs.take(step, shape), draws=draws)
-        key = GraphKey(shape, draws, self.sampler.columns_key)
-        replay = self._graphs.get(key, lambda given: self._plain(given, draws=draws))
+            given = self._inputs.take(step, shape, adapters)
+            return self._plain(given, draws=draws, adapted=adapted)
+        rooms = self.adapters.rooms if adapted else 0
+        key = GraphKey(shape, draws, self.sampler.columns_key, rooms)
+        replay = self._graphs.get(
+            key, lambda given: self._plain(given, draws=draws, adapted=adapted)
+        )
         if replay is None:
             return None
-        self._inputs.take(step, shape)
+        self._inputs.take(step, shape, adapters)
         return replay()
 
-    def _plain(self, given: Given, *, draws: bool) -> tuple[Tensor, Tensor]:
+    def _plain(self, given: Given, *, draws: bool, adapted: bool = False) -> tuple[Tensor, Tensor]:
         """Compute a step of which tokens are wanted and nothing else: the host is not asked."""
+        self.adapters.use(given.adapters_t if adapted else None)
         batch, rows = self._batch(given, ones=given.slots_b.shape[0])
         x = self._stream(batch)
         logits, positions = self._logits(x, batch, rows)
@@ -235,12 +253,10 @@ class Worker:
         self._last[given.sample_slots_s] = chosen.tokens_s
         return chosen.tokens_s, chosen.ends_s
 
-    def _computed(
-        self, step: Step, given: Given, result: StepResult
-    ) -> tuple[Tensor, Tensor] | None:
+    def _computed(self, step: Step, result: StepResult) -> tuple[Tensor, Tensor] | None:
         """Compute a step, whatever its rows want; return tokens and ends, if any are sampled."""
         ones = int((step.queries == 1).sum()) if (step.tokens == LAST).any() else 0
-        self._select(step)
+        given = self._as_is(step)
         batch, rows = self._batch(given, ones=ones)
         x = self._stream(batch)
         self._extras(step, x, batch, result)
@@ -336,8 +352,7 @@ class Worker:
         ]
         try:
             again = _some_rows(step, np.unique(step.sample_rows[failed]))
-            self._select(again)
-            batch, _ = self._batch(self._inputs.take(again, Shape.of(again)), ones=0)
+            batch, _ = self._batch(self._as_is(again), ones=0)
             self._stream(batch)
         finally:
             for handle in handles:

@@ -15,6 +15,7 @@ pytest.importorskip("safetensors")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from tests.support.engines import engine_with_graphs  # noqa: E402
 from tests.support.packing import FORMATS, pack_folder, random_folder  # noqa: E402
 from tests.support.peft_folders import ALL, write_adapter  # noqa: E402
 from tutti.accelerator.conformance import check  # noqa: E402
@@ -64,9 +65,9 @@ def logits(model: Model, tokens: Sequence[int]) -> Any:
         return model.logits(Batch.of(model.spec, torch.tensor(list(tokens)), [len(tokens)]))
 
 
-def model_of(folder: Path) -> Model:
+def model_of(folder: Path, operators: Operators | None = None) -> Model:
     checkpoint = open_checkpoint(folder)
-    model = Model(checkpoint.spec, Operators("cpu"))
+    model = Model(checkpoint.spec, operators or Operators("cpu"))
     load(model, checkpoint)
     return model.eval().requires_grad_(False)
 
@@ -281,3 +282,39 @@ def test_ranks_heads_and_names(plain: Path, tmp_path: Path) -> None:
 
 def test_the_kit_passes() -> None:
     assert check(CpuAccelerator(), ["adapted_linear"]).passed
+
+
+def test_steps_with_adapters_are_captured(plain: Path, adapters: dict[str, Path]) -> None:
+    """Graphs read each token's slot where the step wrote it; one that is outgrown is dropped."""
+    model = model_of(plain, Operators("cpu", forced={"adapted_linear": "reference"}))
+    engine = engine_with_graphs(model, slots=4, page_size=4, max_length=48)
+    graphs = engine.worker._graphs
+    names = ["", "few", "few", "", "few", ""]
+    prompts = [PROMPT, PROMPT, PROMPT[:5], PROMPT[:4], [7, 7, 2], [7, 7, 2]]
+
+    def run(names: list[str]) -> None:
+        before = engine.counters.steps
+        done = engine.generate(prompts, [replace(OWN, adapter=name) for name in names])
+        for name, prompt, own in zip(names, prompts, done, strict=True):
+            assert own.tokens == said(adapters.get(name, plain), [prompt])[0], name
+        assert engine.counters.steps > before
+
+    run([""] * 6)
+    assert {key.rooms for key in graphs._graphs} == {0}
+    engine.add_adapter("few", plain.parent / "few")
+    few = engine.worker.adapters.rooms
+    run(names)
+    assert {key.rooms for key in graphs._graphs} == {0, few}
+    engine.add_adapter("all", plain.parent / "all")  # adds to more layers
+    rooms = engine.worker.adapters.rooms
+    assert rooms > few
+    run(["all", *names[1:]])
+    assert {key.rooms for key in graphs._graphs} == {0, rooms}
+    # a slot that changes hands is read anew by the graphs that are there
+    engine.generate([PROMPT], [replace(OWN, adapter="few")])
+    engine.drop_adapter("few")
+    engine.add_adapter("few", plain.parent / "pattern")
+    count = graphs.count
+    done = engine.generate([PROMPT], [replace(OWN, adapter="few")])
+    assert done[0].tokens == said(adapters["pattern"], [PROMPT])[0]
+    assert graphs.count == count

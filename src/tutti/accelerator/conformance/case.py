@@ -45,7 +45,7 @@ class Integers:
     low: int = 0
     high: int = 0
     real: bool = False
-    narrow: bool = False  # int8
+    narrow: torch.dtype | None = None  # of 8 bits, instead of 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _integers(leaf: Integers, generator: torch.Generator) -> Tensor:
         kind = torch.float32 if leaf.real else torch.int64
         return torch.tensor(leaf.given, dtype=kind).reshape(leaf.shape or (-1,))
     numbers = torch.randint(leaf.low, leaf.high, leaf.shape, generator=generator)
-    return numbers.to(torch.int8) if leaf.narrow else numbers
+    return numbers if leaf.narrow is None else numbers.to(leaf.narrow)
 
 
 def _floats(leaf: Values, generator: torch.Generator) -> Tensor:

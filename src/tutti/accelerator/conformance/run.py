@@ -187,6 +187,7 @@ def _moved(first: Results, second: Results, deterministic: bool) -> str:
     for (direction, name, a), (_, _, b) in zip(first.all(), second.all(), strict=True):
         if direction == "backward" and not deterministic:
             continue
+        a, b = (x.float() if x.itemsize == 1 and x.is_floating_point() else x for x in (a, b))
         # not torch.equal: a device may lack its kernel, and NaN must equal NaN here
         if not torch.equal(torch.nan_to_num(a.detach().cpu()), torch.nan_to_num(b.detach().cpu())):
             return f"{name} differs when the same call runs again"

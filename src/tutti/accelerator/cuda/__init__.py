@@ -20,10 +20,12 @@ def register_all() -> None:
     register(*attention.IMPLEMENTATIONS, *products.IMPLEMENTATIONS)
     if importlib.util.find_spec("triton") is not None:
         from tutti.accelerator.cuda import (
+            adapted,
             cross_entropy,
             expert_products,
             experts,
             few_rows,
+            fixed,
             flash,
             layer_norm,
             narrow,
@@ -36,11 +38,11 @@ def register_all() -> None:
             sampling,
         )
         from tutti.accelerator.cuda.pages import attention as paged
-        from tutti.accelerator.cuda.pages import heads, latents
+        from tutti.accelerator.cuda.pages import heads, latents, quantised
 
         for module in (
-            cross_entropy, expert_products, experts, few_rows, flash, layer_norm, narrow,
-            narrow_experts, narrow_rows, norm, optimizer, paged, heads, latents, placed_heads,
-            pointwise, sampling,
+            adapted, cross_entropy, expert_products, experts, few_rows, fixed, flash, layer_norm,
+            narrow, narrow_experts, narrow_rows, norm, optimizer, paged, heads, latents, quantised,
+            placed_heads, pointwise, sampling,
         ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import torch
+
 from tutti.accelerator.conformance.case import Case, Integers, Layout, Values
 from tutti.accelerator.paged_segments import PagedSegments
 
@@ -142,8 +144,8 @@ def _store_heads(
     )
 
 
-def _codes(*shape: int) -> Integers:
-    return Integers(shape=shape, low=-127, high=128, narrow=True)
+def _codes(*shape: int, dtype: torch.dtype) -> Integers:
+    return Integers(shape=shape, low=-127, high=128, narrow=dtype)
 
 
 def _quantised(
@@ -153,6 +155,7 @@ def _quantised(
     dims: tuple[int, int] = (64, 64),
     *,
     size: int = 16,
+    codes: torch.dtype = torch.int8,
     **options: Any,
 ) -> Case:
     steps = _steps(rows, size)
@@ -162,8 +165,8 @@ def _quantised(
         name,
         (
             Values((steps.num_queries, heads[0], dims[0]), trained=False),
-            _codes(PAGES, size, heads[1], dims[0]),
-            _codes(PAGES, size, heads[1], dims[1]),
+            _codes(PAGES, size, heads[1], dims[0], dtype=codes),
+            _codes(PAGES, size, heads[1], dims[1], dtype=codes),
             scales,
             scales,
             steps,
@@ -173,7 +176,12 @@ def _quantised(
     )
 
 
-def _store_quantised(name: str, places: tuple[int, ...], dims: tuple[int, int]) -> Case:
+def _store_quantised(
+    name: str,
+    places: tuple[int, ...],
+    dims: tuple[int, int],
+    codes: torch.dtype = torch.int8,
+) -> Case:
     scales = Values((8, 4, 2), trained=False, wide=True, positive=True)
     return Case(
         "store_quantised_pages",
@@ -181,8 +189,8 @@ def _store_quantised(name: str, places: tuple[int, ...], dims: tuple[int, int]) 
         (
             Values((len(places), 2, dims[0]), layout="heads", trained=False, zero_rows=True),
             Values((len(places), 2, dims[1]), trained=False),
-            _codes(8, 4, 2, dims[0]),
-            _codes(8, 4, 2, dims[1]),
+            _codes(8, 4, 2, dims[0], dtype=codes),
+            _codes(8, 4, 2, dims[1], dtype=codes),
             scales,
             scales,
             Integers(places),
@@ -256,6 +264,7 @@ CASES = (
     _latent("odd width", CHUNK, (23, 17)),
     _latent("no tokens", ((0,), (0,))),
     _store_quantised("some places", (5, 31, 4, 16, 0), (64, 64)),
+    _store_quantised("floats of 8 bits", (5, 31, 4, 16, 0), (64, 64), torch.float8_e4m3fn),
     _store_quantised("unlike keys and values", (9, 8, 7), (24, 16)),
     _store_quantised("no tokens", (), (64, 64)),
     _quantised("one new token each", DECODE),
@@ -266,4 +275,10 @@ CASES = (
     _quantised("unlike keys and values", dims=(24, 16)),
     _quantised("window", window=8),
     _quantised("soft cap", soft_cap=2.0, heads=(6, 2)),
+    _quantised("long rows", LONG, size=64),
+    _quantised("floats of 8 bits", codes=torch.float8_e4m3fn),
+    _quantised(
+        "floats of 8 bits, head of 128", DECODE, (4, 1), (128, 128), codes=torch.float8_e4m3fn
+    ),
+    _quantised("many rows", ((1,) * 30, tuple(range(1, 16)) * 2)),
 )

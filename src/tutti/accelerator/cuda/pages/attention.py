@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from tutti.accelerator.registry import Implementation
 
 WIDEST_HEAD = 256
 WINDOWS = {"sliding": 1, "chunked": 2}
+CODES = (torch.int8, torch.float8_e4m3fn)
 PROGRAMS = 528  # keep a chip of 132 units busy: rows are split until there are so many
 MOST_SPLITS = 64
 MOST_LONG_SPLITS = 16  # of queries of longer rows: one program joins what all splits have
@@ -44,77 +46,142 @@ _CHUNK = {64: _Tile(64, 64, 4, 3), 128: _Tile(64, 64, 4, 3), 256: _Tile(32, 32, 
 _LONG = {64: _Tile(128, 64, 4, 3), 128: _Tile(256, 64, 8, 3), 256: _Tile(64, 32, 4, 3)}
 
 
+class Pages(NamedTuple):
+    """Keys and values, or codes of 8 bits with a scale for each place and head."""
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Of page, place and head: the keys', then the values'."""
+        return (*self.keys.stride()[:3], *self.values.stride()[:3])
+
+
+class Scoring(NamedTuple):
+    """What a layer does to its scores, as the kernels are told."""
+
+    numbers: tuple[float, float, int, float]
+    switches: dict[str, Any]
+    sinks: Tensor | None
+    slopes: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        scale: float,
+        window: int | None = None,
+        window_kind: str = "sliding",
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+        slopes_rounded: bool = False,
+        slopes_factor: float = 1.0,
+    ) -> Scoring:
+        """Return an operator's options."""
+        switches: dict[str, Any] = {
+            "WINDOW": 0 if window is None else WINDOWS[window_kind],
+            "HAS_CAP": soft_cap is not None,
+            "HAS_SINK": sinks is not None,
+            "HAS_SLOPE": slopes is not None,
+            "ROUNDED": slopes_rounded,
+        }
+        numbers = (scale, soft_cap or 1.0, window or 1, slopes_factor)
+        return cls(numbers, switches, sinks, slopes)
+
+
 def paged_attention(
+    q: Tensor, key_pages: Tensor, value_pages: Tensor, steps: PagedSegments, **options: Any
+) -> Tensor:
+    """Return (T, H, E), as the reference does."""
+    return _attended(q, Pages(key_pages, value_pages), steps, Scoring.of(**options))
+
+
+def quantised_paged_attention(
     q: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
+    key_scales: Tensor,
+    value_scales: Tensor,
     steps: PagedSegments,
-    *,
-    scale: float,
-    window: int | None = None,
-    window_kind: str = "sliding",
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-    slopes: Tensor | None = None,
-    slopes_rounded: bool = False,
-    slopes_factor: float = 1.0,
+    **options: Any,
 ) -> Tensor:
-    """Return (T, H, E), as the reference does."""
-    switches: dict[str, Any] = {
-        "WINDOW": 0 if window is None else WINDOWS[window_kind],
-        "HAS_CAP": soft_cap is not None,
-        "HAS_SINK": sinks is not None,
-        "HAS_SLOPE": slopes is not None,
-        "ROUNDED": slopes_rounded,
-    }
-    numbers = (scale, soft_cap or 1.0, window or 1, slopes_factor)
+    """Return the same of pages of 8 bits; codes are widened in registers."""
+    pages = Pages(key_pages, value_pages, key_scales, value_scales)
+    return _attended(q, pages, steps, Scoring.of(**options))
+
+
+def fixed_paged_attention(
+    q: Tensor, key_pages: Tensor, value_pages: Tensor, steps: PagedSegments, **options: Any
+) -> Tensor:
+    """Return the same, a token's bits being the same in any batch, chunk and pages.
+
+    A program takes all keys of its queries, tile by tile from the sequence's beginning, whether the
+    row has one query or many: tiles in which a query sees nothing change no bit of it.
+    """
+    out = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
+    if not out.numel():
+        return out
+    groups = key_pages.shape[2]
+    tile = _tile(_CHUNK, q, value_pages)
+    queries = max(1, tile.rows // power_of_two(q.shape[1] // groups))
+    rows = steps.key_lengths.shape[0]
+    single = steps.most_queries <= 1
+    tiles = rows if single else steps.num_queries // queries + rows
+    any_order = replace(steps, first_long=None)
+    _launch(
+        (tiles, groups, 1), tile, queries, out, Splits.none(out), q, Pages(key_pages, value_pages),
+        any_order, Scoring.of(**options), fixed=1 if single else 2,
+    )  # fmt: skip
+    return out
+
+
+def _attended(q: Tensor, pages: Pages, steps: PagedSegments, scoring: Scoring) -> Tensor:
     only_single = steps.most_queries <= 1
     alone = only_single and steps.key_lengths.shape[0] >= q.shape[0]
-    shape = (q.shape[0], q.shape[1], value_pages.shape[-1])
+    shape = (q.shape[0], q.shape[1], pages.values.shape[-1])
     out = q.new_empty(shape) if alone else q.new_zeros(shape)
     if not out.numel():
         return out
-    given = (q, key_pages, value_pages, steps, sinks, slopes, numbers, switches)
-    _single(out, *given, alone=alone)
+    _single(out, q, pages, steps, scoring, alone=alone)
     if not only_single:
-        _long(out, *given)
+        _long(out, q, pages, steps, scoring)
     return out
 
 
 def _single(
     out: Tensor,
     q: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
+    pages: Pages,
     steps: PagedSegments,
-    sinks: Tensor | None,
-    slopes: Tensor | None,
-    numbers: tuple[float, float, int, float],
-    switches: dict[str, Any],
+    scoring: Scoring,
     *,
     alone: bool,
 ) -> None:
     """Fill in rows of one query."""
-    rows, groups = steps.key_lengths.shape[0], key_pages.shape[2]
-    heads, width, value_width = q.shape[1], q.shape[2], value_pages.shape[3]
+    rows, groups = steps.key_lengths.shape[0], pages.keys.shape[2]
+    heads, width, value_width = q.shape[1], q.shape[2], pages.values.shape[3]
     lines = rows * groups
     many = lines > FEWEST_OF_MANY
-    tile = _tile(_MANY if many else _ONE if rows == 1 else _FEW, q, value_pages)
+    tile = _tile(_MANY if many else _ONE if rows == 1 else _FEW, q, pages.values)
     programs = num_programs(q, 8 if many else 4)
     most_heads = max(tile.rows, power_of_two(heads // groups))
     # of each program: what it has of the row that it begins with, and of the one it ends with
     parts = out.new_empty((programs, 2, most_heads, value_width), dtype=torch.float32)
     sums = out.new_empty((programs, 2, most_heads, 2), dtype=torch.float32)
     attend_evenly[(programs,)](
-        q, key_pages, value_pages, out, parts, sums, zero_counters(out.device, lines),
-        steps.query_starts, steps.key_lengths, steps.tables, sinks, slopes, q.stride(0),
-        q.stride(1), *key_pages.stride()[:3], *value_pages.stride()[:3], steps.tables.stride(0),
-        rows, q.shape[0], *numbers, HEADS=heads, GROUPS=groups, M=most_heads, D=width,
-        E=value_width, WIDE_D=max(16, power_of_two(width)),
+        q, *pages, out, parts, sums, zero_counters(out.device, lines), steps.query_starts,
+        steps.key_lengths, steps.tables, scoring.sinks, scoring.slopes, q.stride(0), q.stride(1),
+        *pages.strides, steps.tables.stride(0), rows, q.shape[0], *scoring.numbers,
+        HEADS=heads, GROUPS=groups, M=most_heads, D=width, E=value_width, WIDE_D=max(16, power_of_two(width)),
         WIDE_E=max(16, power_of_two(value_width)), N=tile.keys, SIZE=steps.page_size,
         ROWS=max(32, power_of_two(rows)), ZERO=alone,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **switches,
-        num_warps=min(8, max(tile.warps, most_heads // 16)), num_stages=tile.stages, **early(q),
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **scoring.switches,
+        SCALED=pages.key_scales is not None, num_warps=min(8, max(tile.warps, most_heads // 16)),
+        num_stages=tile.stages, **early(q),
     )  # fmt: skip
 
 
@@ -166,18 +233,14 @@ class Splits(NamedTuple):
 def _long(
     out: Tensor,
     q: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
+    pages: Pages,
     steps: PagedSegments,
-    sinks: Tensor | None,
-    slopes: Tensor | None,
-    numbers: tuple[float, float, int, float],
-    switches: dict[str, Any],
+    scoring: Scoring,
 ) -> None:
     """Fill in rows of several queries."""
-    heads = key_pages.shape[2]
+    heads = pages.keys.shape[2]
     few = steps.num_queries <= FEW_QUERIES
-    tile = _tile(_CHUNK if few else _LONG, q, value_pages)
+    tile = _tile(_CHUNK if few else _LONG, q, pages.values)
     queries = max(1, tile.rows // power_of_two(q.shape[1] // heads))
     busy = -(-steps.num_queries // queries)
     tiles = steps.num_queries // queries + steps.num_long
@@ -187,10 +250,7 @@ def _long(
         splits = Splits.of(
             out, q.shape[0], busy, heads, steps.most_keys, least, tiles, MOST_LONG_SPLITS
         )
-    _launch(
-        (tiles, heads, splits.most), tile, queries, out, splits, q, key_pages, value_pages, steps,
-        sinks, slopes, numbers, switches,
-    )  # fmt: skip
+    _launch((tiles, heads, splits.most), tile, queries, out, splits, q, pages, steps, scoring)
 
 
 def _launch(
@@ -200,25 +260,24 @@ def _launch(
     out: Tensor,
     splits: Splits,
     q: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
+    pages: Pages,
     steps: PagedSegments,
-    sinks: Tensor | None,
-    slopes: Tensor | None,
-    numbers: tuple[float, float, int, float],
-    switches: dict[str, Any],
+    scoring: Scoring,
+    *,
+    fixed: int = 0,
 ) -> None:
-    heads, share = q.shape[1], q.shape[1] // key_pages.shape[2]
+    heads, share = q.shape[1], q.shape[1] // pages.keys.shape[2]
     kernels.attend[grid](
-        q, key_pages, value_pages, out, splits.parts, splits.sums, splits.counters,
-        steps.query_starts, steps.key_lengths, steps.first_long, steps.tables, sinks, slopes,
-        q.stride(0), q.stride(1), *key_pages.stride()[:3], *value_pages.stride()[:3],
-        steps.tables.stride(0), steps.key_lengths.shape[0], *numbers,
+        q, *pages, out, splits.parts, splits.sums, splits.counters, steps.query_starts,
+        steps.key_lengths, steps.first_long, steps.tables, scoring.sinks, scoring.slopes,
+        q.stride(0), q.stride(1), *pages.strides, steps.tables.stride(0),
+        steps.key_lengths.shape[0], *scoring.numbers,
         LEAST=splits.least, SPLITS=splits.most, HEADS=heads, SHARE=share,
-        WIDE_SHARE=power_of_two(share), QUERIES=queries, D=q.shape[2], E=value_pages.shape[3],
+        WIDE_SHARE=power_of_two(share), QUERIES=queries, D=q.shape[2], E=pages.values.shape[3],
         WIDE_D=max(16, power_of_two(q.shape[2])),
-        WIDE_E=max(16, power_of_two(value_pages.shape[3])), N=tile.keys, SIZE=steps.page_size,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **switches,
+        WIDE_E=max(16, power_of_two(pages.values.shape[3])), N=tile.keys, SIZE=steps.page_size,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **scoring.switches,
+        SCALED=pages.key_scales is not None, FIXED=fixed,
         SORTED=steps.first_long is not None, num_warps=tile.warps, num_stages=tile.stages,
         **early(q),
     )  # fmt: skip
@@ -249,7 +308,45 @@ def _reason(
     return None
 
 
+def _reason_quantised(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    key_scales: Tensor,
+    value_scales: Tensor,
+    steps: PagedSegments,
+    **options: Any,
+) -> str | None:
+    """Say why the kernels cannot take pages of 8 bits, or None."""
+    if key_pages.dtype not in CODES or value_pages.dtype not in CODES:
+        return "codes of int8 or float8_e4m3fn only"
+    if not (key_scales.is_contiguous() and value_scales.is_contiguous()):
+        return "scales that are part of something"
+    return _reason(q, key_pages, value_pages, steps, **options)
+
+
 IMPLEMENTATIONS = (
+    Implementation(
+        operator="quantised_paged_attention",
+        name="triton",
+        function=quantised_paged_attention,
+        devices=("cuda",),
+        supports=_reason_quantised,
+        rank=20,
+        exact=False,
+        needs="triton",
+    ),
+    Implementation(
+        operator="paged_attention",
+        name="fixed",
+        function=fixed_paged_attention,
+        devices=("cuda",),
+        supports=_reason,
+        rank=-10,
+        exact=False,
+        needs="triton",
+        invariant=True,
+    ),
     Implementation(
         operator="paged_attention",
         name="triton",

@@ -82,14 +82,14 @@ def _leave(
 
 @triton.jit(do_not_specialize=["table_row", "num_rows", "num_tokens"])
 def attend_evenly(
-    q, keys, values, out, parts, sums, counters, starts, lengths, tables, sinks, slopes, q_row,
-    q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, num_rows, num_tokens,
-    scale, cap, window, factor,
+    q, keys, values, key_scales, value_scales, out, parts, sums, counters, starts, lengths, tables,
+    sinks, slopes, q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row,
+    num_rows, num_tokens, scale, cap, window, factor,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, M: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr, SIZE: tl.constexpr,
     ROWS: tl.constexpr, ZERO: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_SINK: tl.constexpr, HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Write the outputs of rows of one query (T, H, E)."""
     me, programs = tl.program_id(0), tl.num_programs(0)
@@ -136,12 +136,16 @@ def attend_evenly(
         collected = tl.zeros((M, WIDE_E), tl.float32)
         own = m * 0 + length - 1
         table = tables + row.to(tl.int64) * table_row
+        own_keys, own_values = key_scales, value_scales
+        if SCALED:
+            own_keys += group
+            own_values += group
         for start in range((tile + at - base) * N, (tile + until - base) * N, N):
             most, total, collected = _meet(
-                q_md, keys + group * k_head, values + group * v_head, table, start, first, length,
-                own, slope_m, most, total, collected, k_page, k_place, v_page, v_place, scale, cap,
-                window, factor, D, E, WIDE_D, WIDE_E, N, SIZE, False, WINDOW, HAS_CAP, HAS_SLOPE,
-                ROUNDED, PRECISION,
+                q_md, keys + group * k_head, values + group * v_head, own_keys, own_values, table,
+                start, first, length, own, slope_m, most, total, collected, k_page, k_place, v_page,
+                v_place, GROUPS, scale, cap, window, factor, D, E, WIDE_D, WIDE_E, N, SIZE, False,
+                WINDOW, HAS_CAP, HAS_SLOPE, ROUNDED, PRECISION, SCALED,
             )  # fmt: skip
         begins, ends = base // each, (base + tiles - 1) // each
         _leave(out, parts, sums, counters + row * GROUPS + group, sinks, collected, most, total,

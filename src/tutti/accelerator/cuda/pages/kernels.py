@@ -16,6 +16,7 @@ import triton.language as tl
 from tutti.accelerator.cuda.early import wait
 
 LOG2E = tl.constexpr(1.4426950408889634)
+ONE_TILE, TILES = tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -205,14 +206,24 @@ def _write(
 
 
 @triton.jit
+def _widened(x, dtype: tl.constexpr, CODES: tl.constexpr):
+    """Return numbers of pages as the products take them; no code of 8 bits is rounded."""
+    return x.to(tl.float32).to(dtype) if CODES else x.to(dtype)
+
+
+@triton.jit
 def _meet(
-    q_md, keys, values, table, start, first, high, own, slope_m, most, total, collected, k_page,
-    k_place, v_page, v_place, scale, cap, window, factor,
+    q_md, keys, values, key_scales, value_scales, table, start, first, high, own, slope_m, most,
+    total, collected, k_page, k_place, v_page, v_place, groups, scale, cap, window, factor,
     D: tl.constexpr, E: tl.constexpr, WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr,
     SIZE: tl.constexpr, ALL: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Return maxima, sums and what is collected after a tile of keys; ALL queries may see them."""
+    """Return maxima, sums and what is collected after a tile of keys; ALL queries may see them.
+
+    SCALED: keys and values are codes of 8 bits; what one stands for is it times its place's scale.
+    """
     d, e, other = tl.arange(0, WIDE_D), tl.arange(0, WIDE_E), start + tl.arange(0, N)
     known = (other >= first) & (other < high)
     place = other % SIZE
@@ -225,10 +236,14 @@ def _meet(
     k_at = keys + (page * k_page + place * k_place)[None, :] + d[:, None]
     v_at = values + (page * v_page + place * v_place)[:, None] + e[None, :]
     if ALL and D == WIDE_D:
-        k_dn = tl.load(k_at).to(q_md.dtype)
+        k_dn = _widened(tl.load(k_at), q_md.dtype, SCALED)
     else:
-        k_dn = tl.load(k_at, mask=known[None, :] & (d < D)[:, None], other=0.0).to(q_md.dtype)
+        k_dn = tl.load(k_at, mask=known[None, :] & (d < D)[:, None], other=0.0)
+        k_dn = _widened(k_dn, q_md.dtype, SCALED)
     s = tl.dot(q_md, k_dn, input_precision=PRECISION)
+    line = (page * SIZE + place) * groups
+    if SCALED:
+        s *= tl.load(key_scales + line, mask=known, other=0.0)[None, :]
     if ALL and not HAS_CAP and not HAS_SLOPE:
         s *= scale * LOG2E
     elif ALL:
@@ -243,9 +258,16 @@ def _meet(
                      HAS_SLOPE, ROUNDED, WINDOW)  # fmt: skip
     p, shrink, most, total = _weighed(s, most, total)
     if ALL and E == WIDE_E:
-        v_ne = tl.load(v_at).to(q_md.dtype)
+        v_ne = _widened(tl.load(v_at), q_md.dtype, SCALED)
     else:
-        v_ne = tl.load(v_at, mask=known[:, None] & (e < E)[None, :], other=0.0).to(q_md.dtype)
+        v_ne = tl.load(v_at, mask=known[:, None] & (e < E)[None, :], other=0.0)
+        v_ne = _widened(v_ne, q_md.dtype, SCALED)
+    if SCALED:
+        scale_n = tl.load(value_scales + line, mask=known, other=0.0)
+        if q_md.dtype == tl.float16:  # weights times scales are too small for it
+            v_ne = (v_ne.to(tl.float32) * scale_n[:, None]).to(q_md.dtype)
+        else:
+            p *= scale_n[None, :]
     collected = collected * shrink[:, None]
     collected = tl.dot(p.to(v_ne.dtype), v_ne, collected, input_precision=PRECISION)
     return most, total, collected
@@ -253,26 +275,34 @@ def _meet(
 
 @triton.jit(do_not_specialize=["table_row", "num_rows"])
 def attend(
-    q, keys, values, out, parts, sums, counters, starts, lengths, first_long, tables, sinks,
-    slopes, q_row, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, num_rows,
-    scale, cap, window, factor,
+    q, keys, values, key_scales, value_scales, out, parts, sums, counters, starts, lengths,
+    first_long, tables, sinks, slopes, q_row, q_head, k_page, k_place, k_head, v_page, v_place,
+    v_head, table_row, num_rows, scale, cap, window, factor,
     HEADS: tl.constexpr, SHARE: tl.constexpr, WIDE_SHARE: tl.constexpr, QUERIES: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, N: tl.constexpr,
     SIZE: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_SINK: tl.constexpr, HAS_SLOPE: tl.constexpr, ROUNDED: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr, SORTED: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr, SORTED: tl.constexpr, SCALED: tl.constexpr,
+    FIXED: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a tile of a row of several queries (T, H, E)."""
+    """Write the outputs of a tile of a row of several queries (T, H, E).
+
+    FIXED: of any row, a query's keys always in the same tiles; each row one tile, or as many as it
+    has queries for (`ONE_TILE`, `TILES`).
+    """
     tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     M: tl.constexpr = QUERIES * WIDE_SHARE
     m, d = tl.arange(0, M), tl.arange(0, WIDE_D)
     share = m % WIDE_SHARE
     head_m = group * SHARE + share
-    row, at, begin, queries = _place(tile, starts, num_rows, first_long, QUERIES, False,
-                                      SORTED)  # fmt: skip
+    row, at, begin, queries = _place(tile, starts, num_rows, first_long, QUERIES,
+                                     FIXED == ONE_TILE, SORTED)  # fmt: skip
     length = tl.load(lengths + row)  # written before the step: no kernel of it is waited for
     wait(EARLY)
-    if _is_left_out(queries, at, False):
+    if FIXED == 0:  # noqa: SIM102  (known when the kernel is compiled; the next is not)
+        if queries == 1:
+            return
+    if at >= queries:
         return
     query_m = at + m // WIDE_SHARE
     inside = (query_m < queries) & (share < SHARE)
@@ -295,86 +325,29 @@ def attend(
     table = tables + row.to(tl.int64) * table_row
     keys += group * k_head
     values += group * v_head
-    if WINDOW == 0 and SPLITS == 1:
+    groups: tl.constexpr = HEADS // SHARE
+    if SCALED:
+        key_scales += group
+        value_scales += group
+    if WINDOW == 0 and SPLITS == 1 and FIXED == 0:
         # keys before the first query are seen by all
         seen = (length - queries + at) // N * N
         for start in range(low, seen, N):
             most, total, collected = _meet(
-                q_md, keys, values, table, start, first, high, own, slope_m, most, total,
-                collected, k_page, k_place, v_page, v_place, scale, cap, window, factor, D, E,
-                WIDE_D, WIDE_E, N, SIZE, True, WINDOW, HAS_CAP, HAS_SLOPE, ROUNDED, PRECISION,
+                q_md, keys, values, key_scales, value_scales, table, start, first, high, own,
+                slope_m, most, total, collected, k_page, k_place, v_page, v_place, groups, scale,
+                cap, window, factor, D, E, WIDE_D, WIDE_E, N, SIZE, True, WINDOW, HAS_CAP,
+                HAS_SLOPE, ROUNDED, PRECISION, SCALED,
             )  # fmt: skip
         low = seen
     for start in range(low, high, N):
         most, total, collected = _meet(
-            q_md, keys, values, table, start, first, high, own, slope_m, most, total, collected,
-            k_page, k_place, v_page, v_place, scale, cap, window, factor, D, E, WIDE_D, WIDE_E, N,
-            SIZE, False, WINDOW, HAS_CAP, HAS_SLOPE, ROUNDED, PRECISION,
+            q_md, keys, values, key_scales, value_scales, table, start, first, high, own, slope_m,
+            most, total, collected, k_page, k_place, v_page, v_place, groups, scale, cap, window,
+            factor, D, E, WIDE_D, WIDE_E, N, SIZE, False, WINDOW, HAS_CAP, HAS_SLOPE, ROUNDED,
+            PRECISION, SCALED,
         )  # fmt: skip
     counters += tile * tl.num_programs(1) + group
     _write(out, parts, sums, counters, sinks, collected, most, total, token_m * HEADS + head_m,
            token_m * HEADS + head_m, head_m, split, used, inside, E, WIDE_E, SPLITS,
            HAS_SINK)  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["table_row", "num_rows", "num_tokens"])
-def attend_latents(
-    q, pages, out, parts, sums, counters, starts, lengths, first_long, tables, q_row, q_head,
-    page_step, place_step, table_row, num_rows, num_tokens, scale,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr,
-    WIDE_RANK: tl.constexpr, ROPE: tl.constexpr, WIDE_ROPE: tl.constexpr, N: tl.constexpr,
-    SIZE: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, SINGLE: tl.constexpr,
-    ZERO: tl.constexpr, PRECISION: tl.constexpr, SORTED: tl.constexpr,
-):  # fmt: skip
-    """Write what a block of heads makes of latents (T, H, RANK), which are keys and values."""
-    tile, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    M: tl.constexpr = QUERIES * BLOCK
-    m, column = tl.arange(0, M), tl.arange(0, N)
-    r, p = tl.arange(0, WIDE_RANK), tl.arange(0, WIDE_ROPE)
-    head_m = block * BLOCK + m % BLOCK
-    row, at, begin, queries = _place(tile, starts, num_rows, first_long, QUERIES, SINGLE,
-                                      SORTED)  # fmt: skip
-    if ZERO:
-        _blank(out, starts, row, queries, split, head_m, head_m < HEADS, num_rows, num_tokens,
-               HEADS, BLOCK, M, RANK, WIDE_RANK)  # fmt: skip
-    if _is_left_out(queries, at, SINGLE):
-        return
-    query_m = at + m // BLOCK
-    inside = (query_m < queries) & (head_m < HEADS)
-    length = tl.load(lengths + row)
-    own = length - queries + query_m
-    low, high = _keys_seen(length, queries, at, 0, QUERIES, 0)
-    used = 1
-    if SPLITS > 1:
-        low, high, used = _split_of(low, high, split, LEAST, SPLITS)
-        if split >= used:
-            return
-    token_m = (begin + query_m).to(tl.int64)
-    lines = q + token_m[:, None] * q_row + head_m[:, None] * q_head
-    q_mr = tl.load(lines + r[None, :], mask=inside[:, None] & (r < RANK)[None, :], other=0.0)
-    q_mp = tl.load(lines + RANK + p[None, :], mask=inside[:, None] & (p < ROPE)[None, :], other=0.0)
-    most = tl.full((M,), float("-inf"), tl.float32)
-    total = tl.zeros((M,), tl.float32)
-    collected = tl.zeros((M, WIDE_RANK), tl.float32)
-    table = tables + row.to(tl.int64) * table_row
-    for start in range(low, high, N):
-        other = start + column
-        known = other < high
-        page = tl.load(table + other // SIZE, mask=known, other=0).to(tl.int64)
-        line = pages + (page * page_step + (other % SIZE) * place_step)[:, None]
-        c_nr = tl.load(line + r[None, :], mask=known[:, None] & (r < RANK)[None, :], other=0.0)
-        c_np = tl.load(
-            line + RANK + p[None, :], mask=known[:, None] & (p < ROPE)[None, :], other=0.0
-        )
-        c_nr, c_np = c_nr.to(q_mr.dtype), c_np.to(q_mr.dtype)
-        s = tl.dot(q_mr, tl.trans(c_nr), input_precision=PRECISION)
-        s = tl.dot(q_mp, tl.trans(c_np), s, input_precision=PRECISION) * (scale * LOG2E)
-        s = tl.where(known[None, :] & (other[None, :] <= own[:, None]), s, float("-inf"))
-        w, shrink, most, total = _weighed(s, most, total)
-        collected = collected * shrink[:, None]
-        collected = tl.dot(w.to(c_nr.dtype), c_nr, collected, input_precision=PRECISION)
-    counters += tile * tl.num_programs(1) + block
-    kept = row + query_m if SINGLE else token_m
-    _write(out, parts, sums, counters, None, collected, most, total, token_m * HEADS + head_m,
-           kept * HEADS + head_m, head_m, split, used, inside, RANK, WIDE_RANK, SPLITS,
-           False)  # fmt: skip
