@@ -58,7 +58,8 @@ def opened(given: argparse.Namespace, **options: Any) -> Iterator[Engine]:
         flush=True,
     )
     yield engine
-    del engine
+    for part in (engine.worker, engine):  # the caller's name for it lives on
+        part.__dict__.clear()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
