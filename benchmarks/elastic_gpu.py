@@ -7,8 +7,8 @@ MPS splits the GPU into chips of 50, 25 and 25 % that run at the same time. Four
 samples: undisturbed without `elastic:`; elastic without copies; with copies; with copies and parts
 that are killed. Prints the time from each kill to the end of the next step, and until the killed
 part trains again; what copies cost, as time of all steps but those until two were taken; and the
-largest difference of a loss to the undisturbed run. Times are of this process's clock: events come through
-the controller, so they are no shorter than what happened.
+largest difference of a loss to the undisturbed run. Times are of this process's clock: events come
+through the controller, so they are no shorter than what happened.
 """
 
 from __future__ import annotations
@@ -126,9 +126,6 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Make the four runs."""
     parts = [int(part) for part in args.parts.split(",")]
     (scratch / "cluster.yaml").write_text(cluster_text(parts, rehearse=args.rehearse))
-    plain = run(scratch, "plain", args, None)
-    bare = run(scratch, "bare", args, {})
-    copied = run(scratch, "copied", args, {"copies": args.copies})
     drills = [
         {
             "fault": "kill",
@@ -138,6 +135,12 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         }
         for n in range(args.kills)
     ]
+    if args.only_kills:
+        killed = run(scratch, "killed", args, {"copies": 1, "drill": drills})
+        return {"kills": kills(killed, drills)}
+    plain = run(scratch, "plain", args, None)
+    bare = run(scratch, "bare", args, {})
+    copied = run(scratch, "copied", args, {"copies": args.copies})
     killed = run(scratch, "killed", args, {"copies": 1, "drill": drills})
     apart = [
         abs(killed.losses[s] / plain.losses[s] - 1) for s in plain.losses if s in killed.losses
@@ -164,6 +167,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=10)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=256)
+    parser.add_argument("--only-kills", action="store_true", help="the run with kills alone")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -171,7 +175,12 @@ def main() -> None:
         if args.rehearse:
             args.model, args.length, args.batch = str(tiny(scratch)), 32, 8
         with contextlib.nullcontext() if args.rehearse else shared_device(scratch):
-            print(json.dumps(measure(args, scratch), indent=1))
+            try:
+                print(json.dumps(measure(args, scratch), indent=1))
+            except BaseException:
+                for log in sorted(scratch.glob("*/logs/**/*.log")):  # else they go with the folder
+                    say(f"--- {log.relative_to(scratch)}\n{log.read_text()[-3000:]}")
+                raise
 
 
 def tiny(scratch: Path) -> Path:

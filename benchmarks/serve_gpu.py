@@ -41,6 +41,7 @@ def make_engine(
     accelerator = open_accelerator()
     operators = invariant_operators(spec, accelerator) if invariant else accelerator.operators
     model = Model(spec, operators, dtype=torch.bfloat16, device=accelerator.device)
+    torch.manual_seed(0)  # two engines of one run have the same weights
     initialize(model, on_device=True)
     model.eval().requires_grad_(False)
     if weights != "bf16":

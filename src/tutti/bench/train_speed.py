@@ -198,7 +198,7 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -
     accelerator.reset_peak()
     try:
         model, attention = _peer_model(asked, accelerator)
-    except (ImportError, ValueError, torch.OutOfMemoryError) as error:
+    except (ImportError, ValueError, KeyError, torch.OutOfMemoryError) as error:
         return {"who": who, **_failure(error)}
     try:
         if liger and not _with_liger(model):
@@ -258,7 +258,7 @@ def _peer_model(asked: SpeedQuestion, accelerator: Accelerator) -> tuple[Any, st
     """Return transformers' model on the device, and its attention: SDPA where it has that."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    values = asked.config()
+    values = _with_factor(asked.config())
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.use_cache = False
     dtype = TORCH_DTYPES[PRECISIONS[asked.precision].parameters]
@@ -268,6 +268,16 @@ def _peer_model(asked: SpeedQuestion, accelerator: Accelerator) -> tuple[Any, st
             return make(config, attn_implementation="sdpa", dtype=dtype), "sdpa"
         except ValueError:  # gpt-oss has sinks, which SDPA does not know
             return make(config, attn_implementation="eager", dtype=dtype), "eager"
+
+
+def _with_factor(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a config whose scaled positions have the factor that transformers asks for."""
+    scaling = values.get("rope_scaling") or {}
+    original = scaling.get("original_max_position_embeddings")
+    if not original or "factor" in scaling:
+        return values
+    factor = values["max_position_embeddings"] / original
+    return {**values, "rope_scaling": {**scaling, "factor": factor}}
 
 
 def _with_liger(model: Any) -> bool:

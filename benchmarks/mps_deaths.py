@@ -1,0 +1,123 @@
+"""What becomes of processes that share a GPU by MPS when one of them is killed.
+
+    python -m benchmarks.mps_deaths              # on a machine with one NVIDIA GPU
+    python -m benchmarks.mps_deaths copies shared
+
+Three processes of 50, 25 and 25 % do the same work; the third is ended by SIGKILL in the midst of
+it. The others are asked four seconds later whether they still compute. Work is products alone, the
+same with copies to pinned memory of the process, or with copies to pinned memory that all three
+have mapped, as ranks of one host have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.mixed_gpus import limits, shared_device
+
+PARTS = (50, 25, 25)
+WORK = ("products", "copies", "shared")
+AFTER_S = 4.0  # from the kill to the question
+BYTES = 32 << 20
+
+
+def compute(work: str, path: str) -> None:
+    """Compute until asked to end; say at once when the device no longer does."""
+    import torch
+
+    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    given = torch.randn(BYTES // 4, device="cuda")
+    lane = torch.cuda.Stream()
+    host = None
+    if work == "copies":
+        host = torch.empty(BYTES // 4, pin_memory=True)
+    elif work == "shared":
+        host = torch.from_file(path, shared=True, size=BYTES // 4)
+        if int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0)):
+            raise RuntimeError("the mapped memory cannot be pinned")
+    print("ready", flush=True)
+    turns = 0
+    while True:
+        for _ in range(20):
+            a = (a @ a).clamp_(-1, 1)
+            if host is not None:
+                with torch.cuda.stream(lane):
+                    host.copy_(given, non_blocking=True)
+                    given.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+        turns += 1
+        print(turns, flush=True)
+
+
+def trial(work: str, scratch: Path) -> list[str]:
+    """Kill one of three; return what the others say."""
+    memory = Path("/dev/shm") / f"mps-deaths-{os.getpid()}"
+    memory.write_bytes(bytes(BYTES))
+    logs = [scratch / f"client-{number}" for number in range(len(PARTS))]
+    clients = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(memory.unlink)
+        for part, log in zip(PARTS, logs, strict=True):
+            clients.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "benchmarks.mps_deaths", "--client", work, str(memory)],
+                    stdout=stack.enter_context(log.open("w")),
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **limits(part)},
+                )
+            )
+            stack.callback(end, clients[-1])
+        until = time.monotonic() + 60
+        while not all("\n5\n" in log.read_text() for log in logs):
+            if time.monotonic() > until or any(c.poll() is not None for c in clients):
+                return [f"never ran: {log.read_text().splitlines()[-1:]}" for log in logs]
+            time.sleep(0.1)
+        clients[-1].send_signal(signal.SIGKILL)
+        clients[-1].wait()
+        before = [log.read_text().count("\n") for log in logs[:-1]]
+        time.sleep(AFTER_S)
+        said = []
+        for client, log, turns in zip(clients, logs, before, strict=False):
+            lines = log.read_text().splitlines()
+            if client.poll() is not None:
+                said.append(f"ended ({client.returncode}): {lines[-1]}")
+            else:
+                more = len(lines) - turns
+                said.append(f"goes on, {more} turns" if more > 1 else "hangs")
+        return said
+
+
+def end(client: subprocess.Popen[bytes]) -> None:
+    """End a client."""
+    client.kill()
+    client.wait()
+
+
+def main() -> None:
+    """Try each work some times."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", nargs="*", default=list(WORK))
+    parser.add_argument("--client", nargs=2)
+    parser.add_argument("--trials", type=int, default=2)
+    given = parser.parse_args()
+    if given.client:
+        compute(*given.client)
+    with tempfile.TemporaryDirectory() as temporary:
+        for work in given.work:
+            for number in range(given.trials):
+                scratch = Path(temporary) / f"{work}-{number}"
+                scratch.mkdir()
+                with shared_device(scratch):  # of its own: what one trial broke is not the next's
+                    print(f"{work}: {trial(work, scratch)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
