@@ -66,7 +66,10 @@ def _serve(pipe: Connection, rank: int, holder: int, user: int) -> None:
         try:
             pipe.send((True, function(rank, *args)))
         except Exception as error:
-            pipe.send((False, f"rank {rank}: {error!r}\n{traceback.format_exc()}"))
+            try:
+                pipe.send((False, f"rank {rank}: {error!r}\n{traceback.format_exc()}"))
+            except OSError:  # nobody is left to answer to
+                os._exit(0)
 
 
 class StandingRanks:

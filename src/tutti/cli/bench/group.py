@@ -10,6 +10,7 @@ import typer
 from tutti.cli.bench import (
     blocks,
     comm,
+    cpu,
     data,
     fabric,
     measuring,
@@ -34,6 +35,7 @@ app.command()(plan.plan)
 app.command()(blocks.blocks)
 app.command()(operators.operators)
 app.command()(comm.comm)
+app.command()(cpu.cpu)
 app.command()(train.train)
 app.command()(data.data)
 app.command()(fabric.fabric)
