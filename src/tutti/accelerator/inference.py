@@ -30,6 +30,8 @@ INVARIANT = (
 class Inference(Narrowing):
     """Operators of a server."""
 
+    choices: Choices
+
     def _run(self, operator: str, *args: Any, **options: Any) -> Any:
         raise NotImplementedError
 
