@@ -64,13 +64,13 @@ def find(source: SourceConfig, folder: Path) -> tuple[SourceKind, list[Path]]:
             f"{unknown[0]}: of no known kind (known endings: {', '.join(sorted(ENDINGS))}); "
             f"say 'kind'"
         )
-    found = {kind for kind in kinds.values() if kind is not None} or {source.kind}
-    if len(found) > 1:
+    kinds_here = {kind for kind in kinds.values() if kind is not None} or {source.kind}
+    if len(kinds_here) > 1:
         raise InputError(
-            f"{source.path}: has files of several kinds ({', '.join(sorted(found))}); "
+            f"{source.path}: has files of several kinds ({', '.join(sorted(kinds_here))}); "
             f"name them as sources of their own"
         )
-    return found.pop(), files
+    return kinds_here.pop(), files
 
 
 def _is_megatron(kind: SourceKind, path: Path) -> bool:
