@@ -285,10 +285,10 @@ def _launch(
 
 def _tile(tiles: dict[int, _Tile], q: Tensor, value_pages: Tensor) -> _Tile:
     wide = power_of_two(max(q.shape[2], value_pages.shape[3]))
-    found = tiles[next(width for width in tiles if wide <= width)]
+    tile = tiles[next(width for width in tiles if wide <= width)]
     if q.dtype == torch.float32:
-        return found._replace(keys=max(16, found.keys // 2), stages=1)
-    return found
+        return tile._replace(keys=max(16, tile.keys // 2), stages=1)
+    return tile
 
 
 def _reason(
