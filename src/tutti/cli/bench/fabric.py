@@ -136,14 +136,14 @@ def _run_queues(number: int, *, as_json: bool) -> None:
     """Let the detector of pauses judge drawn cases of the queue model."""
     from tutti.bench.beds.queue_cases import KINDS, run_case
 
-    found = [run_case(kind, seed) for kind in KINDS for seed in range(number)]
+    cases = [run_case(kind, seed) for kind in KINDS for seed in range(number)]
     if as_json:
-        print_json({"cases": [asdict(one) | {"right": one.right} for one in found]})
+        print_json({"cases": [asdict(one) | {"right": one.right} for one in cases]})
         return
     for kind in KINDS:
-        own = [one for one in found if one.kind == kind]
+        own = [one for one in cases if one.kind == kind]
         typer.echo(f"{kind}: {sum(one.right for one in own)} of {len(own)} right")
-    for one in found:
+    for one in cases:
         if not one.right:
             said = "; ".join(finding.words() for finding in one.found) or "nothing"
             typer.echo(f"{one.kind} {one.seed} at {', '.join(one.origin)}: {said}")
@@ -161,23 +161,23 @@ def _run_flows(number: int, *, as_json: bool) -> None:
 
     bed = ClosBed(ClosSpec())
     try:
-        found = [run_set(bed, random_set(bed, seed)) for seed in range(number)]
+        sets = [run_set(bed, random_set(bed, seed)) for seed in range(number)]
     finally:
         bed.close()
-    mean, slowest = fmean(one.mean_error for one in found), fmean(o.slowest_error for o in found)
+    mean, slowest = fmean(one.mean_error for one in sets), fmean(o.slowest_error for o in sets)
     if as_json:
         rows = [
             {"set": seed, "connections": len(one.connections), "mean_error": one.mean_error,
              "slowest_error": one.slowest_error, "predicted": one.predicted.tolist(),
              "measured": one.measured.tolist()}
-            for seed, one in enumerate(found)
+            for seed, one in enumerate(sets)
         ]  # fmt: skip
         print_json({"rows": rows, "mean_error": mean, "slowest_error": slowest})
         return
     table = Table(box=box.SIMPLE, title="TCP flows of 9 hosts on 3 leaves and 4 spines")
     for name in ("set", "connections", "error, mean", "of the slowest"):
         table.add_column(name, justify="right")
-    for seed, one in enumerate(found):
+    for seed, one in enumerate(sets):
         table.add_row(str(seed), str(len(one.connections)), f"{100 * one.mean_error:.1f} %",
                       f"{100 * one.slowest_error:.1f} %")  # fmt: skip
     print_rich(table)

@@ -41,17 +41,17 @@ def run_jobs(number: int, *, as_json: bool) -> None:
 
 def gains(runs: list[JobsRun]) -> dict[int, tuple[float, float]]:
     """Return, per pair, what the offset saves of the periods: predicted, measured."""
-    found = {}
+    gained = {}
     for case in sorted({run.case for run in runs}):
         by_way = {run.way: run for run in runs if run.case == case}
         before, after = by_way["together"], by_way["offset"]
-        found[case] = tuple(
+        gained[case] = tuple(
             sum(1.0 - a / b for b, a in zip(old, new, strict=True)) / len(old)
             for old, new in (
                 (before.predicted, after.predicted), (before.measured, after.measured),
             )
         )  # fmt: skip
-    return found  # type: ignore[return-value]
+    return gained  # type: ignore[return-value]
 
 
 def _print(runs: list[JobsRun]) -> None:
