@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tutti.errors import InputError, hint
+from tutti.files import meant_instead
 from tutti.storage.url import is_url
 from tutti.train.data.config import SHIPPED, SourceConfig, SourceKind
 from tutti.train.data.sources.array import JsonArrayReader
@@ -109,9 +110,7 @@ def _expanded(path: Path, source: SourceConfig) -> list[Path]:
         return sorted(files)
     if glob.has_magic(str(path)):
         raise InputError(f"{path}: no file matches")
-    near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    remedy = f"; {hint(path.name, near)}" if 0 < len(near) < 200 else ""
-    raise InputError(f"{path}: no such file or folder{remedy}")
+    raise InputError(f"{path}: no such file or folder{meant_instead(path, folders=True)}")
 
 
 def _refused(error: OSError) -> None:
