@@ -9,6 +9,7 @@ seconds down as it ends, so that a run that was cut tells them, too.
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from typing import Any
 
@@ -21,6 +22,12 @@ settings.register_profile("light", max_examples=50, **_COMMON)
 settings.register_profile(
     "thorough", max_examples=5000, **{**_COMMON, "derandomize": False, "print_blob": True}
 )
+if sys.platform == "linux":  # ranks of `tutti train` in this process: see there
+    from tests.support.warm_ranks import WarmSubprocess
+    from tutti.ranks import local_processes
+
+    local_processes.subprocess = WarmSubprocess  # type: ignore[assignment]
+
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "light"))
 
 

@@ -41,14 +41,31 @@ def _unique_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, 
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
 
 
+_MOST_SIBLINGS = 200  # a folder of more is no place where a person looks for a name
+
+
+def meant_instead(path: Path, *, folders: bool = False) -> str:
+    """Return what to add to "no such file": the nearest name beside it, or others of its kind.
+
+    A name of another kind (a folder where a file is wanted, another ending) is said only if it is
+    spelt nearly alike.
+    """
+    siblings = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    if not 0 < len(siblings) < _MOST_SIBLINGS:
+        return ""
+    guess = nearest(path.name, [each.name for each in siblings if folders or each.is_file()])
+    if guess is not None:
+        return f"; did you mean '{guess}'?"
+    alike = [each.name for each in siblings if each.is_file() and each.suffix == path.suffix]
+    return f"; {hint(path.name, alike)}" if alike else ""
+
+
 def read_text(path: Path) -> str:
     """Read a text file; every way in which that fails is one line."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        remedy = f"; {hint(path.name, siblings)}" if siblings and len(siblings) < 200 else ""
-        raise InputError(f"{path}: no such file{remedy}") from None
+        raise InputError(f"{path}: no such file{meant_instead(path)}") from None
     except IsADirectoryError:
         raise InputError(f"{path}: is a folder; name a file") from None
     except UnicodeDecodeError as error:

@@ -48,22 +48,24 @@ def wrong_product(
         y = accelerator.operators.linear(x, w)
         dx, dw = torch.autograd.grad(y, (x, w), g)
         x, w = x.detach(), w.detach()
-        for name, found, left, right in (
+        for name, made, left, right in (
             ("x·Wᵀ", y.detach(), x, w.t()),
             ("the gradient of x", dx, g, w),
             ("the gradient of W", dw, g.t(), x),
         ):
-            wrong = _wrong_rows(found, left, right, generator)
+            wrong = _wrong_rows(made, left, right, generator)
             if wrong:
                 size = " × ".join(f"{n:,}" for n in (rows, product.inner, product.columns))
                 return f"{name} of {size} in {dtype} is wrong in {wrong:.1%} of its rows"
     return None
 
 
-def _wrong_rows(found: Tensor, left: Tensor, right: Tensor, generator: torch.Generator) -> float:
+def _wrong_rows(product: Tensor, left: Tensor, right: Tensor, generator: torch.Generator) -> float:
     """Return the share of rows that are not those of left·right."""
-    signs = torch.randint(0, 2, (right.shape[1],), generator=generator).to(found.device) * 2.0 - 1.0
+    signs = (
+        torch.randint(0, 2, (right.shape[1],), generator=generator).to(product.device) * 2.0 - 1.0
+    )
     expected = left.float() @ (right.float() @ signs)
-    apart = (found.float() @ signs - expected).abs()
+    apart = (product.float() @ signs - expected).abs()
     scale = expected.square().mean().sqrt().clamp_min(1e-30)
     return float((~(apart <= FAR * scale)).float().mean())  # what is no number is wrong

@@ -72,13 +72,13 @@ def count(kind: str) -> int:
     try:
         if kind in _added:
             return _added[kind].count()
-        found: int = import_module(_KINDS[kind][0]).count()
+        devices: int = import_module(_KINDS[kind][0]).count()
     except Exception as error:  # a plug-in that is installed but broken
         raise InputError(
             f"kind '{kind}': its torch plug-in is installed but does not work "
             f"({plug_ins.reason(error)}); mend or remove it, or name another device"
         ) from error
-    return found
+    return devices
 
 
 def open_accelerator(device: str | None = None) -> Accelerator:

@@ -30,6 +30,8 @@ INVARIANT = (
 class Inference(Narrowing):
     """Operators of a server."""
 
+    choices: Choices
+
     def _run(self, operator: str, *args: Any, **options: Any) -> Any:
         raise NotImplementedError
 
@@ -39,14 +41,14 @@ class Inference(Narrowing):
         Those that are not `needed` may be missing. Nothing is chosen by size any more: what was
         measured fastest for few rows may add up otherwise than what is for many.
         """
-        found = copy.copy(self)
-        found._candidates, found.choices = dict(self._candidates), Choices()
+        steady = copy.copy(self)
+        steady._candidates, steady.choices = dict(self._candidates), Choices()
         for name in INVARIANT:
             own = [i for i in self._candidates[name] if i.invariant]
             if not own and name in needed:
                 raise InputError(f"this device has no batch-invariant operator '{name}'")
-            found._candidates[name] = own
-        return found
+            steady._candidates[name] = own
+        return steady
 
     def prepare(self, weight: Tensor | QuantisedWeight) -> None:
         """Lay out a weight that will not change any more, for products of few rows."""
@@ -102,8 +104,8 @@ class Inference(Narrowing):
         self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor
     ) -> Tensor:
         """Return y (T, out) plus up[a]·down[a]·x of each row's adapter a (T,); −1: nothing."""
-        found: Tensor = self._run("adapted_linear", y, x, down, up, adapters)
-        return found
+        added: Tensor = self._run("adapted_linear", y, x, down, up, adapters)
+        return added
 
     def store_pages(
         self, k: Tensor, v: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor

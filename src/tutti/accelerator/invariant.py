@@ -41,8 +41,8 @@ def linear(
         return (y if bias is None else y + bias).view(*x.shape[:-1], 1)
     padded = torch.zeros(-(-count // BLOCK) * BLOCK, x.shape[-1], dtype=x.dtype)
     padded[:count] = rows
-    found = [linear_product(block, weight, bias) for block in padded.split(BLOCK)]
-    y = torch.cat(found)[:count] if found else x.new_zeros(0, weight.shape[0])
+    products = [linear_product(block, weight, bias) for block in padded.split(BLOCK)]
+    y = torch.cat(products)[:count] if products else x.new_zeros(0, weight.shape[0])
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -56,11 +56,11 @@ def grouped_linear(
 ) -> Tensor:
     """Return runs of rows times their expert's weight."""
     ends = list(itertools.accumulate(counts.tolist(), initial=0))
-    found = [
+    products = [
         linear(x[first:last], weight[expert], None if bias is None else bias[expert], later=later)
         for expert, (first, last) in enumerate(itertools.pairwise(ends))
     ]
-    return torch.cat(found)
+    return torch.cat(products)
 
 
 def _sigmoid(x: Tensor) -> Tensor:
@@ -122,11 +122,11 @@ def paged_attention(
         most_queries=1,
         most_keys=steps.most_keys,
     )
-    found = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
+    out = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
     rows = np.flatnonzero(inside.numpy()).tolist()
     if rows:
-        one_token_each(found, q, key_pages, value_pages, alone, rows, invariant=True, **options)
-    return found
+        one_token_each(out, q, key_pages, value_pages, alone, rows, invariant=True, **options)
+    return out
 
 
 def _supports_paged(

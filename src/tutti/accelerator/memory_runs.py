@@ -34,14 +34,12 @@ def _common(layouts: tuple[tuple[Size, tuple[int, ...]], ...]) -> Runs | None:
     size = layouts[0][0].numel()
     if not size:
         return Runs(1, 0, (0,) * len(layouts))
-    found = [own for layout in layouts if (own := _runs(*layout)) and layout[0].numel() == size]
-    lengths = {length for length, _ in found if length != size} or {size}
+    runs = [own for layout in layouts if (own := _runs(*layout)) and layout[0].numel() == size]
+    lengths = {length for length, _ in runs if length != size} or {size}
     length = lengths.pop()
-    if lengths or len(found) < len(layouts) or size // length > MOST_RUNS:
+    if lengths or len(runs) < len(layouts) or size // length > MOST_RUNS:
         return None
-    return Runs(
-        size // length, length, tuple(step if own < size else length for own, step in found)
-    )
+    return Runs(size // length, length, tuple(step if own < size else length for own, step in runs))
 
 
 def _runs(shape: Size, strides: tuple[int, ...]) -> tuple[int, int] | None:

@@ -25,9 +25,9 @@ class Narrowing:
 
     def narrowed(self) -> Self:
         """Return the same operators with products of 8 bits."""
-        found = copy.copy(self)
-        found.narrow = True
-        return found
+        narrowed = copy.copy(self)
+        narrowed.narrow = True
+        return narrowed
 
     def emulated(self, dtype: torch.dtype, device: torch.device) -> set[str]:
         """Return the products of 8 bits that the device has no kernel for, beside this dtype."""

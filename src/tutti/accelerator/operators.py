@@ -354,13 +354,13 @@ class Operators(Inference):
         self, logits: Tensor, router: RouterSpec, top: int, correction: Tensor | None = None
     ) -> Routing:
         """Return each token's experts and their weights, from logits (T, E)."""
-        found: Routing = self._run("route", logits, router, top, correction)
-        return found
+        routing: Routing = self._run("route", logits, router, top, correction)
+        return routing
 
     def permute(self, x: Tensor, experts: Tensor, num_experts: int) -> Permutation:
         """Return a copy of each token for each of its experts (T, K), sorted by expert."""
-        found: Permutation = self._run("permute", x, experts, num_experts)
-        return found
+        permutation: Permutation = self._run("permute", x, experts, num_experts)
+        return permutation
 
     def unpermute(self, rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
         """Return each token's weighted sum of its experts' rows."""

@@ -80,25 +80,25 @@ def paged_attention(
         slopes=slopes, slopes_rounded=slopes_rounded, slopes_factor=slopes_factor,
     )  # fmt: skip
     starts, keys = steps.query_starts.tolist(), steps.key_lengths.tolist()
-    found = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
+    out = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
     single = []
     for row, (start, end) in enumerate(itertools.pairwise(starts)):
         if end - start == 1:
             single.append(row)
         elif end > start:
-            found[start:end] = _run(
+            out[start:end] = _run(
                 q[start:end], key_pages, value_pages, steps.tables[row], keys[row], options
             )
     if single and compiles(q, key_pages, value_pages, rounded=slopes_rounded):
         one_token_each(
-            found, q, key_pages, value_pages, steps, single, scale=scale, window=window,
+            out, q, key_pages, value_pages, steps, single, scale=scale, window=window,
             window_kind=window_kind, soft_cap=soft_cap, sinks=sinks, slopes=slopes,
             slopes_factor=slopes_factor,
         )  # fmt: skip
-        return found
+        return out
     for rows in _classes(single, keys):
-        _one_each(found, q, key_pages, value_pages, steps, rows, keys, starts, options)
-    return found
+        _one_each(out, q, key_pages, value_pages, steps, rows, keys, starts, options)
+    return out
 
 
 def compiles(q: Tensor, key_pages: Tensor, value_pages: Tensor, *, rounded: bool) -> bool:
@@ -108,7 +108,7 @@ def compiles(q: Tensor, key_pages: Tensor, value_pages: Tensor, *, rounded: bool
 
 
 def one_token_each(
-    found: Tensor,
+    out: Tensor,
     q: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
@@ -134,7 +134,7 @@ def one_token_each(
         (none if tensor is None else tensor.detach()).to(_wide(q.dtype))
         for tensor in (options.sinks, options.slopes)
     )
-    to = found if found.dtype == _wide(q.dtype) else found.float()
+    to = out if out.dtype == _wide(q.dtype) else out.float()
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     if threads > 1:
         numba.set_num_threads(threads)
@@ -145,8 +145,8 @@ def one_token_each(
         steps.key_lengths.numpy(), firsts, options.scale, options.soft_cap or 0.0,
         sinks.numpy(), (slopes * options.factor).numpy(), not invariant,
     )  # fmt: skip
-    if to is not found:
-        found.copy_(to)
+    if to is not out:
+        out.copy_(to)
 
 
 def compile_kernels(dtype: torch.dtype) -> None:
@@ -171,13 +171,13 @@ def _numbers(pages: Tensor) -> Any:
 
 def _classes(rows: list[int], keys: list[int]) -> list[list[int]]:
     """Return rows in classes of about equally many keys."""
-    found: list[list[int]] = []
+    classes: list[list[int]] = []
     for row in sorted(rows, key=lambda row: keys[row]):
-        if found and keys[row] <= max(PADDING * keys[found[-1][0]], 32):
-            found[-1].append(row)
+        if classes and keys[row] <= max(PADDING * keys[classes[-1][0]], 32):
+            classes[-1].append(row)
         else:
-            found.append([row])
-    return found
+            classes.append([row])
+    return classes
 
 
 def _run(
@@ -199,7 +199,7 @@ def _run(
 
 
 def _one_each(
-    found: Tensor,
+    out: Tensor,
     q: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
@@ -243,7 +243,7 @@ def _one_each(
         weights = torch.softmax(wide, dim=-1)
     # an unseen place of a page may hold anything, NaN too
     v_bgse = v_bgse.masked_fill(~seen[:, None, :, None], 0.0)
-    found[at] = product(weights.to(q.dtype), v_bgse).flatten(1, 2)
+    out[at] = product(weights.to(q.dtype), v_bgse).flatten(1, 2)
 
 
 def latent_attention(

@@ -237,7 +237,7 @@ def _page_by_type(block, group, low, high, bits):  # type: ignore[no-untyped-def
 
 
 def _one_each(
-    found: Any,  # (T, H, E)
+    out: Any,  # (T, H, E)
     q: Any,  # (T, H, D)
     key_pages: Any,  # (P, size, G, D), as wide as q, or the bits of bfloat16
     value_pages: Any,
@@ -282,13 +282,13 @@ def _one_each(
         for n in range(share):
             head = group * share + n
             soften(scores[n], powers, head, first, scale, soft_cap, sinks, slopes)
-            found[at, head] = 0.0
+            out[at, head] = 0.0
         for page in pages:
             low, high = max(first, page * size), min(last, page * size + size)
             stored, to = value_pages[tables[row, page]], page * size
             block, part = _page(stored, group, low - to, high - to, value_bits)
             for n in range(share):
-                line, own = scores[n, low - first : high - first], found[at, group * share + n]
+                line, own = scores[n, low - first : high - first], out[at, group * share + n]
                 weigh(own, line, block, part, low - to, high - to)
 
 

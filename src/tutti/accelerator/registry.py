@@ -161,8 +161,8 @@ def registered(operator: str, device_type: str) -> Sequence[Implementation]:
     """Return everything for an operator on a type of device, the preferred first."""
     if operator not in _registered:
         raise InputError(f"no operator '{operator}'; {hint(operator, _registered)}")
-    found = [i for i in _registered[operator] if i.runs_on(device_type)]
-    return sorted(found, key=lambda i: -i.rank)
+    running = [i for i in _registered[operator] if i.runs_on(device_type)]
+    return sorted(running, key=lambda i: -i.rank)
 
 
 def implementations(operator: str, device_type: str) -> Sequence[Implementation]:
@@ -172,12 +172,12 @@ def implementations(operator: str, device_type: str) -> Sequence[Implementation]
 
 def overrides(text: str) -> dict[str, str]:
     """Read 'rms_norm=reference,attention=sdpa'."""
-    found: dict[str, str] = {}
+    chosen: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         operator, _, name = item.partition("=")
         if operator not in operator_names():
             raise InputError(f"{OVERRIDE}: '{operator}'; {hint(operator, operator_names())}")
         if not name:
             raise InputError(f"{OVERRIDE}: '{item}'; write operator=implementation")
-        found[operator] = name
-    return found
+        chosen[operator] = name
+    return chosen

@@ -73,6 +73,6 @@ def side_by_side(
         for name, function in functions.items():
             timer.sample(function, calls[name], samples[name])
     return {
-        name: Timed(seconds=found.median, spread=found.spread, peak_bytes=peaks[name])
-        for name, found in samples.items()
+        name: Timed(seconds=each.median, spread=each.spread, peak_bytes=peaks[name])
+        for name, each in samples.items()
     }

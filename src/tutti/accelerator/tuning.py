@@ -56,12 +56,12 @@ class Question:
     def cases(self) -> list[ProfileCase]:
         """Return the calls, the most telling first."""
         if self.model is None:
-            found = default_cases()
+            cases = default_cases()
         else:
-            found = model_cases(load_model(self.model), self.tokens, SEQUENCE_LENGTH, degrees=(1,))
+            cases = model_cases(load_model(self.model), self.tokens, SEQUENCE_LENGTH, degrees=(1,))
         # products of 8 bits have one kernel, or none
         known = set(operator_names()) - set(NARROW.values())
-        return [case for case in found if case.operator in known]
+        return [case for case in cases if case.operator in known]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ def _measured(
     for _ in range(ROUNDS):  # in turns, so that a noisy moment falls on all of them
         for name, call in timed.items():
             timer.sample(call, timer.calls_for(first_s[name]), samples[name])
-    seconds = {**first_s, **{name: found.median for name, found in samples.items()}}
+    seconds = {**first_s, **{name: each.median for name, each in samples.items()}}
     return Measured(operator=case.operator, shape=case.shape, size=size, seconds=seconds)
 
 

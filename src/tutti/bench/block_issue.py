@@ -59,17 +59,17 @@ def with_block_issue(
         backward=IN_A_STEP * _ratio(both - forward, float(summed.issue_backward_s)),
     )
     has_graphs = accelerator.graph_pool() is not None
-    found = replace(reissued(profile, factors), graph_share=GRAPH_SHARE if has_graphs else 1.0)
+    issued = replace(reissued(profile, factors), graph_share=GRAPH_SHARE if has_graphs else 1.0)
     if accelerator.operators.emulated(TORCH_DTYPES[dtype], accelerator.device):
-        return found
+        return issued
     experts = load_model(WITH_EXPERTS)
     for own, kind, operators in (
         (experts, dtype, EXPERTS),
         (spec, Dtype.FP8, ("narrow_linear",)),
         (experts, Dtype.FP8, ("narrow_grouped_linear",)),
     ):
-        found = _of_family(found, own, accelerator, kind, operators)
-    return found
+        issued = _of_family(issued, own, accelerator, kind, operators)
+    return issued
 
 
 def _of_family(
@@ -105,15 +105,15 @@ def _issue_s(run: Callable[[], object], accelerator: Accelerator) -> float:
     """Return the least host time of a call."""
     for _ in range(WARM_UP):
         run()
-    found = []
+    seconds = []
     for _ in range(REPEATS):
         accelerator.synchronize()
         begin = time.perf_counter()
         for _ in range(IN_A_ROW):
             run()
-        found.append((time.perf_counter() - begin) / IN_A_ROW)
+        seconds.append((time.perf_counter() - begin) / IN_A_ROW)
     accelerator.synchronize()
-    return min(found)
+    return min(seconds)
 
 
 def _ratio(whole: float, parts: float) -> float:

@@ -69,22 +69,22 @@ class BlockShape:
 
 def host_shapes() -> list[BlockShape]:
     """Return small Llama blocks for a host."""
-    found = []
+    shapes = []
     for name, (hidden, heads, kv_heads, width, sequences, length) in HOST_SHAPES.items():
         config = _llama_config(hidden, heads, kv_heads, width)
         spec = read_config(config, name)
-        found.append(
+        shapes.append(
             BlockShape(name=name, spec=spec, config=config, sequences=sequences, length=length)
         )
-    return found
+    return shapes
 
 
 def model_shapes(names: Sequence[str], sequences: int, length: int) -> list[BlockShape]:
     """Return the first blocks of models."""
-    found = []
+    shapes = []
     for name in names:
         spec = load_model(name)
-        found.append(
+        shapes.append(
             BlockShape(
                 name=name,
                 spec=spec,
@@ -93,7 +93,7 @@ def model_shapes(names: Sequence[str], sequences: int, length: int) -> list[Bloc
                 length=length,
             )
         )
-    return found
+    return shapes
 
 
 def _config_of(spec: ModelSpec) -> dict[str, Any] | None:
@@ -176,9 +176,9 @@ def summed_run(shape: BlockShape, accelerator: Accelerator, dtype: Dtype) -> Blo
         _, *rest = torch.autograd.grad(forward(), [x, *small], gradient, allow_unused=True)
         later.run(lambda weight: sums[id(weight)])
         with torch.no_grad():
-            for parameter, found in zip(small, rest, strict=True):
-                if found is not None:
-                    sums[id(parameter)].add_(found)
+            for parameter, slope in zip(small, rest, strict=True):
+                if slope is not None:
+                    sums[id(parameter)].add_(slope)
 
     return BlockRun(who=SUMMED, shape=shape, forward=forward, step=step)
 
@@ -218,8 +218,8 @@ def hugging_face_run(shape: BlockShape, accelerator: Accelerator, dtype: Dtype) 
 
     def forward() -> Tensor:
         y = layer(x, position_embeddings=turned, position_ids=positions)
-        found: Tensor = y[0] if isinstance(y, tuple) else y
-        return found
+        output: Tensor = y[0] if isinstance(y, tuple) else y
+        return output
 
     return _run("transformers", shape, layer, forward, x)
 

@@ -59,8 +59,8 @@ def bench_on_bed(
             timeout_s=3600,
         )
         after = bed.sent_bytes()
-    found: Outcome = answers[0]
-    return replace(found, wires={name: after[name] - before[name] for name in after})
+    outcome: Outcome = answers[0]
+    return replace(outcome, wires={name: after[name] - before[name] for name in after})
 
 
 def _bed_rank(

@@ -100,13 +100,13 @@ def candidates(comm: Communicator, operation: str, num_bytes: int, every: bool) 
     chosen = comm.chooser.choose(Operation(operation), whole)
     if not every:
         return [chosen]
-    found: dict[Named, float] = {}
+    by_program: dict[Named, float] = {}
     for algorithm in algorithms(operation, comm.group):
         for chunks in CHUNKS if len(comm.group.islands) > 1 else (1,):
             named = Named(algorithm=algorithm, chunks=chunks)
-            found[named] = predicted(comm, operation, num_bytes, named)
-    near = min(found.values()) * _FAR
-    kept = [named for named, seconds in found.items() if seconds <= near and named != chosen]
+            by_program[named] = predicted(comm, operation, num_bytes, named)
+    near = min(by_program.values()) * _FAR
+    kept = [named for named, seconds in by_program.items() if seconds <= near and named != chosen]
     return [chosen, *kept]
 
 
@@ -223,8 +223,8 @@ def _cell(
 def _slowest(comm: Communicator, samples: list[list[float]]) -> list[list[float]]:
     """Return, of every sample, the time of the slowest rank."""
     whole = torch.tensor(samples, dtype=torch.float64)
-    found: list[list[float]] = comm.all_reduce(whole, "max").wait().tolist()
-    return found
+    slowest: list[list[float]] = comm.all_reduce(whole, "max").wait().tolist()
+    return slowest
 
 
 def _hopeless(contestants: Sequence[Named | None], first: Sequence[float]) -> set[int]:
@@ -295,7 +295,7 @@ def profile_links(
     The bandwidth is the slope between two sizes, so that what a swap costs at any size is no part
     of it. A fast wire needs larger messages to show what it can do.
     """
-    found = []
+    figures = []
     for edge in Edge:
         pairs = _pairs(comm, edge)
         if not pairs:
@@ -310,21 +310,21 @@ def profile_links(
         # Where swaps were disturbed, the wire must not look faster than it can be.
         rate = 2 * size / max(more - some, more / 2)
         latency = short * _IN_PROGRAM
-        found.append(LinkFigure(kind=link_name(edge), latency_s=latency, bandwidth=rate))
-    return tuple(found)
+        figures.append(LinkFigure(kind=link_name(edge), latency_s=latency, bandwidth=rate))
+    return tuple(figures)
 
 
 def _pairs(comm: Communicator, edge: Edge) -> list[tuple[int, int]]:
     """Return disjoint pairs of seats joined by a kind of edge."""
     free = list(range(comm.size))
-    found = []
+    pairs = []
     while free:
         one = free.pop(0)
         other = next((seat for seat in free if comm.group.edge(one, seat) is edge), None)
         if other is not None:
             free.remove(other)
-            found.append((one, other))
-    return found
+            pairs.append((one, other))
+    return pairs
 
 
 def _swap_seconds(

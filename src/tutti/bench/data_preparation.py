@@ -134,14 +134,14 @@ def _feeding() -> Iterator[Speed]:
         )
 
         def feed(samples: SyntheticRows = samples, rows: int = rows) -> int:
-            found = 0
+            tokens = 0
             with Feeder(
                 samples, spec, accelerator, lambda step, _: range(step * rows, (step + 1) * rows),
                 micro_batches=1,
             ) as feeder:  # fmt: skip
                 for step in range(200):
-                    found += feeder.batch(step, 0).num_tokens
-            return found
+                    tokens += feeder.batch(step, 0).num_tokens
+            return tokens
 
         yield timed(f"feed synthetic rows of {length} as batches on the CPU", feed)
         yield timed(

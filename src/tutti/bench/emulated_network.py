@@ -210,15 +210,15 @@ class Bed(Namespaces):
 
     def sent_bytes(self) -> dict[str, int]:
         """Return what each wire has carried: "host/rail" out of a NIC, "spine/rail" up to it."""
-        found = {}
+        sent = {}
         for host in range(len(self.spec.nics)):
             for name, count in self._counters(self.holders[1 + host]).items():
                 if name.startswith("nic"):
-                    found[f"{host}/{name.removeprefix('nic')}"] = count
+                    sent[f"{host}/{name.removeprefix('nic')}"] = count
         for name, count in self._counters(self.holders[0]).items():
             if name.startswith("up"):
-                found[f"spine/{name.removeprefix('up')}"] = count
-        return found
+                sent[f"spine/{name.removeprefix('up')}"] = count
+        return sent
 
     def _counters(self, holder: int) -> dict[str, int]:
         text = self.inside(holder, ["ip", "-s", "-j", "link"], [])

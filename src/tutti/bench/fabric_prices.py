@@ -1,4 +1,4 @@
-"""`tutti bench fabric`: prices of collective programs against their replay, flow by flow.
+"""`tutti bench fabric prices`: prices of collective programs against their replay, flow by flow.
 
 On every example cluster groups of several forms are priced as plans are: one chip of each node
 with its neighbours in groups of their own, and whole pools. Every program is replayed on the wiring

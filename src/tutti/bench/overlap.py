@@ -202,10 +202,10 @@ class OverlapRun:
 
     def gradients(self) -> list[Tensor]:
         """Return the weights' gradients, and forget them."""
-        found = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         for parameter in self.model.parameters():
             parameter.grad = None
-        return found
+        return gradients
 
 
 def same_bits(
@@ -213,11 +213,11 @@ def same_bits(
 ) -> bool:
     """Tell whether real products beside their collectives give the bits of those in turn."""
     asked = Question(ranks=comm.size, subject=subject, tokens=tokens, hidden=hidden)
-    group, found = CommGroup(comm), []
+    group, results = CommGroup(comm), []
     for own in (group, InTurn(group)):
         run = OverlapRun(asked, own, chunks, Operators("cpu"))
-        found.append([*run(), *run.gradients()])
-    return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        results.append([*run(), *run.gradients()])
+    return all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 # --- figures ---------------------------------------------------------------------------------
@@ -231,14 +231,14 @@ def _row(comm: Communicator, question: Question, chunks: int, pricing: Pricing) 
     samples: list[list[float]] = [[], [], []]
     notes: list[list[float]] = []
     for repeat in range(question.repeats + 1):
-        for run, found in zip(runs, samples, strict=True):
+        for run, sample in zip(runs, samples, strict=True):
             clocked.seconds.clear()
             seconds = _timed(comm, run)
             run.gradients()
             if repeat:  # the first warms up
-                found.append(seconds)
+                sample.append(seconds)
                 notes += [list(clocked.seconds)] if run is runs[1] else []
-    step_s, in_turn_s, compute_s = (min(found) for found in samples)
+    step_s, in_turn_s, compute_s = (min(sample) for sample in samples)
     communication_s = max(0.0, in_turn_s - compute_s)
     noted = comm.all_reduce(torch.tensor(notes, dtype=torch.float64)).wait().median(0).values
     each = (noted * (communication_s / float(noted.sum()))).tolist()

@@ -84,13 +84,13 @@ class Pricing:
         args = (self.shape, strategy, self.machine, self.constants)
         if self.subject == "experts":
             halves = shared_products(*args)
-            found = expert_parallel(self._once(), self.shape, strategy, halves)
+            priced = expert_parallel(self._once(), self.shape, strategy, halves)
         else:
             products = Products.of(*args)
             whole = products.attention.plus(products.feed_forward)
             uncut = tensor_parallel(*args, None)
-            _, found = in_chunks(*args, None, whole, uncut, np.zeros(()))
-        return float(found.forward + found.backward)
+            _, priced = in_chunks(*args, None, whole, uncut, np.zeros(()))
+        return float(priced.forward + priced.backward)
 
     def pairs(self, chunks: int) -> list[Pair]:
         """Return a block's collectives in the order in which they run, and what runs beside them.

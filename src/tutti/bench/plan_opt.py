@@ -37,9 +37,9 @@ def run_opt(size: int, folder: Path) -> Row:
     problem = opt_problem(size, profiles)
     metis = score(metis_plan(problem.model, problem.cluster), profiles)
     started = time.process_time()
-    found = search_by_formula(problem, profiles)
+    answer = search_by_formula(problem, profiles)
     simulator = DraftSimulator(Tables(problem))
-    proven = simulator.prove(found.plan, simulator.price(found.plan), summary_of(found.plan))
+    proven = simulator.prove(answer.plan, simulator.price(answer.plan), summary_of(answer.plan))
     return {
         "instance": f"OPT-{size}",
         "chips": problem.cluster.num_chips,
@@ -47,14 +47,14 @@ def run_opt(size: int, folder: Path) -> Row:
         "metis_cpu_s": OPT_PEERS[size][0],
         "sailor_cpu_s": OPT_PEERS[size][1],
         "tutti_cpu_s": time.process_time() - started,
-        "tutti_ms": found.score.step_ms,
-        "bound_ms": found.bound_ms,
-        "chips_step": found.chips_step,
-        "fits": found.score.fits,
-        "gain_pct": 100 * (metis.step_ms / found.score.step_ms - 1),
+        "tutti_ms": answer.score.step_ms,
+        "bound_ms": answer.bound_ms,
+        "chips_step": answer.chips_step,
+        "fits": answer.score.fits,
+        "gain_pct": 100 * (metis.step_ms / answer.score.step_ms - 1),
         "step_time_s": proven.step_seconds,
-        "micro_batch": found.plan.pipelines[0].micro_batch,
-        "stages": stage_texts(found.plan),
+        "micro_batch": answer.plan.pipelines[0].micro_batch,
+        "stages": stage_texts(answer.plan),
     }
 
 

@@ -111,9 +111,9 @@ def packed(plan: Plan, cluster: Cluster, model: ModelSpec) -> Plan:
         {at: 2.0 * token * stage.replicas[0].sequences * plan.pipelines[at[0]].micro_batches
          for at, stage in stages.items()},
     )  # fmt: skip
-    found, _ = pack(requests, cluster, weights)
+    taken_chips, _ = pack(requests, cluster, weights)
     chips: dict[Place, list[Position]] = {}
-    for (place, _, _), taken in zip(asked, found, strict=True):
+    for (place, _, _), taken in zip(asked, taken_chips, strict=True):
         chips.setdefault(place, []).extend(taken)
     return _with_chips(plan, cluster, chips)
 
@@ -198,9 +198,9 @@ def run_ratios(model: str = MODEL, ratios: Sequence[float] = RATIOS) -> list[Row
         times = {name: [_step(plan, spec, cluster) for plan in plans]
                  for name, plans in ways.items()}  # fmt: skip
         best = fmean(priced for priced, _ in times["groups"])
-        for name, found in times.items():
-            row = _row(name, [priced for priced, _ in found], best)
-            flows = fmean(replayed for _, replayed in found)
+        for name, priced_runs in times.items():
+            row = _row(name, [priced for priced, _ in priced_runs], best)
+            flows = fmean(replayed for _, replayed in priced_runs)
             rows.append(row | {"oversubscription": ratio, "flows_s": flows, "model": model,
                                "degrees": DEGREES})  # fmt: skip
     return rows
@@ -214,9 +214,9 @@ def _step(plan: Plan, model: ModelSpec, cluster: Cluster) -> tuple[float, float]
     from tutti.simulate.fabric_step import plans_on_fabric
     from tutti.simulate.plan_traffic import plan_traffic
 
-    found, wiring = estimate(plan, model, cluster, Sources()), wire(cluster)
-    (sent,) = plans_on_fabric(["plan"], [found], [plan_traffic(found, wiring)], wiring)
-    return found.step_seconds, sent.together_s
+    estimated, wiring = estimate(plan, model, cluster, Sources()), wire(cluster)
+    (sent,) = plans_on_fabric(["plan"], [estimated], [plan_traffic(estimated, wiring)], wiring)
+    return estimated.step_seconds, sent.together_s
 
 
 def ratio_table(rows: Sequence[Row]) -> Table:

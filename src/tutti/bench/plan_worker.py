@@ -100,7 +100,9 @@ def _figures(instance: Instance, problem: Problem, result: SearchResult) -> Row:
         "uniform_missing": result.uniform_missing,
         "speedup": result.speedup,
         "nominal": [row.pool for row in pools if row.nominal],
-        "unlimited_memory": [name for name, found in result.alone.items() if not found.fits],
+        "unlimited_memory": [
+            name for name, candidate in result.alone.items() if not candidate.fits
+        ],
         "summary": result.best.summary,
         "work": dict(result.work),
     }
@@ -131,12 +133,12 @@ def _lose_node(problem: Problem, result: SearchResult) -> Row:
 
     change = change_cluster(problem.cluster, "-node 0")
     changed = replace(problem, cluster=change.cluster)
-    found = replan(result.best.plan, changed, moved=change.moved)
+    replanned = replan(result.best.plan, changed, moved=change.moved)
     return {
-        "replan_cpu_s": found.result.search_cpu_seconds,
-        "replan_step_time_s": found.result.best.step_seconds,
-        "replan_moved_bytes": found.movement.total_bytes,
-        "replan_payback_s": found.payback_seconds,
+        "replan_cpu_s": replanned.result.search_cpu_seconds,
+        "replan_step_time_s": replanned.result.best.step_seconds,
+        "replan_moved_bytes": replanned.movement.total_bytes,
+        "replan_payback_s": replanned.payback_seconds,
     }
 
 

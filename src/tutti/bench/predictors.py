@@ -63,10 +63,10 @@ def llm_analysis() -> PeerRate:
     def price(degrees: tuple[int, int, int, int]) -> object:
         tp, pp, dp, micro_batch = degrees
         layout = config.ParallelismConfig(tp_size=tp, pp_size=pp, dp_size=dp)
-        found = analysis.LLMAnalysis(
+        analysed = analysis.LLMAnalysis(
             model, gpu, dtype, layout, flops_efficiency=0.5, hbm_memory_efficiency=0.8
         )
-        return found.training(
+        return analysed.training(
             batch_size_per_gpu=micro_batch, global_batch_size=8 * micro_batch * dp, seq_len=2048
         )
 
@@ -101,11 +101,11 @@ def calculon(checkout: Path | None) -> PeerRate:
 
         def price(micro_batch: int) -> object:
             plan = Llm.Execution.from_json({**execution, "microbatch_size": micro_batch})
-            found = Llm(application, logger)
+            llm = Llm(application, logger)
             with contextlib.suppress(Llm.Error):  # "does not fit" is an answer, too
-                found.compile(machine, plan)
-                found.run(machine)
-            return found
+                llm.compile(machine, plan)
+                llm.run(machine)
+            return llm
 
         sizes = itertools.cycle((1, 2, 4, 8))
         return _timed(name, price, sizes, f"checkout {checkout}")
@@ -115,8 +115,8 @@ def calculon(checkout: Path | None) -> PeerRate:
 
 def _first(checkout: Path, file: str) -> dict[str, Any]:
     """Return the first JSON file of that name, wherever the checkout keeps it."""
-    found = sorted(checkout.rglob(file))
-    if not found:
+    paths = sorted(checkout.rglob(file))
+    if not paths:
         raise FileNotFoundError(f"{checkout} holds no {file}")
-    document: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
+    document: dict[str, Any] = json.loads(paths[0].read_text(encoding="utf-8"))
     return document

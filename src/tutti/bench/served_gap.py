@@ -37,7 +37,7 @@ def with_served_gap(profile: Profile, accelerator: Accelerator, dtype: Dtype) ->
     name = HOST_MODEL if accelerator.device.type == "cpu" else DEVICE_MODEL
     spec, timer = load_model(name), timer_for(accelerator)
     steps: dict[tuple[int, int], Callable[[], None]] = {}
-    found = []
+    gaps = []
     for rows in ROWS:
         asked = Shape(rows, rows, rows, 1, KEYS)
         for layers in (FEW_LAYERS, MORE_LAYERS):
@@ -47,9 +47,9 @@ def with_served_gap(profile: Profile, accelerator: Accelerator, dtype: Dtype) ->
         parts = operators_of_block(spec, rows)
         alone = _alone(parts, accelerator, dtype, timer)
         block = _difference(few, more, timer) / (MORE_LAYERS - FEW_LAYERS)
-        found.append((block - alone) / len(parts))
+        gaps.append((block - alone) / len(parts))
     accelerator.empty_cache()
-    return replace(profile, served_gap_s=float(f"{max(0.0, statistics.mean(found)):.4g}"))
+    return replace(profile, served_gap_s=float(f"{max(0.0, statistics.mean(gaps)):.4g}"))
 
 
 def operators_of_block(spec: ModelSpec, rows: int) -> list[ProfileCase]:

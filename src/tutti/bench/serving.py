@@ -187,10 +187,10 @@ def time_scheduling(slots: int = 256, steps: int = 1000) -> Scheduled:
         scheduler.receive(event)
         if len(step.slots) == slots:
             seconds.append(made + time.perf_counter() - started)
-    found = np.array(seconds)
+    seconds_n = np.array(seconds)
     return Scheduled(
         slots=slots,
-        steps=len(found),
-        median_s=float(np.median(found)),
-        p99_s=float(np.percentile(found, 99)),
+        steps=len(seconds_n),
+        median_s=float(np.median(seconds_n)),
+        p99_s=float(np.percentile(seconds_n, 99)),
     )

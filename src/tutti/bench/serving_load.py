@@ -79,13 +79,13 @@ async def load(
         nonlocal done
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - began)))
         async with room:
-            found = await _one(url, model, request, key)
+            timed = await _one(url, model, request, key)
         done += 1
         progress(done)
-        return found
+        return timed
 
-    found = await asyncio.gather(*(one(r, at) for r, at in zip(asked, times, strict=True)))
-    return _summary(found, time.perf_counter() - began)
+    answers = await asyncio.gather(*(one(r, at) for r, at in zip(asked, times, strict=True)))
+    return _summary(answers, time.perf_counter() - began)
 
 
 async def _one(url: str, model: str, asked: Asked, key: str) -> Timed:
@@ -185,24 +185,24 @@ class _Stream(asyncio.Protocol):
         self.ended.set_result(None)
 
 
-def _take(found: Timed, said: dict[str, Any], now: float) -> None:
+def _take(timed: Timed, said: dict[str, Any], now: float) -> None:
     if "error" in said:
-        found.error = str(said["error"].get("message", said["error"]))
+        timed.error = str(said["error"].get("message", said["error"]))
     if said.get("usage"):
-        found.tokens = int(said["usage"].get("completion_tokens", 0))
+        timed.tokens = int(said["usage"].get("completion_tokens", 0))
     if said.get("choices"):
-        found.pieces.append(now)
-        if found.first_s is None:
-            found.first_s = now
+        timed.pieces.append(now)
+        if timed.first_s is None:
+            timed.first_s = now
 
 
-def _summary(found: Sequence[Timed], seconds: float) -> Loaded:
-    right = [one for one in found if not one.error and one.first_s is not None]
+def _summary(answers: Sequence[Timed], seconds: float) -> Loaded:
+    right = [one for one in answers if not one.error and one.first_s is not None]
     tokens = sum(one.tokens for one in right)
-    errors = [one.error for one in found if one.error]
+    errors = [one.error for one in answers if one.error]
     return Loaded(
-        requests=len(found),
-        failed=len(found) - len(right),
+        requests=len(answers),
+        failed=len(answers) - len(right),
         first_error=errors[0] if errors else "",
         seconds=seconds,
         output_tokens=tokens,
@@ -233,10 +233,10 @@ async def served_model(url: str, key: str = "") -> tuple[str, int | None]:
     try:
         async with httpx.AsyncClient(headers=headers, timeout=10.0) as client:
             response = await client.get(f"{url}/v1/models")
-            found = response.json()["data"][0]
+            served = response.json()["data"][0]
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         raise InputError(
             f"bench serve: {url}/v1/models does not answer as OpenAI's interface does ({error})"
         ) from None
-    length = found.get("max_model_len")
-    return str(found["id"]), int(length) if length else None
+    length = served.get("max_model_len")
+    return str(served["id"]), int(length) if length else None

@@ -79,14 +79,14 @@ class TimedStep:
 def usual_steps(most_rows: int, longest: int) -> list[StepSizeAsked]:
     """Return steps of servers: few and many answers, short and long contexts, prompts."""
     rows = [n for n in (1, 3, 6, 16, 40, 64, 128, 200) if n <= most_rows]
-    found = [
+    steps = [
         StepSizeAsked(rows=n, keys=keys)
         for n in rows
         for keys in (330, 1500)
         if keys <= longest and n * keys <= 200_000
     ]
     chunks = [(200, 0), (700, 0), (1800, 0), (300, 2500)]
-    return found + [StepSizeAsked(chunk=n, keys=n + b) for n, b in chunks if n + b <= longest]
+    return steps + [StepSizeAsked(chunk=n, keys=n + b) for n, b in chunks if n + b <= longest]
 
 
 def time_steps(
@@ -156,18 +156,18 @@ def _anchors(
     wanted = 1e-4 if timer.issues else 2e-3
     rows = sorted(rows, key=lambda r: (abs(math.log(r.seconds / wanted)), r.shape))[:ANCHORS]
     workspace = Workspace(accelerator, dtype)
-    found = []
+    anchors = []
     for row in rows:
         case = ProfileCase("linear", row.shape, serves=True)
         made = prepare_served(case, workspace, accelerator)
         whole = row.seconds * made.calls
-        found.append(
+        anchors.append(
             Anchor(run=made.runs["inference"], calls=timer.calls_for(whole), profiled_s=whole)
         )
-    for anchor in found:
+    for anchor in anchors:
         anchor.run()
     accelerator.synchronize()
-    return found
+    return anchors
 
 
 def cut(spec: ModelSpec, layers: int | None) -> ModelSpec:

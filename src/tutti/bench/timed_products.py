@@ -178,9 +178,9 @@ class Clocked:
 
     def _timed(self, call: Callable[[], Tensor]) -> Tensor:
         start = time.perf_counter()
-        found = call()
+        product = call()
         self.seconds.append(time.perf_counter() - start)
-        return found
+        return product
 
     def all_reduce(self, x: Tensor, *, maximum: bool = False) -> Tensor:
         """Return the sum, or the maximum, over the ranks."""

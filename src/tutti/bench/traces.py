@@ -26,7 +26,7 @@ def trace(kind: TraceKind, requests: int, vocab: int, seed: int = 0) -> list[Ask
         drawn = r.lognormvariate(math.log(mean) - deviation * deviation / 2, deviation)
         return max(4, min(top, int(drawn)))
 
-    found = []
+    asked = []
     for _ in range(requests):
         if kind == "short":
             length, new = r.randint(16, 256), r.randint(16, 128)
@@ -34,5 +34,5 @@ def trace(kind: TraceKind, requests: int, vocab: int, seed: int = 0) -> list[Ask
             length, new = lognormal(161, 1.0, 1024), -1
         prompt = tuple(r.randrange(3, vocab) for _ in range(length))
         new = lognormal(338, 0.8, 512) if new < 0 else new
-        found.append(Asked(prompt=prompt, new=new))
-    return found
+        asked.append(Asked(prompt=prompt, new=new))
+    return asked

@@ -82,14 +82,14 @@ def kernel_seconds(run: Callable[[], object], accelerator: Accelerator) -> dict[
         run()
         accelerator.synchronize()
         elapsed = time.perf_counter() - begin
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for event in seen.key_averages():
         own = event.self_cpu_time_total if on_host else event.self_device_time_total
         if own > 0:
             kind = kind_of(event.key)
-            found[kind] = found.get(kind, 0.0) + own * 1e-6
-    found[IDLE] = max(0.0, elapsed - sum(found.values()))
-    return found
+            seconds[kind] = seconds.get(kind, 0.0) + own * 1e-6
+    seconds[IDLE] = max(0.0, elapsed - sum(seconds.values()))
+    return seconds
 
 
 def best_rates(accelerator: Accelerator, dtype: torch.dtype) -> Rates:
@@ -139,22 +139,22 @@ def parts(
         "attention": attention / rates.flops,
         "optimizer": parameters * job.update_bytes / rates.bytes,
     }
-    found = [
+    listed = [
         Part(name=name, seconds=value, least_s=least.get(name, 0.0))
         for name, value in seconds.items()
     ]
-    return sorted(found, key=lambda part: -part.seconds)
+    return sorted(listed, key=lambda part: -part.seconds)
 
 
-def needed(found: list[Part], mfu: float, target: float) -> str:
+def needed(listed: list[Part], mfu: float, target: float) -> str:
     """Say what of a step would have to go for a target, and how far the chip could go at all."""
-    step = sum(part.seconds for part in found)
-    least = sum(part.least_s for part in found)
+    step = sum(part.seconds for part in listed)
+    least = sum(part.least_s for part in listed)
     due = step * (1.0 - mfu / target)
     ceiling = mfu * step / least if least else float("inf")
     if due <= 0:
         return f"MFU {target:g} is reached; at the chip's best rates it would be {ceiling:.3f}"
-    savings = sorted(found, key=lambda part: part.least_s - part.seconds)
+    savings = sorted(listed, key=lambda part: part.least_s - part.seconds)
     words = [
         f"{part.name} {max(0.0, part.seconds - part.least_s) * 1e3:.1f} ms"
         for part in savings[:4]

@@ -114,9 +114,9 @@ def predicted(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> StepFore
     own = next((pool for pool in pools if pool.chip.name == accelerator.chip), pools[0])
     cluster = Cluster(name="here", pools=(dataclasses.replace(own, name="here"),))
     sources = Sources(profiles=() if known is None else (known,))
-    found = estimate(plan, spec, cluster, sources)
-    memory = found.memory[0]
-    step_s = None if known is None else found.step_seconds
+    estimated = estimate(plan, spec, cluster, sources)
+    memory = estimated.memory[0]
+    step_s = None if known is None else estimated.step_seconds
     return StepForecast(memory.total - memory.runtime, step_s)
 
 
@@ -172,14 +172,14 @@ def _where(engine: Engine) -> dict[str, float]:
     """Return seconds by kind of instruction and of unit."""
     spans = engine.recorder.spans()
     head = engine.spec.head_unit
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for i, entry in enumerate(engine.instructions):
         part = "embedding" if entry.start == 0 else "head" if entry.stop > head else "blocks"
         if entry.stop - entry.start > head:
             part = "all units"
         name = f"{entry.op.value} {part}" if entry.stop else entry.op.value
-        found[name] = found.get(name, 0.0) + float(spans.end[i] - spans.start[i])
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        seconds[name] = seconds.get(name, 0.0) + float(spans.end[i] - spans.start[i])
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -> dict[str, Any]:

@@ -35,19 +35,19 @@ def calibrate(
     if output.exists() and not output.is_dir():
         raise InputError(f"{output}: is a file; name a folder")
     if from_profile is not None and runs is None:
-        found = [calibrate_from_file(from_profile)]
+        calibrations = [calibrate_from_file(from_profile)]
     elif runs is not None and from_profile is None:
-        found = _from_runs(runs, wanted=not json)
+        calibrations = _from_runs(runs, wanted=not json)
     else:
         raise InputError("give either RUNS, a CSV file, or --from-profile FILE")
-    paths = save_calibrations(found, output)
-    few = [c.name for c in found if from_profile is None and c.fit.rows < LEAST_ROWS]
+    paths = save_calibrations(calibrations, output)
+    few = [c.name for c in calibrations if from_profile is None and c.fit.rows < LEAST_ROWS]
     if json:
         print_json(
             {
                 "files": [str(p) for p in paths],
-                "rows": {c.name: list(c.rows) for c in found},
-                "rule": {c.name: c.rule for c in found},
+                "rows": {c.name: list(c.rows) for c in calibrations},
+                "rule": {c.name: c.rule for c in calibrations},
                 "few_rows": few,
             }
         )
@@ -58,7 +58,7 @@ def calibrate(
     for heading in ("rows", "fit MAPE %", "worst %"):
         printed.add_column(heading, justify="right")
     printed.add_column("file")
-    for calibration, path in zip(found, paths, strict=True):
+    for calibration, path in zip(calibrations, paths, strict=True):
         fit = calibration.fit
         printed.add_row(
             calibration.name,
@@ -75,7 +75,7 @@ def calibrate(
             "interval of a stack that nobody measured."
         )
     if from_profile is not None:
-        typer.echo(found[0].rule)
+        typer.echo(calibrations[0].rule)
 
 
 def _from_runs(runs: Path, wanted: bool) -> list[Calibration]:
@@ -86,10 +86,10 @@ def _from_runs(runs: Path, wanted: bool) -> list[Calibration]:
     table, skipped, _ = load_runs(runs)
     with progress_bar("count", wanted=wanted) as show:
         predictor = PlanPredictor(lambda done, whole: show("simulating", done, whole))
-        found = build_calibrations(table, f"tutti calibrate {runs.name}", predictor)
-    if not found:
+        calibrations = build_calibrations(table, f"tutti calibrate {runs.name}", predictor)
+    if not calibrations:
         raise InputError(
             f"{runs}: no row belongs to a known stack ({len(table)} usable, {len(skipped)} not); "
             "see cost/calibration/stacks.yaml"
         )
-    return found
+    return calibrations

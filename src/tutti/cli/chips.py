@@ -187,13 +187,15 @@ def _islands(node: NodeType) -> str:
 
     if not node.islands:
         return "–"
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for island in node.islands:
         pair = island.pair_bandwidth
         beside = f" ({rate_text(pair)} a pair)" if pair is not None else ""
         words = f"{island.kind} of {len(island.slots)}: {rate_text(island.bandwidth)}{beside}"
-        found[words] = found.get(words, 0) + 1
-    return ", ".join(f"{count} × {words}" if count > 1 else words for words, count in found.items())
+        counts[words] = counts.get(words, 0) + 1
+    return ", ".join(
+        f"{count} × {words}" if count > 1 else words for words, count in counts.items()
+    )
 
 
 def _way(kind: str, bandwidth: float) -> str:

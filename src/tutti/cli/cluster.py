@@ -37,25 +37,29 @@ def show(
         raise InputError("cluster show: give a cluster file or an example's name, or else --here")
     notes: tuple[str, ...] = ()
     if cluster is not None:
-        found = Cluster.load(cluster)
+        shown_cluster = Cluster.load(cluster)
     else:
         from tutti.hardware.discover import discover
 
-        found, notes = (discovery := discover()).cluster, discovery.notes
+        shown_cluster, notes = (discovery := discover()).cluster, discovery.notes
     if output is not None:
         if cluster is not None:
             from tutti.files import require_apart
 
             require_apart(Path(cluster), output)
-        found.save(output)
+        shown_cluster.save(output)
     if json:
-        print_json({**found.to_document(), "totals": _totals(found), "notes": list(notes)})
+        print_json(
+            {**shown_cluster.to_document(), "totals": _totals(shown_cluster), "notes": list(notes)}
+        )
         return
     from rich.text import Text
 
     from tutti.hardware.drawing import draw_cluster
 
-    print_rich(draw_cluster(found), *(Text(f" note: {note}", style="dim") for note in notes))
+    print_rich(
+        draw_cluster(shown_cluster), *(Text(f" note: {note}", style="dim") for note in notes)
+    )
 
 
 @app.command("list")

@@ -62,11 +62,11 @@ def explain_plan(path: Path, op: str | None, trace: Path | None, *, json: bool) 
 
 def _alike(asked: tuple[Asked, ...]) -> list[list[Asked]]:
     """Return collectives by use, operation, kind of group and program; each list by size."""
-    found: dict[object, list[Asked]] = {}
+    alike: dict[object, list[Asked]] = {}
     for one in sorted(asked, key=lambda a: (a.use, a.operation.value, a.kind, a.num_bytes)):
         program = (one.choice.algorithm, one.choice.chunks)
-        found.setdefault((one.use, one.operation, one.kind, program), []).append(one)
-    return list(found.values())
+        alike.setdefault((one.use, one.operation, one.kind, program), []).append(one)
+    return list(alike.values())
 
 
 def _row(plan: Plan, same: list[Asked]) -> dict[str, Any]:

@@ -107,21 +107,21 @@ def _asked(file: str, tokenizer: str | None) -> _Asked:
     )
 
 
-def _document(found: Look, tokenizer: Tokenizer) -> dict[str, Any]:
+def _document(source: Look, tokenizer: Tokenizer) -> dict[str, Any]:
     from tutti.train.data.look import histogram
 
     return {
-        "source": found.name,
-        "kind": found.kind.value,
-        "form": found.form.value,
-        "whole": found.whole,
-        "examples": len(found.lengths),
-        "skipped": found.skipped,
-        "tokens": int(found.lengths.sum()),
-        "trained_tokens": found.num_trained,
+        "source": source.name,
+        "kind": source.kind.value,
+        "form": source.form.value,
+        "whole": source.whole,
+        "examples": len(source.lengths),
+        "skipped": source.skipped,
+        "tokens": int(source.lengths.sum()),
+        "trained_tokens": source.num_trained,
         "lengths": [
             {"from": low, "to": high, "count": count}
-            for low, high, count in histogram(found.lengths.tolist())
+            for low, high, count in histogram(source.lengths.tolist())
         ],
         "first": [
             {
@@ -131,7 +131,7 @@ def _document(found: Look, tokenizer: Tokenizer) -> dict[str, Any]:
                     {"text": text, "trained": trained} for text, trained in example.runs(tokenizer)
                 ],
             }
-            for example in found.examples
+            for example in source.examples
         ],
     }
 
@@ -139,26 +139,26 @@ def _document(found: Look, tokenizer: Tokenizer) -> dict[str, Any]:
 # --- drawing ---------------------------------------------------------------------------------
 
 
-def _rendered(found: Look, tokenizer: Tokenizer, asked: _Asked, *, tokens: bool) -> list[Any]:
+def _rendered(source: Look, tokenizer: Tokenizer, asked: _Asked, *, tokens: bool) -> list[Any]:
     from rich.console import Console
     from rich.text import Text
 
     console = Console()
     coloured = console.color_system is not None and not console.no_color
-    total = int(found.lengths.sum())
-    read = "" if found.whole else " of the first 16 MiB (--all)"
-    head = f"{found.name}  {found.kind.value}, {found.form.value}, tokenizer {tokenizer.name}"
-    share = f"{found.num_trained / total:.1%}" if total else "none"
-    said = f"{len(found.lengths):,} examples{read}, {total:,} tokens, {share} trained on"
-    if found.skipped:
-        said += f", {found.skipped:,} skipped (no text, or no loss)"
+    total = int(source.lengths.sum())
+    read = "" if source.whole else " of the first 16 MiB (--all)"
+    head = f"{source.name}  {source.kind.value}, {source.form.value}, tokenizer {tokenizer.name}"
+    share = f"{source.num_trained / total:.1%}" if total else "none"
+    said = f"{len(source.lengths):,} examples{read}, {total:,} tokens, {share} trained on"
+    if source.skipped:
+        said += f", {source.skipped:,} skipped (no text, or no loss)"
     legend = Text("what is trained on: ").append_text(_marked("like this", True, coloured))
     lines: list[Any] = [Text(head, "bold"), Text(said), legend]
-    for number, example in enumerate(found.examples):
+    for number, example in enumerate(source.examples):
         lines += [Text(), _title(number, example), _text(example, tokenizer, coloured)]
         if tokens:
             lines.append(_table(example, tokenizer, coloured))
-    return [*lines, Text(), *_lengths(found, asked.sequence_length)]
+    return [*lines, Text(), *_lengths(source, asked.sequence_length)]
 
 
 def _title(number: int, example: Example) -> Text:
@@ -201,13 +201,13 @@ def _table(example: Example, tokenizer: Tokenizer, coloured: bool) -> Any:
     return table
 
 
-def _lengths(found: Look, row: int | None) -> list[Any]:
+def _lengths(source: Look, row: int | None) -> list[Any]:
     """Return the lengths as bars, and how many examples are longer than a row."""
     from rich.table import Table
 
     from tutti.train.data.look import histogram
 
-    bars = histogram(found.lengths.tolist())
+    bars = histogram(source.lengths.tolist())
     if not bars:
         return []
     table = Table(box=None, pad_edge=False)
@@ -219,8 +219,8 @@ def _lengths(found: Look, row: int | None) -> list[Any]:
         table.add_row(f"{low:,}-{high:,}", f"{count:,}", "█" * round(LONGEST_BAR * count / most))
     lines: list[Any] = [table]
     if row is not None:
-        longer = int((found.lengths > row).sum())
+        longer = int((source.lengths > row).sum())
         lines.append(
-            f"{longer:,} of {len(found.lengths):,} are longer than a row of {row:,} tokens"
+            f"{longer:,} of {len(source.lengths):,} are longer than a row of {row:,} tokens"
         )
     return lines

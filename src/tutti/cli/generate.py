@@ -157,18 +157,18 @@ def _prompts(
 ) -> list[_Asked]:
     from tutti.errors import InputError
 
-    found: list[_Asked] = []
+    prompts: list[_Asked] = []
     if file is not None:
-        found += _of_file(engine, file, chat=chat)
+        prompts += _of_file(engine, file, chat=chat)
     for text in texts:
         said = engine.chat_prompt([{"role": "user", "content": text}]) if chat else text
-        found.append(_Asked(said))
+        prompts.append(_Asked(said))
     for text in tokens:
         try:
-            found.append(_Asked([int(word) for word in text.replace(",", " ").split()]))
+            prompts.append(_Asked([int(word) for word in text.replace(",", " ").split()]))
         except ValueError:
             raise InputError(f"--tokens is '{text}'; write numbers: '5 9 2'") from None
-    return found
+    return prompts
 
 
 def _of_file(engine: Engine, file: Path, *, chat: bool) -> list[_Asked]:
@@ -180,7 +180,7 @@ def _of_file(engine: Engine, file: Path, *, chat: bool) -> list[_Asked]:
     from tutti.huggingface.chat import messages_of
 
     lines = [line for line in files.read_text(file).splitlines() if line.strip()]
-    found: list[_Asked] = []
+    prompts: list[_Asked] = []
     for number, line in enumerate(lines):
         place = f"{file}: line {number + 1}"
         value: Any = {"prompt": line}
@@ -192,15 +192,15 @@ def _of_file(engine: Engine, file: Path, *, chat: bool) -> list[_Asked]:
         named = value.get("adapter") if isinstance(value, dict) else None
         if isinstance(value, dict) and "messages" in value:
             messages = messages_of(value["messages"], lambda place=place: place)  # type: ignore[misc]
-            found.append(_Asked(engine.chat_prompt(messages, value.get("tools")), named))
+            prompts.append(_Asked(engine.chat_prompt(messages, value.get("tools")), named))
         elif isinstance(value, dict) and isinstance(value.get("prompt"), str | list):
             text = value["prompt"]
             asked = [{"role": "user", "content": text}]
             said = engine.chat_prompt(asked) if chat and isinstance(text, str) else text
-            found.append(_Asked(said, named))
+            prompts.append(_Asked(said, named))
         else:
             raise InputError(f"{place}: expected an object with 'prompt' or 'messages'")
-    return found
+    return prompts
 
 
 def _streamed(engine: Engine, prompt: Prompt, parameters: SamplingParameters) -> None:

@@ -50,12 +50,12 @@ def status(run: Run, json: Json = False) -> None:
     for entry in entries:
         at = datetime.fromtimestamp(entry.at).strftime("%H:%M:%S.%f")[:-4]
         print_rich(f"{at}  generation {entry.generation}  [bold]{entry.phase}[/]  {entry.why}")
-    found = recoveries(entries)
-    if found:
-        middle = sorted(found)[len(found) // 2]
+    recovered_s = recoveries(entries)
+    if recovered_s:
+        middle = sorted(recovered_s)[len(recovered_s) // 2]
         print_rich(
-            f"{many(len(found), 'loss', 'losses')}; training again after {middle:.2f} s "
-            f"(median; {min(found):.2f} to {max(found):.2f})"
+            f"{many(len(recovered_s), 'loss', 'losses')}; training again after {middle:.2f} s "
+            f"(median; {min(recovered_s):.2f} to {max(recovered_s):.2f})"
         )
 
 
@@ -90,14 +90,14 @@ def _wish(run: Path, kind: Literal["drain", "add", "replan"], place: str) -> Non
 
 def recoveries(entries: list[Entry]) -> list[float]:
     """Return the seconds from each loss until the next generation ran."""
-    found, since = list[float](), None
+    seconds, since = list[float](), None
     for entry in entries:
         if entry.phase == "leaving" and since is None:
             since = entry.at
         elif entry.phase == "running" and since is not None:
-            found.append(entry.at - since)
+            seconds.append(entry.at - since)
             since = None
-    return found
+    return seconds
 
 
 # --- `tutti agent` -------------------------------------------------------------------------------

@@ -74,10 +74,10 @@ def _config_text(path: Path, *, travels: bool) -> str:
     from tutti.files import read_file, read_text
     from tutti.train.run.config import TrainConfig
 
-    found = build(TrainConfig, read_file(path), Place(path.name))
+    config = build(TrainConfig, read_file(path), Place(path.name))
     if travels:
-        here = found.relative_to(path.resolve().parent)
-        for key, name in _differences(plain(found), plain(here)):
+        here = config.relative_to(path.resolve().parent)
+        for key, name in _differences(plain(config), plain(here)):
             if key not in ("cluster", "plan"):  # the launched plan stands for both
                 raise InputError(
                     f"{path.name}: '{key}' is '{name}', seen from where the file lies; it travels "
@@ -116,12 +116,12 @@ def _load(
     from tutti.plan.check import require_valid
     from tutti.plan.files import load_plan, refer_to_cluster, refer_to_model
 
-    found = load_plan(plan)
+    loaded = load_plan(plan)
     if model is not None:
-        found = replace(found, model=refer_to_model(load_model(model)))
+        loaded = replace(loaded, model=refer_to_model(load_model(model)))
     if cluster is not None:
-        found = replace(found, cluster=refer_to_cluster(Cluster.load(cluster)))
-    if (found.job.serving is None) != (serve is None):
+        loaded = replace(loaded, cluster=refer_to_cluster(Cluster.load(cluster)))
+    if (loaded.job.serving is None) != (serve is None):
         raise InputError(
             f"{plan.name}: is for training; leave --serve out"
             if serve is not None
@@ -129,9 +129,9 @@ def _load(
         )
     if serve is not None and config is not None:
         raise InputError(f"{plan.name}: serves; --config is for training, leave it out")
-    require_valid(found)
+    require_valid(loaded)
     return Job.of(
-        found,
+        loaded,
         Facts.load(with_) if with_ is not None else Facts(),
         config=config,
         model_folder=serve or "",
@@ -174,18 +174,18 @@ def _local(job: Job, plan: Path, config: Path | None, run: bool, json: bool) -> 
 def _write(job: Job, target: str, folder: Path, force: bool, json: bool) -> None:
     from tutti.launch.targets import TARGETS, next_command, write_folder
 
-    found = TARGETS[target].files(job)
-    write_folder(folder, found, force=force)
+    files = TARGETS[target].files(job)
+    write_folder(folder, files, force=force)
     command = next_command(target, job, folder)
     untold = job.config is None and not job.serves
     notes = TARGETS[target].notes(job) + ([_NO_CONFIG] if untold else [])
     if json:
-        print_json(_document(job, target, folder, sorted(found), command, notes))
+        print_json(_document(job, target, folder, sorted(files), command, notes))
         return
     for part in job.parts:
         ranks = sorted(rank for host in part.component.hosts for rank in host.ranks)
         typer.echo(f"{part.component}, {many(len(ranks), 'rank')}")
-    for name in sorted(found):
+    for name in sorted(files):
         typer.echo(f"written to {folder / name}")
     typer.echo(f"next: {command}")
     for note in notes:

@@ -66,11 +66,11 @@ def predict(
     sources = load_sources(calibrations, profile, chip_profile, extrapolate=extrapolate)
     if measure_memory is not None:
         sources = _with_measured_memory(sources, plan, measure_memory)
-    found = load_estimate(plan, sources)
+    estimated = load_estimate(plan, sources)
     if json:
-        print_json(estimate_document(found))
+        print_json(estimate_document(estimated))
         return
-    print_rich(*_tables(found))
+    print_rich(*_tables(estimated))
 
 
 def load_sources(
@@ -120,18 +120,18 @@ def load_estimate(plan: Path, sources: Sources) -> Estimate:
     return estimate(load_plan(plan), sources=sources)
 
 
-def estimate_document(found: Estimate) -> dict[str, object]:
+def estimate_document(estimated: Estimate) -> dict[str, object]:
     """Return an estimate as plain values, seconds and bytes."""
-    result = found.result
+    result = estimated.result
     return {
-        "step_time_s": found.step_seconds,
-        "step_time_interval_s": list(found.interval),
-        "tokens_per_s": found.tokens_per_second,
-        "mfu": found.mfu,
-        "hfu": found.hfu,
-        "parts_s": dict(found.parts),
+        "step_time_s": estimated.step_seconds,
+        "step_time_interval_s": list(estimated.interval),
+        "tokens_per_s": estimated.tokens_per_second,
+        "mfu": estimated.mfu,
+        "hfu": estimated.hfu,
+        "parts_s": dict(estimated.parts),
         "bubble_share": max(c.bubble_share for c in result.classes),
-        "fits": found.fits,
+        "fits": estimated.fits,
         "memory": [
             {
                 "class": m.name,
@@ -145,34 +145,35 @@ def estimate_document(found: Estimate) -> dict[str, object]:
                 "moving_bytes": m.moving,
                 "runtime_bytes": m.runtime,
             }
-            for m in found.memory
+            for m in estimated.memory
         ],
         "storage": {
-            "data_per_step_s": found.storage.data_per_step,
-            "checkpoint_bytes": found.storage.checkpoint_bytes,
-            "checkpoint_write_s": found.storage.checkpoint_write,
-            "checkpoint_read_s": found.storage.checkpoint_read,
-            **_more_storage(found.storage),
+            "data_per_step_s": estimated.storage.data_per_step,
+            "checkpoint_bytes": estimated.storage.checkpoint_bytes,
+            "checkpoint_write_s": estimated.storage.checkpoint_write,
+            "checkpoint_read_s": estimated.storage.checkpoint_read,
+            **_more_storage(estimated.storage),
         },
-        "basis": dict(found.priced.basis),
-        "extrapolations": list(found.priced.extrapolations),
+        "basis": dict(estimated.priced.basis),
+        "extrapolations": list(estimated.priced.extrapolations),
     }
 
 
-def _tables(found: Estimate) -> list[Table | str]:
+def _tables(estimated: Estimate) -> list[Table | str]:
     from tutti.units import bytes_text, count_text, seconds_text
 
-    plan = found.schedule.plan
-    tightest = found.tightest
+    plan = estimated.schedule.plan
+    tightest = estimated.tightest
     parts: list[Table | str] = [
-        f"[bold]{plan.model.name} on {plan.cluster.name}[/]  {seconds_text(found.step_seconds)} "
-        f"per step ({_interval(found)}), {count_text(found.tokens_per_second)} tokens/s, "
-        f"MFU {found.mfu:.1%}"
-        + (f", HFU {found.hfu:.1%}" if found.hfu > found.mfu * 1.0001 else ""),
-        _parts_table(found),
-        _memory_table(found),
+        f"[bold]{plan.model.name} on {plan.cluster.name}[/]  "
+        f"{seconds_text(estimated.step_seconds)} per step ({_interval(estimated)}), "
+        f"{count_text(estimated.tokens_per_second)} tokens/s, "
+        f"MFU {estimated.mfu:.1%}"
+        + (f", HFU {estimated.hfu:.1%}" if estimated.hfu > estimated.mfu * 1.0001 else ""),
+        _parts_table(estimated),
+        _memory_table(estimated),
     ]
-    if found.fits:
+    if estimated.fits:
         parts.append(f"fits: the tightest is {tightest.name} ({tightest.pool}) with "
                      f"{bytes_text(tightest.total)} of {bytes_text(tightest.limit)}")  # fmt: skip
     else:
@@ -180,11 +181,11 @@ def _tables(found: Estimate) -> list[Table | str]:
             f"[bold red]does not fit:[/] {tightest.name} ({tightest.pool}) needs "
             f"{bytes_text(tightest.total)} of {bytes_text(tightest.limit)}"
         )
-    parts += storage_lines(found.storage)
-    basis = "; ".join(f"{pool}: {said}" for pool, said in found.priced.basis.items())
+    parts += storage_lines(estimated.storage)
+    basis = "; ".join(f"{pool}: {said}" for pool, said in estimated.priced.basis.items())
     parts.append(f"[dim]predicted from {basis}[/]")
-    if found.priced.extrapolations:
-        outside = "; ".join(found.priced.extrapolations)
+    if estimated.priced.extrapolations:
+        outside = "; ".join(estimated.priced.extrapolations)
         parts.append(f"[yellow]extrapolated beyond what was measured:[/] {outside}")
     return parts
 
@@ -239,14 +240,14 @@ def storage_lines(storage: StorageSeconds) -> list[str]:
     return [*lines, *(f"[yellow]{line}[/]" for line in storage.warnings)]
 
 
-def _interval(found: Estimate) -> str:
+def _interval(estimated: Estimate) -> str:
     from tutti.units import seconds_text
 
-    low, high = found.interval
+    low, high = estimated.interval
     return f"8 of 10 times {seconds_text(low)} to {seconds_text(high)}"
 
 
-def _parts_table(found: Estimate) -> Table:
+def _parts_table(estimated: Estimate) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -256,12 +257,12 @@ def _parts_table(found: Estimate) -> Table:
     table.add_column("where the busiest chips spend the step")
     table.add_column("time", justify="right")
     table.add_column("share", justify="right")
-    for name, seconds in sorted(found.parts.items(), key=lambda item: -item[1]):
-        table.add_row(name, seconds_text(seconds), f"{seconds / found.step_seconds:.1%}")
+    for name, seconds in sorted(estimated.parts.items(), key=lambda item: -item[1]):
+        table.add_row(name, seconds_text(seconds), f"{seconds / estimated.step_seconds:.1%}")
     return table
 
 
-def _memory_table(found: Estimate) -> Table:
+def _memory_table(estimated: Estimate) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -280,11 +281,15 @@ def _memory_table(found: Estimate) -> Table:
         "of",
     ):
         table.add_column(name, justify="right")
-    shown = found.memory if len(found.memory) <= 16 else (*found.memory[:8], *found.memory[-8:])
+    shown = (
+        estimated.memory
+        if len(estimated.memory) <= 16
+        else (*estimated.memory[:8], *estimated.memory[-8:])
+    )
     for m in shown:
         sizes = (m.parameters, m.gradients, m.optimizer, m.moving, m.runtime, m.total, m.limit)
         style = None if m.fits else "red"
         table.add_row(m.name, m.pool, *(bytes_text(size) for size in sizes), style=style)
-    if hidden := len(found.memory) - len(shown):
+    if hidden := len(estimated.memory) - len(shown):
         table.caption = f"{many(hidden, 'more class', 'more classes')} between (--json)"
     return table

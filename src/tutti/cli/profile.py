@@ -128,20 +128,20 @@ def profile(
     told = f"{f' {Path(model).name}' if model else ''}{' --serve' if serve else ''}"
     origin = f"tutti profile{told} --budget {budget}"
     session = _session(opened, chosen, cases, seconds, known, links, origin)
-    session.save = lambda found: found.save(output)
+    session.save = lambda partial: partial.save(output)
     with progress_bar("seconds", wanted=not json) as bar:
         session.report = functools.partial(_shown, bar)
         from tutti.accelerator.profiling import measure_profile
 
-        found = measure_profile(session)
+        measured = measure_profile(session)
     if not session.interrupted and (serve or (model and session.issues)):
-        found = _with_whole_blocks(found, None if serve else model, opened, chosen)
-        found.save(output)
+        measured = _with_whole_blocks(measured, None if serve else model, opened, chosen)
+        measured.save(output)
     if html is not None:
         from tutti.report.profile import write_profile_page
 
-        write_profile_page(html, found)
-    _show(found, session, output, json=json)
+        write_profile_page(html, measured)
+    _show(measured, session, output, json=json)
     if session.interrupted:
         raise typer.Exit(130)
 
@@ -169,12 +169,12 @@ def _budget(text: str) -> float:
 
 
 def _tokens(text: str) -> list[int]:
-    found = []
+    lengths = []
     for item in text.split(","):
         if not item.strip().isdigit() or int(item) < 1:
             raise InputError(f"--tokens is '{text}'; write whole numbers: {DEFAULT_TOKENS}")
-        found.append(int(item))
-    return found
+        lengths.append(int(item))
+    return lengths
 
 
 def _require_writable(*paths: Path | None) -> None:
@@ -226,13 +226,13 @@ def _resumed(path: Path, opened: Accelerator) -> Profile | None:
 
     if not path.exists():
         return None
-    found = Profile.load(path)
-    if found.chip != opened.chip:
+    earlier = Profile.load(path)
+    if earlier.chip != opened.chip:
         raise InputError(
-            f"--resume: {path} is of '{found.chip}', but this is '{opened.chip}'; "
+            f"--resume: {path} is of '{earlier.chip}', but this is '{opened.chip}'; "
             "choose another file"
         )
-    return found
+    return earlier
 
 
 def _cases(
@@ -241,13 +241,13 @@ def _cases(
     from tutti.accelerator.profiling.grid import default_cases, model_cases
     from tutti.accelerator.profiling.served_grid import served_cases, served_model_cases
 
-    found: list[ProfileCase] = []
+    cases: list[ProfileCase] = []
     if model is not None:
         from tutti.models.load import load_model
 
         spec = load_model(model)
-        found += served_model_cases(spec) if serve else model_cases(spec, tokens, sequence_length)
-    return list(dict.fromkeys([*found, *(served_cases() if serve else default_cases())]))
+        cases += served_model_cases(spec) if serve else model_cases(spec, tokens, sequence_length)
+    return list(dict.fromkeys([*cases, *(served_cases() if serve else default_cases())]))
 
 
 def _session(
@@ -280,7 +280,7 @@ def _session(
 
 
 def _with_whole_blocks(
-    found: Profile, model: str | None, opened: Accelerator, dtype: Dtype
+    measured: Profile, model: str | None, opened: Accelerator, dtype: Dtype
 ) -> Profile:
     """Return the profile with what only a whole block tells; as it is where that fails.
 
@@ -292,12 +292,12 @@ def _with_whole_blocks(
 
     try:
         if model is None:
-            return with_served_gap(found, opened, dtype)
-        return with_block_issue(found, load_model(model), opened, dtype)
+            return with_served_gap(measured, opened, dtype)
+        return with_block_issue(measured, load_model(model), opened, dtype)
     except Exception as error:  # what was measured is worth keeping
         first = str(error).strip().partition("\n")[0]
         typer.echo(f"no whole block could be timed: {type(error).__name__}: {first}", err=True)
-        return found
+        return measured
 
 
 # --- what is shown ---------------------------------------------------------------------------
@@ -310,47 +310,47 @@ def _shown(bar: Update, progress: Progress) -> None:
     bar(said, min(progress.used_s, progress.budget_s), progress.budget_s)
 
 
-def _show(found: Profile, session: Session, output: Path, *, json: bool) -> None:
+def _show(measured: Profile, session: Session, output: Path, *, json: bool) -> None:
     refused = {str(case): reason for case, reason in session.refused.items()}
     if json:
         print_json(
             {
                 "file": str(output),
-                "chip": found.chip,
-                "stack": found.stack,
-                "measurements": len(found.operators),
+                "chip": measured.chip,
+                "stack": measured.stack,
+                "measurements": len(measured.operators),
                 "visits": session.visits,
-                "launch_floor_s": found.launch_floor_s,
+                "launch_floor_s": measured.launch_floor_s,
                 "links": {
                     link.kind: {"latency_s": link.latency_s, "bandwidth": link.bandwidth}
-                    for link in found.links
+                    for link in measured.links
                 },
                 "refused": refused,
                 "interrupted": session.interrupted,
-                "operators": _operator_rows(found, lambda value: value),
+                "operators": _operator_rows(measured, lambda value: value),
             }
         )
         return
     from tutti.units import rate_text, seconds_text
 
-    print_rich(f"[bold]{found.chip}[/]  {found.stack}", _table(found))
-    typer.echo(f"launch floor {seconds_text(found.launch_floor_s)}")
-    for link in found.links:
+    print_rich(f"[bold]{measured.chip}[/]  {measured.stack}", _table(measured))
+    typer.echo(f"launch floor {seconds_text(measured.launch_floor_s)}")
+    for link in measured.links:
         typer.echo(f"{link.kind} {rate_text(link.bandwidth)}, {seconds_text(link.latency_s)}")
     for case, reason in list(refused.items())[:5]:
         typer.echo(f"not measured: {case}: {reason}")
     stopped = " (stopped by Ctrl-C)" if session.interrupted else ""
-    typer.echo(f"{many(len(found.operators), 'measurement')} written to {output}{stopped}")
+    typer.echo(f"{many(len(measured.operators), 'measurement')} written to {output}{stopped}")
 
 
-def _operator_rows(found: Profile, shown: Callable[[float], object]) -> list[dict[str, object]]:
+def _operator_rows(measured: Profile, shown: Callable[[float], object]) -> list[dict[str, object]]:
     """Summarise each operator's pass: shapes, best rate, spread."""
     import statistics
 
     from tutti.cost.measured.forms import row_elements, row_flops
 
     groups: dict[tuple[str, Any], list[Any]] = {}
-    for row in found.operators:
+    for row in measured.operators:
         groups.setdefault((row.operator, row.dtype), []).append(row)
     rows: list[dict[str, object]] = []
     for (name, dtype), entries in groups.items():
@@ -371,7 +371,7 @@ def _operator_rows(found: Profile, shown: Callable[[float], object]) -> list[dic
     return rows
 
 
-def _table(found: Profile) -> Table:
+def _table(measured: Profile) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -382,7 +382,7 @@ def _table(found: Profile) -> Table:
     for name in ("shapes", "best rate", "traffic at best", "spread"):
         table.add_column(name, justify="right")
     table.add_column("kernel")
-    for row in _operator_rows(found, lambda value: value):
+    for row in _operator_rows(measured, lambda value: value):
         flops, moved = row["best_flops"], row["best_bytes_per_s"]
         table.add_row(
             f"{row['operator']} {row['dtype']}",

@@ -34,19 +34,19 @@ def report(
     from tutti.errors import InputError
     from tutti.report.training import write_training_page
 
-    found = [_read(str(run)) for run in runs]
-    names = [run.name for run in found]
+    read_runs = [_read(str(run)) for run in runs]
+    names = [run.name for run in read_runs]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"two runs are called '{name}'; name them: planned=FOLDER")
     if html is not None:
-        write_training_page(html, found)
+        write_training_page(html, read_runs)
     if series is not None:
         _export(runs, series)
     if json:
-        print_json({"runs": [_document(run, found) for run in found]})
+        print_json({"runs": [_document(run, read_runs) for run in read_runs]})
         return
-    print_rich(_table(found))
+    print_rich(_table(read_runs))
     for path in filter(None, (html, series)):
         typer.echo(f"written to {path}")
 

@@ -54,23 +54,23 @@ def show(
 
     results = Results(export=export, export_to=export_to, json=json)
     results.check(str(plan), None)
-    found = load_plan(plan)
+    loaded = load_plan(plan)
     spec = load_model(model) if model else None
     machines = Cluster.load(cluster) if cluster else None
-    problems = [str(problem) for problem in check_plan(found, spec, machines)]
-    serves = found.job.serving is not None
+    problems = [str(problem) for problem in check_plan(loaded, spec, machines)]
+    serves = loaded.job.serving is not None
     if serves and (schedule or export is not None):
         raise InputError(
             f"{plan.name}: serves; --schedule and --export are for plans of a training step"
         )
-    lists = None if problems or serves else build_schedule(found)
+    lists = None if problems or serves else build_schedule(loaded)
     if lists is not None:
         problems = check_schedule(lists)
     if json:
-        print_json(_document(found, lists if schedule else None, problems))
+        print_json(_document(loaded, lists if schedule else None, problems))
     elif not results.prints_export:
-        if found.pipelines:
-            print_rich(draw_plan(found))
+        if loaded.pipelines:
+            print_rich(draw_plan(loaded))
         if schedule and lists is not None:
             _print_lists(lists, most)
     if problems:
@@ -78,13 +78,13 @@ def show(
             typer.echo(f"tutti: {plan.name}: {problem}", err=True)
         raise InputError(f"{plan.name}: {problems[0]}")
     if export is not None:
-        spec, machines = spec or embedded_model(found), machines or embedded_cluster(found)
-        results.write_export(found, spec, machines)
+        spec, machines = spec or embedded_model(loaded), machines or embedded_cluster(loaded)
+        results.write_export(loaded, spec, machines)
     if not results.prints_export:
         results.say_written()
         _say_checked(lists, quiet=json)
         if serves and not json:
-            typer.echo(f"checked: {many(len(found.pipelines), 'kind')} of engines, their routes")
+            typer.echo(f"checked: {many(len(loaded.pipelines), 'kind')} of engines, their routes")
 
 
 def _say_checked(lists: Schedule | None, *, quiet: bool) -> None:
@@ -98,10 +98,10 @@ def _say_checked(lists: Schedule | None, *, quiet: bool) -> None:
     )
 
 
-def _document(found: Plan, lists: Schedule | None, problems: list[str]) -> dict[str, object]:
+def _document(plan: Plan, lists: Schedule | None, problems: list[str]) -> dict[str, object]:
     from tutti.plan.files import plan_to_document
 
-    document: dict[str, object] = {"plan": plan_to_document(found), "problems": problems}
+    document: dict[str, object] = {"plan": plan_to_document(plan), "problems": problems}
     if lists is not None:
         document["schedule"] = [
             {

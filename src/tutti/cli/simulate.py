@@ -116,22 +116,26 @@ def _simulate_step(
     from tutti.simulate import perturb, repeat
     from tutti.simulate.run import simulate as run
 
-    found = load_estimate(plan, sources)
+    estimate = load_estimate(plan, sources)
     if over is not None:
-        _compare(found.result, over, html=html, trace=trace, json=json)
+        _compare(estimate.result, over, html=html, trace=trace, json=json)
         return
-    result = found.result
+    result = estimate.result
     factors: dict[str | int, float] = dict(_factor(text) for text in slow or ())
     if factors:
-        result = run(found.schedule, perturb(found.schedule, found.priced.costs, slow=factors))
+        result = run(
+            estimate.schedule, perturb(estimate.schedule, estimate.priced.costs, slow=factors)
+        )
     spread = None
     if jitter:
-        spread = repeat(found.schedule, found.priced.costs, seed=seed, sigma=jitter, slow=factors)
-    _show(found, result, spread, html=html, trace=trace, json=json)
+        spread = repeat(
+            estimate.schedule, estimate.priced.costs, seed=seed, sigma=jitter, slow=factors
+        )
+    _show(estimate, result, spread, html=html, trace=trace, json=json)
 
 
 def _show(
-    found: Estimate,
+    estimate: Estimate,
     result: SimulationResult,
     spread: Spread | None,
     *,
@@ -149,19 +153,19 @@ def _show(
     from tutti.units import count_text
 
     # The peaks are those of `tutti predict` and `tutti plan`, allocator slack included.
-    memory = found.memory
-    if result is not found.result:
-        cluster = embedded_cluster(found.schedule.plan)
-        memory = class_memory(found.schedule, found.priced, result, cluster)
-    labels = labels_with_peaks(found.schedule, memory)
+    memory = estimate.memory
+    if result is not estimate.result:
+        cluster = embedded_cluster(estimate.schedule.plan)
+        memory = class_memory(estimate.schedule, estimate.priced, result, cluster)
+    labels = labels_with_peaks(estimate.schedule, memory)
     # Slowed chips slow the whole prediction by as much.
-    slower = result.step_seconds / found.result.step_seconds
-    speed, slowdown = found.tokens_per_second / slower, found.priced.slowdown
+    slower = result.step_seconds / estimate.result.step_seconds
+    speed, slowdown = estimate.tokens_per_second / slower, estimate.priced.slowdown
     if html is not None:
         facts = [
-            Tile("MFU", f"{100 * found.mfu / slower:.1f} %", "of all chips' dense peak"),
+            Tile("MFU", f"{100 * estimate.mfu / slower:.1f} %", "of all chips' dense peak"),
             Tile("Throughput", count_text(speed), "tokens per second"),
-            Tile("10–90 % interval", _interval_text(found, slower), "8 of 10 measured steps"),
+            Tile("10–90 % interval", _interval_text(estimate, slower), "8 of 10 measured steps"),
         ]
         write_simulation_page(
             html, result, labels, memory=memory, facts=facts, spread=spread, slowdown=slowdown
@@ -173,21 +177,21 @@ def _show(
 
         document = result_document(result, labels)
         document["step_seconds_slowest_node"] = result.step_seconds * slowdown
-        document["step_seconds_interval"] = [slower * end for end in found.interval]
+        document["step_seconds_interval"] = [slower * end for end in estimate.interval]
         print_json(document | ({"jitter": spread.to_document()} if spread is not None else {}))
         return
     print_rich(result_table(result, labels, spread=spread, slowdown=slowdown))
     typer.echo(
-        f"{count_text(speed)} tokens/s; 8 of 10 measured steps: {_interval_text(found, slower)}"
+        f"{count_text(speed)} tokens/s; 8 of 10 measured steps: {_interval_text(estimate, slower)}"
     )
     for path in filter(None, (html, trace)):
         typer.echo(f"written to {path}")
 
 
-def _interval_text(found: Estimate, slower: float) -> str:
+def _interval_text(estimate: Estimate, slower: float) -> str:
     from tutti.units import seconds_text
 
-    low, high = found.interval
+    low, high = estimate.interval
     return f"{seconds_text(slower * low)} to {seconds_text(slower * high)}"
 
 

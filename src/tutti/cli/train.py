@@ -178,17 +178,17 @@ def asked(
         "measure.trace_steps": list(trace) if trace else None,
     }
     if config is not None:
-        found = TrainConfig.load(config)
+        asked_for = TrainConfig.load(config)
     else:
         if model is None and plan is None:
             raise InputError("name a training file, or --model (and --data), or --plan")
         if model is None and plan is not None:
             given["model"] = _planned_model(plan)
         source = list(data) if data else [{"kind": "synthetic"}]
-        found = build(
+        asked_for = build(
             TrainConfig, {"model": given["model"], "data": {"train": source}}, Place("options")
         )
-    return with_changes(found, {k: v for k, v in given.items() if v is not None}, changes)
+    return with_changes(asked_for, {k: v for k, v in given.items() if v is not None}, changes)
 
 
 def _is_model(path: Path) -> bool:

@@ -107,19 +107,19 @@ class LiveRun:
         )
         if not self._step:
             return Group(head, Text(self._said))
-        step, found = int(self._step["step"]), self._step
+        step, figures = int(self._step["step"]), self._step
         row = Table.grid(padding=(0, 2))
         row.add_row(
             ProgressBar(total=total, completed=step, width=30),
             f"step {step} of {total}",
-            f"loss {found['loss']:.4f}",
-            f"{found['tokens_per_s']:,.0f} tokens/s",
-            f"MFU {found['mfu']:.1%}",
-            _measured(found),
+            f"loss {figures['loss']:.4f}",
+            f"{figures['tokens_per_s']:,.0f} tokens/s",
+            f"MFU {figures['mfu']:.1%}",
+            _measured(figures),
         )
         parts: list[RenderableType] = [head, row]
-        if found.get("pools"):
-            parts.append(_pools(found))
+        if figures.get("pools"):
+            parts.append(_pools(figures))
         parts.append(Text(f"loss {curve(self._losses)}", "cyan"))
         said = " · ".join(filter(None, (self._validation, self._said)))
         if said:
@@ -127,13 +127,13 @@ class LiveRun:
         return Group(*parts)
 
 
-def _measured(found: dict[str, Any]) -> str:
-    text = f"{found['seconds']:.3f} s"
-    predicted = found.get("predicted_s")
+def _measured(figures: dict[str, Any]) -> str:
+    text = f"{figures['seconds']:.3f} s"
+    predicted = figures.get("predicted_s")
     return text if predicted is None else f"{text} (predicted {predicted:.3f})"
 
 
-def _pools(found: dict[str, Any]) -> RenderableType:
+def _pools(figures: dict[str, Any]) -> RenderableType:
     from rich.table import Table
 
     from tutti.units import bytes_text
@@ -141,8 +141,8 @@ def _pools(found: dict[str, Any]) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     for name in ("pool", "chips", "compute", "communication", "bubble", "data", "memory"):
         table.add_column(name, justify="left" if name == "pool" else "right")
-    whole = float(found["seconds"])
-    for pool, times in found["pools"].items():
+    whole = float(figures["seconds"])
+    for pool, times in figures["pools"].items():
         shares = [f"{times[n] / whole:.0%}" for n in ("compute_s", "communication_s", "bubble_s")]
         table.add_row(
             pool,

@@ -105,7 +105,7 @@ def validate(
 
     conditions = [Condition.parse(text) for text in calibrate_on or ()]
     with progress_bar("count", wanted=not json) as show:
-        found = validate(
+        validation = validate(
             runs,
             group=group,
             calibrate=calibrate,
@@ -116,9 +116,9 @@ def validate(
             progress=lambda done, whole: show("fitting", done, whole),
         )
     if json:
-        print_json(_document(found))
+        print_json(_document(validation))
     else:
-        print_rich(*_tables(found, shipped=calibrate is None and not conditions))
+        print_rich(*_tables(validation, shipped=calibrate is None and not conditions))
 
 
 def _extrapolate(runs: Path, output: Path | None, *, closed_form: bool, json: bool) -> None:
@@ -126,27 +126,27 @@ def _extrapolate(runs: Path, output: Path | None, *, closed_form: bool, json: bo
     from tutti.simulate.published_runs import PlanPredictor
 
     with progress_bar("count", wanted=not json) as show:
-        found = extrapolate(
+        judged = extrapolate(
             runs,
             predictor=None
             if closed_form
             else PlanPredictor(lambda done, whole: show("simulating", done, whole)),
             progress=lambda done, whole: show("fitting", done, whole),
         )
-    if not found.judged:
-        why = found.skipped[0].why if found.skipped else "it has no rows"
+    if not judged.judged:
+        why = judged.skipped[0].why if judged.skipped else "it has no rows"
         raise InputError(f"{runs}: no run can be judged ({why})")
     if output is not None:
-        found.widths.save(output)
+        judged.widths.save(output)
     if json:
-        print_json(_judged_document(found))
+        print_json(_judged_document(judged))
         return
-    print_rich(*_judged_tables(found))
+    print_rich(*_judged_tables(judged))
     if output is not None:
         typer.echo(f"written to {output}")
 
 
-def _judged_document(found: Extrapolation) -> dict[str, Any]:
+def _judged_document(judged: Extrapolation) -> dict[str, Any]:
     from dataclasses import asdict
 
     def plain(score: JudgeScore) -> dict[str, object]:
@@ -154,9 +154,9 @@ def _judged_document(found: Extrapolation) -> dict[str, Any]:
         return {k: round(v, 4) if isinstance(v, float) else v for k, v in values}
 
     return {
-        "judges": {name: plain(score) for name, score in found.by_judge.items()},
-        "stacks": {name: plain(score) for name, score in found.by_stack.items()},
-        "together": None if found.together is None else plain(found.together),
+        "judges": {name: plain(score) for name, score in judged.by_judge.items()},
+        "stacks": {name: plain(score) for name, score in judged.by_stack.items()},
+        "together": None if judged.together is None else plain(judged.together),
         "rows": [
             {
                 "judge": o.judge,
@@ -166,14 +166,14 @@ def _judged_document(found: Extrapolation) -> dict[str, Any]:
                 "half_width": round(o.half_width, 4),
                 "inside": o.is_inside,
             }
-            for o in found.judged
+            for o in judged.judged
         ],
-        "widths": asdict(found.widths),
-        "skipped": [{"id": skipped.id, "why": skipped.why} for skipped in found.skipped],
+        "widths": asdict(judged.widths),
+        "skipped": [{"id": skipped.id, "why": skipped.why} for skipped in judged.skipped],
     }
 
 
-def _judged_tables(found: Extrapolation) -> list[Any]:
+def _judged_tables(judged: Extrapolation) -> list[Any]:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -181,14 +181,14 @@ def _judged_tables(found: Extrapolation) -> list[Any]:
     from tutti.cost.calibration.extrapolate import MEANINGS
 
     lines: list[Any] = []
-    for title, scores in (("kept aside", found.by_judge), ("stack", found.by_stack)):
+    for title, scores in (("kept aside", judged.by_judge), ("stack", judged.by_stack)):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column(title, style="bold")
         for heading in ("rows", "mean", "median", "worst", "bias", "regret", "inside"):
             table.add_column(heading, justify="right")
         table.add_column("worst row", no_wrap=True)
-        together = {"together": found.together} if found.together is not None else {}
-        for name, score in {**scores, **(together if scores is found.by_stack else {})}.items():
+        together = {"together": judged.together} if judged.together is not None else {}
+        for name, score in {**scores, **(together if scores is judged.by_stack else {})}.items():
             table.add_row(
                 MEANINGS.get(name, name),
                 f"{score.rows:,}",
@@ -203,15 +203,15 @@ def _judged_tables(found: Extrapolation) -> list[Any]:
     foot += "The lower table leaves whole clusters and chips out. regret: of choosing a strategy "
     foot += "by prediction. inside: % of rows in their 10–90 % intervals, whose widths rest on the "
     foot += "other stacks."
-    return [*lines, Text(foot, style="dim"), *_left_out(found.skipped)]
+    return [*lines, Text(foot, style="dim"), *_left_out(judged.skipped)]
 
 
-def _document(found: Validation) -> dict[str, Any]:
+def _document(validation: Validation) -> dict[str, Any]:
     return {
-        "groups": _scores(found.groups),
-        "closed_form": _scores(found.closed_form),
-        "skipped": [{"id": skipped.id, "why": skipped.why} for skipped in found.skipped],
-        "extrapolated": found.extrapolated,
+        "groups": _scores(validation.groups),
+        "closed_form": _scores(validation.closed_form),
+        "skipped": [{"id": skipped.id, "why": skipped.why} for skipped in validation.skipped],
+        "extrapolated": validation.extrapolated,
     }
 
 
@@ -227,7 +227,7 @@ def _scores(groups: dict[str, GroupScore]) -> dict[str, dict[str, object]]:
     }
 
 
-def _tables(found: Validation, *, shipped: bool) -> list[Any]:
+def _tables(validation: Validation, *, shipped: bool) -> list[Any]:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -239,9 +239,9 @@ def _tables(found: Validation, *, shipped: bool) -> list[Any]:
     table.add_column("worst row", no_wrap=True)
     for heading in ("formulas", "constant", "memory", "rank corr.", "regret", "inside"):
         table.add_column(heading, justify="right")
-    for name, score in found.groups.items():
+    for name, score in validation.groups.items():
         pct = [score.mape_pct, score.median_pct, score.worst_pct]
-        more = [found.closed_form[name].mape_pct]
+        more = [validation.closed_form[name].mape_pct]
         more += [score.constant_mape_pct, score.memory_mape_pct]
         table.add_row(
             name,
@@ -259,10 +259,10 @@ def _tables(found: Validation, *, shipped: bool) -> list[Any]:
     foot += "regret: of choosing a strategy by prediction. "
     foot += "inside: % of rows in their 10–90 % intervals.\n"
     foot += "By the calibrations that ship." if shipped else "Mean over all splits."
-    if found.extrapolated:
-        counts = ", ".join(f"{name} {count}" for name, count in found.extrapolated.items())
+    if validation.extrapolated:
+        counts = ", ".join(f"{name} {count}" for name, count in validation.extrapolated.items())
         foot += f" Rows outside a calibration's range: {counts}."
-    return [table, Text(foot, style="dim"), *_left_out(found.skipped)]
+    return [table, Text(foot, style="dim"), *_left_out(validation.skipped)]
 
 
 def _left_out(skipped: Sequence[Skipped]) -> list[Any]:

@@ -48,19 +48,19 @@ def validate_run(
     result = load_estimate(folder / PLAN_FILE, sources).result
     steps = [read_measured(path, result.program) for path in traces]
     steps.sort(key=lambda measured: measured.step_seconds)
-    found = steps[(len(steps) - 1) // 2]  # one that nothing disturbed, if most were not
+    typical = steps[(len(steps) - 1) // 2]  # one that nothing disturbed, if most were not
     if output is not None:
-        _write(output, folder, result, found, sources, pool)
+        _write(output, folder, result, typical, sources, pool)
     if json:
-        pools = dict.fromkeys(own.pool for own in found.ranks)
-        factors = {name: _factors(compare_kinds(result, found, name)) for name in pools}
+        pools = dict.fromkeys(own.pool for own in typical.ranks)
+        factors = {name: _factors(compare_kinds(result, typical, name)) for name in pools}
         shown = {
             name: {"forward": f.forward, "backward": f.backward, "optimizer": f.optimizer}
             for name, f in factors.items()
         }
-        print_json({**kinds_document(result, found), "factors": shown})
+        print_json({**kinds_document(result, typical), "factors": shown})
         return
-    print_rich(kinds_table(result, found))
+    print_rich(kinds_table(result, typical))
     if output is not None:
         typer.echo(f"written to {output}")
 
@@ -70,10 +70,10 @@ def _traces(folder: Path, step: int | None) -> list[Path]:
     require_folder(folder)
     if step is not None:
         return [folder / trace_name(step)]
-    found = {int(p.stem.rpartition("-")[2]): p for p in folder.glob("trace-step-*.json")}
-    if not found:
+    paths = {int(p.stem.rpartition("-")[2]): p for p in folder.glob("trace-step-*.json")}
+    if not paths:
         raise InputError(f"{folder}: has no trace; let the run write one: tutti train --trace 10")
-    return [found[number] for number in sorted(found)]
+    return [paths[number] for number in sorted(paths)]
 
 
 def _profiles_of(folder: Path) -> list[str]:
@@ -96,11 +96,11 @@ def _write(
     output: Path,
     folder: Path,
     result: SimulationResult,
-    found: MeasuredStep,
+    measured: MeasuredStep,
     sources: Sources,
     pool: str | None,
 ) -> None:
-    pools = list(dict.fromkeys(own.pool for own in found.ranks))
+    pools = list(dict.fromkeys(own.pool for own in measured.ranks))
     if pool is None and len(pools) > 1:
         raise InputError(f"-o: writes one profile; name its pool with --pool ({', '.join(pools)})")
     chosen = pool or pools[0]
@@ -113,11 +113,11 @@ def _write(
             f"-o: the run was priced without a profile of {chip.name}; measure one with "
             "tutti profile and give it as --chip-profile"
         )
-    factors = _factors(compare_kinds(result, found, chosen))
+    factors = _factors(compare_kinds(result, measured, chosen))
     why = (
-        f"scaled by step {found.step} of a run of {result.program.schedule.plan.model.name} on "
+        f"scaled by step {measured.step} of a run of {result.program.schedule.plan.model.name} on "
         f"{chosen}: forward {factors.forward:.3f}, backward {factors.backward:.3f}, "
-        f"optimizer {factors.optimizer:.3f}{', emulated' if found.emulated else ''}"
+        f"optimizer {factors.optimizer:.3f}{', emulated' if measured.emulated else ''}"
     )
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     rescaled(base, factors, why=why, date=today).save(output)

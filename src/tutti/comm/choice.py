@@ -56,7 +56,7 @@ class Named:
 
 def parse_overrides(text: str) -> dict[str, Named]:
     """Read "operation=algorithm:chunks=4:connections=2;…"."""
-    found: dict[str, Named] = {}
+    overrides: dict[str, Named] = {}
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         operation, _, rest = entry.partition("=")
         if operation not in ALGORITHMS:
@@ -68,8 +68,8 @@ def parse_overrides(text: str) -> dict[str, Named]:
         named = Named(algorithm=algorithm, by="override")
         for option in options:
             named = _with_option(named, option)
-        found[operation] = named
-    return found
+        overrides[operation] = named
+    return overrides
 
 
 def _with_option(named: Named, option: str) -> Named:

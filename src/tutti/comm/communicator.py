@@ -342,13 +342,13 @@ class Communicator:
         data = _json_bytes(value)
         lengths = self.all_gather(torch.tensor([data.numel()])).wait().tolist()
         if root is None:
-            found = self.all_gather(data, counts=lengths).wait()
+            gathered = self.all_gather(data, counts=lengths).wait()
         else:
-            found = self.gather(data, root, counts=lengths).wait()
+            gathered = self.gather(data, root, counts=lengths).wait()
         if root not in (None, self.rank):
             return None
         pieces = itertools.pairwise([0, *itertools.accumulate(lengths)])
-        return [_json_value(found[a:b]) for a, b in pieces]
+        return [_json_value(gathered[a:b]) for a, b in pieces]
 
     def broadcast_value(self, value: Any, root: int) -> Any:
         """Return the root's value on every rank."""

@@ -301,7 +301,7 @@ class _Job:
 
     def _native_groups(self, number: int, group: Any) -> frozenset[int]:
         """Make the torch sub-groups of the islands that have a backend; return their ranks."""
-        found: set[int] = set()
+        members: set[int] = set()
         for island in group.islands:
             ranks = tuple(sorted(island.ranks))
             backend = self._topology.native_backend(ranks) if len(ranks) > 1 else ""
@@ -316,12 +316,12 @@ class _Job:
                 dist.init_process_group(
                     "gloo", store=prefixed, rank=self._rank, world_size=self._topology.size
                 )
-            found.update(ranks)
+            members.update(ranks)
             if self._rank in ranks:
                 made = make_group(ranks, self._rank, backend, f"tutti-{number:x}-{ranks[0]}")
                 assert self._shared is not None
                 self._shared.executor.native.add_group(number, ranks, made)
-        return frozenset(found)
+        return frozenset(members)
 
 
 def group_number(ranks: tuple[int, ...], name: str, count: int) -> int:

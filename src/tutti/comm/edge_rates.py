@@ -92,13 +92,13 @@ def nominal_links(links: GroupLinks) -> GroupLinks:
 
 def measured_links(links: GroupLinks, figures: Iterable[LinkFigure]) -> GroupLinks:
     """Return the links with measured figures in the place of what was assumed."""
-    found = {figure.kind: figure for figure in figures}
+    by_kind = {figure.kind: figure for figure in figures}
     wires = dict(links.wires)
     for edge in Edge:
-        figure = found.get(link_name(edge))
+        figure = by_kind.get(link_name(edge))
         if figure is not None:
             wires[edge] = Wire(latency_s=figure.latency_s, bandwidth=figure.bandwidth)
-    rail = found.get(link_name(Edge.RAIL)) or found.get(link_name(Edge.CROSS))
+    rail = by_kind.get(link_name(Edge.RAIL)) or by_kind.get(link_name(Edge.CROSS))
     rates = links.rates
     if rail is not None:
         nominal = min(rates) / _GOODPUT

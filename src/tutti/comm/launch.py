@@ -171,10 +171,10 @@ class Launcher:
             ("brings", given, script.input_elements),
             ("takes", wanted, script.output_elements),
         ):
-            found = 0 if tensor is None else tensor.numel()
-            if found != due:
+            elements = 0 if tensor is None else tensor.numel()
+            if elements != due:
                 raise InputError(
-                    f"{call.operation}: rank {self.rank} {what} {found} elements; {due} are due"
+                    f"{call.operation}: rank {self.rank} {what} {elements} elements; {due} are due"
                 )
 
     def _finish(

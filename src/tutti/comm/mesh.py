@@ -97,8 +97,8 @@ class Mesh:
         """Return the ranks at distance 1, 2, 4, … on both sides."""
         size, rank = self._topology.size, self._owner.rank
         steps = [1 << k for k in range((size - 1).bit_length())]
-        found = {(rank + sign * step) % size for step in steps for sign in (1, -1)}
-        return sorted(found - {rank})
+        neighbours = {(rank + sign * step) % size for step in steps for sign in (1, -1)}
+        return sorted(neighbours - {rank})
 
     def out(self, peer: int) -> OutLink:
         """Return the link to a rank, opened if need be."""

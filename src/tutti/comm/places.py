@@ -125,11 +125,11 @@ class Topology:
         for rank, place in enumerate(self.places):
             firsts.setdefault(place.host, rank)
 
-        def nearest(found: list[int]) -> tuple[Wire, str, int]:
-            return min(self._wire(rank, firsts) for rank in found)
+        def nearest(members: list[int]) -> tuple[Wire, str, int]:
+            return min(self._wire(rank, firsts) for rank in members)
 
         islands = sorted(members.values(), key=nearest)
-        return Group(tuple(self._island(found) for found in islands))
+        return Group(tuple(self._island(members) for members in islands))
 
     def _wire(self, rank: int, firsts: Mapping[str, int]) -> tuple[Wire, str, int]:
         place = self.places[rank]

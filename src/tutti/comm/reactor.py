@@ -28,13 +28,13 @@ def near_processors(numa: int | None) -> tuple[int, ...]:
     """Return the processors of a NUMA node; none where it is not known."""
     if numa is None:
         return ()
-    found: list[int] = []
+    processors: list[int] = []
     with contextlib.suppress(OSError, ValueError):
         text = Path(f"/sys/devices/system/node/node{numa}/cpulist").read_text(encoding="ascii")
         for part in text.strip().split(","):
             first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+            processors += range(int(first), int(last or first) + 1)
+    return tuple(processors)
 
 
 class Timer:

@@ -173,12 +173,12 @@ class Run:
 
     def spans(self, move: Move) -> Spans:
         """Return the memory of a message."""
-        found = []
+        pieces = []
         for buffer, start, stop in move.ranges:
             tensor = self._buffers[buffer]
             assert tensor is not None
-            found.append(tensor[start:stop])
-        return Spans(found, on_host=self.on_host)
+            pieces.append(tensor[start:stop])
+        return Spans(pieces, on_host=self.on_host)
 
     def tensors(self, ranges: tuple[tuple[int, int, int], ...]) -> list[Tensor]:
         """Return the pieces of a native call's part."""

@@ -133,7 +133,7 @@ class _Places:
 
     def ranges(self, part: Part) -> tuple[Range, ...]:
         """Return where a part lies, neighbours joined."""
-        found: list[Range] = []
+        ranges: list[Range] = []
         for piece in part:
             for section in piece.sections:
                 start, stop = piece.bounds(self._layout.count(section))
@@ -141,11 +141,11 @@ class _Places:
                     continue
                 buffer, at = self._place(section)
                 one = (buffer, at + start, at + stop)
-                if found and found[-1][0] == buffer and found[-1][2] == one[1]:
-                    found[-1] = (buffer, found[-1][1], one[2])
+                if ranges and ranges[-1][0] == buffer and ranges[-1][2] == one[1]:
+                    ranges[-1] = (buffer, ranges[-1][1], one[2])
                 else:
-                    found.append(one)
-        return tuple(found)
+                    ranges.append(one)
+        return tuple(ranges)
 
     def _place(self, section: int) -> tuple[int, int]:
         if section not in self._at:
@@ -206,8 +206,8 @@ class _Compiler:
                 yield TeamScript(number, native=self._call(step, team, chunk))
             return
         numbers = [number for number, _ in mine] if step.teams else [0]
-        for number, found in zip(numbers, self._rounds[index], strict=True):
-            rounds = (self._round(at, one, chunk) for at, one in enumerate(found))
+        for number, rounds_of_team in zip(numbers, self._rounds[index], strict=True):
+            rounds = (self._round(at, one, chunk) for at, one in enumerate(rounds_of_team))
             yield TeamScript(number, tuple(one for one in rounds if one.sends or one.receives))
 
     def _round(self, number: int, one: LocalRound, chunk: int) -> RoundScript:
@@ -218,7 +218,7 @@ class _Compiler:
     def _moves(
         self, transfers: tuple[Transfer, ...], chunk: int, *, outward: bool
     ) -> tuple[Move, ...]:
-        group, found = self._program.group, []
+        group, moves = self._program.group, []
         seen: dict[int, int] = {}
         for transfer in transfers:
             peer = transfer.target if outward else transfer.source
@@ -226,7 +226,7 @@ class _Compiler:
             ranges = self.places.ranges(in_chunk(transfer.part, chunk, self._program.chunks))
             elements = sum(stop - start for _, start, stop in ranges)
             if elements:
-                found.append(
+                moves.append(
                     Move(
                         peer=group.ranks[peer],
                         index=index,
@@ -236,7 +236,7 @@ class _Compiler:
                         crosses=group.edge(self._seat, peer) is not Edge.ISLAND,
                     )
                 )
-        return tuple(found)
+        return tuple(moves)
 
     def _call(self, step: Step, team: Team, chunk: int) -> NativeCall:
         members, rule = team.members, team.parts

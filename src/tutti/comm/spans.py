@@ -43,16 +43,16 @@ class Spans:
         """Return bytes [start, stop) of the message as tensors; both lie between elements."""
         if start == 0 and stop == self.num_bytes:
             return list(self.tensors)
-        found = []
+        pieces = []
         index = bisect_right(self._starts, start) - 1
         while index < len(self.tensors) and self._starts[index] < stop:
             first = max(start, self._starts[index]) - self._starts[index]
             last = min(stop, self._starts[index + 1]) - self._starts[index]
             if last > first:
                 size = self.itemsize
-                found.append(self.tensors[index][first // size : last // size])
+                pieces.append(self.tensors[index][first // size : last // size])
             index += 1
-        return found
+        return pieces
 
     def views(self, start: int, stop: int) -> list[memoryview]:
         """Return bytes [start, stop) of a message on the host as memory views."""

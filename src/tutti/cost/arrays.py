@@ -228,7 +228,7 @@ class Machine(Arrays):
 def _tiers(cluster: Cluster, pool: Pool, per_node: float) -> dict[str, float]:
     """Return the fields of a pool's tiers; `per_node` islands are a node."""
     fabric = cluster.fabric
-    found: dict[str, float] = {}
+    tiers: dict[str, float] = {}
     product, top = 1.0, spanning_tier(fabric, pool) if pool.nodes > 1 else 0
     for tier in range(1, top + 1):
         product *= fabric.tiers[tier].oversubscription
@@ -237,6 +237,6 @@ def _tiers(cluster: Cluster, pool: Pool, per_node: float) -> dict[str, float]:
         name = "leaf" if tier == 1 else "pod"
         held = Counter(group_of(fabric, pool, node, tier - 1) for node in range(pool.nodes))
         nodes = max(held.values()) * per_node
-        found[f"{name}_nodes"] = min(nodes, found.get(f"{name}_nodes", np.inf))
-        found[f"{name}_over"] = product
-    return found
+        tiers[f"{name}_nodes"] = min(nodes, tiers.get(f"{name}_nodes", np.inf))
+        tiers[f"{name}_over"] = product
+    return tiers

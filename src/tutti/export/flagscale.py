@@ -114,8 +114,8 @@ def _meshes(stages: Sequence[StageShape]) -> list[_Mesh]:
     shapes = [
         (_device(stage), stage.tp, stage.cp, stage.dp, *_experts(stage, stages)) for stage in stages
     ]
-    found = [_Mesh(*shape, len(list(group))) for shape, group in groupby(shapes)]
-    kinds = [device for device, _ in groupby(mesh.device for mesh in found)]
+    meshes = [_Mesh(*shape, len(list(group))) for shape, group in groupby(shapes)]
+    kinds = [device for device, _ in groupby(mesh.device for mesh in meshes)]
     for device in kinds:
         if kinds.count(device) > 1:
             why = (
@@ -123,7 +123,7 @@ def _meshes(stages: Sequence[StageShape]) -> list[_Mesh]:
                 "chip kind, so that the stages of one kind must be neighbours"
             )
             raise refusal(TARGET, "stages", why)
-    return found
+    return meshes
 
 
 def _device(stage: StageShape) -> str:

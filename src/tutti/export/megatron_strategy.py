@@ -156,7 +156,7 @@ def _expert_degree(stage: Stage, where: str, model: ModelSpec, target: str) -> i
 
 def read_sharding(plan: Plan, model: ModelSpec, target: str) -> Sharding:
     """Return the synchronisation that all units share; refuse where they differ."""
-    found: dict[tuple[int, bool], str] = {}
+    rules: dict[tuple[int, bool], str] = {}
     with_groups = any(stage.experts for _, _, stage in plan.stages())
     kinds = ParameterClass if with_groups else (ParameterClass.DENSE,)
     for kind in kinds:
@@ -165,9 +165,9 @@ def read_sharding(plan: Plan, model: ModelSpec, target: str) -> Sharding:
             if expert and (unit in (0, model.head_unit) or model.block(unit).moe is None):
                 continue
             rule = plan.synchronisation_of(unit, kind)
-            found.setdefault((rule.shard_level, rule.overlap), f"unit {unit} ({kind})")
-    if len(found) > 1:
-        (first, here), (second, there) = list(found.items())[:2]
+            rules.setdefault((rule.shard_level, rule.overlap), f"unit {unit} ({kind})")
+    if len(rules) > 1:
+        (first, here), (second, there) = list(rules.items())[:2]
         why = (
             f"{here} has shard level {first[0]}, overlap {first[1]}; {there} {second[0]}, "
             f"{second[1]}; all units must have the same"
@@ -178,7 +178,7 @@ def read_sharding(plan: Plan, model: ModelSpec, target: str) -> Sharding:
             weights = ", ".join(str(share.weight) for share in rule.shares[:8])
             why = f"shares are unequal ({weights}); shards must be equal"
             raise refusal(target, f"synchronisation[{index}]", why)
-    level, overlap = next(iter(found))
+    level, overlap = next(iter(rules))
     return Sharding(level=level, overlap=overlap)
 
 

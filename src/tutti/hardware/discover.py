@@ -82,17 +82,17 @@ def discover(run: Run = run_tool, root: Path = Path("/")) -> Discovery:
 def find_devices(run: Run) -> list[tuple[str, tuple[smi.Device, ...], smi.Topology]]:
     """Ask every vendor's tool; return (pool name, devices, topology) for those that answer."""
     query = ["nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
-    found = []
+    devices = []
     nvidia = smi.parse_nvidia(run(query))
     if nvidia:
-        found.append(("gpu", nvidia, smi.parse_topology(run(["nvidia-smi", "topo", "-m"]))))
+        devices.append(("gpu", nvidia, smi.parse_topology(run(["nvidia-smi", "topo", "-m"]))))
     ascend = smi.parse_npu(run(["npu-smi", "info"]))
     if ascend:
-        found.append(("npu", ascend, smi.Topology()))
+        devices.append(("npu", ascend, smi.Topology()))
     kunlun = smi.parse_xpu(run(["xpu-smi"])) or smi.parse_xpu(run(["xpu_smi"]))
     if kunlun:
-        found.append(("xpu", kunlun, smi.parse_topology(run(["xpu-smi", "topo", "-m"]))))
-    return found
+        devices.append(("xpu", kunlun, smi.parse_topology(run(["xpu-smi", "topo", "-m"]))))
+    return devices
 
 
 # --- accelerators ----------------------------------------------------------------------------

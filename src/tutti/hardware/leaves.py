@@ -57,13 +57,13 @@ class Leaves:
             if isinstance(part, bool) or not isinstance(part, (int, str)):
                 raise place.value_error(f"is {shown(value)}; {_FORM}")
             for text in str(part).split(","):
-                found = _RUN.fullmatch(text.strip())
-                if found is None:
+                match = _RUN.fullmatch(text.strip())
+                if match is None:
                     raise place.value_error(f"is {shown(value)}; {_FORM}")
-                times = int(found[2] or 1)
+                times = int(match[2] or 1)
                 if len(numbers) + times > MOST_NODES:
                     raise place.value_error(f"names more than {MOST_NODES:,} nodes")
-                numbers.extend([int(found[1])] * times)
+                numbers.extend([int(match[1])] * times)
         return cls(tuple(numbers))
 
 
@@ -107,15 +107,15 @@ def named_leaves(fabric: Fabric, pools: Sequence[Placed]) -> list[Leaves]:
         return [Leaves() for _ in pools]
     whole = math.lcm(*(tier.nodes or 1 for tier in fabric.tiers[:-1])) // size
     free = max((max(pool.leaves.numbers) + 1 for pool in pools if len(pool.leaves)), default=0)
-    found: list[Leaves] = []
+    leaves: list[Leaves] = []
     for pool in pools:
         if len(pool.leaves):
-            found.append(pool.leaves)
+            leaves.append(pool.leaves)
             continue
         first = math.ceil(free / whole) * whole
-        found.append(Leaves(tuple(first + node // size for node in range(pool.nodes))))
-        free = found[-1].numbers[-1] + 1
-    return found
+        leaves.append(Leaves(tuple(first + node // size for node in range(pool.nodes))))
+        free = leaves[-1].numbers[-1] + 1
+    return leaves
 
 
 def meeting_tier(

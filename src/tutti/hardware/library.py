@@ -97,11 +97,11 @@ def _holding(nodes: Mapping[str, NodeType], chips: Mapping[str, Chip]) -> dict[s
 
 
 def _by_any_name(chips: Mapping[str, Chip]) -> dict[str, Chip]:
-    found: dict[str, Chip] = {}
+    by_alias: dict[str, Chip] = {}
     for chip in chips.values():
         for alias in chip.aliases:
-            found.setdefault(alias.casefold(), chip)
-    return found | {name.casefold(): chip for name, chip in reversed(list(chips.items()))}
+            by_alias.setdefault(alias.casefold(), chip)
+    return by_alias | {name.casefold(): chip for name, chip in reversed(list(chips.items()))}
 
 
 def _without(mapping: Mapping[str, Any], *names: str) -> dict[str, Any]:

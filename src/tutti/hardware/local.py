@@ -27,21 +27,21 @@ _SHARED_BANDWIDTH, _SHARED_LATENCY_S = 30e9, 1e-6
 
 def local_cluster(ranks: int | None = None, here: Cluster | None = None) -> Cluster:
     """Return this machine; with `ranks`, as that many chips."""
-    found = here or discover().cluster
+    cluster = here or discover().cluster
     if ranks is None:
-        return found
-    if [pool.name for pool in found.pools] == [CPU_POOL]:
-        return replace(found, pools=(_shared_out(found.pools[0], ranks),))
-    most = sum(pool.node.num_chips for pool in found.pools)
-    first = found.pools[0]
-    if len(found.pools) > 1 or ranks > first.node.num_chips:
+        return cluster
+    if [pool.name for pool in cluster.pools] == [CPU_POOL]:
+        return replace(cluster, pools=(_shared_out(cluster.pools[0], ranks),))
+    most = sum(pool.node.num_chips for pool in cluster.pools)
+    first = cluster.pools[0]
+    if len(cluster.pools) > 1 or ranks > first.node.num_chips:
         if ranks == most:
-            return found
+            return cluster
         raise InputError(
             f"--ranks {ranks}: this machine has {many(most, 'accelerator')}"
-            + (" of several kinds; leave --ranks out" if len(found.pools) > 1 else "")
+            + (" of several kinds; leave --ranks out" if len(cluster.pools) > 1 else "")
         )
-    return replace(found, pools=(_with_chips(first, ranks),))
+    return replace(cluster, pools=(_with_chips(first, ranks),))
 
 
 def _with_chips(pool: Pool, count: int) -> Pool:

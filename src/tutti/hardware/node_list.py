@@ -14,7 +14,7 @@ _PART = re.compile(r"([^/\s]+)/(\d{1,7}(?:-\d{1,7})?(?:,\d{1,7}(?:-\d{1,7})?)*)"
 
 def parse_nodes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Read "pool/0-3,7" once or several times, blanks or semicolons between."""
-    found: dict[str, list[int]] = {}
+    nodes: dict[str, list[int]] = {}
     for word in itertools.chain.from_iterable(re.split(r"[\s;]+", text) for text in texts):
         if not word:
             continue
@@ -26,10 +26,10 @@ def parse_nodes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
             low, high = int(first), int(last or first)
             if high < low:
                 raise InputError(f"'{word}': {part} runs backwards; write {high}-{low}")
-            found.setdefault(match[1], []).extend(range(low, high + 1))
-    if not found:
+            nodes.setdefault(match[1], []).extend(range(low, high + 1))
+    if not nodes:
         raise InputError("no nodes are named; write them as 'pool/0-3,7'")
-    return {pool: tuple(numbers) for pool, numbers in found.items()}
+    return {pool: tuple(numbers) for pool, numbers in nodes.items()}
 
 
 def nodes_text(nodes: Mapping[str, Sequence[int]]) -> str:

@@ -19,11 +19,11 @@ def chips_by_vendor(run: Run = run_tool, root: Path = Path("/")) -> dict[str, in
     """Return the number of devices per vendor, in small letters."""
     folder = root / "dev"
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    found = {
+    counts = {
         vendor: sum(re.fullmatch(pattern, name) is not None for name in names)
         for vendor, pattern in _FILES.items()
     }
     for pool, devices, _ in find_devices(run):
         vendor = _POOLS[pool]
-        found[vendor] = max(found[vendor], len(devices))
-    return found
+        counts[vendor] = max(counts[vendor], len(devices))
+    return counts

@@ -186,10 +186,10 @@ class Profile:
         self, tier: StorageTier, action: StorageAction, processes: int | None = None
     ) -> StorageFigure | None:
         """Return what was measured of a tier by so many processes; by the most, if none is said."""
-        found = [f for f in self.storage if (f.tier, f.action) == (tier, action)]
+        figures = [f for f in self.storage if (f.tier, f.action) == (tier, action)]
         if processes is not None:
-            found = [f for f in found if f.processes <= processes] or found[:1]
-        return max(found, key=lambda f: f.processes, default=None)
+            figures = [f for f in figures if f.processes <= processes] or figures[:1]
+        return max(figures, key=lambda f: f.processes, default=None)
 
     def with_storage(self, figures: Collection[StorageFigure]) -> Profile:
         """Return the profile with what was measured of a tier, in place of what was known of it."""
@@ -200,8 +200,8 @@ class Profile:
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
         """The number formats in which operators were measured."""
-        found = {o.dtype for o in self.operators}
-        return tuple(dtype for dtype in Dtype if dtype in found)
+        dtypes = {o.dtype for o in self.operators}
+        return tuple(dtype for dtype in Dtype if dtype in dtypes)
 
     def without(self, shapes: Collection[tuple[str, tuple[int, ...]]]) -> Profile:
         """Return the profile as if these (operator, shape) had not been measured."""
@@ -246,9 +246,9 @@ class Profile:
         if isinstance(value, dict) and "format" not in value:
             raise place.error(f"'format' is missing; a profile begins with \"format\": {FORMAT}")
         if isinstance(value, dict) and value["format"] not in READ:
-            found = value["format"]
+            version = value["format"]
             raise place.key("format").value_error(
-                f"is {document.shown(found)}, but this tutti reads {_READ_TEXT}; "
+                f"is {document.shown(version)}, but this tutti reads {_READ_TEXT}; "
                 "measure again with it"
             )
         return build_fields(cls, value, place)
@@ -283,11 +283,11 @@ class Profile:
 def shipped_profiles() -> Mapping[str, Profile]:
     """Return the measured profiles that ship with the package, by file name."""
     folder = resources.files("tutti.hardware") / "profiles"
-    found: dict[str, Profile] = {}
+    profiles: dict[str, Profile] = {}
     if folder.is_dir():
         for entry in sorted(folder.iterdir(), key=lambda e: e.name):
             if entry.name.endswith(".json"):
                 value = files.parse_json(entry.read_text(encoding="utf-8"), entry.name)
                 name = entry.name.removesuffix(".json")
-                found[name.casefold()] = build_fields(Profile, value, Place(entry.name))
-    return found
+                profiles[name.casefold()] = build_fields(Profile, value, Place(entry.name))
+    return profiles

@@ -33,14 +33,14 @@ class Topology:
 
 def parse_nvidia(text: str) -> tuple[Device, ...]:
     """Read `nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits`."""
-    found = []
+    devices = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 3 and cells[0].isdecimal():
             memory = re.match(r"\d+(\.\d+)?", cells[2])
             size = float(memory.group()) * _MIB if memory else 0.0
-            found.append(Device(index=int(cells[0]), name=cells[1], memory_bytes=size))
-    return tuple(found)
+            devices.append(Device(index=int(cells[0]), name=cells[1], memory_bytes=size))
+    return tuple(devices)
 
 
 _NPU_HEAD = re.compile(r"^\|\s*\d+\s+(?P<name>[A-Za-z0-9_-]*9\d\d[A-Za-z0-9_-]*)\s*\|")
@@ -52,7 +52,7 @@ _USAGE = re.compile(r"(\d+)\s*/\s*(\d+)")
 
 def parse_npu(text: str) -> tuple[Device, ...]:
     """Read `npu-smi info`: two rows per chip, the name above, the HBM below."""
-    found: list[Device] = []
+    devices: list[Device] = []
     name: str | None = None
     for line in text.splitlines():
         head = _NPU_HEAD.match(line)
@@ -63,9 +63,9 @@ def parse_npu(text: str) -> tuple[Device, ...]:
         usage = _USAGE.findall(chip["rest"]) if chip else []
         if chip and name is not None and usage:
             size = float(usage[-1][1]) * _MIB  # the last pair is HBM, also where DDR stands first
-            found.append(Device(index=len(found), name=name, memory_bytes=size))
+            devices.append(Device(index=len(devices), name=name, memory_bytes=size))
             name = None
-    return tuple(found)
+    return tuple(devices)
 
 
 _XPU_HEAD = re.compile(r"^\|\s*(?P<index>\d+)\s+(?P<name>\S.*?)\s{2,}\S+\s*\|\s*[0-9A-Fa-f]{8}:")
@@ -74,7 +74,7 @@ _XPU_MEMORY = re.compile(r"(\d+)MiB\s*/\s*(\d+)MiB")
 
 def parse_xpu(text: str) -> tuple[Device, ...]:
     """Read `xpu-smi` of Kunlunxin: name and bus in the first row, memory in the second."""
-    found: list[Device] = []
+    devices: list[Device] = []
     head: re.Match[str] | None = None
     for line in text.splitlines():
         match = _XPU_HEAD.match(line)
@@ -84,9 +84,9 @@ def parse_xpu(text: str) -> tuple[Device, ...]:
         memory = _XPU_MEMORY.search(line)
         if head is not None and memory:
             size = float(memory[2]) * _MIB
-            found.append(Device(index=int(head["index"]), name=head["name"], memory_bytes=size))
+            devices.append(Device(index=int(head["index"]), name=head["name"], memory_bytes=size))
             head = None  # the L3 row that follows is no device memory
-    return tuple(found)
+    return tuple(devices)
 
 
 def parse_topology(text: str) -> Topology:

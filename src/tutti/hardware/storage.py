@@ -87,6 +87,6 @@ class Storage:
     def tiers(self) -> Iterator[tuple[StorageTier, AnyTarget]]:
         """Yield the tiers that there are, the nearest first."""
         for tier in StorageTier:
-            found: AnyTarget | None = getattr(self, tier.value)
-            if found is not None:
-                yield tier, found
+            target: AnyTarget | None = getattr(self, tier.value)
+            if target is not None:
+                yield tier, target

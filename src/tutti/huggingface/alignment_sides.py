@@ -85,10 +85,10 @@ def versions() -> dict[str, str]:
     """Return the versions of what computes."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
+    installed = {}
     for package in ("tutti-ml", "torch", "transformers", "numpy"):
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed

@@ -30,7 +30,7 @@ def messages_of(value: object, place: Callable[[], str]) -> list[Message]:
     """Return messages with `role` and `content`; also from the keys `from` and `value`."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise InputError(f"{place()}: expected a list of messages, found {shown(value)}")
-    found: list[Message] = []
+    messages: list[Message] = []
     for number, message in enumerate(value):
         if not isinstance(message, Mapping):
             raise InputError(f"{place()}: message {number} is {shown(message)}, not an object")
@@ -45,8 +45,8 @@ def messages_of(value: object, place: Callable[[], str]) -> list[Message]:
                 f"{place()}: message {number}: 'content' is {shown(given.get('content'))}; "
                 f"expected text"
             )
-        found.append(given)
-    return found
+        messages.append(given)
+    return messages
 
 
 def encode_chat(

@@ -174,16 +174,16 @@ def _differences(
     """Return how tensors differ, and whose weights say nothing: their gradients are noise."""
     largest = _largest_gradients(left, keys)
     noise: dict[str, None] = {}
-    found = []
+    differing = []
     for key in keys:
         parsed = Key.parse(key)
         if parsed.kind is Kind.WEIGHT and parsed.name in noise:
             continue
         module = _difference(left, right, key, largest.get(parsed.step, 0.0), tolerance)
-        found.append(module)
+        differing.append(module)
         if parsed.kind is Kind.GRADIENT and module.is_noise and not module.diverges:
             noise[parsed.name] = None
-    return tuple(found), tuple(noise)
+    return tuple(differing), tuple(noise)
 
 
 def _check_comparable(left: Dump, right: Dump) -> None:

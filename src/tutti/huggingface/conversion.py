@@ -205,8 +205,8 @@ def _manifest(source: Checkpoint, layout: Layout, formats: Formats) -> Manifest:
         files={},
         tensors={name: tensors[name] for name in source.names() if name in tensors},
         carried={
-            key: Tensor(dtype=found.name, shape=source.carried_raw(key).shape, file=CARRIED)
-            for key, found in source.carried.items()
+            key: Tensor(dtype=dtype.name, shape=source.carried_raw(key).shape, file=CARRIED)
+            for key, dtype in source.carried.items()
         },
         huggingface={
             name: HuggingFaceFile(tensors=file.tensors, metadata=file.metadata)

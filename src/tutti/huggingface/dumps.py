@@ -185,9 +185,9 @@ class Dump:
         fields = dict(value) if isinstance(value, dict) else {}
         if fields.pop("format", None) != FORMAT:
             raise place.error(f"not a dump: 'format' is not {shown(FORMAT)}")
-        found = build(_File, fields, place)
-        self.facts = found.facts
-        self.tensors: dict[str, Recorded] = {recorded.key: recorded for recorded in found.tensors}
+        file = build(_File, fields, place)
+        self.facts = file.facts
+        self.tensors: dict[str, Recorded] = {recorded.key: recorded for recorded in file.tensors}
         self._files: dict[str, TensorFile] = {}
 
     def numbers(self, key: str) -> NDArray[np.float64]:
@@ -198,10 +198,10 @@ class Dump:
         file = self._files[recorded.file]
         entry = file.entries.get(key)
         if entry is None or entry.shape != recorded.shape or entry.dtype.name != recorded.dtype:
-            found = "nothing" if entry is None else f"{entry.dtype.name} {list(entry.shape)}"
+            what = "nothing" if entry is None else f"{entry.dtype.name} {list(entry.shape)}"
             raise InputError(
                 f"{file.path}: '{key}': expected {recorded.dtype} {list(recorded.shape)}, found "
-                f"{found}"
+                f"{what}"
             )
         return _numbers(file.array(key).reshape(-1), entry.dtype)
 

@@ -92,11 +92,11 @@ class GgufCheckpoint(Checkpoint):
             if key not in self._tensors:
                 shape = list(self.parameter(name).shape)
                 raise InputError(f"{self._path}: tensor '{key}' is missing; expected {shape}")
-            found = tuple(int(size) for size in reversed(self._tensors[key].shape))
-            if found != self.parameter(name).shape:
+            sizes = tuple(int(size) for size in reversed(self._tensors[key].shape))
+            if sizes != self.parameter(name).shape:
                 raise InputError(
                     f"{self._path}: tensor '{key}': expected {list(self.parameter(name).shape)}, "
-                    f"found {list(found)}"
+                    f"found {list(sizes)}"
                 )
         extra = set(self._tensors) - set(needed.values())
         if extra:

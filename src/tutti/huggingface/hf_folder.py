@@ -127,8 +127,8 @@ class HfFolder(Checkpoint):
 
     def plain_files(self) -> tuple[str, ...]:
         """Return everything that is no weights, below the folder too."""
-        found = (path for path in plain_paths(self.folder) if not is_weights(path.name))
-        return tuple(path.relative_to(self.folder).as_posix() for path in found)
+        paths = (path for path in plain_paths(self.folder) if not is_weights(path.name))
+        return tuple(path.relative_to(self.folder).as_posix() for path in paths)
 
     def identity(self) -> object:
         """Return each file's size, time and header."""
@@ -180,26 +180,27 @@ def _weight_files(folder: Path) -> list[str]:
                     "folder; download it again"
                 )
         return names
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    if "model.safetensors" in found:
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    if "model.safetensors" in weights:
         return ["model.safetensors"]
-    if not found:
+    if not weights:
         others = sorted(path.name for path in folder.iterdir() if is_weights(path.name))
         has = f"; it has {others[0]}: save it with transformers' save_pretrained" if others else ""
         raise InputError(f"{folder}: the folder holds no .safetensors file{has}")
-    return found
+    return weights
 
 
 def _entries(folder: Path, opened: Mapping[str, TensorFile]) -> dict[str, tuple[TensorFile, Entry]]:
-    found: dict[str, tuple[TensorFile, Entry]] = {}
+    entries: dict[str, tuple[TensorFile, Entry]] = {}
     for name, file in opened.items():
         for key, entry in file.entries.items():
-            if key in found:
+            if key in entries:
                 raise InputError(
-                    f"{folder}: tensor '{key}' is in both '{found[key][0].path.name}' and '{name}'"
+                    f"{folder}: tensor '{key}' is in both '{entries[key][0].path.name}' "
+                    f"and '{name}'"
                 )
-            found[key] = (file, entry)
-    return found
+            entries[key] = (file, entry)
+    return entries
 
 
 def _checked(
@@ -240,11 +241,11 @@ def _formats(
     folder: Path, table: KeyTable, entries: Mapping[str, tuple[TensorFile, Entry]]
 ) -> Iterator[tuple[str, Dtype]]:
     for name, located in table.tensors.items():
-        found = {p.key: entries[p.key][1].dtype for p in located.pieces if p.key in entries}
-        if not found:  # a tied head that is not stored
+        dtypes = {p.key: entries[p.key][1].dtype for p in located.pieces if p.key in entries}
+        if not dtypes:  # a tied head that is not stored
             continue
-        first_key, first = next(iter(found.items()))
-        for key, dtype in found.items():
+        first_key, first = next(iter(dtypes.items()))
+        for key, dtype in dtypes.items():
             if dtype != first:
                 raise InputError(
                     f"{folder}: tensor '{key}' is {dtype.code}, '{first_key}' {first.code}; they "

@@ -85,9 +85,9 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(value, dict):
         raise place.error("not a manifest: expected a mapping at the top")
     fields = dict(value)
-    found = fields.pop("format", None)
-    if found != FORMAT:
-        raise place.error(f"'format' is {shown(found)}; this version of tutti reads '{FORMAT}'")
+    version = fields.pop("format", None)
+    if version != FORMAT:
+        raise place.error(f"'format' is {shown(version)}; this version of tutti reads '{FORMAT}'")
     manifest = build(Manifest, fields, place)
     for name in _named_files(manifest):
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:

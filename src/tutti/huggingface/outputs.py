@@ -143,9 +143,9 @@ class Formats:
 
     def of(self, name: str) -> Dtype:
         """Return the format of one of our tensors."""
-        found = self._source.dtype(name)
-        if self.wanted is None or not found.floating or not self._source.parameter(name).trainable:
-            return found
+        stored = self._source.dtype(name)
+        if self.wanted is None or not stored.floating or not self._source.parameter(name).trainable:
+            return stored
         return self.wanted
 
 

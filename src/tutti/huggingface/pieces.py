@@ -58,8 +58,8 @@ def stored_rows(piece: Piece) -> NDArray[np.int64] | None:
     axis = 1 if piece.order else 0
     outputs = np.arange(piece.shape[axis])
     standing = outputs[None, :] if axis else outputs[:, None]
-    found: NDArray[Any] = piece.seen(np.broadcast_to(standing, piece.shape))
-    return np.array(found[..., 0]).reshape(-1)
+    numbers: NDArray[Any] = piece.seen(np.broadcast_to(standing, piece.shape))
+    return np.array(numbers[..., 0]).reshape(-1)
 
 
 def whole(shape: Sequence[int]) -> Bounds:
@@ -86,9 +86,9 @@ def gather(
             continue
         part_shape = (piece.stop - piece.start, *shape[1:])
         inside = ((low - piece.start, high - piece.start), *rest)
-        found = _narrowed(piece.seen(stored(piece.key)), part_shape, inside)
+        part = _narrowed(piece.seen(stored(piece.key)), part_shape, inside)
         # The rows of a fresh array are contiguous: any finer view of them is free.
-        out[low - first : high - first].reshape(found.shape)[...] = found
+        out[low - first : high - first].reshape(part.shape)[...] = part
     return out
 
 

@@ -28,10 +28,10 @@ def outside_links(folder: Path) -> list[str]:
 
 def is_inside(path: Path, folder: Path) -> bool:
     """Tell whether what a path leads to is part of a folder."""
-    own, found = folder.resolve(), path.resolve()
-    if found.is_relative_to(own):
+    own, target = folder.resolve(), path.resolve()
+    if target.is_relative_to(own):
         return True
-    return own.parent.name == "snapshots" and found.is_relative_to(own.parent.parent / "blobs")
+    return own.parent.name == "snapshots" and target.is_relative_to(own.parent.parent / "blobs")
 
 
 def _visible(folder: Path) -> Iterator[Path]:

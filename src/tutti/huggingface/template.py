@@ -128,14 +128,14 @@ def _files(folder: Path) -> dict[str, str]:
     """Return templates in files of their own, which go before those in settings."""
     paths = {"default": folder / "chat_template.jinja"}
     paths |= {p.stem: p for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    found = {}
+    texts = {}
     for name, path in paths.items():
         if path.is_file():
             try:
-                found[name] = path.read_text(encoding="utf-8")
+                texts[name] = path.read_text(encoding="utf-8")
             except (OSError, ValueError) as error:
                 raise InputError(f"{path}: cannot be read ({error})") from None
-    return found
+    return texts
 
 
 def _given(value: object) -> dict[str, str]:
@@ -287,9 +287,9 @@ def _mapping(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 @functools.cache
 def _environment() -> _Sandbox:
-    found = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    found.filters["tojson"] = _to_json
-    found.globals = {
+    sandbox = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals = {
         "range": safe_range,
         "dict": _mapping,
         "namespace": _Names,
@@ -298,7 +298,7 @@ def _environment() -> _Sandbox:
         "raise_exception": _refuse,
         "strftime_now": _now,
     }
-    return found
+    return sandbox
 
 
 @functools.lru_cache(maxsize=16)

@@ -209,8 +209,8 @@ class FolderTokenizer:
         """Return the tokens of each text."""
         if self._fast is None:
             return [np.asarray(self._ids(text, special=False), np.int64) for text in texts]
-        found = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.asarray(encoding.ids, np.int64) for encoding in found]
+        encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, np.int64) for encoding in encodings]
 
     def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
         """Return tokens, and the character at which each begins."""
@@ -263,15 +263,15 @@ _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "chat
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in _SETTINGS:
         path = folder / name
         if path.is_file():
             try:
-                found |= json.loads(path.read_text(encoding="utf-8"))
+                settings |= json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError, TypeError) as error:
                 raise InputError(f"{path}: cannot be read ({error})") from None
-    return found
+    return settings
 
 
 def _digest(folder: Path) -> str:

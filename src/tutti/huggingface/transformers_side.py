@@ -43,15 +43,15 @@ def _run(task: Task, writer: DumpWriter) -> None:
     model = _load(task)
     tokens = torch.from_numpy(task.batch.tokens).to(task.device)
     shape = (*tokens.shape, task.spec.hidden)
-    found: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
     first, watched = _watched(model, task.spec)
-    handles = [module.register_forward_hook(_keep(found, n, shape)) for n, module in watched]
-    handles.append(first.register_forward_pre_hook(_keep_input(found, "0"), with_kwargs=True))
+    handles = [module.register_forward_hook(_keep(outputs, n, shape)) for n, module in watched]
+    handles.append(first.register_forward_pre_hook(_keep_input(outputs, "0"), with_kwargs=True))
     with torch.set_grad_enabled(task.gradients):
         result = model(input_ids=tokens, labels=tokens, use_cache=False)
     for handle in handles:
         handle.remove()
-    for name, tensor in found.items():
+    for name, tensor in outputs.items():
         writer.record(f"forward/{name}", tensor)
     writer.record("forward/logits", result.logits)
     writer.record("forward/loss", result.loss.reshape(1))
@@ -74,17 +74,19 @@ def _load(task: Task) -> Any:
     return whole.to(task.device).eval()  # dropout would make the sides differ
 
 
-def _keep(found: dict[str, torch.Tensor], name: str, shape: tuple[int, ...]) -> Callable[..., None]:
+def _keep(
+    outputs: dict[str, torch.Tensor], name: str, shape: tuple[int, ...]
+) -> Callable[..., None]:
     def hook(_module: Any, _inputs: Any, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) else output
-        found[name] = tensor.detach().reshape(shape).clone()  # Falcon adds to it in place
+        outputs[name] = tensor.detach().reshape(shape).clone()  # Falcon adds to it in place
 
     return hook
 
 
-def _keep_input(found: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
+def _keep_input(outputs: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
     def hook(_module: Any, inputs: Any, options: Any) -> None:
-        found[name] = (inputs[0] if inputs else options["hidden_states"]).detach()
+        outputs[name] = (inputs[0] if inputs else options["hidden_states"]).detach()
 
     return hook
 
@@ -94,21 +96,21 @@ def _watched(model: Any, spec: ModelSpec) -> tuple[Any, list[tuple[str, Any]]]:
     modules = dict(model.named_modules())
     table = key_table(spec)
     blocks = next(m for m in modules.values() if isinstance(m, torch.nn.ModuleList))
-    found: list[tuple[str, Any]] = []
+    watched: list[tuple[str, Any]] = []
     for unit in range(1, spec.num_layers + 1):
         block = blocks[unit - 1]
         output = _module_of(table, f"{unit}.attention.output.weight")
-        found.append((f"{unit}.attention", modules[output]))
+        watched.append((f"{unit}.attention", modules[output]))
         if spec.block(unit).mlp is not None:
             down = _module_of(table, f"{unit}.mlp.down.weight")
-            found.append((f"{unit}.mlp", modules[down]))
+            watched.append((f"{unit}.mlp", modules[down]))
         else:  # in memory all types call it so
-            found.append((f"{unit}.mlp", block.mlp))
-        found.append((str(unit), block))
+            watched.append((f"{unit}.mlp", block.mlp))
+        watched.append((str(unit), block))
     norm = f"{spec.head_unit}.norm.weight"
     if norm in table.tensors:
-        found.append((f"{spec.head_unit}.norm", modules[_module_of(table, norm)]))
-    return blocks[0], found
+        watched.append((f"{spec.head_unit}.norm", modules[_module_of(table, norm)]))
+    return blocks[0], watched
 
 
 def _module_of(table: KeyTable, name: str) -> str:

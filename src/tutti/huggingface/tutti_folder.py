@@ -45,10 +45,10 @@ class TuttiFolder(Checkpoint):
             path = self.folder / name
             if not path.is_file():
                 raise InputError(f"{path}: is missing; {MANIFEST} lists it")
-            found = path.stat().st_size
-            if found != file.num_bytes:
+            size = path.stat().st_size
+            if size != file.num_bytes:
                 raise InputError(
-                    f"{path}: expected {file.num_bytes} bytes, found {found}; copy it again"
+                    f"{path}: expected {file.num_bytes} bytes, found {size}; copy it again"
                 )
 
     def _check_tensors(self) -> None:
@@ -109,8 +109,8 @@ class TuttiFolder(Checkpoint):
         name = self.owner(name)
         tensor = self.manifest.tensors[name]
         if not tensor.parts:
-            found = self._array(tensor.file, name, tensor, tensor.shape)
-            return found[tuple(slice(a, b) for a, b in bounds)].copy()
+            whole = self._array(tensor.file, name, tensor, tensor.shape)
+            return whole[tuple(slice(a, b) for a, b in bounds)].copy()
         out = np.empty([b - a for a, b in bounds], self.dtype(name).raw)
         (first, last), dim = bounds[tensor.dim], tensor.dim
         for part in tensor.parts:

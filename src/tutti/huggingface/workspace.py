@@ -73,12 +73,12 @@ class Workspace:
     def _reopen(self) -> None:
         path = self.folder / _JOB
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))["job"]
+            job = json.loads(path.read_text(encoding="utf-8"))["job"]
         except (OSError, ValueError, KeyError, TypeError):
             raise InputError(
                 f"{self.folder}: is no half-written conversion; remove it or choose another name"
             ) from None
-        if found != self._job:
+        if job != self._job:
             raise InputError(
                 f"{self.folder}: was begun from another source or with other options; remove it "
                 "and start again"

@@ -85,12 +85,12 @@ def find_components(plan: Plan, cluster: Cluster) -> tuple[Component, ...]:
         groups[host.pool, devices].append(host)
     ordered = sorted(groups.items(), key=lambda group: min(min(h.ranks) for h in group[1]))
     names = _names([pool for (pool, _), _ in ordered])
-    found: list[Component] = []
+    components: list[Component] = []
     first = 0
     for name, ((pool, devices), hosts) in zip(names, ordered, strict=True):
         # Rank 0's host answers at the rendezvous; schedulers can name the first one only.
         in_order = sorted(hosts, key=lambda host: (0 not in host.ranks, host.node, host.part))
-        found.append(
+        components.append(
             Component(
                 name=name,
                 pool=cluster.pool(pool),
@@ -100,7 +100,7 @@ def find_components(plan: Plan, cluster: Cluster) -> tuple[Component, ...]:
             )
         )
         first += len(hosts)
-    return tuple(found)
+    return tuple(components)
 
 
 def _chips_per_host(pool: Pool) -> int:
@@ -132,11 +132,11 @@ def dns_label(text: str) -> str:
 
 def _names(pools: Sequence[str]) -> list[str]:
     """Return a name for each component; a pool may have several."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for pool in pools:
         label = dns_label(pool)
         candidates = itertools.chain(
             [label], (f"{label}-{number}" for number in itertools.count(2))
         )
-        found[next(name for name in candidates if name not in found)] = None
-    return list(found)
+        names[next(name for name in candidates if name not in names)] = None
+    return list(names)

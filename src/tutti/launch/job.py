@@ -59,12 +59,12 @@ class Part:
         Where a host has chips that the plan does not use, the devices are chosen here, unless a
         scheduler hands out only as many as were asked for.
         """
-        found = dict(self.launch.environment)
+        variables = dict(self.launch.environment)
         chosen = self.component.is_partial and self.launch.visible
         if chosen and (self.launch.facts.whole_nodes or not scheduled):
             devices = ",".join(map(str, self.component.devices))
-            found.setdefault(self.launch.visible, devices)
-        return found
+            variables.setdefault(self.launch.visible, devices)
+        return variables
 
     def host_name(self, host: Host) -> str:
         """Return a host's name on the network; empty where the facts do not say."""
@@ -147,10 +147,10 @@ class Job:
 
     def inputs(self) -> dict[str, str]:
         """Return the files that every rank reads."""
-        found = {PLAN: pretty_json(plan_to_document(self.plan)) + "\n"}
+        files = {PLAN: pretty_json(plan_to_document(self.plan)) + "\n"}
         if self.config is not None:
-            found[CONFIG] = self.config
-        return found
+            files[CONFIG] = self.config
+        return files
 
     def command(self, folder: str) -> str:
         """Return the command of one rank as a shell reads it; `folder` holds the inputs."""

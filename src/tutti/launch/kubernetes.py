@@ -159,14 +159,14 @@ def _check(job: Job) -> None:
 
 def _limits(part: Part) -> dict[str, str]:
     """Return what a pod gets; extended resources are asked for by their limit."""
-    found = {part.launch.device: str(part.num_devices)} if part.launch.device else {}
-    return found | {name: str(amount) for name, amount in part.launch.facts.resources.items()}
+    limits = {part.launch.device: str(part.num_devices)} if part.launch.device else {}
+    return limits | {name: str(amount) for name, amount in part.launch.facts.resources.items()}
 
 
 def _requests(part: Part) -> dict[str, str]:
     facts = part.launch.facts
-    found = {"cpu": str(facts.cpus)} if facts.cpus is not None else {}
-    return found | ({"memory": facts.memory} if facts.memory else {})
+    requests = {"cpu": str(facts.cpus)} if facts.cpus is not None else {}
+    return requests | ({"memory": facts.memory} if facts.memory else {})
 
 
 def next_command(job: Job, folder: str) -> str:

@@ -125,8 +125,8 @@ def _private_folder() -> Path:
     path = Path(tempfile.gettempdir()) / f"tutti-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _OTHERS:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & _OTHERS:
         raise InputError(
             f"{path} is no folder of yours alone, so the ranks cannot share a secret there; remove "
             f"it, or set {SECRET}"

@@ -46,14 +46,14 @@ def next_command(target: str, job: Job, folder: Path) -> str:
     return TARGETS[target].next_command(job, shlex.quote(str(folder)))
 
 
-def write_folder(folder: Path, found: Mapping[str, str], *, force: bool = False) -> None:
+def write_folder(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
     """Write all files or none; those that are there already only when forced."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; name a folder")
-    for name in found:
+    for name in files:
         if (folder / name).is_dir():
             raise InputError(f"{folder}: {name} is a folder there; choose another one")
-    taken = sorted(name for name in found if (folder / name).exists())
+    taken = sorted(name for name in files if (folder / name).exists())
     if taken and not force:
         more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
         raise InputError(
@@ -64,7 +64,7 @@ def write_folder(folder: Path, found: Mapping[str, str], *, force: bool = False)
     except OSError as error:
         raise unwritable(folder, error) from None
     try:
-        for name, text in found.items():
+        for name, text in files.items():
             write_text(staged / name, text)
             if name in _PRIVATE:
                 (staged / name).chmod(0o600)
@@ -72,7 +72,7 @@ def write_folder(folder: Path, found: Mapping[str, str], *, force: bool = False)
                 mode = (staged / name).stat().st_mode
                 (staged / name).chmod(mode | (mode & 0o444) >> 2)  # whoever reads may execute
         folder.mkdir(exist_ok=True)
-        for name in found:
+        for name in files:
             (staged / name).replace(folder / name)
     except OSError as error:
         raise unwritable(folder, error) from None

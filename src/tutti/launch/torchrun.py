@@ -17,7 +17,7 @@ def torchrun_files(job: Job) -> dict[str, str]:
     job.require_elastic()
     master = _master(job)
     typed = {part.name: wrapper(job, part, "$PWD") for part in job.parts}
-    found = {
+    files = {
         "start.sh": render(
             "start.sh.j2", job=job, slurm=False, patterns=patterns(job), master=master
         ),
@@ -27,8 +27,8 @@ def torchrun_files(job: Job) -> dict[str, str]:
     }
     if all(part.launch.hosts for part in job.parts):
         wrappers = {part.name: wrapper(job, part) for part in job.parts}
-        found["run.sh"] = render("run.sh.j2", job=job, wrappers=wrappers)
-    return found
+        files["run.sh"] = render("run.sh.j2", job=job, wrappers=wrappers)
+    return files
 
 
 def _master(job: Job) -> str:

@@ -35,12 +35,12 @@ def unit_operators(spec: ModelSpec, unit: int, work: Workload) -> tuple[Operator
                 f"{work.experts_tp} ways"
             )
     if unit == 0:
-        found = _embedding(spec, work)
+        operators = _embedding(spec, work)
     elif unit == spec.head_unit:
-        found = _head(spec, work)
+        operators = _head(spec, work)
     else:
-        found = _block(spec, spec.layer_blocks[unit - 1], work)
-    return found if spec.tuning is None else tuned_operators(spec, unit, work, found)
+        operators = _block(spec, spec.layer_blocks[unit - 1], work)
+    return operators if spec.tuning is None else tuned_operators(spec, unit, work, operators)
 
 
 @functools.lru_cache(maxsize=256)

@@ -110,15 +110,15 @@ class Parameter:
 
         `experts` are those of a rank where they are shared out whole, and not sliced.
         """
-        found: list[Interval] = [(0, size) for size in self.shape]
+        intervals: list[Interval] = [(0, size) for size in self.shape]
         if self.experts and experts is not None:
-            found[0] = experts
+            intervals[0] = experts
         elif self.slice_dim is not None and tp > 1:
             width = self.shape[self.slice_dim] // self.slice_parts
             first = self.slice_parts * rank // tp  # more ranks than parts: neighbours hold the same
             last = max(first + 1, self.slice_parts * (rank + 1) // tp)
-            found[self.slice_dim] = (first * width, last * width)
-        return tuple(found)
+            intervals[self.slice_dim] = (first * width, last * width)
+        return tuple(intervals)
 
     def local_size(self, *, tp: int = 1, ep: int = 1, expert_tp: int = 1) -> int:
         """Return how many numbers one rank holds; what does not divide is padded or copied."""
@@ -244,12 +244,12 @@ def _whole(name: str, out: int, in_: int, *, bias: bool = False) -> Iterator[Par
 
 @functools.lru_cache(maxsize=1024)
 def _block_parameters(block: BlockSpec, hidden: int) -> tuple[Parameter, ...]:
-    found = [*_block_norms(block, hidden), *_attention(block, hidden)]
+    parameters = [*_block_norms(block, hidden), *_attention(block, hidden)]
     if block.mlp is not None:
-        found += _mlp("mlp", block.mlp, hidden)
+        parameters += _mlp("mlp", block.mlp, hidden)
     if block.moe is not None:
-        found += _moe(block.moe, hidden)
-    return tuple(found)
+        parameters += _moe(block.moe, hidden)
+    return tuple(parameters)
 
 
 def _block_norms(block: BlockSpec, hidden: int) -> Iterator[Parameter]:
@@ -346,17 +346,17 @@ def _moe(spec: MoeSpec, hidden: int) -> Iterator[Parameter]:
 @functools.lru_cache(maxsize=1024)
 def _embedding_parameters(spec: Units) -> tuple[Parameter, ...]:
     width, rows = spec.embedding.dim, spec.embedding.positions
-    found = [_table("token.weight", spec.vocab, width)]
+    parameters = [_table("token.weight", spec.vocab, width)]
     if rows:
-        found.append(
+        parameters.append(
             Parameter(
                 name="position.weight", shape=(rows, spec.hidden), kind=ParameterKind.EMBEDDING
             )
         )
     if width != spec.hidden:
-        found += _whole("project_in", spec.hidden, width)
-    found += _norm("norm", spec.embedding.norm, spec.hidden)
-    return tuple(found)
+        parameters += _whole("project_in", spec.hidden, width)
+    parameters += _norm("norm", spec.embedding.norm, spec.hidden)
+    return tuple(parameters)
 
 
 def _table(name: str, vocab: int, width: int) -> Parameter:
@@ -372,19 +372,19 @@ def _table(name: str, vocab: int, width: int) -> Parameter:
 @functools.lru_cache(maxsize=1024)
 def _head_parameters(spec: Units) -> tuple[Parameter, ...]:
     width = spec.embedding.dim
-    found = [*_norm("norm", spec.head.norm, spec.hidden)]
+    parameters = [*_norm("norm", spec.head.norm, spec.hidden)]
     if width != spec.hidden:
-        found += _whole("project_out", width, spec.hidden)
+        parameters += _whole("project_out", width, spec.hidden)
     weight, *bias = _column("logits", spec.vocab, width, bias=spec.head.bias, parts=spec.vocab)
     tied_to = "0.token.weight" if spec.head.tied else None
     uses = 1 + spec.prediction_heads
-    found += [replace(weight, tied_to=tied_to, matmul_uses=uses), *bias]
+    parameters += [replace(weight, tied_to=tied_to, matmul_uses=uses), *bias]
     if spec.prediction_heads:
         table = _table("prediction.token.weight", spec.vocab, width)
-        found.append(replace(table, tied_to="0.token.weight"))
+        parameters.append(replace(table, tied_to="0.token.weight"))
     for head in range(spec.prediction_heads):
-        found += _prediction_head(spec, f"prediction.{head}")
-    return tuple(found)
+        parameters += _prediction_head(spec, f"prediction.{head}")
+    return tuple(parameters)
 
 
 def _prediction_head(spec: Units, prefix: str) -> Iterator[Parameter]:

@@ -128,9 +128,9 @@ class ModelSpec:
 
         Without a choice it stays as the model's own config says. `answers`: with a loss on them.
         """
-        found = self if answers is self.answers else replace(self, answers=answers)
+        spec = self if answers is self.answers else replace(self, answers=answers)
         if padding:
-            found = replace(found, embedding=replace(found.embedding, padding=None))
+            spec = replace(spec, embedding=replace(spec.embedding, padding=None))
         if balance is not None:
             routers = [block.moe.router for block in self.blocks if block.moe is not None]
             if balance and not any(router.balance_loss for router in routers):
@@ -139,8 +139,8 @@ class ModelSpec:
                     "switched on (router_aux_loss_coef, or aux_loss_alpha of DeepSeek-V2)"
                 )
             blocks = tuple(block.with_balance(on=balance) for block in self.blocks)
-            found = replace(found, blocks=blocks)
-        return found
+            spec = replace(spec, blocks=blocks)
+        return spec
 
     # --- units -----------------------------------------------------------------------------
 
@@ -190,11 +190,11 @@ class ModelSpec:
         blocks = range(1, self.head_unit)
         layers = [layer_of(p) for u in blocks for p in self.untuned.parameters(u) if p.matmul_uses]
         require_targets(tuning, layers)
-        found = replace(self, tuning=tuning)
-        every = [p for unit in range(found.num_units) for p in found.parameters(unit)]
+        spec = replace(self, tuning=tuning)
+        every = [p for unit in range(spec.num_units) for p in spec.parameters(unit)]
         if not any(p.trainable for p in every):
             raise InputError(f"{self.name}: nothing is left to train; freeze less, or add adapters")
-        return found
+        return spec
 
     @property
     def ties_weights(self) -> bool:

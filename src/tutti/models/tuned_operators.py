@@ -60,7 +60,7 @@ def tuned_operators(
 ) -> tuple[Operator, ...]:
     """Return a unit's operators without the gradients of frozen weights, and its adapters' own."""
     share = trained_share(spec.parameters(unit))
-    found = [op if share == 1.0 else _shared(op, share) for op in whole]
+    operators = [op if share == 1.0 else _shared(op, share) for op in whole]
     build = Builder(work)
     products = adapter_products(spec, unit, tokens=work.tokens, own=work.own_tokens, tp=work.tp)
     for product in products:
@@ -70,7 +70,7 @@ def tuned_operators(
         )  # fmt: skip
         depth = max(1, int(product.depth))
         build.gemm(product.name, rows, columns, depth, kept=kept, count=max(1, product.experts))
-    return (*found, *build.operators)
+    return (*operators, *build.operators)
 
 
 def _shared(operator: Operator, share: float) -> Operator:

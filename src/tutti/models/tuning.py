@@ -107,15 +107,15 @@ def tuned_parameters(
     tuning: Tuning, unit: int, parameters: Sequence[Parameter], *, is_block: bool
 ) -> tuple[Parameter, ...]:
     """Return a unit's tensors as they are trained, those of its adapters behind them."""
-    found = [
+    tuned = [
         p
         if tuning.is_trained(unit, p) or not p.trainable
         else replace(p, trainable=False, frozen=True)
         for p in parameters
     ]
     if tuning.adapter is not None and is_block:
-        found += _adapters(tuning.adapter, unit, parameters)
-    return tuple(found)
+        tuned += _adapters(tuning.adapter, unit, parameters)
+    return tuple(tuned)
 
 
 def adapted_layers(

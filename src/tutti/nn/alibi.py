@@ -18,11 +18,11 @@ from tutti.models import AlibiSpec, ModelSpec
 
 def alibi_specs(spec: ModelSpec) -> tuple[tuple[AlibiSpec, int, float], ...]:
     """Return the distinct biases of a model, with the number of heads and the scores' scale."""
-    found = {
+    specs = {
         (block.attention.alibi, block.attention.heads, block.attention.softmax_scale): None
         for block in spec.blocks
     }
-    return tuple((alibi, heads, scale) for alibi, heads, scale in found if alibi is not None)
+    return tuple((alibi, heads, scale) for alibi, heads, scale in specs if alibi is not None)
 
 
 def slopes(heads: int) -> Tensor:
@@ -33,10 +33,10 @@ def slopes(heads: int) -> Tensor:
         base = torch.tensor(2 ** (-(2 ** -(math.log2(count) - 3))), dtype=torch.float32)
         return torch.pow(base, torch.arange(1, 1 + count, dtype=torch.int32))
 
-    found = row(power)
+    slopes_h = row(power)
     if power < heads:
-        found = torch.cat((found, row(2 * power)[::2][: heads - power]))
-    return found
+        slopes_h = torch.cat((slopes_h, row(2 * power)[::2][: heads - power]))
+    return slopes_h
 
 
 def key_bias(spec: AlibiSpec, heads: int, scale: float, positions_s: Tensor) -> Tensor:

@@ -224,8 +224,8 @@ def _key_positions(segments: Segments, device: torch.device) -> Tensor:
 
 def _shifted(x: Tensor, lengths: Sequence[int], steps: int, fill: int) -> Tensor:
     """Return what stands `steps` further on in the same sequence."""
-    found = torch.full_like(x, fill)
+    shifted = torch.full_like(x, fill)
     for start, length in zip(itertools.accumulate(lengths, initial=0), lengths, strict=False):
         if length > steps:
-            found[start : start + length - steps] = x[start + steps : start + length]
-    return found
+            shifted[start : start + length - steps] = x[start + steps : start + length]
+    return shifted

@@ -43,10 +43,10 @@ class _Fate:
             try:
                 return compiled(*args, **options)
             except Exception as error:
-                found = plain(*args, **options)  # an error of the block itself goes on from here
+                outcome = plain(*args, **options)  # an error of the block itself goes on from here
                 first = (str(error).strip().splitlines() or [""])[0]
                 log.warning("blocks run uncompiled: %s: %s", type(error).__name__, first)
                 self.compiled = False
-                return found
+                return outcome
 
         return run

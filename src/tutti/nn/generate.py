@@ -40,7 +40,7 @@ def greedy(
     tables = [[number] for number in range(1, len(prompts) + 1)]  # a page holds a whole sequence
     lengths = [0] * len(prompts)
     bases = torch.tensor([len(prompt) for prompt in prompts], device=first.device)
-    found: list[list[int]] = [[] for _ in prompts]
+    generated: list[list[int]] = [[] for _ in prompts]
     step: list[list[int]] = [list(prompt) for prompt in prompts]
     for _ in range(new_tokens):
         counts = [len(tokens) for tokens in step]
@@ -51,9 +51,9 @@ def greedy(
         last = torch.tensor(list(itertools.accumulate(counts)), device=first.device) - 1
         chosen: Tensor = model.logits(batch, rows=last).argmax(-1)
         step = [[token] for token in chosen.tolist()]
-        for tokens, (token,) in zip(found, step, strict=True):
+        for tokens, (token,) in zip(generated, step, strict=True):
             if not tokens or tokens[-1] not in stop:
                 tokens.append(token)
-        if stop and all(tokens[-1] in stop for tokens in found):
+        if stop and all(tokens[-1] in stop for tokens in generated):
             break
-    return found
+    return generated

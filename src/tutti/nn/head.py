@@ -90,9 +90,9 @@ class Logits(Holder):
             tokens = given.weigh(-losses_t, wanted_t, batch.sequence_t, logps_s, counts_s)
             loss, slopes_t, figures, logps = *tokens, -losses_t
         else:
-            found = given.weigh(logps_s, counts_s)
-            slopes_t = found.slopes_s[batch.sequence_t]
-            loss, figures, logps = found.loss, found.figures, logps_s
+            weighed = given.weigh(logps_s, counts_s)
+            slopes_t = weighed.slopes_s[batch.sequence_t]
+            loss, figures, logps = weighed.loss, weighed.figures, logps_s
         if torch.is_grad_enabled():
             total, _ = self._entropy(
                 x, batch.targets_t, -slopes_t, gradient_scale, starts_backward=starts_backward,

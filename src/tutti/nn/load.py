@@ -29,10 +29,10 @@ def load(model: Model, checkpoint: Checkpoint) -> None:
     for logical in model.logical_tensors():
         if logical.name not in known:
             raise InputError(f"{model.spec.name}: the checkpoint has no tensor '{logical.name}'")
-        found = checkpoint.read(logical.name, logical.slices)
-        if found.shape != logical.view.shape:
+        stored = checkpoint.read(logical.name, logical.slices)
+        if stored.shape != logical.view.shape:
             raise InputError(
                 f"{model.spec.name}: tensor '{logical.name}': expected "
-                f"{list(logical.view.shape)}, found {list(found.shape)}"
+                f"{list(logical.view.shape)}, found {list(stored.shape)}"
             )
-        logical.view.copy_(found)
+        logical.view.copy_(stored)

@@ -117,16 +117,16 @@ class LowRank(Holder):
 
     def _spread(self, parts: list[Tensor], like: Tensor) -> Tensor:
         """Return the groups' outputs at their places among all, zero between them."""
-        found: list[Tensor] = []
+        columns: list[Tensor] = []
         at = 0
         for group, part in zip(self.groups, parts, strict=True):
             if group.start > at:
-                found.append(like.new_zeros(like.shape[0], group.start - at))
-            found.append(part)
+                columns.append(like.new_zeros(like.shape[0], group.start - at))
+            columns.append(part)
             at = group.stop
         if at < self.width:
-            found.append(like.new_zeros(like.shape[0], self.width - at))
-        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+            columns.append(like.new_zeros(like.shape[0], self.width - at))
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     # --- DoRA ------------------------------------------------------------------------------
 
@@ -188,4 +188,4 @@ def _rows(low: Tensor, group: _Group) -> Tensor:
 
 def low_ranks(module: nn.Module) -> list[LowRank]:
     """Return the adapters in a module."""
-    return [found for found in module.modules() if isinstance(found, LowRank)]
+    return [each for each in module.modules() if isinstance(each, LowRank)]

@@ -170,10 +170,10 @@ class Model(nn.Module):
         x, balance = self.stream(x, batch, later)
         if self.head is None:
             return Output(x, None, None, None, balance)
-        found = self.head(x, batch, later, gradient_scale=gradient_scale)
-        if found.balance is not None:
-            balance = found.balance if balance is None else balance + found.balance
-        return Output(None, found.loss, found.losses_t, found.predictions_n, balance)
+        answer = self.head(x, batch, later, gradient_scale=gradient_scale)
+        if answer.balance is not None:
+            balance = answer.balance if balance is None else balance + answer.balance
+        return Output(None, answer.loss, answer.losses_t, answer.predictions_n, balance)
 
     def logits(
         self, batch: Batch, x: Tensor | None = None, *, rows: Tensor | None = None

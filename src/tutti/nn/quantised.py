@@ -122,16 +122,16 @@ class _Loader:
         """Return this rank's slice of a tensor."""
         shape = [cut.stop - cut.start for cut in piece.slices]
         stored = getattr(self._checkpoint, "quantised", lambda _name: None)(name)
-        found: Tensor | QuantisedWeight
+        weight: Tensor | QuantisedWeight
         if stored is None:
-            found = self._checkpoint.read(name, piece.slices)
+            weight = self._checkpoint.read(name, piece.slices)
         else:
-            found = self._cut(name, piece, stored)
-        if list(found.shape) != shape:
+            weight = self._cut(name, piece, stored)
+        if list(weight.shape) != shape:
             raise InputError(
-                f"{self._name}: tensor '{name}': expected {shape}, found {list(found.shape)}"
+                f"{self._name}: tensor '{name}': expected {shape}, found {list(weight.shape)}"
             )
-        return found
+        return weight
 
     def _cut(self, name: str, piece: Piece, stored: Sequence[Any]) -> Tensor | QuantisedWeight:
         """Return a slice of stored weights; numbers where they are too unlike to be one weight."""
@@ -144,9 +144,9 @@ class _Loader:
                     return whole.part(rows, columns)
                 return torch.cat([p.dequantised(torch.float32) for p in parts])[rows, columns]
             own = [_weight(part) for part in stored[piece.slices[0]]]
-            found = joined([part.part(rows, columns) for part in own])
-            if found is not None:
-                return found
+            weight = joined([part.part(rows, columns) for part in own])
+            if weight is not None:
+                return weight
             return torch.stack([p.dequantised(torch.float32) for p in own])[:, rows, columns]
         except InputError as error:
             raise InputError(f"{self._name}: tensor '{name}': {error}") from None

@@ -22,8 +22,8 @@ Table = tuple[Tensor, Tensor]  # cos and sin, (T, dim/2), float32
 
 def rotary_specs(spec: ModelSpec) -> tuple[RotarySpec, ...]:
     """Return the distinct rotary settings of a model; a layer names its own by their index."""
-    found = dict.fromkeys(block.attention.rotary for block in spec.blocks)
-    return tuple(rotary for rotary in found if rotary is not None)
+    rotaries = dict.fromkeys(block.attention.rotary for block in spec.blocks)
+    return tuple(rotary for rotary in rotaries if rotary is not None)
 
 
 def table(
@@ -70,12 +70,12 @@ def stretch(spec: ModelSpec) -> tuple[int, str] | None:
     "switch": beyond it all keys of a sequence are others. "grow": those of a prompt depend on the
     prompt's length, each later one on its own position.
     """
-    found = {
+    factors = {
         (r.scaling.original_length or 0, "switch" if r.scaling.kind == "longrope" else "grow")
         for r in rotary_specs(spec)
         if r.scaling is not None and r.scaling.kind in ("dynamic", "longrope")
     }
-    return min(found, default=None)
+    return min(factors, default=None)
 
 
 @functools.lru_cache(maxsize=16)

@@ -106,13 +106,13 @@ class Maker:
 
     def pieces(self, names: tuple[str, ...]) -> tuple[Piece, ...]:
         """Return the pieces of a parameter in which tensors stand one below the other."""
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         start = 0
         for name in names:
             parameter = self.parameters[self.prefix + name]
             slices, dim = slice_of(parameter, self.parallel), 1 if parameter.experts else 0
             stop = start + slices[dim].stop - slices[dim].start
-            found.append(
+            pieces.append(
                 Piece(
                     name=self.prefix + name,
                     parameter=parameter,
@@ -124,7 +124,7 @@ class Maker:
                 )
             )
             start = stop
-        return tuple(found)
+        return tuple(pieces)
 
     def empty(self, pieces: tuple[Piece, ...]) -> nn.Parameter:
         """Return the parameter that holds the pieces, its numbers yet to be set."""

@@ -75,17 +75,17 @@ def _groups(plan: Plan) -> list[list[object]]:
     """Return per group of equal replicas what the script says of its chips."""
     colors = stage_colors(plan)
     last_unit = max(stop for _, _, stage in plan.stages() for _, stop in stage.units) - 1
-    found: list[list[object]] = []
+    groups: list[list[object]] = []
     for p, s, stage in plan.stages():
         before, units = 0, units_text(stage.units, last_unit)
         color = colors[p, s]
         for replica in stage.replicas:
-            found.append(
+            groups.append(
                 [p, s, before, stage.num_replicas, replica.tp, replica.cp, replica.sequences,
                  units, color.hue, color.lighter]
             )  # fmt: skip
             before += replica.count
-    return found
+    return groups
 
 
 def _chips_in(pool: Pool, chips: ChipSet) -> tuple[Indices, Indices]:

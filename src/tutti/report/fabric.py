@@ -61,7 +61,7 @@ def utilisation(
 
 def _chosen(busy: Floats, wiring: Wiring) -> list[int]:
     """Return the busiest links of every tier and direction, busiest first."""
-    found: list[int] = []
+    busiest: list[int] = []
     spans = [(0, wiring.num_ports), (wiring.num_ports, 2 * wiring.num_ports)]
     for layer in wiring.layers:
         bundles = layer.bundle_down - layer.bundle_up
@@ -71,8 +71,8 @@ def _chosen(busy: Floats, wiring: Wiring) -> list[int]:
     each = max(2, _LINKS // max(1, len(spans) // 2))
     for low, high in spans:
         order = np.argsort(-busy[low:high], kind="stable")[:each]
-        found += [low + int(i) for i in order if busy[low + i] > 0]
-    return sorted(found, key=lambda link: (tier_of(wiring, link), -busy[link]))
+        busiest += [low + int(i) for i in order if busy[low + i] > 0]
+    return sorted(busiest, key=lambda link: (tier_of(wiring, link), -busy[link]))
 
 
 def write_fabric_page(
@@ -115,16 +115,16 @@ def write_fabric_page(
 
 
 def _tiles(plans: Sequence[PlanOnFabric]) -> list[Tile]:
-    found = []
+    tiles = []
     for plan in plans:
         change = plan.together_s / plan.priced_s - 1.0
         beside = "" if len(plans) == 1 else f", alone {seconds_text(plan.alone_s)}"
-        found.append(Tile(
+        tiles.append(Tile(
             plan.name, seconds_text(plan.together_s),
             f"step on the fabric; priced {seconds_text(plan.priced_s)} ({100 * change:+.1f} %)"
             + beside,
         ))  # fmt: skip
-    return found
+    return tiles
 
 
 def _section(plan: PlanOnFabric, number: int) -> Section:

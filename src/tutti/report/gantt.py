@@ -118,7 +118,7 @@ def timeline_section(
 ) -> Section:
     """Return the chart of some rows; `path` are its critical instructions (row, position)."""
     items = [_items(program, row) for row in shown]
-    sizes = [len(found[0]) for found in items]
+    sizes = [len(item[0]) for item in items]
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     which, start, length, pale = (np.concatenate(columns) for columns in zip(*items, strict=True))
     row = np.repeat(np.arange(len(shown)), sizes) * len(Track) + program.track[which]
@@ -180,9 +180,9 @@ def _templates(
     code = np.zeros(len(order), dtype=np.int64)
     for column in columns:  # one number per instruction sorts faster than four
         code = code * (int(column.max(initial=0)) + 1) + column
-    _, where, found = np.unique(code, return_index=True, return_inverse=True)
+    _, where, templates = np.unique(code, return_index=True, return_inverse=True)
     texts = [_text(*(int(column[i]) for column in columns)) for i in where]
-    return found.reshape(-1), texts
+    return templates.reshape(-1), texts
 
 
 def _text(op: int, first: int, stop: int, what: int) -> list[object]:

@@ -18,8 +18,8 @@ def memory_section(
     """Return the chart; the class that is nearest to its limit is drawn bold."""
     step = result.step_seconds
     curves = np.stack([
-        result.memory(i).envelope(step, POINTS) * _slack(found.peak_bytes, labels[i])
-        for i, found in enumerate(result.classes)
+        result.memory(i).envelope(step, POINTS) * _slack(each.peak_bytes, labels[i])
+        for i, each in enumerate(result.classes)
     ])  # fmt: skip
     groups = list(dict.fromkeys(label.chip or label.pool for label in labels))
     data = {
@@ -64,8 +64,8 @@ def _slack(simulated: float, label: ClassLabel) -> float:
 
 
 def _limits(labels: tuple[ClassLabel, ...]) -> list[list[object]]:
-    found: dict[float, dict[str, None]] = {}
+    limits: dict[float, dict[str, None]] = {}
     for label in labels:
         if label.limit_bytes is not None:
-            found.setdefault(label.limit_bytes, {})[label.chip or label.pool] = None
-    return [[limit, ", ".join(names)] for limit, names in sorted(found.items())]
+            limits.setdefault(label.limit_bytes, {})[label.chip or label.pool] = None
+    return [[limit, ", ".join(names)] for limit, names in sorted(limits.items())]

@@ -75,7 +75,7 @@ def overlay_page(result: SimulationResult, step: MeasuredStep) -> Page:
 
 def _tiles(result: SimulationResult, step: MeasuredStep, pools: Sequence[PoolParts]) -> list[Tile]:
     simulated, real = result.step_seconds, step.step_seconds
-    found = [
+    tiles = [
         Tile("Simulated", seconds_text(simulated), "the whole step"),
         Tile("Real", seconds_text(real), f"first begin to last end, step {step.step}"),
         Tile("Real ÷ simulated", f"{real / simulated:.3f}", "1 is a perfect prediction"),
@@ -84,10 +84,10 @@ def _tiles(result: SimulationResult, step: MeasuredStep, pools: Sequence[PoolPar
     for name, title, meaning in _WAITS:
         predicted = sum(p.ranks * p.predicted[name] for p in pools) / ranks
         measured = sum(p.ranks * p.measured[name] for p in pools) / ranks
-        found.append(
+        tiles.append(
             Tile(title, seconds_text(measured), f"{meaning}; simulated {seconds_text(predicted)}")
         )
-    return found
+    return tiles
 
 
 def overlay_timeline(result: SimulationResult, step: MeasuredStep, arrays: Pack) -> Section:

@@ -45,23 +45,23 @@ def write_planning_page(
 
 def planning_page(result: SearchResult, model: ModelSpec, cluster: Cluster) -> Page:
     """Return the page of a search's answer."""
-    found = explain(result, model, cluster)
+    explanation = explain(result, model, cluster)
     plan, arrays = result.best.plan, Pack()
     return Page(
-        title=found.title,
+        title=explanation.title,
         subtitle=f"Training plan · {plan.num_ranks:,} of {many(cluster.num_chips, 'chip')} · "
         f"{many(plan.job.global_batch, 'sequence')} of "
         f"{many(plan.job.sequence_length, 'token')} · "
         f"{plan.job.precision.label} · schedule {plan.job.schedule.value}",
         sections=(
-            _summary(found),
+            _summary(explanation),
             cluster_map_section(plan, cluster, arrays),
-            _comparison(found),
-            *([_throughput(found)] if found.alone else []),
-            _stages(found, result),
-            _pools(found),
-            *_step(result.best.estimate, found, arrays),
-            _search(found),
+            _comparison(explanation),
+            *([_throughput(explanation)] if explanation.alone else []),
+            _stages(explanation, result),
+            _pools(explanation),
+            *_step(result.best.estimate, explanation, arrays),
+            _search(explanation),
         ),
         arrays=arrays,
         footer="Made by tutti. This file is complete in itself; it works offline.",
@@ -71,29 +71,33 @@ def planning_page(result: SearchResult, model: ModelSpec, cluster: Cluster) -> P
 # --- head --------------------------------------------------------------------------------------
 
 
-def _summary(found: Explanation) -> Section:
-    words = " ".join((found.headline, *found.details))
+def _summary(explanation: Explanation) -> Section:
+    words = " ".join((explanation.headline, *explanation.details))
     return Section(
         id="summary",
         heading="",
-        body=tiles_html(_tiles(found))
+        body=tiles_html(_tiles(explanation))
         + f'<p class="lead">{_prose(words)}</p>'
-        + _list(found.caveats, "caveats"),
+        + _list(explanation.caveats, "caveats"),
     )
 
 
-def _tiles(found: Explanation) -> list[Tile]:
-    efficiency, speedup, gap = found.mixed_efficiency_pct, found.speedup, found.gap_pct
-    slower = 100 * (found.slowdown - 1)
+def _tiles(explanation: Explanation) -> list[Tile]:
+    efficiency, speedup, gap = (
+        explanation.mixed_efficiency_pct,
+        explanation.speedup,
+        explanation.gap_pct,
+    )
+    slower = 100 * (explanation.slowdown - 1)
     return [
         Tile(
             "Step",
-            step_text(found.step_seconds),
-            f"8 of 10 times {found.step_interval}"
+            step_text(explanation.step_seconds),
+            f"8 of 10 times {explanation.step_interval}"
             + (f"; slowest node {slower:.1f} % above a typical one" if slower > 0.05 else ""),
         ),
-        Tile("Throughput", count_text(found.tokens_per_second), "tokens per second"),
-        Tile("MFU", f"{100 * found.mfu:.1f} %", "of all chips' dense peak"),
+        Tile("Throughput", count_text(explanation.tokens_per_second), "tokens per second"),
+        Tile("MFU", f"{100 * explanation.mfu:.1f} %", "of all chips' dense peak"),
         Tile(
             "Mixed-chip efficiency",
             "–" if efficiency is None else f"{efficiency:.1f} %",
@@ -107,10 +111,10 @@ def _tiles(found: Explanation) -> list[Tile]:
         Tile(
             "Proven gap",
             "–" if gap is None else "0 %" if gap < PROVEN else f"≤ {gap:.1f} %",
-            "no bound" if gap is None else f"no plan has less than {found.bound_text}",
+            "no bound" if gap is None else f"no plan has less than {explanation.bound_text}",
         ),
-        *_spending_tiles(found.spending),
-        Tile("Search", f"{found.search_cpu_seconds:.3g} s", "of CPU time"),
+        *_spending_tiles(explanation.spending),
+        Tile("Search", f"{explanation.search_cpu_seconds:.3g} s", "of CPU time"),
     ]
 
 
@@ -124,7 +128,7 @@ def _spending_tiles(spent: Spending | None) -> Iterator[Tile]:
 # --- comparison --------------------------------------------------------------------------------
 
 
-def _comparison(found: Explanation) -> Section:
+def _comparison(explanation: Explanation) -> Section:
     bars = [
         Bar(
             label=item.name,
@@ -132,36 +136,36 @@ def _comparison(found: Explanation) -> Section:
             parts={item.name: item.amount},
             note=f"{item.text}{'' if item.ratio == 1.0 else _signed(item.ratio)}",
         )
-        for item in found.compared
+        for item in explanation.compared
     ]
     categories = [Category(name=name, color=color) for name, color in _COMPARED.items()]
-    whole = 1.02 * max(item.amount for item in found.compared)
-    texts = {item.amount: item.text for item in found.compared}
+    whole = 1.02 * max(item.amount for item in explanation.compared)
+    texts = {item.amount: item.text for item in explanation.compared}
     return Section(
         id="comparison",
         heading="Against other plans",
-        intro=f"{found.counted.capitalize()}; shorter is better.",
+        intro=f"{explanation.counted.capitalize()}; shorter is better.",
         body=bars_html(bars, categories, whole=whole, text=texts.__getitem__, legend=False)
-        + _facts([(item.name, item.detail) for item in found.compared if item.detail])
-        + _list(found.missing, "missing")
-        + _paragraphs(found.bound, found.runner_up),
+        + _facts([(item.name, item.detail) for item in explanation.compared if item.detail])
+        + _list(explanation.missing, "missing")
+        + _paragraphs(explanation.bound, explanation.runner_up),
     )
 
 
-def _throughput(found: Explanation) -> Section:
-    colors = {item.pool: f"series-{1 + i % 8}" for i, item in enumerate(found.alone, start=1)}
-    together = sum(item.tokens_per_second for item in found.alone)
-    efficiency = found.mixed_efficiency_pct
+def _throughput(explanation: Explanation) -> Section:
+    colors = {item.pool: f"series-{1 + i % 8}" for i, item in enumerate(explanation.alone, start=1)}
+    together = sum(item.tokens_per_second for item in explanation.alone)
+    efficiency = explanation.mixed_efficiency_pct
     share = "" if efficiency is None else f" · {efficiency:.1f} %"
     bars = [
         Bar(
             label="all pools in one job",
-            parts={"one job": found.tokens_per_second},
-            note=f"{_speed(found.tokens_per_second)}{share}",
+            parts={"one job": explanation.tokens_per_second},
+            note=f"{_speed(explanation.tokens_per_second)}{share}",
         ),
         Bar(
             label="sum of the pools alone",
-            parts={f"{item.pool} alone": item.tokens_per_second for item in found.alone},
+            parts={f"{item.pool} alone": item.tokens_per_second for item in explanation.alone},
             note=_speed(together),
         ),
         *(
@@ -172,7 +176,7 @@ def _throughput(found: Explanation) -> Section:
                 parts={f"{item.pool} alone": item.tokens_per_second},
                 note=_speed(item.tokens_per_second),
             )
-            for item in found.alone
+            for item in explanation.alone
         ),
     ]
     categories = [Category(name="one job", color="series-1")]
@@ -185,18 +189,18 @@ def _throughput(found: Explanation) -> Section:
         body=bars_html(
             bars,
             categories,
-            whole=1.02 * max(together, found.tokens_per_second),
+            whole=1.02 * max(together, explanation.tokens_per_second),
             text=_speed,
             legend=False,
         )
-        + _facts([(f"{item.pool} alone", item.detail) for item in found.alone]),
+        + _facts([(f"{item.pool} alone", item.detail) for item in explanation.alone]),
     )
 
 
 # --- stages and pools --------------------------------------------------------------------------
 
 
-def _stages(found: Explanation, result: SearchResult) -> Section:
+def _stages(explanation: Explanation, result: SearchResult) -> Section:
     colors = stage_colors(result.best.plan)
     several = len(result.best.plan.pipelines) > 1
     optional = [
@@ -206,7 +210,7 @@ def _stages(found: Explanation, result: SearchResult) -> Section:
             ("Recomputed", "recompute"),
             ("On the host", "offload"),
         )
-        if any(getattr(row, attribute) for row in found.stages)
+        if any(getattr(row, attribute) for row in explanation.stages)
     ]
     columns = [
         Column("Stage"),
@@ -221,11 +225,11 @@ def _stages(found: Explanation, result: SearchResult) -> Section:
         Column("Memory", detail="peak of one chip against what it has"),
     ]
     rows = []
-    for index, row in enumerate(found.stages):
+    for index, row in enumerate(explanation.stages):
         cells = [
             Html(
                 f'<i class="stage" style="{colors[row.pipeline, row.stage].style}"></i>'
-                f"{escape(_stage_name(row, found.stages, several))}"
+                f"{escape(_stage_name(row, explanation.stages, several))}"
             ),
             row.pool,
             f"{row.num_chips:,}",
@@ -237,11 +241,11 @@ def _stages(found: Explanation, result: SearchResult) -> Section:
             meter_html(row.idle_share, f"{100 * row.idle_share:.1f} %", color="series-8"),
             _memory_meter(row),
         ]
-        rows.append(Row(cells, strong=index == found.bottleneck.row))
+        rows.append(Row(cells, strong=index == explanation.bottleneck.row))
     return Section(
         id="stages",
         heading="Stages",
-        intro=found.bottleneck.sentence,
+        intro=explanation.bottleneck.sentence,
         body=table_html(columns, rows),
     )
 
@@ -262,7 +266,7 @@ def _memory_meter(row: StageRow) -> Html:
     return meter_html(row.memory_share, text, color="series-1", alarm=row.memory_share > 1)
 
 
-def _pools(found: Explanation) -> Section:
+def _pools(explanation: Explanation) -> Section:
     columns = [
         Column("Pool"), Column("Chips", figures=True), Column("Without work", figures=True),
         Column("Peak", figures=True, detail="share of the cluster's peak FLOP/s"),
@@ -273,7 +277,7 @@ def _pools(found: Explanation) -> Section:
         id="pools",
         heading="Pools",
         intro="How well each pool is used, and what the prediction of its times rests on.",
-        body=table_html(columns, [_pool_row(row) for row in found.pools]),
+        body=table_html(columns, [_pool_row(row) for row in explanation.pools]),
     )
 
 
@@ -300,10 +304,10 @@ def _pool_row(row: PoolRow) -> Row:
 # --- the step ----------------------------------------------------------------------------------
 
 
-def _step(estimate: Estimate, found: Explanation, arrays: Pack) -> list[Section]:
+def _step(estimate: Estimate, explanation: Explanation, arrays: Pack) -> list[Section]:
     """Return timeline, memory and where the time goes, in the parts of a simulated step."""
     result, labels = estimate.result, estimate.labels
-    shown = _shown_classes(result.program.size, result.num_classes, found.bottleneck.row)
+    shown = _shown_classes(result.program.size, result.num_classes, explanation.bottleneck.row)
     gantt = gantt_section(result, labels, arrays, shown=shown)
     if shown is not None:
         intro = f"{gantt.intro} {len(shown):,} of {result.num_classes:,} classes are drawn."
@@ -329,13 +333,13 @@ def _shown_classes(size: int, num_classes: int, bottleneck: int) -> list[int] | 
 # --- the search --------------------------------------------------------------------------------
 
 
-def _search(found: Explanation) -> Section:
-    counted = f" {found.work[0].upper()}{found.work[1:]}." if found.work else ""
-    cost = f"The search took {found.search_cpu_seconds:.3g} s of CPU time.{counted}"
-    if found.pruned:
+def _search(explanation: Explanation) -> Section:
+    counted = f" {explanation.work[0].upper()}{explanation.work[1:]}." if explanation.work else ""
+    cost = f"The search took {explanation.search_cpu_seconds:.3g} s of CPU time.{counted}"
+    if explanation.pruned:
         body = (
             _paragraphs("The time of these strategies was never predicted one by one:")
-            + _list(found.pruned, "plain")
+            + _list(explanation.pruned, "plain")
             + _paragraphs(cost)
         )
     else:

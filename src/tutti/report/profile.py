@@ -67,27 +67,27 @@ def _is_product(row: OperatorTime) -> bool:
 
 
 def _tiles(profile: Profile) -> list[Tile]:
-    found = []
+    tiles = []
     for dtype in profile.dtypes:
         products = [r for r in profile.operators if r.dtype is dtype and _is_product(r)]
         if products:
             best = max(products, key=_flops)
-            found.append(
+            tiles.append(
                 Tile(f"Matrix ceiling, {dtype.value}", flops_text(_flops(best)), _sizes(best))
             )
     memory = profile.link("memory")
     if memory is not None:
-        found.append(Tile("Memory", rate_text(memory.bandwidth), "read and written, a large copy"))
-    found.append(Tile("Launch floor", seconds_text(profile.launch_floor_s), "the smallest kernel"))
+        tiles.append(Tile("Memory", rate_text(memory.bandwidth), "read and written, a large copy"))
+    tiles.append(Tile("Launch floor", seconds_text(profile.launch_floor_s), "the smallest kernel"))
     for kind, name in (("host_to_device", "Host to device"), ("device_to_host", "Device to host")):
         link = profile.link(kind)
         if link is not None:
             detail = f"pinned; {seconds_text(link.latency_s)} to begin"
-            found.append(Tile(name, rate_text(link.bandwidth), detail))
+            tiles.append(Tile(name, rate_text(link.bandwidth), detail))
     count = len(profile.operators)
     spread = statistics.median([r.spread for r in profile.operators]) if count else 0.0
-    found.append(Tile("Measurements", f"{count:,}", f"median spread {spread:.1%}"))
-    return found
+    tiles.append(Tile("Measurements", f"{count:,}", f"median spread {spread:.1%}"))
+    return tiles
 
 
 def _sizes(row: OperatorTime) -> str:

@@ -114,7 +114,7 @@ def _tiles(
     detail = many(result.program.size, "instruction")
     if slowdown > 1.0:
         detail = f"{seconds_text(result.step_seconds)} without the slowest node, as drawn; {detail}"
-    found = [
+    tiles = [
         Tile("Step", seconds_text(result.step_seconds * slowdown), detail),
         Tile(
             "Bubble",
@@ -134,7 +134,7 @@ def _tiles(
         ),
     ]
     if spread is not None:
-        found.append(
+        tiles.append(
             Tile(
                 "With jitter",
                 seconds_text(spread.mean * slowdown),
@@ -142,7 +142,7 @@ def _tiles(
                 f"{many(len(spread.seconds), 'run')}",
             )
         )
-    return found
+    return tiles
 
 
 def breakdown_section(result: SimulationResult, labels: tuple[ClassLabel, ...]) -> Section:
@@ -162,14 +162,14 @@ def breakdown_section(result: SimulationResult, labels: tuple[ClassLabel, ...]) 
     )
 
 
-def _time_bar(found: ClassResult, label: ClassLabel) -> Bar:
-    idle = {reason.value: seconds for reason, seconds in found.idle.items()}
-    busy = found.busy_seconds[Track.COMPUTE] / (found.step_seconds or 1.0)
+def _time_bar(result: ClassResult, label: ClassLabel) -> Bar:
+    idle = {reason.value: seconds for reason, seconds in result.idle.items()}
+    busy = result.busy_seconds[Track.COMPUTE] / (result.step_seconds or 1.0)
     return Bar(
         label=label.name,
         aside=label.chip or label.pool,
         detail=label.detail,
-        parts={**found.compute, **idle},
+        parts={**result.compute, **idle},
         note=_percent(busy),
     )
 
@@ -185,7 +185,7 @@ def peak_section(
         Category(name="activations and buffers at the peak", color="dynamic"),
     ]
     bars = []
-    for found, label in zip(result.classes, labels, strict=True):
+    for each, label in zip(result.classes, labels, strict=True):
         limit = label.limit_bytes
         bars.append(
             Bar(
@@ -193,12 +193,12 @@ def peak_section(
                 aside=label.chip or label.pool,
                 detail=label.detail,
                 parts={
-                    categories[0].name: found.static_bytes,
-                    categories[1].name: found.peak_bytes - found.static_bytes,
+                    categories[0].name: each.static_bytes,
+                    categories[1].name: each.peak_bytes - each.static_bytes,
                 },
                 mark=limit,
-                note=bytes_text(found.peak_bytes),
-                alarm=limit is not None and found.peak_bytes > limit,
+                note=bytes_text(each.peak_bytes),
+                alarm=limit is not None and each.peak_bytes > limit,
             )
         )
     whole = max(max(bar.mark or 0.0, sum(bar.parts.values())) for bar in bars) * 1.02

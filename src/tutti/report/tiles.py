@@ -33,7 +33,7 @@ def tiles_html(tiles: Sequence[Tile]) -> str:
 
 def _whole(text: str) -> str:
     """Return a text as HTML in which no unit begins a line."""
-    return _UNIT.sub(lambda found: f"{found[1]}\u00a0{found[2]}", escape(text))
+    return _UNIT.sub(lambda match: f"{match[1]}\u00a0{match[2]}", escape(text))
 
 
 def notes_html(lines: Sequence[str], *, most: int = 12) -> str:

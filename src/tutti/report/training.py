@@ -84,7 +84,7 @@ class RunFigures:
 
     def loss_at(self, step: int) -> float:
         """Return the loss of a step that the run has."""
-        return next(found.loss for found in self.steps if found.step == step)
+        return next(record.loss for record in self.steps if record.step == step)
 
     @property
     def counts(self) -> bool:
@@ -143,7 +143,7 @@ def _notes(runs: Sequence[RunFigures]) -> list[str]:
 def _tiles(run: RunFigures) -> list[Tile]:
     last = run.steps[-1]
     said = "emulated" if run.emulated else many(run.num_ranks, "rank")
-    found = [
+    tiles = [
         Tile("Loss", f"{last.loss:.4f}", f"step {last.step:,}; first {run.steps[0].loss:.4f}"),
         Tile("Throughput", count_text(run.tokens_per_s), f"tokens per second; {said}"),
         Tile("MFU", f"{100 * run.mfu:.1f} %", "of all chips' dense peak"),
@@ -151,12 +151,12 @@ def _tiles(run: RunFigures) -> list[Tile]:
     ]
     if run.validation:
         step, loss = run.validation[-1]
-        found.insert(1, Tile("Validation loss", f"{loss:.4f}", f"at step {step:,}"))
+        tiles.insert(1, Tile("Validation loss", f"{loss:.4f}", f"at step {step:,}"))
     if run.emulated:
         limit = f"host behind the emulated chips; times count up to {100 * LARGEST_OVERRUN:.0f} %"
         overrun = f"{100 * run.overrun:.1f} %"
-        found.append(Tile("Overrun", overrun, limit, alarm=not run.counts))
-    return found
+        tiles.append(Tile("Overrun", overrun, limit, alarm=not run.counts))
+    return tiles
 
 
 def _predicted(run: RunFigures) -> str:

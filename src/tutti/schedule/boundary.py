@@ -70,19 +70,21 @@ def token_slice(
     """
     length = sum(stop - start for start, stop in parts)
     low, high = sequences * length * index // tp, sequences * length * (index + 1) // tp
-    found: list[Rectangle] = []
+    rectangles: list[Rectangle] = []
     while low < high:
         sequence, offset = divmod(low, length)
         whole = (high - low) // length if offset == 0 else 0
         if whole:
             batch = (sequence, sequence + whole)
-            found += (Rectangle(batch, part) for part in parts)
+            rectangles += (Rectangle(batch, part) for part in parts)
             low += whole * length
             continue
         stop = min(high - sequence * length, length)
-        found += (Rectangle((sequence, sequence + 1), i) for i in _between(parts, offset, stop))
+        rectangles += (
+            Rectangle((sequence, sequence + 1), i) for i in _between(parts, offset, stop)
+        )
         low = sequence * length + stop
-    return tuple(found)
+    return tuple(rectangles)
 
 
 def _between(parts: tuple[Interval, ...], low: int, high: int) -> Iterator[Interval]:
@@ -110,11 +112,11 @@ def _rectangles(own: Holder, sequence_length: int, *, sliced: bool) -> tuple[Rec
     first, last = own.batch
     if not sliced or own.replica.tp == 1:
         return tuple(Rectangle(own.batch, part) for part in parts)
-    found = token_slice(last - first, parts, own.replica.tp, own.tp)
+    rectangles = token_slice(last - first, parts, own.replica.tp, own.tp)
     if not first:
-        return found
+        return rectangles
     return tuple(
-        Rectangle((batch[0] + first, batch[1] + first), sequence) for batch, sequence in found
+        Rectangle((batch[0] + first, batch[1] + first), sequence) for batch, sequence in rectangles
     )
 
 

@@ -179,17 +179,17 @@ def _neighbours(lists: _Lists) -> Iterator[str]:
         if lists.columns(rank_class).moves_fit(path, rank_class.stage, many):
             continue
         expected = _expected_moves(path, rank_class.stage, many)
-        found: Counter[tuple[Op, What, int, int]] = Counter(
+        moves: Counter[tuple[Op, What, int, int]] = Counter(
             (entry.op, entry.what, entry.start, entry.micro_batch)
             for entry in rank_class.instructions
             if entry.op in (Op.SEND, Op.RECEIVE)
         )
-        for move, times in found.items():
+        for move, times in moves.items():
             if move not in expected:
                 yield f"{rank_class.name}: {_move_text(*move)} has no partner"
             elif times > 1:
                 yield f"{rank_class.name}: {_move_text(*move)} stands {times} times"
-        for move in sorted(expected - found.keys()):
+        for move in sorted(expected - moves.keys()):
             yield f"{rank_class.name}: {_move_text(*move)} is missing"
         yield from _uses_what_it_received(rank_class)
 
@@ -359,8 +359,10 @@ def _meeting_points(
                 own[code] = known.setdefault(met[0], len(known))
                 if own[code] == len(members):
                     members.append(met[1])
-        found = own[listing.kinds[1]]
-        at = np.flatnonzero(found >= 0)
+        entries = own[listing.kinds[1]]
+        at = np.flatnonzero(entries >= 0)
         points.append(at.tolist())
-        series.append(list(zip(found[at].tolist(), listing.micro_batch[at].tolist(), strict=True)))
+        series.append(
+            list(zip(entries[at].tolist(), listing.micro_batch[at].tolist(), strict=True))
+        )
     return points, series, members

@@ -73,20 +73,20 @@ def _counts(
     buckets: list[Bucket],
     entries: Sequence[Instruction],
 ) -> Iterator[str]:
-    found: Counter[Duty] = Counter()
+    counts: Counter[Duty] = Counter()
     listing = listing_of(entries)
     times = np.bincount(listing.kinds[1], minlength=len(listing.examples)).tolist()
     for (op, _, start, stop, what, scope, _), count in zip(listing.examples, times, strict=True):
         if op not in _COUNTED or what is What.BATCH:
             continue
         for unit in range(start, stop):
-            found[op, what, scope, unit] += count
+            counts[op, what, scope, unit] += count
     expected = _expected(stage, replica, micro_batches, buckets)
-    for duty in sorted(expected.keys() | found.keys()):
-        if expected[duty] != found[duty]:
+    for duty in sorted(expected.keys() | counts.keys()):
+        if expected[duty] != counts[duty]:
             op, what, scope, unit = duty
             kind = f"{op} {what}".strip() + (f" ({scope})" if op is Op.REDUCE_GRADIENTS else "")
-            yield f"{kind} of unit {unit} stands {found[duty]} times, not {expected[duty]}"
+            yield f"{kind} of unit {unit} stands {counts[duty]} times, not {expected[duty]}"
             return
 
 

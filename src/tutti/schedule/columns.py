@@ -52,10 +52,10 @@ class Columns:
 
     def where(self, *ops: Op) -> Integers:
         """Return the positions of the instructions of some kinds."""
-        found = self.op == OP_CODE[ops[0]]
+        chosen = self.op == OP_CODE[ops[0]]
         for op in ops[1:]:
-            found |= self.op == OP_CODE[op]
-        return np.flatnonzero(found)
+            chosen |= self.op == OP_CODE[op]
+        return np.flatnonzero(chosen)
 
     def waits_for_earlier(self) -> bool:
         """Tell whether every dependency stands before what waits for it."""
@@ -117,7 +117,7 @@ class Columns:
     def moves_fit(self, path: list[ChunkPlace], stage: int, micro_batches: int) -> bool:
         """Tell whether exactly the moves of a stage stand here, tied to their passes."""
         at = self.where(Op.SEND, Op.RECEIVE)
-        found = np.sort(self._codes(at, self.op[at], micro_batches))
+        codes = np.sort(self._codes(at, self.op[at], micro_batches))
         expected: list[Integers] = []
         counted = np.arange(micro_batches, dtype=np.int64)
         for lower, upper in itertools.pairwise(path):
@@ -129,7 +129,7 @@ class Columns:
                 expected.append(place * micro_batches + counted)
         wanted = np.sort(np.concatenate(expected)) if expected else np.zeros(0, dtype=np.int64)
         return (
-            np.array_equal(found, wanted)
+            np.array_equal(codes, wanted)
             and bool(((self.micro_batch[at] >= 0) & (self.start[at] >= 0)).all())
             and bool((self.start[at] < 1 << 20).all())
             and self._sends_wait()
@@ -138,8 +138,8 @@ class Columns:
 
     def _codes(self, at: Integers, op: Integers | int, many: int) -> Integers:
         place = (op * len(WHATS) + self.what[at]) * (1 << 20) + self.start[at]
-        found: Integers = place * many + self.micro_batch[at]
-        return found
+        codes: Integers = place * many + self.micro_batch[at]
+        return codes
 
     def _sends_wait(self) -> bool:
         """Tell whether every Send waits for the pass that makes what it carries."""

@@ -68,11 +68,11 @@ class Emitter:
     def resume(self) -> None:
         """Go on writing behind blocks that were played."""
         here = self.left_place
-        found = [here + distance if distance <= 0 else -1 for distance in self.left]
-        self._previous, self._before_previous = found[0], found[1]
-        self._leaving[What.ACTIVATIONS] = (found[2], found[3])
-        self._leaving[What.GRADIENTS] = (found[4], found[5])
-        self.last_weights = found[6]
+        before = [here + distance if distance <= 0 else -1 for distance in self.left]
+        self._previous, self._before_previous = before[0], before[1]
+        self._leaving[What.ACTIVATIONS] = (before[2], before[3])
+        self._leaving[What.GRADIENTS] = (before[4], before[5])
+        self.last_weights = before[6]
 
     def emit(
         self,

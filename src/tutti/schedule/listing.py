@@ -68,7 +68,7 @@ class Listing(Sequence[Instruction]):
         if not size:
             return cls(*(np.zeros(0, dtype=np.int64) for _ in range(8)))
         op, micro_batch, first, stop, what, scope, after = zip(*instructions, strict=True)
-        found = cls(
+        listing = cls(
             integers(map(_OP_BY_ID.__getitem__, map(id, op)), size),
             integers(micro_batch, size),
             integers(first, size),
@@ -78,8 +78,8 @@ class Listing(Sequence[Instruction]):
             integers(map(len, after), size),
             integers(itertools.chain.from_iterable(after)),
         )
-        found._whole = tuple(instructions)
-        return found
+        listing._whole = tuple(instructions)
+        return listing
 
     @property
     def offsets(self) -> Integers:
@@ -121,10 +121,10 @@ class Listing(Sequence[Instruction]):
 
     def where(self, *ops: Op) -> Integers:
         """Return the positions of the instructions of some operations."""
-        found = self.op == OP_CODE[ops[0]]
+        chosen = self.op == OP_CODE[ops[0]]
         for op in ops[1:]:
-            found |= self.op == OP_CODE[op]
-        return np.flatnonzero(found)
+            chosen |= self.op == OP_CODE[op]
+        return np.flatnonzero(chosen)
 
     def _entry(self, index: int) -> Instruction:
         low, high = self.offsets[index], self.offsets[index + 1]

@@ -48,8 +48,8 @@ class Partners:
         One key may come back several times in a list (a level-3 gather before forward and again
         before backward): the n-th time of one class meets the n-th time of the others.
         """
-        found = self.series(index, entry)
-        return None if found is None else ((found[0], entry.micro_batch), found[1])
+        series = self.series(index, entry)
+        return None if series is None else ((series[0], entry.micro_batch), series[1])
 
     def series(self, index: int, entry: Instruction) -> tuple[object, frozenset[int]] | None:
         """Return the key that a meeting has in common with those of other micro-batches."""

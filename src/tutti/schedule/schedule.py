@@ -91,14 +91,14 @@ class ScheduleMemo:
         shape = tuple((stage.units, stage.order) for stage in pipeline.stages)
         key = (shape, pipeline.micro_batches, kind)
         if key not in self._events:
-            found = stage_events(pipeline, kind)
-            self._size += sum(map(len, found))
+            stages = stage_events(pipeline, kind)
+            self._size += sum(map(len, stages))
             if self._size > self.MOST:
                 self._events.clear()
                 self._numbers.clear()
                 self._lists.clear()
-                self._size = sum(map(len, found))
-            self._events[key] = [(self._number(events), events) for events in found]
+                self._size = sum(map(len, stages))
+            self._events[key] = [(self._number(events), events) for events in stages]
         return self._events[key]
 
     def _number(self, events: list[Event]) -> int:

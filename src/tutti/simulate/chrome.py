@@ -109,26 +109,26 @@ class _Channels:
         if row.waited is None:  # simulated: channels are first in, first out
             return base
         busy: dict[int, list[float]] = {}
-        found = [0] * len(base)
+        channels = [0] * len(base)
         for i in np.argsort(row.start, kind="stable").tolist():
             ends = busy.setdefault(base[i], [])
             start, end = float(row.start[i]), float(row.end[i])
             beside = next((k for k, until in enumerate(ends) if until <= start), len(ends))
             ends[beside : beside + 1] = [end]
-            found[i] = base[i] + beside * self._stride
-        return found
+            channels[i] = base[i] + beside * self._stride
+        return channels
 
     def named(self, row: TraceRow, threads: Sequence[int]) -> dict[int, tuple[int, str]]:
         """Return place and name of the threads that a row has."""
         span = self._program.span(row.rank_class)
         titles = {self._base[int(c)] for c in np.unique(self._program.channel[span])}
-        found = {}
+        names = {}
         for thread in set(threads):
             beside, base = divmod(thread, self._stride)
             title = next(text for number, text in titles if number == base)
             name = f"{title} ({beside + 1})" if beside else title
-            found[thread] = (base * _BESIDE + min(beside, _BESIDE - 1), name)
-        return found
+            names[thread] = (base * _BESIDE + min(beside, _BESIDE - 1), name)
+        return names
 
 
 def _thread(program: Program, index: int) -> tuple[int, str]:
@@ -177,11 +177,11 @@ def _arguments(program: Program, span: slice) -> Iterator[Event]:
     columns = (program.micro_batch, program.first, program.stop, program.what)
     rows = zip(*(column[span].tolist() for column in columns), strict=True)
     for micro_batch, first, stop, what in rows:
-        found: Event = {}
+        arguments: Event = {}
         if micro_batch != NO_MICRO_BATCH:
-            found["micro_batch"] = micro_batch
+            arguments["micro_batch"] = micro_batch
         if stop > first:
-            found["units"] = f"{first}-{stop - 1}"
+            arguments["units"] = f"{first}-{stop - 1}"
         if WHATS[what]:
-            found["what"] = WHATS[what].value
-        yield found
+            arguments["what"] = WHATS[what].value
+        yield arguments

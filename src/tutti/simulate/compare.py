@@ -92,7 +92,7 @@ def compare_kinds(
 
 def _under_way(codes: Integers, start: FloatArray, end: FloatArray) -> FloatArray:
     """Return the seconds of each kind: their sum on the compute lane, elsewhere their union."""
-    found: FloatArray = np.bincount(codes, end - start, len(OPS)).astype(np.float64)
+    seconds: FloatArray = np.bincount(codes, end - start, len(OPS)).astype(np.float64)
     for code in np.unique(codes).tolist():
         if LANES[OPS[code]] is Lane.COMPUTE:
             continue
@@ -100,8 +100,8 @@ def _under_way(codes: Integers, start: FloatArray, end: FloatArray) -> FloatArra
         order = np.argsort(start[own], kind="stable")
         begins, ends = start[own][order], np.maximum.accumulate(end[own][order])
         before = np.concatenate([begins[:1], ends[:-1]])  # until when earlier ones reach
-        found[code] = np.maximum(0.0, ends - np.maximum(begins, before)).sum()
-    return found
+        seconds[code] = np.maximum(0.0, ends - np.maximum(begins, before)).sum()
+    return seconds
 
 
 def compare_parts(result: SimulationResult, step: MeasuredStep) -> tuple[PoolParts, ...]:

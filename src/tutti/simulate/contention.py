@@ -23,12 +23,12 @@ def shared_nic(
     program: Program, costs: StepCosts, start: FloatArray, end: FloatArray
 ) -> StepCosts | None:
     """Return costs whose collectives last as long as a shared NIC makes them; None: no change."""
-    found = [
+    classes = [
         _class_costs(program, index, given, start, end) for index, given in enumerate(costs.classes)
     ]
-    if all(new is old for new, old in zip(found, costs.classes, strict=True)):
+    if all(new is old for new, old in zip(classes, costs.classes, strict=True)):
         return None
-    return dataclasses.replace(costs, classes=tuple(found))
+    return dataclasses.replace(costs, classes=tuple(classes))
 
 
 def _class_costs(
@@ -60,13 +60,13 @@ def slowed_compute(
 
     The times come from a run in which nothing was slowed.
     """
-    found = [
+    classes = [
         _slowed_class(program, index, given, start, end)
         for index, given in enumerate(costs.classes)
     ]
-    if all(new is old for new, old in zip(found, costs.classes, strict=True)):
+    if all(new is old for new, old in zip(classes, costs.classes, strict=True)):
         return None
-    return dataclasses.replace(costs, classes=tuple(found))
+    return dataclasses.replace(costs, classes=tuple(classes))
 
 
 def _slowed_class(
@@ -118,10 +118,10 @@ class _Idle:
         """
         begins, ends, busy = self._begins.tolist(), self._ends.tolist(), self._busy.tolist()
         free = self._free.tolist()
-        found, at = needed.tolist(), 0.0
+        seconds, at = needed.tolist(), 0.0
         order = np.argsort(start, kind="stable")
         for i in order.tolist():
-            wanted = found[i]
+            wanted = seconds[i]
             at = max(at, float(start[i]))
             before = bisect.bisect_right(begins, at)
             passed = busy[before]
@@ -129,6 +129,6 @@ class _Idle:
                 passed -= ends[before - 1] - at
             wait = busy[bisect.bisect_left(free, at - passed + wanted)] - passed
             if wait > _TINY * wanted:  # the others keep their seconds to the bit
-                found[i] = wanted + wait
-            at += found[i]
-        return np.array(found)
+                seconds[i] = wanted + wait
+            at += seconds[i]
+        return np.array(seconds)

@@ -131,8 +131,8 @@ def estimate(
             step_s=step,
             exposed_s=parts.get(IdleReason.COMMUNICATION.value, 0.0),
             statics=[
-                (static, found.num_ranks)
-                for static, found in zip(priced.statics, schedule.classes, strict=True)
+                (static, each.num_ranks)
+                for static, each in zip(priced.statics, schedule.classes, strict=True)
             ],
             profiles=sources.profiles if sources is not None else (),
         ),
@@ -142,23 +142,27 @@ def estimate(
 
 
 def with_forward_before(
-    found: Estimate, model: ModelSpec, cluster: Cluster, sources: Sources | None = None
+    estimated: Estimate, model: ModelSpec, cluster: Cluster, sources: Sources | None = None
 ) -> Estimate:
     """Return the estimate of steps before each of which as many rows pass forward, without loss."""
-    forward = forward_schedule(found.schedule)
+    forward = forward_schedule(estimated.schedule)
     priced = price_schedule(forward, model, cluster, sources)
     more = simulate(forward, priced.costs).step_seconds * priced.slowdown
-    step = found.step_seconds + more
-    share = found.step_seconds / step
-    parts = {**found.parts, "forward pass before": more}
+    step = estimated.step_seconds + more
+    share = estimated.step_seconds / step
+    parts = {**estimated.parts, "forward pass before": more}
     return replace(
-        found, step_seconds=step, parts=parts, mfu=found.mfu * share, hfu=found.hfu * share
+        estimated,
+        step_seconds=step,
+        parts=parts,
+        mfu=estimated.mfu * share,
+        hfu=estimated.hfu * share,
     )
 
 
 def _parts(result: SimulationResult, slowdown: float) -> dict[str, float]:
     """Split the step as the busiest class spends it; the parts sum to the step."""
-    busiest = max(result.classes, key=lambda found: -found.idle_compute_seconds)
+    busiest = max(result.classes, key=lambda each: -each.idle_compute_seconds)
     parts = {name: seconds for name, seconds in busiest.compute.items() if seconds}
     parts |= {reason.value: seconds for reason, seconds in busiest.idle.items() if seconds}
     if slowdown > 1.0:
@@ -175,20 +179,20 @@ def _half_width(priced: PricedStep, waiting: float) -> float:
 def labels_with_peaks(schedule: Schedule, memory: Sequence[ClassMemory]) -> tuple[ClassLabel, ...]:
     """Return the labels of all classes; every table and page then says the same peaks."""
     pairs = zip(labels_of(schedule), memory, strict=True)
-    return tuple(replace(label, peak_bytes=found.total) for label, found in pairs)
+    return tuple(replace(label, peak_bytes=peak.total) for label, peak in pairs)
 
 
 def class_memory(
     schedule: Schedule, priced: PricedStep, result: SimulationResult, cluster: Cluster
 ) -> tuple[ClassMemory, ...]:
     """Return what a chip of each class holds at its peak; the simulation knows of no slack."""
-    found: list[ClassMemory] = []
+    memory: list[ClassMemory] = []
     labels = labels_of(schedule)
     for index, (label, static) in enumerate(zip(labels, priced.statics, strict=True)):
         fixed = priced.overheads.context_bytes + priced.overheads.workspace_bytes
         peak = result.classes[index].peak_bytes - fixed
         held = static.parameters + static.gradients + static.optimizer
-        found.append(
+        memory.append(
             ClassMemory(
                 name=label.name,
                 pool=label.pool,
@@ -200,7 +204,7 @@ def class_memory(
                 limit=cluster.pool(label.pool).chip.memory_bytes,
             )
         )
-    return tuple(found)
+    return tuple(memory)
 
 
 def _recomputed_flops(plan: Plan, model: ModelSpec) -> float:

@@ -61,7 +61,7 @@ class PlanOnFabric:
     """One plan's step on the fabric."""
 
     name: str
-    found: Estimate
+    estimate: Estimate
     sent: tuple[Sent, ...]
     priced_s: float  # the step as `tutti simulate` says
     alone_s: float
@@ -75,7 +75,7 @@ class PlanOnFabric:
 
 def plans_on_fabric(
     names: Sequence[str],
-    found: Sequence[Estimate],
+    estimates: Sequence[Estimate],
     traffic: Sequence[Sequence[Traffic]],
     wiring: Wiring,
     *,
@@ -83,28 +83,28 @@ def plans_on_fabric(
     failures: Failures | None = None,
 ) -> list[PlanOnFabric]:
     """Send the traffic of plans over one fabric at the same time."""
-    _require_apart(names, found)
+    _require_apart(names, estimates)
     sent = [
         [_alone(one, estimate, wiring, rules, failures) for one in own]
-        for estimate, own in zip(found, traffic, strict=True)
+        for estimate, own in zip(estimates, traffic, strict=True)
     ]
-    for estimate, own in zip(found, sent, strict=True):
+    for estimate, own in zip(estimates, sent, strict=True):
         factors = _factors([(estimate, own)], wiring)
         for one, factor in zip(own, factors, strict=True):
             one.shared_s = one.together_s = one.alone_s * factor
-    if len(found) > 1:
-        factors = _factors(list(zip(found, sent, strict=True)), wiring)
+    if len(estimates) > 1:
+        factors = _factors(list(zip(estimates, sent, strict=True)), wiring)
         everyone = [one for own in sent for one in own]
         for one, factor in zip(everyone, factors, strict=True):
             one.together_s = max(one.shared_s, one.alone_s * factor)
     return [
         PlanOnFabric(
-            name=name, found=estimate, sent=tuple(own),
+            name=name, estimate=estimate, sent=tuple(own),
             priced_s=estimate.result.step_seconds,
             alone_s=step_with(estimate, own, [one.shared_s for one in own]).step_seconds,
             result=step_with(estimate, own, [one.together_s for one in own]),
         )
-        for name, estimate, own in zip(names, found, sent, strict=True)
+        for name, estimate, own in zip(names, estimates, sent, strict=True)
     ]  # fmt: skip
 
 
@@ -125,9 +125,9 @@ def stall(
     return longest, hit
 
 
-def _require_apart(names: Sequence[str], found: Sequence[Estimate]) -> None:
+def _require_apart(names: Sequence[str], estimates: Sequence[Estimate]) -> None:
     owner: dict[object, str] = {}
-    for name, estimate in zip(names, found, strict=True):
+    for name, estimate in zip(names, estimates, strict=True):
         for _, _, stage in estimate.schedule.plan.stages():
             for chip in stage.chips:
                 if owner.setdefault(chip, name) != name:
@@ -151,14 +151,14 @@ def _teams(
 
 def link_efficiency(wiring: Wiring, traffic: Traffic, links: int) -> Floats:
     """Return what of each link's rate the software makes use of."""
-    found = np.full(links, traffic.efficiency.fabric)
-    found[wiring.island_out : wiring.num_links] = traffic.efficiency.island
-    return found
+    efficiency = np.full(links, traffic.efficiency.fabric)
+    efficiency[wiring.island_out : wiring.num_links] = traffic.efficiency.island
+    return efficiency
 
 
 def _alone(
     traffic: Traffic,
-    found: Estimate,
+    estimate: Estimate,
     wiring: Wiring,
     rules: Rules | None,
     failures: Failures | None,
@@ -181,8 +181,10 @@ def _alone(
     chunks = traffic.chunks
     seconds = (sum(steps) + (chunks - 1) * max(steps)) / chunks
     at = traffic.first[0]
-    index = found.result.program.class_of(int(at))
-    priced = found.priced.costs.classes[index].seconds[at - found.result.program.offsets[index]]
+    index = estimate.result.program.class_of(int(at))
+    priced = estimate.priced.costs.classes[index].seconds[
+        at - estimate.result.program.offsets[index]
+    ]
     used = whole.paces(efficiency)
     links, carried = _bytes(whole, wiring)
     return Sent(
@@ -198,25 +200,25 @@ def _bytes(teams: Teams, wiring: Wiring) -> tuple[Integers, Floats]:
     return used, carried[used]
 
 
-def _intervals(found: Estimate, sent: Sent) -> tuple[Floats, Floats]:
+def _intervals(estimate: Estimate, sent: Sent) -> tuple[Floats, Floats]:
     """Return when a kind of traffic is under way in the simulated step."""
     at = sent.traffic.first
-    return found.result.start[at], found.result.end[at]
+    return estimate.result.start[at], estimate.result.end[at]
 
 
 def _sets(plans: Sequence[tuple[Estimate, Sequence[Sent]]]) -> dict[int, float]:
     """Return for how long each set of kinds is under way together; a set is a number's bits."""
-    horizon = max(found.result.step_seconds for found, _ in plans)
+    horizon = max(estimate.result.step_seconds for estimate, _ in plans)
     if len(plans) > 1:
         horizon *= _REPEATS
     times: list[Floats] = []
     bits: list[Integers] = []
     number = 0
-    for found, own in plans:
-        step = found.result.step_seconds
+    for estimate, own in plans:
+        step = estimate.result.step_seconds
         turns = int(np.ceil(horizon / step)) if len(plans) > 1 and step > 0 else 1
         for one in own:
-            start, end = _intervals(found, one)
+            start, end = _intervals(estimate, one)
             lasting = end > start
             for turn in range(turns):
                 for moment, sign in ((start[lasting], 1), (end[lasting], -1)):
@@ -258,10 +260,10 @@ def _factors(plans: Sequence[tuple[Estimate, Sequence[Sent]]], wiring: Wiring) -
         for i, pace in zip(members, paces, strict=True):
             longer[i] += seconds * max(1.0, everyone[i].pace / pace)
             lasted[i] += seconds
-    found: list[float] = np.divide(
+    factors: list[float] = np.divide(
         longer, lasted, out=np.ones_like(longer), where=lasted > 0
     ).tolist()
-    return found
+    return factors
 
 
 def _together(sent: Sequence[Sent], wiring: Wiring) -> list[float]:
@@ -295,11 +297,13 @@ def _together(sent: Sequence[Sent], wiring: Wiring) -> list[float]:
     return [float(part.min()) for part in np.split(paces, ends[:-1])]
 
 
-def step_with(found: Estimate, sent: Sequence[Sent], seconds: Sequence[float]) -> SimulationResult:
+def step_with(
+    estimate: Estimate, sent: Sequence[Sent], seconds: Sequence[float]
+) -> SimulationResult:
     """Return the step with these seconds of its traffic; the NICs' sharing is in them."""
-    costs = found.priced.costs
+    costs = estimate.priced.costs
     given = [costs_of.seconds.copy() for costs_of in costs.classes]
-    offsets = found.result.program.offsets
+    offsets = estimate.result.program.offsets
     for one, value in zip(sent, seconds, strict=True):
         for index, at in one.traffic.instructions.items():
             given[index][at - int(offsets[index])] = value
@@ -307,4 +311,4 @@ def step_with(found: Estimate, sent: Sequence[Sent], seconds: Sequence[float]) -
         replace(old, seconds=new, leaves_node=None)
         for old, new in zip(costs.classes, given, strict=True)
     )
-    return simulate(found.result.program, replace(costs, classes=classes))
+    return simulate(estimate.result.program, replace(costs, classes=classes))

@@ -76,21 +76,21 @@ class MeasuredStep:
     @property
     def step_seconds(self) -> float:
         """From the first rank's begin to the last one's end."""
-        return max(found.shift_s + found.step_s for found in self.ranks)
+        return max(each.shift_s + each.step_s for each in self.ranks)
 
     def of_class(self, index: int) -> list[MeasuredRank]:
         """Return the ranks of a class."""
-        return [found for found in self.ranks if found.rank_class == index]
+        return [each for each in self.ranks if each.rank_class == index]
 
 
-def write_measured(path: Path, program: Program, found: MeasuredStep) -> None:
+def write_measured(path: Path, program: Program, measured: MeasuredStep) -> None:
     """Write the trace as a whole or not at all."""
     about = {
         "kind": _KIND,
-        "step": found.step,
-        "step_seconds": found.step_seconds,
-        "clock": found.clock,
-        "emulated": found.emulated,
+        "step": measured.step,
+        "step_seconds": measured.step_seconds,
+        "clock": measured.clock,
+        "emulated": measured.emulated,
         "ranks": [
             {
                 "rank": own.rank,
@@ -100,12 +100,12 @@ def write_measured(path: Path, program: Program, found: MeasuredStep) -> None:
                 "step_s": own.step_s,
                 "parts": dict(own.parts),
             }
-            for own in found.ranks
+            for own in measured.ranks
         ],
-        "collectives": [asdict(run) for run in found.collectives],
+        "collectives": [asdict(run) for run in measured.collectives],
     }
-    rows = measured_rows(program, found.ranks)
-    write_text(path, chrome_text(program, rows, _arrows(program, found), about))
+    rows = measured_rows(program, measured.ranks)
+    write_text(path, chrome_text(program, rows, _arrows(program, measured), about))
 
 
 def measured_rows(program: Program, ranks: Sequence[MeasuredRank]) -> list[TraceRow]:
@@ -123,34 +123,34 @@ def measured_rows(program: Program, ranks: Sequence[MeasuredRank]) -> list[Trace
     ]
 
 
-def settled(program: Program, found: MeasuredStep) -> MeasuredStep:
+def settled(program: Program, measured: MeasuredStep) -> MeasuredStep:
     """Return the step with Sends that are over when all that they were for have received them.
 
     Nobody waits for a Send before the step ends, so its own rank does not know when it was over.
     """
     arrivals: dict[tuple[int, int], float] = {}  # (row, position) → the last one's arrival
-    for receiver, at, senders in _moves(program, found):
+    for receiver, at, senders in _moves(program, measured):
         for send in senders:
-            arrivals[send] = max(arrivals.get(send, 0.0), float(found.ranks[receiver].end[at]))
-    ends = [own.end.copy() for own in found.ranks]
+            arrivals[send] = max(arrivals.get(send, 0.0), float(measured.ranks[receiver].end[at]))
+    ends = [own.end.copy() for own in measured.ranks]
     for (row, position), arrival in arrivals.items():
-        start = float(found.ranks[row].start[position])
+        start = float(measured.ranks[row].start[position])
         ends[row][position] = max(start, min(float(ends[row][position]), arrival))
-    ranks = [replace(own, end=end) for own, end in zip(found.ranks, ends, strict=True)]
-    return replace(found, ranks=tuple(ranks))
+    ranks = [replace(own, end=end) for own, end in zip(measured.ranks, ends, strict=True)]
+    return replace(measured, ranks=tuple(ranks))
 
 
 def _moves(
-    program: Program, found: MeasuredStep
+    program: Program, measured: MeasuredStep
 ) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
     """Yield row and position of each Receive, and those of the Sends that it gets parts from."""
-    rows = {own.rank: row for row, own in enumerate(found.ranks)}
+    rows = {own.rank: row for row, own in enumerate(measured.ranks)}
     sends: dict[tuple[int, int], int] = {}  # (rank, meeting) → position
-    for own in found.ranks:
+    for own in measured.ranks:
         span = program.span(own.rank_class)
         for i in np.flatnonzero(program.kind[span] == Kind.SEND).tolist():
             sends[own.rank, int(program.meeting[span.start + i])] = i
-    for row, own in enumerate(found.ranks):
+    for row, own in enumerate(measured.ranks):
         span = program.span(own.rank_class)
         for i in np.flatnonzero(program.kind[span] == Kind.RECEIVE).tolist():
             flat = span.start + i
@@ -160,10 +160,10 @@ def _moves(
             yield row, i, [(rows[peer], sends[peer, meeting]) for peer in peers]
 
 
-def _arrows(program: Program, found: MeasuredStep) -> Iterator[TraceArrow]:
+def _arrows(program: Program, measured: MeasuredStep) -> Iterator[TraceArrow]:
     """Yield a flow to each Receive from whichever of its Sends was over last."""
-    ranks = found.ranks
-    for receiver, i, senders in _moves(program, found):
+    ranks = measured.ranks
+    for receiver, i, senders in _moves(program, measured):
         if not senders:
             continue
         sender, at = max(senders, key=lambda send: float(ranks[send[0]].end[send[1]]))

@@ -40,7 +40,7 @@ def perturb(
     if not 0 <= sigma < 10:
         raise InputError(f"jitter is {sigma:g}; give a spread such as 0.05 for about 5 %")
     factors = _slow_factors(schedule, slow or {})
-    found = []
+    classes = []
     for index, (given, rank_class) in enumerate(zip(costs.classes, schedule.classes, strict=True)):
         factor = np.ones(len(given.seconds))
         if sigma:
@@ -49,8 +49,8 @@ def perturb(
         if factors[index] != 1.0:
             passes = [LANES[entry.op] is Lane.COMPUTE for entry in rank_class.instructions]
             factor = factor * np.where(passes, factors[index], 1.0)
-        found.append(_scaled(given, factor))
-    return dataclasses.replace(costs, classes=tuple(found))
+        classes.append(_scaled(given, factor))
+    return dataclasses.replace(costs, classes=tuple(classes))
 
 
 def _scaled(given: ClassCosts, factor: FloatArray) -> ClassCosts:

@@ -61,13 +61,15 @@ class Traffic:
         return self.instructions[min(self.instructions)]
 
 
-def plan_traffic(found: Estimate, wiring: Wiring, sources: Sources | None = None) -> list[Traffic]:
+def plan_traffic(
+    estimate: Estimate, wiring: Wiring, sources: Sources | None = None
+) -> list[Traffic]:
     """Return all traffic of a plan between instructions; what stays in one chip is left out."""
     sources = sources or Sources()
-    schedule, cluster = found.schedule, wiring.cluster
+    schedule, cluster = estimate.schedule, wiring.cluster
     shared = step_context(schedule, embedded_model(schedule.plan), cluster, sources)
     known: dict[object, Traffic | None] = {}
-    program = found.result.program
+    program = estimate.result.program
     for index, rank_class in enumerate(schedule.classes):
         pricer, kinds = class_pricer(rank_class, shared, sources.kernels)
         for code, example in enumerate(kinds.examples):

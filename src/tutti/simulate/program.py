@@ -177,10 +177,10 @@ def _move_meetings(
         (micro_batch[moves], int(micro_batch.max()) + 1),
     ):
         code = code * size + column
-    distinct, found = np.unique(code, return_inverse=True)
-    found = found.reshape(-1)
-    meeting[moves] = found
-    sends = np.bincount(found[track[moves] == Track.SEND], minlength=len(distinct))
+    distinct, numbers = np.unique(code, return_inverse=True)
+    numbers = numbers.reshape(-1)
+    meeting[moves] = numbers
+    sends = np.bincount(numbers[track[moves] == Track.SEND], minlength=len(distinct))
     return meeting, np.maximum(sends, 1).astype(np.int64)  # without a Send, wait for ever
 
 
@@ -205,9 +205,9 @@ def _collective_meetings(
                 own[code] = known.setdefault(met[0], len(known))
                 if own[code] == len(members):
                     members.append(len(met[1]))
-        found = own[listing.kinds[1]]
-        at = np.flatnonzero(found >= 0)
-        codes = found[at] * most + listing.micro_batch[at] + 1
+        entries = own[listing.kinds[1]]
+        at = np.flatnonzero(entries >= 0)
+        codes = entries[at] * most + listing.micro_batch[at] + 1
         where.append(at + offsets[index])
         which.append(codes)
         turns.append(_turns(codes))
@@ -230,6 +230,6 @@ def _turns(codes: Integers) -> Integers:
     new = np.concatenate([[True], ordered[1:] != ordered[:-1]]) if len(codes) else _NO_INDEX
     begins = np.flatnonzero(new)
     lengths = np.diff(np.concatenate([begins, [len(codes)]]))
-    found = np.empty(len(codes), dtype=np.int64)
-    found[order] = np.arange(len(codes)) - np.repeat(begins, lengths)
-    return found
+    turns = np.empty(len(codes), dtype=np.int64)
+    turns[order] = np.arange(len(codes)) - np.repeat(begins, lengths)
+    return turns

@@ -64,12 +64,12 @@ class PlanPredictor:
 
     def __call__(self, table: RunTable, constants: Constants) -> FloatArray:
         """Return the predicted seconds per step; not a number where a run is no Plan."""
-        found = []
+        seconds = []
         for run in table.runs:
-            found.append(self._one(run, constants))
+            seconds.append(self._one(run, constants))
             if self._progress is not None:
-                self._progress(len(found), len(table))
-        return np.array(found, dtype=np.float64)
+                self._progress(len(seconds), len(table))
+        return np.array(seconds, dtype=np.float64)
 
     def _one(self, run: Run, constants: Constants) -> float:
         try:

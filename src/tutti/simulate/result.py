@@ -161,8 +161,8 @@ class SimulationResult:
             weights=self.end[path] - self.start[path],
             minlength=len(OPS),
         )
-        found = {op.value: float(s) for op, s in zip(OPS, spent, strict=True) if s > 0}
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        by_operation = {op.value: float(s) for op, s in zip(OPS, spent, strict=True) if s > 0}
+        return dict(sorted(by_operation.items(), key=lambda item: -item[1]))
 
     @functools.cached_property
     def classes(self) -> tuple[ClassResult, ...]:
@@ -189,8 +189,8 @@ class SimulationResult:
         if costs.breakdown is not None:
             chosen = np.flatnonzero(self.program.track[span] == Track.COMPUTE)
             names = self.costs.categories
-            found = costs.by_category(chosen, len(names))
-            return dict(zip(names, found.tolist(), strict=True))
+            seconds = costs.by_category(chosen, len(names))
+            return dict(zip(names, seconds.tolist(), strict=True))
         spent = np.bincount(self.program.op[span], weights=costs.seconds, minlength=len(OPS))
         return {
             name: float(sum(spent[OPS.index(op)] for op in ops)) for name, ops in PASSES.items()
@@ -209,23 +209,23 @@ class SimulationResult:
 
     def warnings(self, labels: tuple[ClassLabel, ...] | None = None) -> list[str]:
         """Return what a reader must know: memory that does not fit, or does not add up."""
-        found: list[str] = []
+        warnings: list[str] = []
         labels = labels_of(self.program.schedule) if labels is None else labels
         for index, label in enumerate(labels):
             curve = self.memory(index)
             peak = curve.peak_bytes if label.peak_bytes is None else label.peak_bytes
             if label.limit_bytes is not None and peak > label.limit_bytes:
-                found.append(
+                warnings.append(
                     f"{label.name}: needs {bytes_text(peak)} of "
                     f"{bytes_text(label.limit_bytes)} per chip"
                 )
             slack = 1e-9 * curve.peak_bytes + 1.0
             if curve.least_bytes < curve.static_bytes - slack:
-                found.append(f"{label.name}: more memory is given back than was taken")
+                warnings.append(f"{label.name}: more memory is given back than was taken")
             elif abs(curve.final_bytes - curve.static_bytes) > slack:
                 left = bytes_text(curve.final_bytes - curve.static_bytes)
-                found.append(f"{label.name}: {left} are still in use when the step is over")
-        return found
+                warnings.append(f"{label.name}: {left} are still in use when the step is over")
+        return warnings
 
 
 def union_seconds(start: FloatArray, end: FloatArray) -> float:

@@ -37,7 +37,7 @@ def result_document(
 
 
 def _class_document(result: SimulationResult, index: int, label: ClassLabel) -> dict[str, object]:
-    found = result.classes[index]
+    own = result.classes[index]
     rank_class = result.program.schedule.classes[index]
     return {
         "name": label.name,
@@ -47,13 +47,13 @@ def _class_document(result: SimulationResult, index: int, label: ClassLabel) -> 
         "num_ranks": rank_class.num_ranks,
         "pool": label.pool,
         "chip": label.chip,
-        "compute_s": dict(found.compute),
-        "idle_s": {reason.value: seconds for reason, seconds in found.idle.items()},
-        "busy_s": {track.label: seconds for track, seconds in found.busy_seconds.items()},
-        "idle_share": found.idle_share,
-        "bubble_share": found.bubble_share,
-        "static_bytes": found.static_bytes,
-        "peak_bytes": found.peak_bytes if label.peak_bytes is None else label.peak_bytes,
+        "compute_s": dict(own.compute),
+        "idle_s": {reason.value: seconds for reason, seconds in own.idle.items()},
+        "busy_s": {track.label: seconds for track, seconds in own.busy_seconds.items()},
+        "idle_share": own.idle_share,
+        "bubble_share": own.bubble_share,
+        "static_bytes": own.static_bytes,
+        "peak_bytes": own.peak_bytes if label.peak_bytes is None else label.peak_bytes,
         "peak_time_s": result.memory(index).peak_time,
         "limit_bytes": label.limit_bytes,
     }

@@ -36,11 +36,11 @@ class StepTraffic:
     num_bytes: Floats  # of a step
 
 
-def step_traffic(name: str, found: Estimate) -> StepTraffic:
+def step_traffic(name: str, estimate: Estimate) -> StepTraffic:
     """Replay a plan's step on its own cluster, and add up what it sends."""
-    wiring = wire(embedded_cluster(found.schedule.plan))
-    traffic = plan_traffic(found, wiring)
-    (alone,) = plans_on_fabric([name], [found], [traffic], wiring)
+    wiring = wire(embedded_cluster(estimate.schedule.plan))
+    traffic = plan_traffic(estimate, wiring)
+    (alone,) = plans_on_fabric([name], [estimate], [traffic], wiring)
     per_pool = np.array([pool.node.num_chips for pool in wiring.cluster.pools])
     node_chips = per_pool[wiring.node_pool]
     first = np.concatenate([[0], np.cumsum(node_chips)])
@@ -51,14 +51,14 @@ def step_traffic(name: str, found: Estimate) -> StepTraffic:
         _add_up(one.traffic, node_of, sums)
     chips = np.array(sorted(sums), dtype=np.int64).reshape(-1, 2)
     used = {
-        wiring.chip(chip) for _, _, stage in found.schedule.plan.stages() for chip in stage.chips
+        wiring.chip(chip) for _, _, stage in estimate.schedule.plan.stages() for chip in stage.chips
     }
     # an idle node of a pool that computes was asked for with the others; an idle pool was not
     pools = np.unique(wiring.node_pool[node_of[sorted(used)]])
     nodes = np.flatnonzero(np.isin(wiring.node_pool, pools))
     row = np.searchsorted(nodes, node_of[chips])
     slots = chips - first[node_of[chips]]
-    sending = _under_way(found, [one.traffic for one in between])
+    sending = _under_way(estimate, [one.traffic for one in between])
     return StepTraffic(
         name=name, step_s=alone.together_s, sending_s=sending, felt=_felt(alone, between, sending),
         nodes=tuple(
@@ -89,9 +89,9 @@ def _add_up(traffic: Traffic, node_of: Integers, sums: dict[tuple[int, int], flo
             sums[a, b] = sums.get((a, b), 0.0) + times * size
 
 
-def _under_way(found: Estimate, traffic: list[Traffic]) -> float:
+def _under_way(estimate: Estimate, traffic: list[Traffic]) -> float:
     """Return for how long at least one kind is under way."""
-    spans = [(found.result.start[one.first], found.result.end[one.first]) for one in traffic]
+    spans = [(estimate.result.start[one.first], estimate.result.end[one.first]) for one in traffic]
     if not spans:
         return 0.0
     start, end = (np.concatenate(column) for column in zip(*spans, strict=True))
@@ -106,6 +106,6 @@ def _felt(alone: PlanOnFabric, between: list[Sent], sending_s: float) -> float:
     if sending_s <= 0:
         return 0.0
     seconds = [one.shared_s * (_LONGER if one in between else 1.0) for one in alone.sent]
-    longer = step_with(alone.found, alone.sent, seconds).step_seconds
+    longer = step_with(alone.estimate, alone.sent, seconds).step_seconds
     added = (longer - alone.together_s) / ((_LONGER - 1.0) * sending_s)
     return float(min(max(added, 0.0), 1.0))

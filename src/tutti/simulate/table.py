@@ -81,18 +81,18 @@ def _headline(result: SimulationResult, spread: Spread | None, slowdown: float) 
     return text
 
 
-def _row(found: ClassResult, label: ClassLabel) -> list[RenderableType]:
-    step = found.step_seconds or 1.0
+def _row(result: ClassResult, label: ClassLabel) -> list[RenderableType]:
+    step = result.step_seconds or 1.0
     limit = label.limit_bytes
-    peak = found.peak_bytes if label.peak_bytes is None else label.peak_bytes
+    peak = result.peak_bytes if label.peak_bytes is None else label.peak_bytes
     over = limit is not None and peak > limit
     return [
         label.name,
         label.chip or label.pool,
-        _percent(found.busy_seconds[Track.COMPUTE] / step),
-        _percent(found.bubble_share),
-        _percent(found.exposed_communication_seconds / step),
-        _percent(found.idle[IdleReason.COPY] / step),
+        _percent(result.busy_seconds[Track.COMPUTE] / step),
+        _percent(result.bubble_share),
+        _percent(result.exposed_communication_seconds / step),
+        _percent(result.idle[IdleReason.COPY] / step),
         Text(bytes_text(peak), style="bold red" if over else ""),
         bytes_text(limit) if limit is not None else "–",
     ]

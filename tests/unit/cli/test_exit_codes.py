@@ -91,7 +91,7 @@ MISSING = {
     "accelerator check": ["--operator", "adition"],
     "align": ["nowhere", "nowhere"],
     "bench plan": ["nowhere"],
-    "bench fabric": ["nowhere"],
+    "bench fabric prices": ["nowhere"],
     "cluster show": ["nowhere"],
     "comm bench": ["--op", "adition"],
     "data show": ["nowhere.jsonl"],

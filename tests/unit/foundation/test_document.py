@@ -184,6 +184,24 @@ def test_files_that_cannot_be_read(tmp_path):
             read_file(tmp_path / name)
 
 
+def test_a_missing_file_is_not_answered_by_what_has_nothing_to_do_with_it(tmp_path):
+    (tmp_path / "pm").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+
+    def said() -> str:
+        with pytest.raises(InputError) as refused:
+            read_file(tmp_path / "room.yml")
+        return str(refused.value).rpartition("/")[2]
+
+    assert said() == "room.yml: no such file"
+    (tmp_path / "lab.yml").write_text("a: 1")
+    assert said() == "room.yml: no such file; known: lab.yml"
+    (tmp_path / "rooms.yml").mkdir()  # a folder cannot have been meant
+    assert said() == "room.yml: no such file; known: lab.yml"
+    (tmp_path / "room.yaml").write_text("a: 1")
+    assert said() == "room.yml: no such file; did you mean 'room.yaml'?"
+
+
 def test_what_may_not_be_written(tmp_path, monkeypatch):
     def refuse(**_):
         raise PermissionError(13, "Permission denied")

@@ -152,12 +152,12 @@ def tensor_names(case: Case) -> list[str]:
     """Return the name of every tensor of a call, as the operator's signature has it."""
     parameters = list(inspect.signature(REFERENCES[case.operator]).parameters)
     named = {**dict(zip(parameters, case.arguments, strict=False)), **case.options}
-    found = []
+    names = []
     for name, value in named.items():
         own = leaves(value)
         single = isinstance(value, Values) or (len(own) == 1 and not isinstance(value, tuple))
-        found += [name] if single else [f"{name}[{i}]" for i in range(len(own))]
-    return found
+        names += [name] if single else [f"{name}[{i}]" for i in range(len(own))]
+    return names
 
 
 def output_names(output: Any) -> dict[str, Tensor]:
@@ -167,8 +167,8 @@ def output_names(output: Any) -> dict[str, Tensor]:
         names = ["result"]
     else:
         names = getattr(output, "_fields", [f"result {i}" for i in range(len(output))])
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in zip(names, output, strict=True):
         narrow = isinstance(value, NarrowRows)
-        found[f"{name} {IN_8_BITS}" if narrow else name] = value.wide() if narrow else value
-    return found
+        tensors[f"{name} {IN_8_BITS}" if narrow else name] = value.wide() if narrow else value
+    return tensors

@@ -83,10 +83,10 @@ def _ended(ranks: list[subprocess.Popen[str]]) -> str | None:
 
 def _newest(*names: str) -> Callable[..., Any]:
     """Return the first of torch's functions that there is: newer releases renamed some."""
-    found: Callable[..., Any] = next(
+    newest: Callable[..., Any] = next(
         getattr(distributed, name) for name in names if hasattr(distributed, name)
     )
-    return found
+    return newest
 
 
 def _filled(accelerator: Accelerator, size: int, value: float, dtype: torch.dtype) -> Tensor:
@@ -160,9 +160,9 @@ COLLECTIVES: dict[str, Callable[[Accelerator, int, int, torch.dtype], None]] = {
 
 
 def _expect(tensor: Tensor, wanted: list[float]) -> None:
-    found = tensor.cpu().double().tolist()
-    if found != wanted:
-        raise ValueError(f"{found}, expected {wanted}")
+    values = tensor.cpu().double().tolist()
+    if values != wanted:
+        raise ValueError(f"{values}, expected {wanted}")
 
 
 def rank_main(device: str, rank: int, world: int, store: str) -> None:

@@ -253,9 +253,9 @@ def _graph_replayed(accelerator: Accelerator) -> str | None:
         raise Unsupported("the chip has no graphs")
     for value in (3.0, -5.0):
         x.fill_(value)
-        found = replay().clone()
+        replayed = replay().clone()
         accelerator.synchronize()
-        if not torch.equal(found.cpu(), work().cpu()):
+        if not torch.equal(replayed.cpu(), work().cpu()):
             return f"a replay on inputs of {value:g} differs from the work itself"
     return None
 
@@ -292,11 +292,11 @@ def _graphs_trained(accelerator: Accelerator) -> str | None:
         up()
         down()
         accelerator.synchronize()
-        found = {name: tensor.detach().cpu() for name, tensor in captured.items()}
+        gradients = {name: tensor.detach().cpu() for name, tensor in captured.items()}
         forward()
         backward()
         wrong = [
-            name for name, tensor in made.items() if not torch.equal(found[name], tensor.cpu())
+            name for name, tensor in made.items() if not torch.equal(gradients[name], tensor.cpu())
         ]
         if wrong:
             return f"inputs of {value:g}: '{wrong[0]}' of a replay differs from the work itself"

@@ -148,7 +148,7 @@ def check_implementation(
     backward = implementation.exact and bool(expected.backward)
     operators: Operators = Alone(accelerator.device.type, implementation)
     try:
-        found = run_case(case, operators, numbers, accelerator.device, backward=backward)
+        result = run_case(case, operators, numbers, accelerator.device, backward=backward)
         again = run_case(case, operators, numbers, accelerator.device, backward=backward)
         accelerator.synchronize()
     except UnsupportedError as reason:
@@ -160,12 +160,12 @@ def check_implementation(
     wanted = {"forward": expected.forward, "backward": expected.backward if backward else {}}
     for direction, tensors in wanted.items():
         if tensors:
-            worst = _worst(getattr(found, direction), tensors, dtype, case.terms)
-            bad = found.complaint if direction == "backward" else ""
+            worst = _worst(getattr(result, direction), tensors, dtype, case.terms)
+            bad = result.complaint if direction == "backward" else ""
             failed = bool(bad) or worst.part > 1
             verdict = Verdict.FAILED if failed else Verdict.PASSED
             yield outcome(direction, verdict, bad or worst.detail, worst.part)
-    moved = _moved(found, again, implementation.deterministic)
+    moved = _moved(result, again, implementation.deterministic)
     yield outcome("repeat", Verdict.FAILED if moved else Verdict.PASSED, moved)
 
 
@@ -178,7 +178,7 @@ def _worst(
     pairs = zip(expected, got.values(), expected.values(), strict=True)
     return max(
         (distance(name, own, other, dtype, terms) for name, own, other in pairs),
-        key=lambda found: found.part,
+        key=lambda difference: difference.part,
     )
 
 

@@ -101,13 +101,13 @@ def _verdict(
     x, weight, targets = drawn(CASE, dtype)
     expected = _whole(x.double(), weight.double(), targets)
     try:
-        found = _cut(accelerator, implementation, x, weight, targets)
+        outputs = _cut(accelerator, implementation, x, weight, targets)
     except UnsupportedError as reason:
         return Verdict.UNSUPPORTED, str(reason), 0.0
     except Exception as error:  # a vendor's kernel may fail in any way; each is an answer here
         return Verdict.FAILED, f"{type(error).__name__}: {error}".splitlines()[0], 0.0
     worst = max(
-        (distance(name, found[name], expected[name], dtype, CASE.terms) for name in expected),
+        (distance(name, outputs[name], expected[name], dtype, CASE.terms) for name in expected),
         key=lambda one: one.part,
         default=Distance(0.0),
     )

@@ -138,12 +138,12 @@ def _added(
         PRECISION=precision, num_warps=4, num_stages=1 if x.dtype == torch.float32 else 3,
         **early(x),
     )  # fmt: skip
-    found = y.new_empty(rows, out)
+    added = y.new_empty(rows, out)
     _expand[(tiles, -(-out // OUTPUTS))](
-        y, shrunk, up, adapters, found, y.stride(0), rows, out, ranks, count, BM=tile, BN=OUTPUTS,
+        y, shrunk, up, adapters, added, y.stride(0), rows, out, ranks, count, BM=tile, BN=OUTPUTS,
         BR=min(64, block), PRECISION=precision, num_warps=4, num_stages=1, **early(x),
     )  # fmt: skip
-    return found
+    return added
 
 
 def _reason(

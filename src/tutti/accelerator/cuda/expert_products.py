@@ -275,8 +275,8 @@ class _WithBias(torch.autograd.Function):
 
 def with_bias(y: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
     """Add to each row its expert's bias; expert e has the rows before ends[e]."""
-    found: Tensor = _WithBias.apply(y.contiguous(), bias.contiguous(), ends)
-    return found
+    biased: Tensor = _WithBias.apply(y.contiguous(), bias.contiguous(), ends)
+    return biased
 
 
 IMPLEMENTATIONS = (

@@ -145,11 +145,11 @@ class ScaledProducts:
         """Return gᵀ·x."""
         own, _ = narrowed_columns(gradient.contiguous(), x.scales)
         ones = torch.ones((1, x.values.shape[1]), dtype=torch.float32, device=gradient.device)
-        found = torch._scaled_mm(
+        product = torch._scaled_mm(
             own.values, turned(x.values).t(), own.scales.unsqueeze(1), ones,
             out_dtype=gradient.dtype, use_fast_accum=False,
         )  # fmt: skip
-        return found.to(dtype)
+        return product.to(dtype)
 
 
 def narrow_linear(

@@ -118,12 +118,12 @@ def _is_even(runs: Runs, places: Sequence[int]) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _parts(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """Return the parts that programs take: which tensor, which run of it, from where on."""
-    found = []
+    places = []
     for index, (number, length) in enumerate(shapes):
         each = -(-length // PART)
         run = torch.arange(number * each, dtype=torch.int32)
-        found.append(torch.stack((torch.full_like(run, index), run // each, run % each), 1))
-    return moved(torch.cat(found), device)
+        places.append(torch.stack((torch.full_like(run, index), run // each, run % each), 1))
+    return moved(torch.cat(places), device)
 
 
 @torch.no_grad()

@@ -25,14 +25,14 @@ def unchanging(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor)
 def _each(
     y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor, multiply: Any
 ) -> Tensor:
-    found = y
+    added_to = y
     for number in torch.unique(adapters).tolist():
         if number < 0:
             continue
         rows = (adapters == number).nonzero().squeeze(1)
         added = multiply(multiply(x[rows], down[number]), up[number])
-        found = found.index_add(0, rows, added)
-    return found
+        added_to = added_to.index_add(0, rows, added)
+    return added_to
 
 
 def _supports(y: Tensor, x: Tensor, *_others: Any) -> str | None:

@@ -67,20 +67,20 @@ def _parts(weight: QuantisedWeight, rows: int) -> Iterator[tuple[int, Tensor]]:
         yield first, part
 
 
-def _fill(found: np.ndarray, weight: QuantisedWeight, first: int, *, together: bool) -> None:
+def _fill(out: np.ndarray, weight: QuantisedWeight, first: int, *, together: bool) -> None:
     """Write rows of a weight as float32."""
     from tutti.accelerator.host import quantised_kernels as kernels
 
     scales, zeros = _scaling(weight)
     if weight.codes.dtype not in FLOATS:
         kernel = kernels.of_int4 if weight.halves else kernels.of_int8
-        kernel[together](found, weight.codes.numpy(), scales, zeros, *weight.block, first)
+        kernel[together](out, weight.codes.numpy(), scales, zeros, *weight.block, first)
         return
     four = weight.codes.dtype == torch.float8_e4m3fn  # bits of the exponent; else five
     form = (20, 120, np.float32(2.0**-6)) if four else (21, 112, np.float32(2.0**-14))
     codes = weight.codes.view(torch.uint8).numpy()
-    bits = found.view(np.int32)
-    kernels.of_float8[together](found, bits, codes, scales, *weight.block, first, *form)
+    bits = out.view(np.int32)
+    kernels.of_float8[together](out, bits, codes, scales, *weight.block, first, *form)
 
 
 def _scaling(weight: QuantisedWeight) -> tuple[np.ndarray, np.ndarray]:
@@ -89,8 +89,8 @@ def _scaling(weight: QuantisedWeight) -> tuple[np.ndarray, np.ndarray]:
         zeros = torch.empty(0, 0) if weight.zeros is None else weight.zeros
         made = tuple(part.float().contiguous().numpy() for part in (weight.scales, zeros))
         weight.laid_out[_WIDENED] = made
-    found: tuple[np.ndarray, np.ndarray] = weight.laid_out[_WIDENED]
-    return found
+    widened: tuple[np.ndarray, np.ndarray] = weight.laid_out[_WIDENED]
+    return widened
 
 
 def _supports_tiles(

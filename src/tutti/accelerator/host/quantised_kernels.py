@@ -14,12 +14,12 @@ import numpy as np
 
 
 def _of_int8(
-    found: Any, codes: Any, scales: Any, zeros: Any, height: int, width: int, first: int
+    out: Any, codes: Any, scales: Any, zeros: Any, height: int, width: int, first: int
 ) -> None:
-    for row in numba.prange(found.shape[0]):
+    for row in numba.prange(out.shape[0]):
         own = (first + row) // height
         for block in range(scales.shape[1]):
-            into = found[row, block * width : block * width + width]
+            into = out[row, block * width : block * width + width]
             line = codes[first + row, block * width : block * width + width]
             scale = scales[own, block]
             zero = zeros[own, block] if zeros.size else np.float32(0)
@@ -28,12 +28,12 @@ def _of_int8(
 
 
 def _of_int4(
-    found: Any, codes: Any, scales: Any, zeros: Any, height: int, width: int, first: int
+    out: Any, codes: Any, scales: Any, zeros: Any, height: int, width: int, first: int
 ) -> None:
-    for row in numba.prange(found.shape[0]):
+    for row in numba.prange(out.shape[0]):
         own, step = (first + row) // height, width // 2
         for block in range(scales.shape[1]):
-            into = found[row, block * width : block * width + width]
+            into = out[row, block * width : block * width + width]
             line = codes[first + row, block * step : block * step + step]
             scale = scales[own, block]
             zero = zeros[own, block] if zeros.size else np.float32(0)
@@ -44,7 +44,7 @@ def _of_int4(
 
 
 def _of_float8(
-    found: Any,
+    out: Any,
     bits: Any,  # the memory of `found` as int32
     codes: Any,
     scales: Any,
@@ -61,12 +61,12 @@ def _of_float8(
     """
     half, two = least / np.float32(2), np.float32(2)
     up, added = np.int32(shift), np.int32(bias << 23)
-    for row in numba.prange(found.shape[0]):
+    for row in numba.prange(out.shape[0]):
         own, raw, whole = (first + row) // height, bits[row], codes[first + row]
         for j in range(raw.shape[0]):
             raw[j] = ((np.int32(whole[j]) & np.int32(127)) << up) + added
         for block in range(scales.shape[1]):
-            into = found[row, block * width : block * width + width]
+            into = out[row, block * width : block * width + width]
             line = codes[first + row, block * width : block * width + width]
             scale = scales[own, block]
             for j in range(into.shape[0]):

@@ -145,9 +145,9 @@ def _product(
     gradient = space.like(y)
 
     def of_input() -> Any:
-        found = torch.autograd.grad(y, x, gradient, retain_graph=True)
+        gradients = torch.autograd.grad(y, x, gradient, retain_graph=True)
         later.take()
-        return found
+        return gradients
 
     runs: dict[Direction, Run] = {
         "forward": lambda: function(x, w, *rest, later=later),

@@ -54,10 +54,10 @@ EXPERT_WIDTHS = {8: (0.75, 3.5), 32: (0.75, 1.0), 64: (0.5, 0.75), 128: (0.375, 
 
 def default_cases() -> list[ProfileCase]:
     """Return the grid, coarse before fine."""
-    found: list[ProfileCase] = []
+    cases: list[ProfileCase] = []
     for level in range(LEVELS):
-        found += take_turns(_level(level))
-    return list(dict.fromkeys(found))
+        cases += take_turns(_level(level))
+    return list(dict.fromkeys(cases))
 
 
 def model_cases(
@@ -68,7 +68,7 @@ def model_cases(
 ) -> list[ProfileCase]:
     """Return the shapes of a model's units, whole before sliced over `degrees` chips."""
     units = sorted({spec.unit_kind(u): u for u in range(spec.num_units)}.values())
-    found: list[ProfileCase] = []
+    cases: list[ProfileCase] = []
     for tp in degrees:
         if spec.tensor_parallel_problem(tp) is not None:
             continue
@@ -83,8 +83,8 @@ def model_cases(
                 for operator in operators_of(call):
                     families.setdefault(operator, []).append(ProfileCase(operator, shape))
         families.setdefault("adamw", []).append(ProfileCase("adamw", (1 << 24,)))
-        found += take_turns(families.values())
-    return list(dict.fromkeys(found))
+        cases += take_turns(families.values())
+    return list(dict.fromkeys(cases))
 
 
 def take_turns(families: Iterable[Sequence[ProfileCase]]) -> list[ProfileCase]:
@@ -178,16 +178,16 @@ def _products(level: int) -> list[tuple[int, int, int]]:
 
 
 def _attentions(level: int) -> list[ProfileCase]:
-    found = []
+    cases = []
     for length, (heads, kv_heads, dim) in itertools.product(
         up_to(LENGTHS, level), [shape for step in HEADS[: level + 1] for shape in step]
     ):
         if level and length not in LENGTHS[level] and (heads, kv_heads, dim) not in HEADS[level]:
             continue
-        found.append(
+        cases.append(
             ProfileCase("attention", (SEQUENCES[level], length, heads, kv_heads, dim, dim))
         )
-    return found
+    return cases
 
 
 def _scored_attentions(level: int) -> list[ProfileCase]:

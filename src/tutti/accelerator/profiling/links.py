@@ -36,9 +36,9 @@ def device_links(accelerator: Accelerator, timer: Timer) -> list[LinkFigure]:
         target = torch.empty_like(source)
         return lambda: target.copy_(source)
 
-    found = [_figure("memory", timer, on_device, large)]
+    figures = [_figure("memory", timer, on_device, large)]
     if not timer.issues:
-        return found
+        return figures
 
     def to_device(size: int) -> Run:
         host = accelerator.pinned((size,), torch.uint8)
@@ -50,9 +50,9 @@ def device_links(accelerator: Accelerator, timer: Timer) -> list[LinkFigure]:
         source = torch.zeros(size, dtype=torch.uint8, device=device)
         return lambda: host.copy_(source, non_blocking=True)
 
-    found.append(_figure("host_to_device", timer, to_device, large))
-    found.append(_figure("device_to_host", timer, to_host, large))
-    return found
+    figures.append(_figure("host_to_device", timer, to_device, large))
+    figures.append(_figure("device_to_host", timer, to_host, large))
+    return figures
 
 
 def _figure(kind: str, timer: Timer, make: Callable[[int], Run], large: int) -> LinkFigure:
@@ -105,13 +105,13 @@ def peer_links(accelerator: Accelerator) -> list[LinkFigure]:
         node = torch.tensor([int(os.environ.get("GROUP_RANK", "0"))], device=accelerator.device)
         gathered = [torch.zeros_like(node) for _ in range(count)]
         distributed.all_gather(gathered, node)
-        nodes = [int(found) for found in gathered]
-        found: dict[str, list[tuple[float, float]]] = {}
+        nodes = [int(node) for node in gathered]
+        pairs_by_kind: dict[str, list[tuple[float, float]]] = {}
         for other in range(1, count):
             distributed.barrier()
             if own in (0, other):
                 kind = "peer" if nodes[0] == nodes[other] else "peer_node"
-                found.setdefault(kind, []).append(_ping_pong(accelerator, own, other - own))
+                pairs_by_kind.setdefault(kind, []).append(_ping_pong(accelerator, own, other - own))
         distributed.barrier()
     finally:
         distributed.destroy_process_group()
@@ -121,7 +121,7 @@ def peer_links(accelerator: Accelerator) -> list[LinkFigure]:
             latency_s=statistics.median(latency for latency, _ in pairs),
             bandwidth=statistics.median(bandwidth for _, bandwidth in pairs),
         )
-        for kind, pairs in found.items()
+        for kind, pairs in pairs_by_kind.items()
     ]
 
 

@@ -80,8 +80,8 @@ def _forward_of(operator: str) -> ServedMaker:
     make = trained_maker(operator)
 
     def made(shape: tuple[int, ...], space: Workspace, operators: Operators) -> tuple[Run, str]:
-        found = make(shape, space, operators)
-        return found.runs["forward"], found.kernel
+        prepared = make(shape, space, operators)
+        return prepared.runs["forward"], prepared.kernel
 
     return made
 

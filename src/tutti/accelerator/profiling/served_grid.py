@@ -50,15 +50,15 @@ NARROW = ("fp8_linear", "int8_linear")
 
 def served_cases(*, narrow: Sequence[str] = ()) -> list[ProfileCase]:
     """Return the grid; `narrow`: products of weights of 8 bits that the chip has kernels for."""
-    found: list[ProfileCase] = []
+    cases: list[ProfileCase] = []
     for level in range(LEVELS):
-        found += take_turns(_level(level, narrow))
-    return list(dict.fromkeys(found))
+        cases += take_turns(_level(level, narrow))
+    return list(dict.fromkeys(cases))
 
 
 def served_model_cases(spec: ModelSpec, degrees: Sequence[int] = (1, 2, 4, 8)) -> list[ProfileCase]:
     """Return the shapes of a model's steps, whole before sliced over `degrees` chips."""
-    found: list[ProfileCase] = []
+    every: list[ProfileCase] = []
     for tp in degrees:
         if spec.tensor_parallel_problem(tp) is not None:
             continue
@@ -81,8 +81,8 @@ def served_model_cases(spec: ModelSpec, degrees: Sequence[int] = (1, 2, 4, 8)) -
                 for level in range(LEVELS):
                     for name, cases in _attentions(level, [heads]).items():
                         families.setdefault(name, []).extend(cases)
-        found += take_turns(families.values())
-    return list(dict.fromkeys(found))
+        every += take_turns(families.values())
+    return list(dict.fromkeys(every))
 
 
 def _case(operator: str, shape: tuple[int, ...]) -> ProfileCase:

@@ -112,9 +112,9 @@ class Session:
                 f"--budget {self.budget_s:g}s: over before the first measurement; getting ready "
                 f"took {self._used:.1f} s, give at least {math.ceil(2 * self._used + 5)}s"
             )
-        found = self.profile()
-        self.save(found)
-        return found
+        profile = self.profile()
+        self.save(profile)
+        return profile
 
     @property
     def issues(self) -> bool:
@@ -205,9 +205,9 @@ class Session:
 
     def _settled(self, case: ProfileCase) -> bool:
         """Whether more repeats would not move the median any more."""
-        found = [s for (c, _), s in self._samples.items() if c is case]
-        return bool(found) and all(
-            len(s.seconds) >= MOST_SAMPLES and s.error < SMALL_ERROR for s in found
+        samples = [s for (c, _), s in self._samples.items() if c is case]
+        return bool(samples) and all(
+            len(s.seconds) >= MOST_SAMPLES and s.error < SMALL_ERROR for s in samples
         )
 
     def _too_large(self, case: ProfileCase) -> bool:
@@ -243,9 +243,9 @@ class Session:
         runs: list[Run] = []
         alone_s = 0.0
         for case in largest:
-            found = prepare(case, self._workspace, self.accelerator.operators)
-            runs += found.runs.values()
-            alone_s += sum(self._samples[case, direction].median for direction in found.runs)
+            prepared = prepare(case, self._workspace, self.accelerator.operators)
+            runs += prepared.runs.values()
+            alone_s += sum(self._samples[case, direction].median for direction in prepared.runs)
         self._turns(runs, max(1, math.ceil(WARM_S / alone_s)))
         turns = max(1, math.ceil(TIMED_S / alone_s))
         return max(1.0, self._turns(runs, turns) / (turns * alone_s))

@@ -142,10 +142,10 @@ class QuantisedWeight:
         numbers = self.numbers(wide)
         if self.zeros is not None:
             numbers = numbers - self._each(self.zeros.to(wide))
-        found = (numbers * self._each(self.scales.to(wide))).to(dtype)
+        values = (numbers * self._each(self.scales.to(wide))).to(dtype)
         if self.order is None:
-            return found
-        return torch.empty_like(found).index_copy_(-1, self.order, found)
+            return values
+        return torch.empty_like(values).index_copy_(-1, self.order, values)
 
     def by_rows(self) -> QuantisedWeight:
         """Return the same with scales for each row."""

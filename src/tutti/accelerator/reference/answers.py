@@ -102,8 +102,8 @@ class Answers:
         ratios = logps - self.reference_s
         given = self.objective
         if given is None:
-            found = ratios[self.first_e]
-            return found, found * 0, found * 0
+            own_ratios = ratios[self.first_e]
+            return own_ratios, own_ratios * 0, own_ratios * 0
         beta = given.strength
         if not given.is_paired:
             return _kto(given, ratios[self.first_e], self.weight_e, self.baseline)

@@ -100,7 +100,7 @@ def _segments_of(
     key_bias: Tensor | None,
 ) -> list[tuple[Tensor, Tensor]]:
     group = q.shape[1] // k.shape[1]
-    found = []
+    parts = []
     for start, queries, first, keys in zip(
         segments.query_starts, segments.queries, segments.key_starts, segments.keys, strict=True
     ):
@@ -117,8 +117,8 @@ def _segments_of(
             queries, keys, causal=causal, window=window, window_kind=window_kind, device=q.device
         )
         scores_hts = scores_hts.masked_fill(~seen, float("-inf"))
-        found.append(_weighted(scores_hts, v_hse, sinks))
-    return found
+        parts.append(_weighted(scores_hts, v_hse, sinks))
+    return parts
 
 
 def _weighted(scores_hts: Tensor, v_hse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:

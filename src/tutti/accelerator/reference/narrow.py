@@ -186,10 +186,14 @@ class EmulatedGrouped:
     def forward(self, x: Tensor, weight: Tensor, runs: Tensor) -> tuple[Tensor, Narrow, Tensor]:
         """Return each row times its expert's weight, the rows of x, the weights' scales (E, N)."""
         each = x.split(runs.tolist())
-        found = [Emulated().forward(run, weight[e]) for e, run in enumerate(each)]
-        own = [rows for _, rows, _ in found]
+        products = [Emulated().forward(run, weight[e]) for e, run in enumerate(each)]
+        own = [rows for _, rows, _ in products]
         rows = Narrow(torch.cat([r.values for r in own]), torch.cat([r.scales for r in own]))
-        return torch.cat([y for y, *_ in found]), rows, torch.stack([last for *_, last in found])
+        return (
+            torch.cat([y for y, *_ in products]),
+            rows,
+            torch.stack([last for *_, last in products]),
+        )
 
     def backward(self, gradient: Tensor, weight: Tensor, scales: Tensor, runs: Tensor) -> Tensor:
         """Return the gradient of the rows."""
@@ -200,8 +204,8 @@ class EmulatedGrouped:
         """Return the gradient of the weights."""
         sizes = runs.tolist()
         each = zip(gradient.split(sizes), x.values.split(sizes), x.scales.split(sizes), strict=True)
-        found = [Emulated().of_weight(g, Narrow(*own), gradient.dtype) for g, *own in each]
-        return torch.stack(found)
+        products = [Emulated().of_weight(g, Narrow(*own), gradient.dtype) for g, *own in each]
+        return torch.stack(products)
 
 
 class NarrowGrouped(torch.autograd.Function):

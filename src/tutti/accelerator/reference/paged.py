@@ -86,9 +86,9 @@ def paged_attention(
 ) -> Tensor:
     """Return (T, H, E): attention of new tokens to all keys of their sequences; padding gets 0."""
     segments, tables = steps.on_host()
-    found = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
+    out = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
     if not len(segments):
-        return found
+        return out
     gathered = [
         torch.cat([gather_pages(pages, *row) for row in zip(tables, segments.keys, strict=True)])
         for pages in (key_pages, value_pages)
@@ -98,11 +98,11 @@ def paged_attention(
     if slopes is not None:
         runs = [torch.arange(keys, device=q.device) for keys in segments.keys]
         bias = linear_bias(slopes, torch.cat(runs), rounded=slopes_rounded, factor=slopes_factor)
-    found[: segments.num_queries] = attention(
+    out[: segments.num_queries] = attention(
         q[: segments.num_queries], k, v, segments, scale=scale, window=window,
         window_kind=window_kind, soft_cap=soft_cap, sinks=sinks, key_bias=bias,
     )  # fmt: skip
-    return found
+    return out
 
 
 def gather_pages(pages: Tensor, row: Tensor, keys: int) -> Tensor:

@@ -60,15 +60,15 @@ def random_set(bed: ClosBed, seed: int) -> list[Connection]:
     dice, spec = random.Random(seed), bed.spec
     hosts = list(range(spec.hosts))
     each = dice.randint(1, 4)
-    found: list[Connection] = []
+    connections: list[Connection] = []
     receivers = dice.sample(hosts, len(hosts))
     for source, target in zip(hosts, receivers, strict=True):
         if source // spec.hosts_per_leaf != target // spec.hosts_per_leaf:
-            found += [
+            connections += [
                 Connection(source, target, (dice.randint(20000, 60000), 5000 + target))
                 for _ in range(each)
             ]
-    return list({c.ports[0]: c for c in found}.values())  # source ports tell them apart
+    return list({c.ports[0]: c for c in connections}.values())  # source ports tell them apart
 
 
 def predicted_rates(bed: ClosBed, connections: Sequence[Connection]) -> Floats:
@@ -140,14 +140,14 @@ def run_set(
     bed: ClosBed, connections: Sequence[Connection], *, settle_s: float = 2.0, seconds: float = 6.0
 ) -> SetResult:
     """Predict a set of connections, run it, and return both."""
-    found = SetResult(list(connections), predicted_rates(bed, connections))
+    result = SetResult(list(connections), predicted_rates(bed, connections))
     bed.share([one.ports[0] for one in connections])
     sockets = FlowSockets(bed, connections)
     try:
         sockets.move(settle_s)
         before = sockets.received.copy()
         lasted = sockets.move(seconds)
-        found.measured = (sockets.received - before) / lasted
+        result.measured = (sockets.received - before) / lasted
     finally:
         sockets.close()
-    return found
+    return result

@@ -205,13 +205,13 @@ class ClosBed(Namespaces):
     def links(self, source: int, target: int, spine: int | None) -> Integers:
         """Return the links of a path as the wiring numbers them."""
         wiring, layer = self.wiring, self.wiring.layers[0]
-        found = np.full(4, -1, dtype=np.int64)
-        found[0], found[3] = source, wiring.num_ports + target
+        links = np.full(4, -1, dtype=np.int64)
+        links[0], links[3] = source, wiring.num_ports + target
         if spine is not None:
             per_leaf = self.spec.hosts_per_leaf
-            found[1] = layer.up + source // per_leaf * layer.ways + spine
-            found[2] = layer.down + target // per_leaf * layer.ways + spine
-        return found
+            links[1] = layer.up + source // per_leaf * layer.ways + spine
+            links[2] = layer.down + target // per_leaf * layer.ways + spine
+        return links
 
 
 def _wire(device: str, peer: str, holder: int) -> str:

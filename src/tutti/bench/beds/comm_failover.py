@@ -78,12 +78,12 @@ class _ClosJob:
         ]  # fmt: skip
 
     def _carried(self) -> dict[tuple[int, int], int]:
-        spec, found = self._bed.spec, {}
+        spec, carried = self._bed.spec, {}
         for leaf in range(spec.leaves):
             for name, sent in _sent(self._bed, self._bed.leaf(leaf)).items():
                 if name.startswith("s"):
-                    found[leaf, int(name[1:])] = sent
-        return found
+                    carried[leaf, int(name[1:])] = sent
+        return carried
 
     def break_one(self, kind: str, dice: random.Random) -> tuple[str, Mend]:
         """Break a link that carries the job's bytes up to a spine."""
@@ -228,7 +228,7 @@ def _reduce_until_told(
     )
     comm.chooser.obey("all_reduce", Named(algorithm="ring"))
     numbers = torch.randn(_ELEMENTS, generator=torch.Generator().manual_seed(rank))
-    found: list[tuple[float, float, bool]] = []
+    rounds: list[tuple[float, float, bool]] = []
     first: torch.Tensor | None = None
     while True:
         buffer = numbers.clone()
@@ -237,9 +237,9 @@ def _reduce_until_told(
         comm.all_reduce(buffer).wait()
         ended = time.monotonic()
         first = buffer if first is None else first
-        found.append((ended, ended - began, torch.equal(first[1:], buffer[1:])))
-        if len(found) == 3 and not rank:
+        rounds.append((ended, ended - began, torch.equal(first[1:], buffer[1:])))
+        if len(rounds) == 3 and not rank:
             Path(folder, "running").touch()
         if buffer[0]:
             comm.close()
-            return found
+            return rounds

@@ -125,14 +125,16 @@ def _incast(dice: random.Random, seed: int) -> CaseResult:
     network = QueueNetwork(clos.links, flows, QueueRules(dcqcn=False))
     network.run(3e-3)
     before = network.delivered_bytes
-    found = _watch(network, before_s=0.0)
+    findings = _watch(network, before_s=0.0)
     victims = [
         tuple(f"{a} → {b}" for a, b in pairwise(flow.path))
         for flow, old, new in zip(flows, before, network.delivered_bytes, strict=True)
         if flow.path[-1] != f"host {target}" and new - old < 0.7 * flow.rate * _WATCHED_S
     ]
     origin = (f"{clos.leaf(target)} → host {target}",)
-    return CaseResult(kind="incast", seed=seed, origin=origin, found=found, victims=tuple(victims))
+    return CaseResult(
+        kind="incast", seed=seed, origin=origin, found=findings, victims=tuple(victims)
+    )
 
 
 def _deadlock(dice: random.Random, seed: int) -> CaseResult:

@@ -61,12 +61,12 @@ def draw_pair(seed: int) -> tuple[Pace, Pace]:
     """Return two jobs with equal periods, each sending for 30 to 45 % of its own."""
     dice = random.Random(seed)
     period = dice.uniform(0.4, 0.6)
-    found = []
+    paces = []
     for _ in HOSTS:
         sending = dice.uniform(0.3, 0.45) * period
         num_bytes = int(sending * SPEC.up_rate * MEGABIT * PAYLOAD) // 8 * 8
-        found.append(Pace(compute_s=period - sending, num_bytes=num_bytes))
-    return found[0], found[1]
+        paces.append(Pace(compute_s=period - sending, num_bytes=num_bytes))
+    return paces[0], paces[1]
 
 
 def job_rhythm(bed: ClosBed, pace: Pace, hosts: tuple[int, int]) -> Rhythm:
@@ -92,11 +92,11 @@ def run_pairs(number: int) -> list[JobsRun]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         secret = Secret(new_secret().encode())
         ranks.run(_join, range(len(homes)), folder, secret)
-        found: list[JobsRun] = []
+        runs: list[JobsRun] = []
         for case in range(number):
-            found += _pair(bed, ranks, case)
+            runs += _pair(bed, ranks, case)
         ranks.run(_leave, range(len(homes)))
-    return found
+    return runs
 
 
 def _pair(bed: ClosBed, ranks: StandingRanks, case: int) -> list[JobsRun]:
@@ -123,14 +123,14 @@ def _measure(
     ranks: StandingRanks, paces: dict[int, Pace], offsets: dict[int, float]
 ) -> dict[int, float]:
     """Return the mean period of each job that runs."""
-    found: dict[int, list[float]] = {number: [] for number in paces}
+    seconds: dict[int, list[float]] = {number: [] for number in paces}
     for _ in range(_RUNS):
         begin = time.monotonic() + _SOON_S
         for number, pace in paces.items():
             ranks.start(_steps, (2 * number, 2 * number + 1), pace, begin + offsets[number])
         for number in paces:
-            found[number].append(max(ranks.answer(2 * number), ranks.answer(2 * number + 1)))
-    return {number: fmean(each) for number, each in found.items()}
+            seconds[number].append(max(ranks.answer(2 * number), ranks.answer(2 * number + 1)))
+    return {number: fmean(each) for number, each in seconds.items()}
 
 
 _joined: dict[str, object] = {}  # of a rank's process: its job's communicator

@@ -75,12 +75,12 @@ class Judge:
             used = {pool.name for pool in self.cluster.pools}
             self._prices = dict(pool_prices(plan, self.model, self.cluster, self.sources, used))
         try:
-            found = estimate(
+            priced = estimate(
                 plan, self.model, self.cluster, self.sources, prices=self._prices, memo=self._memo
             )
         except TuttiError:  # an order that cannot run
             return None
-        return found.step_seconds if found.fits else None
+        return priced.step_seconds if priced.fits else None
 
     def improve(
         self,

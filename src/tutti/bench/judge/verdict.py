@@ -53,14 +53,14 @@ class Verdict:
 
 def verdict_of(rows: Sequence[Row]) -> Verdict:
     """Return the figures of some rows."""
-    found = [row for row in rows if "why" not in row]
-    gains = [row["gain_pct"] for row in found]
-    forms = [_worst(row["forms_pct"], both_ways=True) for row in found]
-    mores = [_worst(row["more_pct"], both_ways=False) for row in found]
-    share = 100.0 / max(1, len(found))
+    answered = [row for row in rows if "why" not in row]
+    gains = [row["gain_pct"] for row in answered]
+    forms = [_worst(row["forms_pct"], both_ways=True) for row in answered]
+    mores = [_worst(row["more_pct"], both_ways=False) for row in answered]
+    share = 100.0 / max(1, len(answered))
     return Verdict(
         questions=len(rows),
-        unanswered=len(rows) - len(found),
+        unanswered=len(rows) - len(answered),
         nothing_pct=share * sum(gain < NOTHING_PCT for gain in gains),
         within_1_pct=share * sum(gain <= 1.0 for gain in gains),
         worst_gain_pct=max(gains, default=0.0),
@@ -68,7 +68,7 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
         worst_more_pct=max(mores, default=0.0),
         forms_apart=sum(worst > FORM_PCT for worst in forms),
         more_worse=sum(worst > MORE_PCT for worst in mores),
-        below_bound=sum(bool(row["below_bound"]) for row in found),
+        below_bound=sum(bool(row["below_bound"]) for row in answered),
     )
 
 

@@ -65,13 +65,13 @@ def _single_changes(
     question: DrawnQuestion, problem: Problem, result: SearchResult, cpu_seconds: float
 ) -> Row:
     judge = Judge(question.model, question.cluster, problem.pinned_sources())
-    found = judge.improve(result.best.plan, seed=question.number, cpu_seconds=cpu_seconds)
+    improved = judge.improve(result.best.plan, seed=question.number, cpu_seconds=cpu_seconds)
     return {
-        "gain_pct": found.gain_pct,
-        "changes": [{"kind": k, "what": w, "gain_pct": g} for k, w, g in found.path],
-        "tried": found.tried,
-        "exhausted": found.exhausted,
-        "below_bound": found.after_s < result.lower_bound_seconds * (1.0 - BOUND_SLACK),
+        "gain_pct": improved.gain_pct,
+        "changes": [{"kind": k, "what": w, "gain_pct": g} for k, w, g in improved.path],
+        "tried": improved.tried,
+        "exhausted": improved.exhausted,
+        "below_bound": improved.after_s < result.lower_bound_seconds * (1.0 - BOUND_SLACK),
     }
 
 

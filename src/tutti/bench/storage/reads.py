@@ -28,7 +28,7 @@ def measure_reads(folder: Path, rate: float, num_bytes: int) -> list[ReadRate]:
     store.mkdir()
     content = os.urandom(num_bytes)
     (store / "large.bin").write_bytes(content)
-    found = []
+    rates = []
     with SlowServer(store, rate) as server:
         remote = RemoteFolder(server.url)
         for streams in (1, STREAMS):
@@ -39,13 +39,13 @@ def measure_reads(folder: Path, rate: float, num_bytes: int) -> list[ReadRate]:
                 seconds = time.perf_counter() - began
             assert memory == content
             way = "one connection" if streams == 1 else f"{streams} connections"
-            found.append(_rate(f"ranges into memory, {way}", num_bytes / seconds, rate))
+            rates.append(_rate(f"ranges into memory, {way}", num_bytes / seconds, rate))
         began = time.perf_counter()
         fetch(remote, require_file(remote, "large.bin"), folder / "large.bin")
         seconds = time.perf_counter() - began
         assert (folder / "large.bin").read_bytes() == content
-        found.append(_rate("fetched to a disk, checksummed", num_bytes / seconds, rate))
-    return found
+        rates.append(_rate("fetched to a disk, checksummed", num_bytes / seconds, rate))
+    return rates
 
 
 def _rate(way: str, reached: float, rate: float) -> ReadRate:

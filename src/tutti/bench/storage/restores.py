@@ -60,15 +60,15 @@ def measure_restores(
         try:
             args = (ranks, str(folder), server.url, shape)
             pool.start(_rank_main, range(ranks), *args)
-            found = [pool.answer(rank, 300.0) for rank in range(ranks)]
+            answers = [pool.answer(rank, 300.0) for rank in range(ranks)]
         finally:
             pool.close()
     return [
         Restored(
             way=way,
-            seconds=max(one[way][0] for one in found),
-            read_bytes=sum(one[way][1] for one in found),
-            equal=all(one[way][2] == saved for one in found),
+            seconds=max(one[way][0] for one in answers),
+            read_bytes=sum(one[way][1] for one in answers),
+            equal=all(one[way][2] == saved for one in answers),
         )
         for way in WAYS
     ]
@@ -107,10 +107,10 @@ def with_state(engine: Engine) -> Engine:
 
 
 def _digest(engine: Engine) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in sorted(kept_pieces(engine), key=lambda p: (p.key, p.rectangle.offsets)):
-        found.update(piece.memory.detach().contiguous().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(piece.memory.detach().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _rank_main(
@@ -120,7 +120,7 @@ def _rank_main(
     comm = connect(FileStore(f"{folder}/meeting", ranks), rank, ranks)
     together = Processes(comm)
     engine = replica_engine(rank, ranks, shape)
-    found: dict[str, Any] = {}
+    restored: dict[str, Any] = {}
     for way in WAYS:
         settings = CheckpointSettings(to=url, restore=way)
         keeper = Checkpointer(Path(folder) / f"empty-{way}", settings, together)
@@ -131,6 +131,6 @@ def _rank_main(
         keeper.load(engine)
         seconds = time.perf_counter() - began
         comm.barrier().wait()
-        found[way] = (seconds, keeper.read_bytes, _digest(engine))
+        restored[way] = (seconds, keeper.read_bytes, _digest(engine))
     comm.close()
-    return found
+    return restored

@@ -26,16 +26,18 @@ def run(task: Task, writer: DumpWriter) -> None:
     load(model, open_checkpoint(task.folder))
     tokens = torch.from_numpy(task.batch.tokens)
     batch = _batch(task, tokens, accelerator.device)
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     shape = (*tokens.shape, -1)
-    handles = [module.register_forward_hook(_keep(found, n, shape)) for n, module in _points(model)]
+    handles = [
+        module.register_forward_hook(_keep(outputs, n, shape)) for n, module in _points(model)
+    ]
     with torch.set_grad_enabled(task.gradients):
         out = model(None, batch)
         with torch.no_grad():
             logits = model.logits(batch)
     for handle in handles:
         handle.remove()
-    for name, tensor in found.items():
+    for name, tensor in outputs.items():
         writer.record(f"forward/{name}", tensor)
     writer.record("forward/logits", logits.reshape(shape))
     loss = out.loss / (tokens.shape[0] * (tokens.shape[1] - 1))
@@ -59,25 +61,25 @@ def _batch(task: Task, tokens: Tensor, device: torch.device) -> Batch:
 
 def _points(model: Model) -> list[tuple[str, torch.nn.Module]]:
     """Return the modules whose outputs have a name on every side."""
-    found: list[tuple[str, torch.nn.Module]] = []
+    points: list[tuple[str, torch.nn.Module]] = []
     for name, unit in model.units.items():
         if name == "0":
-            found.append((name, unit))
+            points.append((name, unit))
         elif unit is model.head:
             if model.head.norm is not None:
-                found.append((f"{name}.norm", model.head.norm))
+                points.append((f"{name}.norm", model.head.norm))
         else:
-            found.append((f"{name}.attention", unit.get_submodule("attention")))
+            points.append((f"{name}.attention", unit.get_submodule("attention")))
             inner = "moe" if model.spec.block(int(name)).moe is not None else "mlp"
-            found.append((f"{name}.mlp", unit.get_submodule(inner)))
-            found.append((name, unit))
-    return found
+            points.append((f"{name}.mlp", unit.get_submodule(inner)))
+            points.append((name, unit))
+    return points
 
 
-def _keep(found: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Callable[..., None]:
+def _keep(outputs: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Callable[..., None]:
     def hook(_module: Any, _inputs: Any, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) else output
-        found.setdefault(name, tensor.detach().reshape(shape))
+        outputs.setdefault(name, tensor.detach().reshape(shape))
 
     return hook
 

@@ -107,13 +107,13 @@ def _profile(name: str | None, opened: Accelerator) -> Profile | None:
 
     # here the host issues blocks in a loop, not in the midst of a step
     alone = PassFactors(forward=1.0 / IN_A_STEP, backward=1.0 / IN_A_STEP)
-    found = reissued(Profile.find(name), alone)
-    if found.chip != opened.chip:
+    profile = reissued(Profile.find(name), alone)
+    if profile.chip != opened.chip:
         raise InputError(
-            f"--profile {name}: is of '{found.chip}', but this is '{opened.chip}'; measure it "
+            f"--profile {name}: is of '{profile.chip}', but this is '{opened.chip}'; measure it "
             "with tutti profile"
         )
-    return found
+    return profile
 
 
 def _time(
@@ -202,14 +202,14 @@ def _predicted(
     measured = {(row.operator, row.shape) for row in chip.profile.operators}
     if hold_out:
         chip = chip.without(used)
-    found = predict_block(chip, shape.spec, work)
+    seconds = predict_block(chip, shape.spec, work)
     return {
-        "predicted_forward_s": found.forward,
-        "predicted_backward_s": found.backward,
-        "predicted_s": found.total,
-        "error": found.total / run.step_s - 1.0,
-        "parts_s": found.parts,
-        "outside": list(found.outside),
+        "predicted_forward_s": seconds.forward,
+        "predicted_backward_s": seconds.backward,
+        "predicted_s": seconds.total,
+        "error": seconds.total / run.step_s - 1.0,
+        "parts_s": seconds.parts,
+        "outside": list(seconds.outside),
         "shapes_measured": len(used & measured),
         "shapes": len(used),
     }

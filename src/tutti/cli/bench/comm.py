@@ -109,10 +109,10 @@ def parse_sizes(text: str, option: str = "--sizes") -> tuple[int, ...]:
     low, dots, high = text.partition("..")
     if not dots:
         return tuple(one(part.strip()) for part in text.split(","))
-    found = [one(low)]
-    while found[-1] * 4 <= one(high):
-        found.append(found[-1] * 4)
-    return tuple(found)
+    sizes = [one(low)]
+    while sizes[-1] * 4 <= one(high):
+        sizes.append(sizes[-1] * 4)
+    return tuple(sizes)
 
 
 def _list_beds(json: bool) -> None:

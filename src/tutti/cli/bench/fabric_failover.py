@@ -1,26 +1,30 @@
-"""`tutti bench fabric --failover N`: what a broken link or NIC costs a running job."""
+"""`tutti bench fabric failover`: what a broken link or NIC costs a running job."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
-from tutti.cli.shared.output import print_json, print_rich
+from tutti.cli.shared.output import Json, print_json, print_rich
 
 
-def run_failover(number: int, *, as_json: bool) -> None:
-    """Break links and NICs under jobs on the beds, one after another."""
+def failover(
+    times: Annotated[int, typer.Argument(help="How often each kind of fault.", min=1)] = 20,
+    json: Json = False,
+) -> None:
+    """Break links and NICs under running jobs on the beds: how long does a job stop (root)."""
     from tutti.cli.shared.torch_needed import require_torch
 
-    require_torch("bench fabric --failover")
+    require_torch("bench fabric failover")
     from rich import box
     from rich.table import Table
 
     from tutti.bench.beds.comm_failover import ALLOWED_S, KINDS, run_failovers
 
-    runs = list(run_failovers(number))
-    if as_json:
+    runs = list(run_failovers(times))
+    if json:
         print_json({"runs": [asdict(one) | {"passed": one.passed} for one in runs]})
         return
     table = Table(box=box.SIMPLE, title="Broken under a running job")

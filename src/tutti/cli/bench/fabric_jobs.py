@@ -1,29 +1,35 @@
-"""`tutti bench fabric --jobs N`: periods of jobs that share a spine, predicted and measured."""
+"""`tutti bench fabric jobs`: periods of jobs that share a spine, predicted and measured."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tutti.cli.shared.output import print_json, print_rich
+from tutti.cli.shared.output import Json, print_json, print_rich
 
 if TYPE_CHECKING:
     from tutti.bench.beds.two_jobs import JobsRun
 
 
-def run_jobs(number: int, *, as_json: bool) -> None:
-    """Run pairs of jobs alone, at once, and with the proposed offset."""
+def jobs(
+    pairs: Annotated[int, typer.Argument(help="How many pairs of jobs.", min=1)] = 6,
+    json: Json = False,
+) -> None:
+    """Run pairs of jobs that share a spine of a bed: are their periods as predicted (root).
+
+    Each pair runs alone, begun at once, and with the proposed offset.
+    """
     from tutti.cli.shared.torch_needed import require_torch
 
-    require_torch("bench fabric --jobs")
+    require_torch("bench fabric jobs")
     from tutti.bench.beds.two_jobs import ALLOWED, run_pairs
 
-    runs = run_pairs(number)
+    runs = run_pairs(pairs)
     errors = [error for run in runs for error in run.errors]
     within = sum(error <= ALLOWED for error in errors)
-    if as_json:
+    if json:
         print_json({
             "runs": [asdict(run) | {"errors": run.errors} for run in runs],
             "within_15_pct": within, "periods": len(errors), "gains": gains(runs),
@@ -41,17 +47,17 @@ def run_jobs(number: int, *, as_json: bool) -> None:
 
 def gains(runs: list[JobsRun]) -> dict[int, tuple[float, float]]:
     """Return, per pair, what the offset saves of the periods: predicted, measured."""
-    found = {}
+    gained = {}
     for case in sorted({run.case for run in runs}):
         by_way = {run.way: run for run in runs if run.case == case}
         before, after = by_way["together"], by_way["offset"]
-        found[case] = tuple(
+        gained[case] = tuple(
             sum(1.0 - a / b for b, a in zip(old, new, strict=True)) / len(old)
             for old, new in (
                 (before.predicted, after.predicted), (before.measured, after.measured),
             )
         )  # fmt: skip
-    return found  # type: ignore[return-value]
+    return gained  # type: ignore[return-value]
 
 
 def _print(runs: list[JobsRun]) -> None:

@@ -1,13 +1,13 @@
-"""`tutti bench fabric --faults N --healthy SECONDS`: what probes on the Clos bed name, and when."""
+"""`tutti bench fabric faults`, `healthy`: what probes on the Clos bed name, and when."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tutti.cli.shared.output import print_json, print_rich
+from tutti.cli.shared.output import Json, print_json, print_rich
 
 if TYPE_CHECKING:
     from tutti.bench.beds.bed_faults import FaultRun, HealthyRun
@@ -15,14 +15,37 @@ if TYPE_CHECKING:
 _SHARE_S = 20.0
 
 
-def run_probes(faults: int, healthy_s: float | None, *, as_json: bool) -> None:
-    """Break links of the bed one after another, then leave it alone for a while."""
+def faults(
+    times: Annotated[int, typer.Argument(help="How often each kind of fault.", min=1)] = 20,
+    json: Json = False,
+) -> None:
+    """Break links of the bed, one after another: when do its hosts' probes name them (root).
+
+    Links are cut, made a black hole one way, given a quarter of their rate, and made to lose one
+    packet in 32.
+    """
+    _run(times, None, as_json=json)
+
+
+def healthy(
+    seconds: Annotated[float, typer.Argument(help="How long.", min=1)] = 600,
+    json: Json = False,
+) -> None:
+    """Probe the bed without a fault, under load, a host stopped for a third: who is accused (root).
+
+    TCP flows fill links meanwhile.
+    """
+    _run(0, seconds, as_json=json)
+
+
+def _run(times: int, healthy_s: float | None, *, as_json: bool) -> None:
+    """Break links of the bed one after another, or leave it alone for a while."""
     from tutti.bench.beds.bed_faults import LIMITS_S, ProbedBed
     from tutti.bench.beds.clos_bed import ClosSpec
 
     bed = ProbedBed(ClosSpec())
     try:
-        runs = [bed.run_fault(kind, seed) for kind in LIMITS_S for seed in range(faults)]
+        runs = [bed.run_fault(kind, seed) for kind in LIMITS_S for seed in range(times)]
         quiet = None if healthy_s is None else bed.run_healthy(healthy_s, stop=4)
         shares = bed.processor_shares(_SHARE_S)
     finally:

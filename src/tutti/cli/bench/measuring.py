@@ -31,32 +31,32 @@ def measuring(
         sequence_length=sequence_length, steps=steps,
     )  # fmt: skip
     with ProgressLine("measuring", wanted=not json) as line:
-        found = measuring_cost(asked, line.say)
+        cost = measuring_cost(asked, line.say)
     if json:
-        print_json(found)
+        print_json(cost)
     else:
-        print_rich(*_lines(found))
+        print_rich(*_lines(cost))
 
 
-def _lines(found: dict[str, Any]) -> list[Any]:
+def _lines(cost: dict[str, Any]) -> list[Any]:
     from rich import box
     from rich.table import Table
 
     from tutti.units import seconds_text
 
-    table = Table(title=f"cost of measuring, {found['title']}", box=box.SIMPLE_HEAD)
+    table = Table(title=f"cost of measuring, {cost['title']}", box=box.SIMPLE_HEAD)
     table.add_column("what")
     table.add_column("", justify="right")
     for name, value in (
-        ("instructions of a step", f"{found['instructions']:,}"),
-        ("per instruction", seconds_text(found["per_instruction_s"])),
-        ("closing a step", seconds_text(found["closing_s"])),
-        ("per step", seconds_text(found["per_step_s"])),
-        ("step, measured", seconds_text(found["step_s"])),
-        ("step, not measured", seconds_text(found["silent_step_s"])),
-        ("share of the step", f"{found['share']:.3%}"),
-        ("spread of steps, for comparison", f"{found['spread']:.1%}"),
+        ("instructions of a step", f"{cost['instructions']:,}"),
+        ("per instruction", seconds_text(cost["per_instruction_s"])),
+        ("closing a step", seconds_text(cost["closing_s"])),
+        ("per step", seconds_text(cost["per_step_s"])),
+        ("step, measured", seconds_text(cost["step_s"])),
+        ("step, not measured", seconds_text(cost["silent_step_s"])),
+        ("share of the step", f"{cost['share']:.3%}"),
+        ("spread of steps, for comparison", f"{cost['spread']:.1%}"),
     ):
         table.add_row(name, value)
-    said = "below" if found["share"] < found["limit"] else "ABOVE"
-    return [table, f"{said} the limit of {found['limit']:.0%}"]
+    said = "below" if cost["share"] < cost["limit"] else "ABOVE"
+    return [table, f"{said} the limit of {cost['limit']:.0%}"]

@@ -119,11 +119,11 @@ def _offline(
         if peers:
             torch_name = weight_dtype(name).name
             rows.append(serving.run_transformers(folder, asked, device=device, dtype=torch_name))
-    found = [_plain(row) for row in rows]
+    plain_rows = [_plain(row) for row in rows]
     if json:
-        print_json({"folder": str(folder), "requests": requests, "rows": found})
+        print_json({"folder": str(folder), "requests": requests, "rows": plain_rows})
         return
-    _print(found, f"{requests} requests at once, {torch.get_num_threads()} thread(s)")
+    _print(plain_rows, f"{requests} requests at once, {torch.get_num_threads()} thread(s)")
 
 
 def _load(
@@ -156,21 +156,21 @@ def _load(
         made = load(
             url, model, asked, times, key=key, progress=lambda n: line.say(f"{n} of {requests}")
         )
-        found = asyncio.run(made)
+        loaded = asyncio.run(made)
     if json:
-        print_json({"url": url, "model": model, "rate": rate, **found.plain()})
+        print_json({"url": url, "model": model, "rate": rate, **loaded.plain()})
         return
-    if found.failed:
-        print_rich(f"{found.failed} of {found.requests} failed; the first: {found.first_error}")
-    if found.failed == found.requests:
+    if loaded.failed:
+        print_rich(f"{loaded.failed} of {loaded.requests} failed; the first: {loaded.first_error}")
+    if loaded.failed == loaded.requests:
         raise InputError("bench serve: no request was answered")
     print_rich(
-        f"{found.requests} requests of '{model}' in {found.seconds:.1f} s: "
-        f"{found.output_rate:,.1f} new tokens/s, {found.request_rate:.2f} requests/s"
+        f"{loaded.requests} requests of '{model}' in {loaded.seconds:.1f} s: "
+        f"{loaded.output_rate:,.1f} new tokens/s, {loaded.request_rate:.2f} requests/s"
     )
     for name, shares in (
-        ("first token", found.first_s), ("per token after it", found.per_token_s),
-        ("between pieces", found.gap_s), ("whole", found.whole_s),
+        ("first token", loaded.first_s), ("per token after it", loaded.per_token_s),
+        ("between pieces", loaded.gap_s), ("whole", loaded.whole_s),
     ):  # fmt: skip
         text = ", ".join(f"{share} {1e3 * value:,.1f} ms" for share, value in shares.items())
         print_rich(f"  {name}: {text}")
@@ -181,13 +181,14 @@ def _scheduling(slots: int, *, json: bool) -> None:
 
     from tutti.bench.serving import time_scheduling
 
-    found = time_scheduling(slots)
+    scheduled = time_scheduling(slots)
     if json:
-        print_json(asdict(found))
+        print_json(asdict(scheduled))
         return
     print_rich(
-        f"{found.slots} slots, {found.steps} steps in which all decode: "
-        f"{found.median_s * 1e3:.3f} ms of the host a step (99 %: {found.p99_s * 1e3:.3f} ms)"
+        f"{scheduled.slots} slots, {scheduled.steps} steps in which all decode: "
+        f"{scheduled.median_s * 1e3:.3f} ms of the host a step "
+        f"(99 %: {scheduled.p99_s * 1e3:.3f} ms)"
     )
 
 

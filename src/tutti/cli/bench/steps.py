@@ -76,28 +76,28 @@ def steps(
             "--serve --resume"
         )
     chosen = chosen_dtype(dtype, opened)
-    found: list[TimedStep] = []
+    timed: list[TimedStep] = []
     with ProgressLine("timing steps", wanted=not json) as line:
         for name, spec in specs:
-            found += time_steps(
+            timed += time_steps(
                 name, spec, opened, known, chosen,
                 most_rows=rows, longest=longest, hold_out=hold_out, report=line.say,
             )  # fmt: skip
             opened.empty_cache()
-    summary = _summary(found)
+    summary = _summary(timed)
     if json:
-        print_json({"chip": opened.chip, "dtype": chosen.value, **summary, "steps": _json(found)})
+        print_json({"chip": opened.chip, "dtype": chosen.value, **summary, "steps": _json(timed)})
         return
-    print_rich(_table(found, f"{opened.chip}, {chosen.value}"))
+    print_rich(_table(timed, f"{opened.chip}, {chosen.value}"))
     typer.echo(
         f"prediction error: mean {summary['mean_error']:.1%}, median {summary['median_error']:.1%},"
-        f" largest {summary['largest_error']:.1%}, of {many(len(found), 'step')}"
+        f" largest {summary['largest_error']:.1%}, of {many(len(timed), 'step')}"
         + (", none of whose model's shapes were used" if hold_out else "")
     )
 
 
-def _summary(found: list[TimedStep]) -> dict[str, float]:
-    errors = sorted(abs(step.error) for step in found)
+def _summary(timed: list[TimedStep]) -> dict[str, float]:
+    errors = sorted(abs(step.error) for step in timed)
     return {
         "mean_error": sum(errors) / len(errors),
         "median_error": errors[len(errors) // 2],
@@ -105,7 +105,7 @@ def _summary(found: list[TimedStep]) -> dict[str, float]:
     }
 
 
-def _json(found: list[TimedStep]) -> list[dict[str, Any]]:
+def _json(timed: list[TimedStep]) -> list[dict[str, Any]]:
     return [
         {
             "model": step.model,
@@ -118,11 +118,11 @@ def _json(found: list[TimedStep]) -> list[dict[str, Any]]:
             "pace": step.pace,
             "error": step.error,
         }
-        for step in found
+        for step in timed
     ]
 
 
-def _table(found: list[TimedStep], title: str) -> Table:
+def _table(timed: list[TimedStep], title: str) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -133,7 +133,7 @@ def _table(found: list[TimedStep], title: str) -> Table:
     table.add_column("step")
     for name in ("measured", "±", "predicted", "pace", "error"):
         table.add_column(name, justify="right")
-    for step in found:
+    for step in timed:
         table.add_row(
             step.model,
             str(step.step),

@@ -43,14 +43,14 @@ def storage(
         if part not in _PARTS:
             raise InputError(f"'{part}' is no part of this benchmark; {hint(part, _PARTS)}")
     require_folder(folder)
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows_by_part: dict[str, list[dict[str, Any]]] = {}
     for part in wanted:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".tutti-bench-") as scratch:
-            found[part] = _PARTS[part](Path(scratch), rate * 1e6, seed)
+            rows_by_part[part] = _PARTS[part](Path(scratch), rate * 1e6, seed)
         if not json:
-            print_rich(_table(part, found[part]))
+            print_rich(_table(part, rows_by_part[part]))
     if json:
-        print_json(found)
+        print_json(rows_by_part)
 
 
 def _reads(folder: Path, rate: float, seed: int) -> list[dict[str, Any]]:

@@ -128,10 +128,10 @@ def _every_type(
     questions = list(one_of_each_type(asked, most, wanted))
     rows: list[dict[str, Any]] = []
     line.say(f"1 of {len(questions)}: {questions[0].title}")
-    for number, (each, found) in enumerate(speeds_apart(questions, peers=peers), 2):
-        rows += [row | {"title": each.title} for row in found]
+    for number, (each, measured) in enumerate(speeds_apart(questions, peers=peers), 2):
+        rows += [row | {"title": each.title} for row in measured]
         if not json:
-            print_rich(_table(found, each.title))
+            print_rich(_table(measured, each.title))
         if number <= len(questions):
             line.say(f"{number} of {len(questions)}: {questions[number - 1].title}")
     if json:

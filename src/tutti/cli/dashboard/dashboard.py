@@ -66,13 +66,13 @@ def _watched(runs: list[str]) -> list[Watched]:
     from tutti.web.run_folder import RunFolder
     from tutti.web.scraped import ScrapedRun
 
-    found: list[Watched] = []
+    watched: list[Watched] = []
     for text in runs:
         address = None if Path(text).exists() else address_of(text)
         if address is not None:
-            found.append(ScrapedRun(*address))
+            watched.append(ScrapedRun(*address))
             continue
         name, equals, folder = text.partition("=")
         named = bool(equals) and not Path(text).exists()
-        found.append(RunFolder(Path(folder if named else text), name if named else ""))
-    return found
+        watched.append(RunFolder(Path(folder if named else text), name if named else ""))
+    return watched

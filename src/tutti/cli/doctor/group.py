@@ -72,9 +72,11 @@ def check(
 
         notes = ["a rehearsal: eight emulated chips of two kinds, one slowed on purpose"]
         print_finding(check_finding(rehearsed(), None, [], notes), json=json)
-    found = checked(cluster, profiles=profile or (), plan=plan, all_pairs=all_pairs, device=device)
-    if found is not None:
-        print_finding(found, json=json)
+    finding = checked(
+        cluster, profiles=profile or (), plan=plan, all_pairs=all_pairs, device=device
+    )
+    if finding is not None:
+        print_finding(finding, json=json)
 
 
 @app.command()
@@ -105,8 +107,8 @@ def dumps(
     from tutti.diagnose.dumps.records import read_dumps
     from tutti.diagnose.dumps.verdict import diagnose_dumps
 
-    found, notes = read_dumps(folder)
-    print_finding(diagnose_dumps(found, notes), json=json)
+    read, notes = read_dumps(folder)
+    print_finding(diagnose_dumps(read, notes), json=json)
 
 
 @app.command("run")
@@ -137,9 +139,9 @@ def run_(
         if trace is not None or flight_records is not None:
             raise InputError(f"{run}: --trace and --flight-records need the run's folder")
         print_finding(diagnose_address(*address), json=json)
-    found = diagnose_run(folder)
+    finding = diagnose_run(folder)
     if trace is not None:
         write_trace(folder, trace)
     if flight_records is not None:
         write_flight_records(folder, flight_records)
-    print_finding(found, json=json)
+    print_finding(finding, json=json)

@@ -32,12 +32,12 @@ def evaluate(
 
     listed = tuple(TaskConfig(path=path, most=most, delimiter=delimiter) for path in tasks)
     _require_titles(EvaluateConfig, listed)
-    found = evaluate_folder(
+    figures_by_task = evaluate_folder(
         folder, listed, adapter=adapter, tokenizer=tokenizer, device=device, dtype=dtype,
         max_length=max_length,
     )  # fmt: skip
     if json:
-        print_json({"tasks": found})
+        print_json({"tasks": figures_by_task})
         return
     from rich.table import Table
 
@@ -45,7 +45,7 @@ def evaluate(
     for title in ("task", "figure"):
         table.add_column(title)
     table.add_column("value", justify="right")
-    for task, figures in found.items():
+    for task, figures in figures_by_task.items():
         for name, value in figures.items():
             table.add_row(task, name, _text(name, value))
     print_rich(table)

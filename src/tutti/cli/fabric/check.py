@@ -35,20 +35,22 @@ def check(
         if bounce:
             raise InputError("--bounce: is for a cluster; tables say themselves what is sent where")
         name = tables.name
-        found = check_tables(Tables.read(files.read_file(tables), name))
+        checked = check_tables(Tables.read(files.read_file(tables), name))
     else:
         read = Cluster.load(str(cluster))
         name = read.name
-        found = check_wiring(wire(read), bounce or ())
+        checked = check_wiring(wire(read), bounce or ())
     if json:
-        print_json({"links": found.links, "dependencies": found.dependencies,
-                    "cycle": list(found.cycle)})  # fmt: skip
+        print_json({"links": checked.links, "dependencies": checked.dependencies,
+                    "cycle": list(checked.cycle)})  # fmt: skip
     else:
-        said = "a cycle:" if found.cycle else "no cycle: pauses cannot wait in a circle"
-        typer.echo(f"{name}: {found.links:,} links, {found.dependencies:,} dependencies, {said}")
-        for link in found.cycle:
+        said = "a cycle:" if checked.cycle else "no cycle: pauses cannot wait in a circle"
+        typer.echo(
+            f"{name}: {checked.links:,} links, {checked.dependencies:,} dependencies, {said}"
+        )
+        for link in checked.cycle:
             typer.echo(f"  {link} waits for")
-        if found.cycle:
-            typer.echo(f"  {found.cycle[0]}")
-    if found.cycle:
+        if checked.cycle:
+            typer.echo(f"  {checked.cycle[0]}")
+    if checked.cycle:
         raise typer.Exit(1)

@@ -58,14 +58,14 @@ def design(
         node=_node(node, nic_rate), chips=chips, switch=parts().switch(switch), tiers=tiers,
         rails=kind, planes=planes, oversubscription=oversubscription,
     )  # fmt: skip
-    found, others = make(wanted), alternatives(wanted)
+    made, others = make(wanted), alternatives(wanted)
     if output is not None:
-        cluster = found.cluster(output.stem, routing=Routing(routing), connections=connections)
+        cluster = made.cluster(output.stem, routing=Routing(routing), connections=connections)
         cluster.save(output)
     if json:
-        print_json({**_document(found), "alternatives": [_short(one) for one in others]})
+        print_json({**_document(made), "alternatives": [_short(one) for one in others]})
         return
-    _print(found, others)
+    _print(made, others)
     if output is not None:
         typer.echo(f"written to {output}")
 
@@ -79,47 +79,47 @@ def _node(name: str, nic_rate: str | None) -> NodeType:
     nodes = shipped().nodes
     if name not in nodes:
         raise InputError(f"no node type '{name}'; {hint(name, nodes)}")
-    found = nodes[name]
+    known = nodes[name]
     if nic_rate is None:
-        return found
+        return known
     try:
         rate = units.parse(nic_rate, "bytes/s")
     except ValueError as error:
         raise InputError(f"--nic-rate: {error}") from None
     if rate <= 0:
         raise InputError(f"--nic-rate: {nic_rate}; must be more than 0")
-    other = tuple(replace(nic, rate=rate) for nic in found.nics)
-    return found if other == found.nics else replace(found, name=f"{name}-nic", nics=other)
+    other = tuple(replace(nic, rate=rate) for nic in known.nics)
+    return known if other == known.nics else replace(known, name=f"{name}-nic", nics=other)
 
 
-def _short(found: Design) -> dict[str, Any]:
+def _short(made: Design) -> dict[str, Any]:
     return {
-        "kind": found.label, "switches": found.switches,
-        "cables": found.host_cables + found.fabric_cables, "hops": found.hops,
-        "price": round(found.price), "watts": round(found.watts),
+        "kind": made.label, "switches": made.switches,
+        "cables": made.host_cables + made.fabric_cables, "hops": made.hops,
+        "price": round(made.price), "watts": round(made.watts),
     }  # fmt: skip
 
 
-def _document(found: Design) -> dict[str, Any]:
+def _document(made: Design) -> dict[str, Any]:
     return {
-        **_short(found),
-        "chips": found.wanted.chips,
+        **_short(made),
+        "chips": made.wanted.chips,
         "tiers": [
             {"name": level.name, "switches": level.switches, "ports_down": level.down,
              "ports_up": level.up, "parallel_links": level.parallel, "nodes": level.nodes,
              "latency_s": seconds}
-            for level, seconds in zip(found.levels, found.latencies_s, strict=True)
+            for level, seconds in zip(made.levels, made.latencies_s, strict=True)
         ],
-        "groups": found.groups,
+        "groups": made.groups,
         "chips_per_group": min(
-            found.wanted.chips, found.levels[0].nodes * found.wanted.node.num_chips
+            made.wanted.chips, made.levels[0].nodes * made.wanted.node.num_chips
         ),
-        "pods": found.pods,
-        "host_cables": found.host_cables,
-        "fabric_cables": found.fabric_cables,
+        "pods": made.pods,
+        "host_cables": made.host_cables,
+        "fabric_cables": made.fabric_cables,
         "losses": [
             {"part": one.part, "share": one.share, "of": one.takes, "chips": one.chips}
-            for one in found.losses
+            for one in made.losses
         ],
     }  # fmt: skip
 
@@ -128,25 +128,25 @@ def _money(amount: float) -> str:
     return f"{amount / 1e6:,.2f} M USD" if amount >= 1e5 else f"{amount:,.0f} USD"
 
 
-def _print(found: Design, others: list[Design]) -> None:
+def _print(made: Design, others: list[Design]) -> None:
     from rich import box
     from rich.table import Table
 
     from tutti.units import seconds_text
 
-    wanted = found.wanted
-    per_group = min(wanted.chips, found.levels[0].nodes * wanted.node.num_chips)
+    wanted = made.wanted
+    per_group = min(wanted.chips, made.levels[0].nodes * wanted.node.num_chips)
     typer.echo(
-        f"{wanted.chips:,} chips on {wanted.switch.name} ({wanted.switch.text}): {found.label}\n"
-        f"{found.groups:,} groups of {per_group:,} chips in {found.pods:,} pods · "
-        f"{found.switches:,} switches · {found.host_cables:,} host and "
-        f"{found.fabric_cables:,} fabric cables · {_money(found.price)} · "
-        f"{found.watts / 1e3:,.0f} kW"
+        f"{wanted.chips:,} chips on {wanted.switch.name} ({wanted.switch.text}): {made.label}\n"
+        f"{made.groups:,} groups of {per_group:,} chips in {made.pods:,} pods · "
+        f"{made.switches:,} switches · {made.host_cables:,} host and "
+        f"{made.fabric_cables:,} fabric cables · {_money(made.price)} · "
+        f"{made.watts / 1e3:,.0f} kW"
     )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("tier", "switches", "ports down", "ports up", "cables to each below", "latency"):
         table.add_column(name, justify="left" if name == "tier" else "right")
-    for level, seconds in zip(found.levels, found.latencies_s, strict=True):
+    for level, seconds in zip(made.levels, made.latencies_s, strict=True):
         table.add_row(
             level.name, f"{level.switches:,}", str(level.down), str(level.up),
             str(level.parallel), seconds_text(seconds),
@@ -154,13 +154,13 @@ def _print(found: Design, others: list[Design]) -> None:
     lost = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("if it fails", "gone", "of", "chips"):
         lost.add_column(name, justify="right" if name in ("gone", "chips") else "left")
-    for one in found.losses:
+    for one in made.losses:
         lost.add_row(one.part, f"{100 * one.share:.3g} %", one.takes, f"{one.chips:,}")
     other = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("other designs", "switches", "hops", "price", "watts"):
         other.add_column(name, justify="left" if name == "other designs" else "right")
     for design in others:
-        if design.label != found.label:
+        if design.label != made.label:
             other.add_row(
                 design.label, f"{design.switches:,}", str(design.hops), _money(design.price),
                 f"{design.watts / 1e3:,.0f} kW",

@@ -52,15 +52,17 @@ def simulate(
         require_apart(path, html)
         if load_plan(path).job.serving is not None:
             raise InputError(f"{path.name}: serves; the fabric is simulated for training steps")
-    found = [load_estimate(path, Sources()) for path in plans]
-    cluster = embedded_cluster(found[0].schedule.plan)
-    for path, one in zip(plans, found, strict=True):
+    estimates = [load_estimate(path, Sources()) for path in plans]
+    cluster = embedded_cluster(estimates[0].schedule.plan)
+    for path, one in zip(plans, estimates, strict=True):
         _require_same(plans[0], cluster, path, embedded_cluster(one.schedule.plan))
     wiring = wire(cluster)
     rules = _rules(wiring, routing, connections, split, seed)
     failures = Failures.parse(wiring, fail) if fail else None
-    traffic = [plan_traffic(one, wiring) for one in found]
-    results = plans_on_fabric(_names(plans), found, traffic, wiring, rules=rules, failures=failures)
+    traffic = [plan_traffic(one, wiring) for one in estimates]
+    results = plans_on_fabric(
+        _names(plans), estimates, traffic, wiring, rules=rules, failures=failures
+    )
     said = _said(rules, failures)
     if failures is not None:
         from tutti.simulate.fabric_step import stall

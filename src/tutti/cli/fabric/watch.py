@@ -58,17 +58,17 @@ def _watch_files(path: Path, files: list[Path], *, as_json: bool) -> None:
     bad = False
     for (before_s, before), (after_s, after) in pairwise(series):
         ports, reset = changes(before, after, after_s - before_s)
-        found = find_pauses(ports, links.hosts)
-        bad = bool(found)
+        findings = find_pauses(ports, links.hosts)
+        bad = bool(findings)
         if as_json:
             rows.append({
                 "from": before_s, "to": after_s, "counters_set_back": reset,
                 "findings": [{"kind": f.kind, "origin": list(f.origin), "victims": list(f.victims)}
-                             for f in found],
+                             for f in findings],
             })  # fmt: skip
             continue
         typer.echo(f"{after_s - series[0][0]:8.1f} s  " + _summary(ports))
-        for one in found:
+        for one in findings:
             typer.echo(f"            {one.words()}")
         for name in reset:
             typer.echo(f"            {name}: its counters were set back; left out")
@@ -98,9 +98,9 @@ def _watch_here(seconds: float, *, as_json: bool) -> None:
     sampler, rates = NicSampler(), Rates()
     rates.of(sampler.sample(), time.monotonic())
     time.sleep(seconds)
-    found = rates.of(sampler.sample(), time.monotonic())
+    changed = rates.of(sampler.sample(), time.monotonic())
     words = ("paus", "congestion", "discards", "dropped")
-    named = {name: value for name, value in found.items() if any(word in name for word in words)}
+    named = {name: value for name, value in changed.items() if any(word in name for word in words)}
     if not named:
         raise InputError("no NIC of this host counts pauses, marks or discards")
     if as_json:

@@ -35,8 +35,8 @@ def export(
 
     if to not in EXPORTS:
         raise InputError(f"--to: '{to}'; {hint(to, EXPORTS)}")
-    found = Cluster.load(cluster)
-    text = EXPORTS[to](found, named_hosts(found, hosts), api)
+    loaded = Cluster.load(cluster)
+    text = EXPORTS[to](loaded, named_hosts(loaded, hosts), api)
     if output is not None:
         write_text(output, text)
     if json:

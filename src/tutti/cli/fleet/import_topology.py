@@ -47,22 +47,22 @@ def import_topology(
         from tutti.fleet.host_names import named_hosts
         from tutti.hardware.cluster import Cluster
 
-        found = Cluster.load(cluster)
-        found = with_places(found, named_hosts(found, hosts), places, source.name)
+        placed = Cluster.load(cluster)
+        placed = with_places(placed, named_hosts(placed, hosts), places, source.name)
     else:
         name = output.stem if output is not None else source.stem
-        found = cluster_from(places, name, node or [], oversubscription or [], source.name)
+        placed = cluster_from(places, name, node or [], oversubscription or [], source.name)
     if output is not None:
-        found.save(output)
+        placed.save(output)
     if json:
-        print_json(found.to_document())
+        print_json(placed.to_document())
         return
     tiers = " under ".join(
         many(len({place.path[t] for place in places}), tier.name, _PLURALS.get(tier.name, ""))
-        for t, tier in enumerate(found.fabric.tiers[:-1])
+        for t, tier in enumerate(placed.fabric.tiers[:-1])
     )
     typer.echo(
-        f"{found.name}: {many(found.num_nodes, 'node')} in {many(len(found.pools), 'pool')}"
+        f"{placed.name}: {many(placed.num_nodes, 'node')} in {many(len(placed.pools), 'pool')}"
         + (f", {tiers}" if tiers else "")
     )
     if output is not None:

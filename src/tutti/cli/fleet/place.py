@@ -45,14 +45,14 @@ def place(
     requests = [request for _, request in requests_of(read_trace(jobs), grounds)]
     if until is not None and not until > 0:
         raise InputError(f"--until: {until:g} s; give more than 0")
-    found = place_now(
+    placed = place_now(
         grounds, rule, requests, busy=_nodes(grounds, "--busy", busy),
         busy_s=until, down=_nodes(grounds, "--down", down),
     )  # fmt: skip
     if json:
-        print_json({"policy": rule.name, "jobs": [_document(grounds, one) for one in found]})
+        print_json({"policy": rule.name, "jobs": [_document(grounds, one) for one in placed]})
         return
-    _print(grounds, found)
+    _print(grounds, placed)
 
 
 def _nodes(grounds: Grounds, option: str, texts: list[str] | None) -> list[int]:
@@ -60,15 +60,15 @@ def _nodes(grounds: Grounds, option: str, texts: list[str] | None) -> list[int]:
 
     if not texts:
         return []
-    found = []
+    numbers_of_nodes = []
     try:
         for name, numbers in parse_nodes(texts).items():
             check_chosen(grounds.cluster.pool(name), numbers)
             first = grounds.first[grounds.pool_names.index(name)]
-            found += [first + number for number in numbers]
+            numbers_of_nodes += [first + number for number in numbers]
     except InputError as error:
         raise InputError(f"{option}: {error}") from None
-    return found
+    return numbers_of_nodes
 
 
 def _document(grounds: Grounds, one: Placed) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _document(grounds: Grounds, one: Placed) -> dict[str, Any]:
     }
 
 
-def _print(grounds: Grounds, found: list[Placed]) -> None:
+def _print(grounds: Grounds, placed: list[Placed]) -> None:
     from rich import box
     from rich.table import Table
 
@@ -95,10 +95,10 @@ def _print(grounds: Grounds, found: list[Placed]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("job", "on", "groups", "why"):
         table.add_column(name, justify="right" if name == "groups" else "left", overflow="fold")
-    for one in found:
+    for one in placed:
         start = one.allocation
         on = "waits" if start is None else nodes_text(grounds.node_numbers(start.nodes))
         table.add_row(one.job, on, "–" if start is None else str(one.groups), one.why)
     print_rich(table)
-    starts = sum(one.allocation is not None for one in found)
-    typer.echo(f"{starts} of {len(found)} start now")
+    starts = sum(one.allocation is not None for one in placed)
+    typer.echo(f"{starts} of {len(placed)} start now")

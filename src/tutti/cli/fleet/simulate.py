@@ -75,11 +75,11 @@ def simulate(
     quotas = _quotas(quota or [])
     policies = [replace(Policy.parse(text), seed=seed, quotas=quotas) for text in policy or USUAL]
     grounds = Grounds.of(Cluster.load(cluster))
-    found = _trace(trace, grounds, jobs, load, seed).denser(denser)
+    replayed = _trace(trace, grounds, jobs, load, seed).denser(denser)
     for name, value in (("--checkpoint", checkpoint), ("--restart", restart)):
         if not value >= 0:
             raise InputError(f"{name}: {value:g} s; give 0 or more")
-    requests = requests_of(found, grounds, checkpoint_s=checkpoint, restart_s=restart)
+    requests = requests_of(replayed, grounds, checkpoint_s=checkpoint, restart_s=restart)
     habits = _habits(plan or [], [request.job for _, request in requests])
     requests = _that_fit(grounds, requests, habits)
     histories, rows = [], []
@@ -95,16 +95,17 @@ def simulate(
     if html is not None:
         from tutti.report.fleet import write_fleet_page
 
-        write_fleet_page(html, histories, rows, found)
+        write_fleet_page(html, histories, rows, replayed)
     if json:
         print_json({
-            "trace": found.name, "kind": found.kind, "jobs": len(found.rows),
-            "left_out": found.left_out, "span_s": found.span_s, "cluster": grounds.cluster.name,
+            "trace": replayed.name, "kind": replayed.kind, "jobs": len(replayed.rows),
+            "left_out": replayed.left_out, "span_s": replayed.span_s,
+            "cluster": grounds.cluster.name,
             "nodes": grounds.num_nodes, "chips": grounds.num_chips, "traffic": traffic,
             "policies": [row.to_document() for row in rows],
         })  # fmt: skip
         return
-    _print(found, grounds, rows)
+    _print(replayed, grounds, rows)
     if html is not None:
         typer.echo(f"written to {html}")
 
@@ -123,13 +124,13 @@ def _trace(name: str, grounds: Grounds, jobs: int, load: float, seed: int) -> Tr
 
 
 def _quotas(texts: list[str]) -> dict[str, int]:
-    found = {}
+    quotas = {}
     for text in texts:
         tenant, _, chips = text.partition("=")
         if not tenant or not chips.isdecimal():
             raise InputError(f"--quota: '{text}'; write a tenant and its chips, such as vision=64")
-        found[tenant] = int(chips)
-    return found
+        quotas[tenant] = int(chips)
+    return quotas
 
 
 def _habits(texts: list[str], jobs: list[str]) -> dict[str, StepTraffic]:
@@ -140,7 +141,7 @@ def _habits(texts: list[str], jobs: list[str]) -> dict[str, StepTraffic]:
     from tutti.cost.plan.sources import Sources
     from tutti.simulate.step_traffic import step_traffic
 
-    found: dict[str, StepTraffic] = {}
+    habits: dict[str, StepTraffic] = {}
     for text in texts:
         pattern, _, file = text.partition("=")
         if not pattern or not file:
@@ -149,8 +150,8 @@ def _habits(texts: list[str], jobs: list[str]) -> dict[str, StepTraffic]:
         if not chosen:
             raise InputError(f"--plan: no job is called '{pattern}'; {hint(pattern, jobs)}")
         steps = step_traffic(Path(file).stem, load_estimate(Path(file), Sources()))
-        found |= dict.fromkeys(chosen, steps)
-    return found
+        habits |= dict.fromkeys(chosen, steps)
+    return habits
 
 
 def _that_fit(
@@ -166,7 +167,7 @@ def _that_fit(
     from tutti.fleet.network import fitting_shapes
 
     known: dict[tuple[int, tuple[Shape, ...]], tuple[Shape, ...]] = {}
-    found = []
+    fitting = []
     for time, request in requests:
         steps = habits.get(request.job)
         if steps is not None:
@@ -177,8 +178,8 @@ def _that_fit(
                 except InputError as error:
                     raise InputError(f"--plan: job '{request.job}': {error}") from None
             request = replace(request, shapes=known[key])
-        found.append((time, request))
-    return found
+        fitting.append((time, request))
+    return fitting
 
 
 def _network(

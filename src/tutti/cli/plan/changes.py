@@ -47,27 +47,27 @@ def _changed_row(
 
     try:
         with ProgressLine(f"planning with {text}", wanted=not quiet) as line:
-            found = plan(problem, report=line, compare=False)
+            answer = plan(problem, report=line, compare=False)
     except InputError as error:
         return {"change": text, "means": change.words, "why": str(error)}
-    return _figures(text, change.words, problem, found, base)
+    return _figures(text, change.words, problem, answer, base)
 
 
 def _figures(
-    text: str, words: str, problem: Problem, found: SearchResult, base: SearchResult
+    text: str, words: str, problem: Problem, answer: SearchResult, base: SearchResult
 ) -> Row:
-    speed = found.best.tokens_per_second
+    speed = answer.best.tokens_per_second
     return {
         "change": text,
         "means": words,
         "chips": problem.cluster.num_chips,
-        "step_time_s": found.best.step_seconds,
+        "step_time_s": answer.best.step_seconds,
         "tokens_per_s": speed,
-        "mfu": found.best.estimate.mfu,
-        "lower_bound_s": found.lower_bound_seconds,
-        "gap_pct": found.gap_pct,
+        "mfu": answer.best.estimate.mfu,
+        "lower_bound_s": answer.lower_bound_seconds,
+        "gap_pct": answer.gap_pct,
         "difference_pct": 100 * (speed / base.best.tokens_per_second - 1),
-        "summary": found.best.summary,
+        "summary": answer.best.summary,
     }
 
 
@@ -104,7 +104,7 @@ def _cells(row: Row) -> Iterator[str]:
     yield row["summary"]
 
 
-def replan_table(found: Replanned) -> Table:
+def replan_table(replanned: Replanned) -> Table:
     """Return what staying and moving cost, side by side."""
     from rich import box
     from rich.table import Table
@@ -115,14 +115,14 @@ def replan_table(found: Replanned) -> Table:
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, title="re-planning")
     table.add_column(style="bold")
     table.add_column()
-    moved, staying = found.movement, found.staying
+    moved, staying = replanned.movement, replanned.staying
     table.add_row(
         "the old plan, on what is left",
         f"{step_text(staying.step_seconds)} per step ({staying.summary})"
         if staying is not None
         else "cannot go on",
     )
-    new = found.result.best
+    new = replanned.result.best
     table.add_row("the new plan", f"{step_text(new.step_seconds)} per step ({new.summary})")
     table.add_row("state that moves", bytes_text(moved.total_bytes))
     for pool, received in moved.by_pool.items():
@@ -130,7 +130,7 @@ def replan_table(found: Replanned) -> Table:
     table.add_row("  of it from the checkpoint", bytes_text(moved.from_checkpoint_bytes))
     table.add_row("  the busiest chip", bytes_text(moved.busiest_chip_bytes))
     took = seconds_text(moved.seconds)
-    pays = found.payback_seconds
+    pays = replanned.payback_seconds
     after = "never" if pays is None else seconds_text(pays) if pays else "at once"
     if not moved.storage_known:
         took = f"not known: {took} between chips, and the time to read the checkpoint"

@@ -106,7 +106,7 @@ def _part_of(name: str, on: list[str], *, quiet: bool) -> Cluster:
 
     try:
         nodes = parse_nodes(on)
-        found = Cluster.load(name).only(nodes)
+        part = Cluster.load(name).only(nodes)
     except InputError as error:
         raise InputError(f"--on: {error}") from None
     moved = {
@@ -114,7 +114,7 @@ def _part_of(name: str, on: list[str], *, quiet: bool) -> Cluster:
     }
     if (words := renumbering_text(moved)) and not quiet:
         typer.echo(f"note: nodes of the cluster have other numbers in the plan: {words}", err=True)
-    return found
+    return part
 
 
 def _serve(

@@ -135,14 +135,14 @@ def _replan(asked: Asked, old_plan: Path, results: Results) -> None:
     given = {name: value for name, value in asked.job.items() if value is not None}
     problem = _problem(asked, {**running, **given}, cluster)
     with ProgressLine("re-planning", wanted=not results.json) as line:
-        found = replan(old, problem, moved=moved, report=line)
-    results.write_plan(found.result.best.plan)
-    results.write_page(found.result, problem.model, problem.cluster)
-    _show_replanned(found, problem, results, moved or {})
-    _export(results, found.result, problem)
+        replanned = replan(old, problem, moved=moved, report=line)
+    results.write_plan(replanned.result.best.plan)
+    results.write_page(replanned.result, problem.model, problem.cluster)
+    _show_replanned(replanned, problem, results, moved or {})
+    _export(results, replanned.result, problem)
     if not results.prints_export:
         results.say_written()
-    if found.result.interrupted:
+    if replanned.result.interrupted:
         raise typer.Exit(130)
 
 
@@ -163,13 +163,15 @@ def _say_renumbered(moved: NodeMoves, of: str = "") -> None:
         typer.echo(f"note: {of}nodes behind a lost one move up: {words} (old → new number)")
 
 
-def _show_replanned(found: Replanned, problem: Problem, results: Results, moved: NodeMoves) -> None:
+def _show_replanned(
+    replanned: Replanned, problem: Problem, results: Results, moved: NodeMoves
+) -> None:
     from tutti.cli.plan.changes import replan_table
 
     if results.json:
-        print_json(found.result.to_document() | {"replan": found.to_document()})
+        print_json(replanned.result.to_document() | {"replan": replanned.to_document()})
     elif not results.prints_export:
-        _show(found.result, problem)
-        print_rich(replan_table(found))
-        typer.echo(found.words)
+        _show(replanned.result, problem)
+        print_rich(replan_table(replanned))
+        typer.echo(replanned.words)
         _say_renumbered(moved)

@@ -78,8 +78,8 @@ def _requests(plan: Plan, wanted: Wanted) -> Requests:
     if wanted.workload is not None:
         loaded = load_workload(wanted.workload)
         if loaded.trace is not None:
-            found = loaded.requests(wanted.requests, wanted.seed)
-            return found if wanted.rate is None else found.scaled(wanted.rate)
+            requests = loaded.requests(wanted.requests, wanted.seed)
+            return requests if wanted.rate is None else requests.scaled(wanted.rate)
         service = loaded.service
     traffic = service.traffic
     if wanted.rate is not None:

@@ -36,26 +36,26 @@ def lay_uniform(
     if len(schedules) > 1:
         raise InputError(f"--schedule: a uniform plan has one, not {' and '.join(schedules)}")
     degrees = Degrees.parse(uniform)
-    spec, found = load_model(model), Cluster.load(cluster)
+    spec, machines = load_model(model), Cluster.load(cluster)
     defaults = {
         "sequence_length": min(4096, spec.max_length),
-        "global_batch": default_batch(found, degrees),
+        "global_batch": default_batch(machines, degrees),
         "precision": "bf16",
     }
     given = {name: value for name, value in job.items() if value is not None}
     values = {**defaults, **given, "schedule": schedules[0] if schedules else "1f1b"}
     job_asked = build(Job, values, Place("plan"))
     say_doubtful_length(spec, job_asked.sequence_length)
-    made = uniform_plan(spec, found, job_asked, degrees)
+    made = uniform_plan(spec, machines, job_asked, degrees)
     require_valid(build_schedule(made))
-    made = record_collectives(made, spec, found)
+    made = record_collectives(made, spec, machines)
     results.write_plan(made)
     if results.json:
         print_json({"plan": plan_to_document(made)})
     elif results.prints_export:
-        results.write_export(made, spec, found)
+        results.write_export(made, spec, machines)
         return
     else:
         print_rich(draw_plan(made))
-    results.write_export(made, spec, found)
+    results.write_export(made, spec, machines)
     results.say_written()

@@ -20,16 +20,16 @@ def list_recipes(json: Json = False) -> None:
     from tutti.cli.shared.output import print_json, print_rich
     from tutti.recipes.catalog import find, names
 
-    found = [find(name) for name in names()]
+    recipes = [find(name) for name in names()]
     if json:
-        print_json({"recipes": [{"name": one.name, "about": one.about} for one in found]})
+        print_json({"recipes": [{"name": one.name, "about": one.about} for one in recipes]})
         return
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     table.add_column("recipe")
     table.add_column("what it does")
-    for one in found:
+    for one in recipes:
         table.add_row(one.name, one.about)
     print_rich(table)
 
@@ -40,11 +40,11 @@ def show(name: Name, json: Json = False) -> None:
     from tutti.cli.shared.output import print_json
     from tutti.recipes.catalog import find
 
-    found = find(name)
+    recipe = find(name)
     if json:
-        print_json({"name": found.name, "about": found.about, "text": found.text})
+        print_json({"name": recipe.name, "about": recipe.about, "text": recipe.text})
         return
-    typer.echo(found.text, nl=False)
+    typer.echo(recipe.text, nl=False)
 
 
 @app.command()
@@ -56,11 +56,11 @@ def places(
     from tutti.cli.shared.output import print_json
     from tutti.recipes.reinforcement.asked_places import places_of
 
-    found = places_of(file)
+    needed = places_of(file)
     if json:
-        print_json(found.to_document())
+        print_json(needed.to_document())
         return
-    for line in found.lines:
+    for line in needed.lines:
         typer.echo(line)
 
 

@@ -31,11 +31,11 @@ def hosts_at(listen: str, folder: Path, plan: Plan | None, config: ServerConfig)
         raise InputError("serve: --listen is for the engines of a plan; give --plan")
     names = hosts_of(seats_of(plan))
     given = {key: value for key, value in config.engine.items() if key != "device"}
-    found = Hosts(
+    hosts = Hosts(
         address_of(listen, "--listen"), shared_secret(), facts_of(plan, folder), names, given
     )
     typer.echo(f"waiting at {listen} for {', '.join(names)}", err=True)
-    return found
+    return hosts
 
 
 def join_server(
@@ -65,15 +65,15 @@ def join_server(
         raise InputError("serve: --listen and --join are two servers; start each by itself")
     if plan is None or not host:
         raise InputError("serve: --join needs --plan and --node: which engines are this host's")
-    found = open_deployment(plan, folder, chips=())
-    seats = seats_of(found)
+    deployed = open_deployment(plan, folder, chips=())
+    seats = seats_of(deployed)
     if host not in hosts_of(seats):
         raise InputError(f"{plan.name}: has no engines on '{host}'; {hint(host, hosts_of(seats))}")
     if not device:
         here = [seat.chip for seat in seats.values() if seat.host == host]
-        require_chips_here(found, embedded_cluster(found), os.environ, chips=here)
+        require_chips_here(deployed, embedded_cluster(deployed), os.environ, chips=here)
     settings = AgentSettings(
-        front=address_of(front, "--join"), host=host, folder=folder, plan=found, ports=ports,
+        front=address_of(front, "--join"), host=host, folder=folder, plan=deployed, ports=ports,
         device=device, wait_s=wait_s,
     )  # fmt: skip
     _run(Agent(settings, shared_secret(), partial(typer.echo, err=True)), health_port)

@@ -67,10 +67,10 @@ def _ascii(name: str) -> codecs.CodecInfo | None:
     """ASCII by another name: where the library of the command line sees "ascii" it writes UTF-8."""
     if name != HANDLER:
         return None
-    found = codecs.lookup("ascii")
+    ascii_codec = codecs.lookup("ascii")
     return codecs.CodecInfo(
-        found.encode, found.decode, found.streamreader, found.streamwriter,
-        found.incrementalencoder, found.incrementaldecoder, name=HANDLER,
+        ascii_codec.encode, ascii_codec.decode, ascii_codec.streamreader, ascii_codec.streamwriter,
+        ascii_codec.incrementalencoder, ascii_codec.incrementaldecoder, name=HANDLER,
     )  # fmt: skip
 
 

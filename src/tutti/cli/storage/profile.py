@@ -30,8 +30,8 @@ def profile_storage(
     known = Profile.load(output) if output.exists() else None
     with progress_bar("count", wanted=not json) as bar:
         figures = measure_disk(question, bar)
-    found = (known or _fresh(folder)).with_storage(figures)
-    found.save(output)
+    extended = (known or _fresh(folder)).with_storage(figures)
+    extended.save(output)
     if json:
         print_json({"file": str(output), "storage": [_row(figure) for figure in figures]})
         return

@@ -60,7 +60,7 @@ def open_store(
 def _everywhere(master: str) -> str:
     """Return what to listen at where others may reach this host by names and ways of their own."""
     with contextlib.suppress(OSError):
-        families = {found[0] for found in socket.getaddrinfo(master, None)}
+        families = {entry[0] for entry in socket.getaddrinfo(master, None)}
         if socket.AF_INET not in families:
             return "::"
     return "0.0.0.0"
@@ -109,16 +109,16 @@ def _read_port(
     while True:
         try:
             board.wait([name], timedelta(seconds=max(until - time.monotonic(), _LOOK_S)))
-            found = bytes(board.get(name))
+            posted = bytes(board.get(name))
         except RuntimeError as error:
             raise StoreError(
                 f"after {timeout_s:g} s rank {KEEPER} has not said where the ranks meet "
                 f"({_first_line(error)})"
             ) from None
         try:
-            return int(key.unseal(found.decode("utf-8", "replace")))
+            return int(key.unseal(posted.decode("utf-8", "replace")))
         except StrangerError as error:
-            strangers.note("", "an unknown address", f"'{name}' {error}", found)
+            strangers.note("", "an unknown address", f"'{name}' {error}", posted)
         if time.monotonic() > until:
             raise StoreError(
                 f"after {timeout_s:g} s torchrun's store holds no port of rank {KEEPER}, but what "

@@ -150,19 +150,19 @@ class Door:
 
     def _read(self, guest: _Guest) -> None:
         try:
-            found = guest.sock.recv(guest.due - len(guest.sent))
+            received = guest.sock.recv(guest.due - len(guest.sent))
         except BlockingIOError:
             return
         except OSError:
-            found = b""
-        if not found:
+            received = b""
+        if not received:
             if guest.has_greeted:  # a rank may end before it was let in
                 self._leave(guest)
                 guest.sock.close()
             else:
                 self._refuse(guest, "it hung up")
             return
-        guest.sent += found
+        guest.sent += received
         try:
             self._heard(guest)
         except StrangerError as error:

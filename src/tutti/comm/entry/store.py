@@ -128,15 +128,15 @@ class StoreServer:
 
     def _read(self, client: _Client) -> None:
         try:
-            found = client.sock.recv(1 << 20)
+            received = client.sock.recv(1 << 20)
         except BlockingIOError:
             return
         except OSError:
-            found = b""
-        if not found:
+            received = b""
+        if not received:
             self._drop(client)
             return
-        client.unread += found
+        client.unread += received
         while client in self._clients and len(client.unread) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(client.unread)
             whole = _LENGTH.size + length
@@ -229,8 +229,8 @@ class StoreClient:
         if "values" not in answer:
             names = ", ".join(answer["missing"][:8])
             raise StoreError(f"after {timeout_s:g} s nobody has said {names} at {self._where}")
-        found: list[str] = answer["values"]
-        return found
+        values: list[str] = answer["values"]
+        return values
 
     def check(self, keys: list[str]) -> bool:
         """Tell whether all keys are there."""
@@ -253,8 +253,8 @@ class StoreClient:
                 self._socket.settimeout(timeout_s + _GRACE_S)
                 self._socket.sendall(_packed(value))
                 (length,) = _LENGTH.unpack(_receive(self._socket, _LENGTH.size))
-                found: dict[str, Any] = json.loads(_receive(self._socket, length))
-                return found
+                answer: dict[str, Any] = json.loads(_receive(self._socket, length))
+                return answer
         except (OSError, ValueError) as error:
             raise StoreError(
                 f"the rendezvous at {self._where} is gone ({error}); look at rank {KEEPER}'s log"
@@ -321,13 +321,13 @@ def _prove(sock: socket.socket, caller: Caller) -> None:
 
 
 def _receive(sock: socket.socket, length: int) -> bytes:
-    found = bytearray()
-    while len(found) < length:
-        part = sock.recv(min(length - len(found), 1 << 20))
+    received = bytearray()
+    while len(received) < length:
+        part = sock.recv(min(length - len(received), 1 << 20))
         if not part:
             raise ConnectionResetError("it hung up")
-        found += part
-    return bytes(found)
+        received += part
+    return bytes(received)
 
 
 def _packed(value: dict[str, Any]) -> bytes:

@@ -70,12 +70,12 @@ class Lane:
         if not hasattr(socket, "TCP_INFO") or not self.connection.open:
             return False
         try:
-            found = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         except OSError:
             return True
-        if len(found) < _TCP_INFO.size:
+        if len(info) < _TCP_INFO.size:
             return False
-        state, _, retransmits, unacked, last_word_ms = _TCP_INFO.unpack(found)
+        state, _, retransmits, unacked, last_word_ms = _TCP_INFO.unpack(info)
         if state == _SYN_SENT:
             return bool(retransmits)
         return bool(unacked) and retransmits > 1 and last_word_ms >= _LEAST_SILENCE_MS

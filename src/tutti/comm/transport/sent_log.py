@@ -69,7 +69,7 @@ class SentLog:
     def rest(self, count: int) -> list[Sent]:
         """Return, of a lost connection, what has to go out again after the first `count` frames."""
         self.confirm(count)
-        found = [sent for sent in self._frames if sent.again]
+        unread = [sent for sent in self._frames if sent.again]
         self._frames.clear()
         self.num_bytes = 0
-        return found
+        return unread

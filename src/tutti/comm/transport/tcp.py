@@ -67,8 +67,8 @@ def _control(sock: socket.socket, congestion: str) -> None:
 
 
 def _congestion(sock: socket.socket) -> str:
-    found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    return found.partition(b"\0")[0].decode()
+    name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return name.partition(b"\0")[0].decode()
 
 
 def listen(address: str, port: int = 0) -> socket.socket:

@@ -38,12 +38,12 @@ def build_calibrations(
 
     The constants are fitted to what the predictor says; without one, to the vectorised formulas.
     """
-    found = []
+    calibrations = []
     for name, stack in stacks().items():
         here = table.of_groups(stack.groups)
         if len(here):
-            found.append(calibrate_stack(name, stack, here, origin, predictor))
-    return found
+            calibrations.append(calibrate_stack(name, stack, here, origin, predictor))
+    return calibrations
 
 
 def calibrate_stack(
@@ -92,12 +92,12 @@ def calibrate_stack(
 
 def _factors(fitted: FittedStack, table: RunTable, predictor: Predictor) -> FloatArray:
     """Return what the predictor says of each run over what the formulas say, under a fit."""
-    found = np.full(len(table), np.nan)
+    factors = np.full(len(table), np.nan)
     for group in fitted.stack.groups:
         rows = np.flatnonzero([run.group == group for run in table.runs])
         here = table.take(rows)
-        found[rows] = predictor(here, fitted.constants(group)) / fitted.predict(here)
-    return found
+        factors[rows] = predictor(here, fitted.constants(group)) / fitted.predict(here)
+    return factors
 
 
 def _written(
@@ -120,11 +120,11 @@ def _fitted(name: str, value: float, *, free: bool = True) -> Fitted:
 
 def ranges_of(table: RunTable) -> dict[str, Range]:
     """Return the least and greatest value of every figure that runs have."""
-    found = {}
+    ranges = {}
     for name in RANGED:
         values = np.atleast_1d(table.column(name))
-        found[name] = Range(low=float(values.min()), high=float(values.max()))
-    return found
+        ranges[name] = Range(low=float(values.min()), high=float(values.max()))
+    return ranges
 
 
 def save_calibrations(calibrations: list[Calibration], folder: Path) -> list[Path]:

@@ -84,8 +84,8 @@ def folded(text: str) -> str:
 
 
 def _longest(table: Mapping[str, T], name: str) -> T | None:
-    found = [key for key in table if name.startswith(key)]
-    return table[max(found, key=len)] if found else None
+    prefixes = [key for key in table if name.startswith(key)]
+    return table[max(prefixes, key=len)] if prefixes else None
 
 
 def _read(name: str) -> Any:

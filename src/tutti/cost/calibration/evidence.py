@@ -52,29 +52,29 @@ class Evidence:
 
 def evidence_of(profile: Profile, chip: Chip, node: NodeType) -> list[Evidence]:
     """Return all that a profile measured of the constants."""
-    found = [*_operators(profile, chip), *_links(profile, chip, node)]
-    if not found:
+    evidence = [*_operators(profile, chip), *_links(profile, chip, node)]
+    if not evidence:
         raise InputError(
             f"profile of {profile.chip}: nothing to fit; it needs {', '.join(DIMS)} among its "
             f"operators, or the links {MEMORY}, {_medium(node) or 'of an island'} or {NETWORK}"
         )
-    for one in found:
+    for one in evidence:
         _require_plausible(profile, one)
-    return found
+    return evidence
 
 
-def _require_plausible(profile: Profile, found: Evidence) -> None:
+def _require_plausible(profile: Profile, evidence: Evidence) -> None:
     """Refuse figures that no such chip can have: milliseconds for seconds, shapes out of reach."""
     with np.errstate(all="ignore"):
-        nominal = found.predict(Constants())
-        ratio = found.measured / nominal
+        nominal = evidence.predict(Constants())
+        ratio = evidence.measured / nominal
         wrong = ~((ratio > 1.0 / _PLAUSIBLE) & (ratio < _PLAUSIBLE))
     if np.any(wrong):
         row = int(np.argmax(wrong))
-        spans = f" ({found.spans})" if found.spans else ""
+        spans = f" ({evidence.spans})" if evidence.spans else ""
         raise InputError(
-            f"profile of {profile.chip}: {found.kind} {row}{spans}: {found.measured[row]:g} is "
-            f"over {_PLAUSIBLE:g} times off the nominal {nominal[row]:g}; are these s and B/s?"
+            f"profile of {profile.chip}: {evidence.kind} {row}{spans}: {evidence.measured[row]:g} "
+            f"is over {_PLAUSIBLE:g} times off the nominal {nominal[row]:g}; are these s and B/s?"
         )
 
 
@@ -91,17 +91,17 @@ def _operators(profile: Profile, chip: Chip) -> list[Evidence]:
             )
         if entry.dtype not in _NARROW or entry.operator == "copy":
             rows[entry.operator].append(entry)
-    found = []
+    evidence = []
     if rows["gemm"]:
-        found.append(_gemm(rows["gemm"], chip))
+        evidence.append(_gemm(rows["gemm"], chip))
     if rows["copy"]:
-        found.append(_copy(rows["copy"], chip))
+        evidence.append(_copy(rows["copy"], chip))
     if rows["attention"]:
-        found.append(_attention(rows["attention"], chip))
+        evidence.append(_attention(rows["attention"], chip))
     if rows["attention_backward"]:
         told = len(rows["attention"]) >= LEAST_OTHERS  # its rate is relative to forward's
-        found.append(_attention(rows["attention_backward"], chip, backward=True, told=told))
-    return found
+        evidence.append(_attention(rows["attention_backward"], chip, backward=True, told=told))
+    return evidence
 
 
 def _plain_entry(entry: OperatorTime) -> OperatorTime:
@@ -125,7 +125,7 @@ def _plain_entry(entry: OperatorTime) -> OperatorTime:
 
 def _spans(rows: Sequence[OperatorTime]) -> str:
     columns = zip(DIMS[rows[0].operator], zip(*(r.shape for r in rows), strict=True), strict=True)
-    return ", ".join(f"{name} {min(found)} to {max(found)}" for name, found in columns)
+    return ", ".join(f"{name} {min(values)} to {max(values)}" for name, values in columns)
 
 
 def _columns(rows: Sequence[OperatorTime]) -> list[FloatArray]:
@@ -154,11 +154,11 @@ def _gemm(rows: Sequence[OperatorTime], chip: Chip) -> Evidence:
 
     def predict(constants: Constants) -> FloatArray:
         rate = alignment_rate(n, k, constants)
-        found = np.zeros(())
+        seconds = np.zeros(())
         for size in np.unique(sizes):  # the bytes of an element are one number per call
             one = gemm_seconds(m, n, k, machine, constants, rate=rate, element_bytes=float(size))
-            found = np.where(sizes == size, one, found)
-        return found
+            seconds = np.where(sizes == size, one, seconds)
+        return seconds
 
     tells = ["gemm_efficiency", "gemm_fill_s", "wave_quantisation", "kernel_gap_s"]
     tells += ["hbm_efficiency", *(["misaligned_slowdown"] if odd else [])]
@@ -223,15 +223,15 @@ def _links(profile: Profile, chip: Chip, node: NodeType) -> list[Evidence]:
         (medium, island, "link_efficiency", "link_latency_s"),
         (NETWORK, node.nic_bandwidth, "nic_efficiency", "nic_latency_s"),
     ]
-    found = []
+    evidence = []
     for kind, nominal, share, latency in wanted:
         link = profile.link(kind) if kind is not None else None
         if link is None or nominal <= 0:
             continue
-        found.append(_figure(f"link {kind}", share, link.bandwidth, nominal))
+        evidence.append(_figure(f"link {kind}", share, link.bandwidth, nominal))
         if latency is not None and link.latency_s > 0:
-            found.append(_figure(f"latency of {kind}", latency, link.latency_s, 1.0))
-    return found
+            evidence.append(_figure(f"latency of {kind}", latency, link.latency_s, 1.0))
+    return evidence
 
 
 def _figure(kind: str, constant: str, measured: float, nominal: float) -> Evidence:

@@ -200,7 +200,7 @@ def _tasks(table: RunTable, ratio: FloatArray) -> Iterator[_Task]:
                 fitted = functools.partial(_fitted, stack, table.take(seen), ratio[seen])
                 yield _Task(regime.name, name, stack, fitted, score, seen)
         yield from _clusters(name, stack, table, ratio, rows)
-    found = functools.cache(lambda: _all_fitted(table, ratio))
+    fit_all = functools.cache(lambda: _all_fitted(table, ratio))
     for name, (stack, rows) in members.items():
         chips = {table.runs[i].chip for i in rows}
         others = [other for other in members if other != name]
@@ -208,7 +208,7 @@ def _tasks(table: RunTable, ratio: FloatArray) -> Iterator[_Task]:
         for judge, teachers in ((STACK, others), (CHIP, foreign)):
             if judge == STACK and len(teachers) == len(foreign):
                 continue  # nobody else has the chip
-            fitted = functools.partial(_believed, stack, teachers, found)
+            fitted = functools.partial(_believed, stack, teachers, fit_all)
             yield _Task(judge, name, stack, fitted, rows, np.zeros(0, dtype=np.intp))
 
 
@@ -253,7 +253,7 @@ def _off(task: _Task, table: RunTable, ratio: FloatArray, predicted: FloatArray)
             own=own,
             narrow=values[NARROW] > 0,
             experts=values[EXPERTS] > 0,
-            octaves={name: found.octaves(values[name]) for name, found in ranges.items()},
+            octaves={name: seen.octaves(values[name]) for name, seen in ranges.items()},
         )
 
 
@@ -282,15 +282,15 @@ def _named(table: RunTable) -> Iterator[tuple[str, Stack, Rows]]:
 
 def _all_fitted(table: RunTable, ratio: FloatArray) -> dict[str, FittedStack]:
     """Return every stack as it is calibrated on its own rows."""
-    found = {}
+    fits = {}
     for name, stack, rows in _named(table):
         chosen = rows[calibration_rows(table.take(rows))]
-        found[name] = _fitted(stack, table.take(chosen), ratio[chosen])
-    return found
+        fits[name] = _fitted(stack, table.take(chosen), ratio[chosen])
+    return fits
 
 
 def _believed(
-    stack: Stack, teachers: Sequence[str], found: Callable[[], dict[str, FittedStack]]
+    stack: Stack, teachers: Sequence[str], fit_all: Callable[[], dict[str, FittedStack]]
 ) -> FittedStack:
     """Return a stack of which no run was seen: what the others say, and what was believed before.
 
@@ -298,7 +298,7 @@ def _believed(
     """
     moved: dict[str, list[float]] = {}
     for teacher in teachers:
-        own = found()[teacher]
+        own = fit_all()[teacher]
         for name, z in own.moves().items():
             moved.setdefault(name, []).append(z)
     priors = dict(stack.priors)
@@ -315,7 +315,7 @@ def _few(table: RunTable, rows: Rows, scored: Rows) -> Rows:
     kept = held_out(table, scored, [int(i) for i in rows])
     groups = by_id(table, kept)
     most = max(1, MOST_ROWS // max(1, len(groups)))
-    chosen = [found[:: max(1, -(-len(found) // most))] for found in groups.values()]
+    chosen = [members[:: max(1, -(-len(members) // most))] for members in groups.values()]
     return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, dtype=np.intp)
 
 
@@ -332,8 +332,8 @@ def _score(judged: Sequence[Judged], table: RunTable) -> JudgeScore:
     for judge in dict.fromkeys(one.judge for one in judged):
         own = [i for i, one in enumerate(judged) if one.judge == judge]
         runs = [table.runs[judged[i].row] for i in own]
-        for found in regrets(runs, predicted[own], measured[own]).values():
-            lost += found
+        for regret in regrets(runs, predicted[own], measured[own]).values():
+            lost += regret
     return JudgeScore(
         rows=len(judged),
         mean_pct=float(errors.mean()),

@@ -59,12 +59,12 @@ class FittedStack:
     def moves(self) -> dict[str, float]:
         """Return by how many log-sigmas each constant moved; a cluster's as its groups' mean."""
         stack, count = self.stack, max(1, len(self.stack.groups))
-        found = {name: float(self.z[i]) for i, name in enumerate(stack.compute)}
+        moves = {name: float(self.z[i]) for i, name in enumerate(stack.compute)}
         at = len(stack.compute)
         for name in stack.cluster:
-            found[name] = float(self.z[at : at + count].mean())
+            moves[name] = float(self.z[at : at + count].mean())
             at += count
-        return found
+        return moves
 
     def constants(self, group: str) -> Constants:
         """Return all constants for the runs of a group."""

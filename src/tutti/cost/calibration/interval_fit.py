@@ -118,14 +118,14 @@ def fit_widths(judged: Sequence[Off], origin: str = "") -> Widths:
     """Return the widths that the judged rows tell of."""
     told = _Told(judged)
     squares = told.scaled()
-    found = {
+    variances = {
         name: round(float(np.sqrt(square)), _DIGITS)
         for name, square in zip(_COLUMNS, squares, strict=True)
     }
     expected = np.sqrt(told.rows.columns @ squares + told.rows.own)
     return Widths(
-        **{name: found[name] for name in _UNSEEN},
-        octave={name: found[name] for name in _OCTAVES},
+        **{name: variances[name] for name in _UNSEEN},
+        octave={name: variances[name] for name in _OCTAVES},
         pair=round(_pair(judged, expected), _DIGITS),
         origin=origin,
     )
@@ -133,12 +133,12 @@ def fit_widths(judged: Sequence[Off], origin: str = "") -> Widths:
 
 def held_out_half_widths(judged: Sequence[Off]) -> FloatArray:
     """Return each row's half-width by widths that no row of its stack told of."""
-    told, found = _Told(judged), np.zeros(len(judged))
+    told, half_widths = _Told(judged), np.zeros(len(judged))
     rows = told.rows
     for owner in told.owners:
         here = rows.of_owner(owner)
-        found[here] = np.sqrt(rows.columns[here] @ told.scaled(owner) + rows.own[here])
-    return found
+        half_widths[here] = np.sqrt(rows.columns[here] @ told.scaled(owner) + rows.own[here])
+    return half_widths
 
 
 class _Told:
@@ -175,8 +175,8 @@ class _Told:
                 told = np.flatnonzero(added > 0)
                 ratios.append(np.maximum(rest[told], 0.0) / added[told])
                 weights.append(here.weights[told])
-        found, heavy = np.concatenate(ratios), np.concatenate(weights)
-        scale = max(1.0, _quantile(found, heavy)) if len(found) else 1.0
+        joined, heavy = np.concatenate(ratios), np.concatenate(weights)
+        scale = max(1.0, _quantile(joined, heavy)) if len(joined) else 1.0
         scales: FloatArray = np.array([scale] * unseen + [1.0] * len(_OCTAVES))
         return self.squares(*left_out) * scales
 
@@ -198,7 +198,7 @@ def _regression(rows: _Rows) -> FloatArray:
     least = np.array([_believed(name) ** 2 for name in _COLUMNS])
     if not count:
         return least
-    found = least
+    coefficients = least
     matrix = hstack([csr_matrix(rows.columns), eye(count), -eye(count)])
     bounds = [(low, None) for low in least] + [(0.0, None)] * (2 * count)
     expected = np.ones(count)
@@ -206,9 +206,9 @@ def _regression(rows: _Rows) -> FloatArray:
         weights = rows.weights / expected
         cost = np.concatenate([np.zeros(size), SHARE * weights, (1 - SHARE) * weights])
         solved = linprog(cost, A_eq=matrix, b_eq=rows.squares - rows.own, bounds=bounds)
-        found = np.asarray(solved.x[:size])
-        expected = np.maximum(rows.columns @ found + rows.own, _LEAST_SQUARE)
-    return found
+        coefficients = np.asarray(solved.x[:size])
+        expected = np.maximum(rows.columns @ coefficients + rows.own, _LEAST_SQUARE)
+    return coefficients
 
 
 def _pair(judged: Sequence[Off], half_widths: FloatArray) -> float:

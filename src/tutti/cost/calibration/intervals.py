@@ -88,12 +88,12 @@ class Widths:
 
     def _unlike(self, ranges: Mapping[str, object], values: Mapping[str, float]) -> float:
         """Return what is added for kinds of work that no calibrating row did."""
-        found = 0.0
+        variance = 0.0
         for name, width in ((NARROW, self.narrow), (EXPERTS, self.experts)):
             seen = getattr(ranges.get(name), "high", 0.0)
             if values.get(name, 0.0) > 0.0 and seen <= 0.0:
-                found += width**2
-        return found
+                variance += width**2
+        return variance
 
     def apart(self, first: float, second: float, half_width: float) -> bool:
         """Tell whether two plans for one job differ by more than predictions are off."""

@@ -53,7 +53,7 @@ def calibrate_from_profile(
     """
     chip = node.chip if node is not None else shipped().chip(profile.chip, Place(file).key("chip"))
     evidence = evidence_of(profile, chip, node or shipped().node_for(chip))
-    told = {name for found in evidence for name in found.tells}
+    told = {name for each in evidence for name in each.tells}
     stack = Stack(
         stack=profile.stack or "operators",
         chips=(chip.name,),
@@ -78,14 +78,14 @@ def _constants(stack: Stack, z: FloatArray) -> Constants:
 
 
 def _predict(evidence: Sequence[Evidence], constants: Constants) -> FloatArray:
-    return np.concatenate([found.predict(constants) for found in evidence], axis=-1)
+    return np.concatenate([each.predict(constants) for each in evidence], axis=-1)
 
 
 def _fit(stack: Stack, evidence: Sequence[Evidence]) -> dict[str, float]:
-    telling = [found for found in evidence if found.tells]
+    telling = [each for each in evidence if each.tells]
     if not stack.compute:
         return {}
-    measured = np.concatenate([found.measured for found in telling])
+    measured = np.concatenate([each.measured for each in telling])
     z, jacobian = solve(
         lambda z: _predict(telling, _constants(stack, z)),
         measured,
@@ -115,7 +115,7 @@ def _calibration(
     name = _slug(f"{profile.chip} {profile.stack} operators")
     cluster = {n: fitted[n] for n in fitted if known[n].scope == "cluster"}
     predicted = _predict(evidence, Constants(**values))
-    errors = errors_pct(predicted, np.concatenate([found.measured for found in evidence]))
+    errors = errors_pct(predicted, np.concatenate([each.measured for each in evidence]))
     return Calibration(
         name=name,
         stack=stack.stack,
@@ -143,10 +143,10 @@ def _slug(text: str) -> str:
 def _rule(evidence: Sequence[Evidence], values: dict[str, float]) -> str:
     """Say what the constants rest on: counts and spans, and what was left at its prior."""
     parts = []
-    for found in evidence:
-        count = f"{len(found.measured)} " if found.kind in DIMS else ""
-        spans = f" ({found.spans})" if found.spans else ""
-        parts.append(f"{count}{found.kind}{spans}" + ("" if found.tells else ", too few to fit"))
+    for each in evidence:
+        count = f"{len(each.measured)} " if each.kind in DIMS else ""
+        spans = f" ({each.spans})" if each.spans else ""
+        parts.append(f"{count}{each.kind}{spans}" + ("" if each.tells else ", too few to fit"))
     kept = [name for name in CONSTANTS if name not in values]
     prior = f"; at their priors: {', '.join(kept)}" if kept else ""
     return f"operator measurements: {'; '.join(parts)}{prior}"

@@ -16,14 +16,14 @@ from tutti.cost.calibration.table import RunTable
 
 def unseen_residuals(stack: Stack, table: RunTable, factors: FloatArray) -> FloatArray:
     """Return ln(predicted ÷ measured) of rows, each by a fit that saw nothing of its cell."""
-    found: list[FloatArray] = []
+    residuals: list[FloatArray] = []
     for split in splits(table, MOST_ROWS):
         if len(split.calibrate) and len(split.score):
             fitted = fit(stack, table.take(split.calibrate), factors[split.calibrate])
             scored = table.take(split.score)
             seconds = fitted.predict(scored) * factors[split.score]
-            found.append(np.log(seconds / scored.measured))
-    return np.concatenate(found) if found else np.zeros(0)
+            residuals.append(np.log(seconds / scored.measured))
+    return np.concatenate(residuals) if residuals else np.zeros(0)
 
 
 def least_half_width(residuals: FloatArray) -> float | None:

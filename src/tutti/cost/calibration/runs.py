@@ -147,10 +147,10 @@ def _shape(cells: Cells, source: Convention) -> dict[str, float]:
         if column not in given and column not in shape:
             raise UnusableError(f"'{column}' is empty and model '{model}' is in no catalog")
     if "vocab" not in given and "vocab" not in shape:
-        found = public_models().vocabulary(model)
-        if found is None:
+        vocabulary = public_models().vocabulary(model)
+        if vocabulary is None:
             raise UnusableError(f"'vocab' is empty and that of model '{model}' is not known")
-        given["vocab"] = float(found)
+        given["vocab"] = float(vocabulary)
     if known is None:
         heads = given["heads"]
         if given["hidden"] % heads:

@@ -54,8 +54,8 @@ class Scoreboard:
         self._logs[rows] += np.log(predicted / measured)
         self._counts[rows] += 1
         runs = [self._table.runs[i] for i in rows]
-        for group, found in regrets(runs, predicted, measured).items():
-            self._regrets[group] += found
+        for group, lost in regrets(runs, predicted, measured).items():
+            self._regrets[group] += lost
 
     def add_half_widths(self, rows: Rows, predicted: FloatArray, widths: Sequence[float]) -> None:
         """Add how far predictions of some rows are expected to be off."""
@@ -89,14 +89,14 @@ class Scoreboard:
         )
 
     def _regret(self, group: str, runs: Sequence[Run]) -> float | None:
-        found = self._regrets[group]
+        losses = self._regrets[group]
         choices: dict[tuple[str, ...], list[Run]] = defaultdict(list)
         for run in runs:
             choices[run.choice].append(run)
         contested = [len(rivals) for rivals in choices.values() if _differ(rivals)]
         if len(contested) < _LEAST_CHOICES or sum(contested) < _LEAST_SHARE * len(runs):
             return None
-        return float(np.mean(found)) if found else None
+        return float(np.mean(losses)) if losses else None
 
 
 def _differ(runs: Sequence[Run]) -> bool:
@@ -111,13 +111,13 @@ def regrets(
     members: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for i, run in enumerate(runs):
         members[run.choice].append(i)
-    found: dict[str, list[float]] = defaultdict(list)
+    lost_by_group: dict[str, list[float]] = defaultdict(list)
     for rows in members.values():
         if _differ([runs[i] for i in rows]):
             chosen = rows[int(np.argmin(predicted[rows]))]
             lost = 100.0 * (measured[chosen] / measured[rows].min() - 1.0)
-            found[runs[rows[0]].group].append(float(lost))
-    return found
+            lost_by_group[runs[rows[0]].group].append(float(lost))
+    return lost_by_group
 
 
 def memory_mape_pct(table: RunTable) -> float | None:
@@ -127,14 +127,14 @@ def memory_mape_pct(table: RunTable) -> float | None:
         return None
     table = table.take(np.array(rows, dtype=np.intp))
     sources = [run.source for run in table.runs]
-    found = footprint(
+    memory = footprint(
         table.shape,
         table.strategy,
         state_bytes=np.array([s.state_bytes for s in sources]),
         logit_bytes=np.array([EAGER_LOGIT_BYTES if s.eager_loss else LOGIT_BYTES for s in sources]),
     )
     whole = np.array([s.process_memory for s in sources])
-    predicted = np.where(whole, found.of_process(), found.total_bytes)
+    predicted = np.where(whole, memory.of_process(), memory.total_bytes)
     measured = np.array([run.memory_bytes or 0.0 for run in table.runs])
     return float(errors_pct(predicted, measured).mean())
 

@@ -115,12 +115,12 @@ class Calibration:
 
     def extrapolations(self, **values: float) -> tuple[str, ...]:
         """Return which of the values (hidden=8192, tp=16, …) lie outside what was measured."""
-        found = []
+        notes = []
         for name, value in values.items():
             seen = self.ranges.get(name)
             if seen is not None and not seen.holds(value):
-                found.append(f"{name} {value:g} outside {seen.low:g} to {seen.high:g}")
-        return tuple(found)
+                notes.append(f"{name} {value:g} outside {seen.low:g} to {seen.high:g}")
+        return tuple(notes)
 
     def octaves(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return by how many doublings the values lie outside what was measured."""
@@ -143,8 +143,10 @@ class Calibration:
 def shipped_calibrations() -> tuple[Calibration, ...]:
     """Return the calibrations that ship with the package, in the order of their names."""
     folder = resources.files("tutti.cost").joinpath(_FOLDER)
-    found = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
-    return tuple(Calibration.from_text(f.read_text(encoding="utf-8"), f.name) for f in found)
+    entries = sorted(
+        (f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name
+    )
+    return tuple(Calibration.from_text(f.read_text(encoding="utf-8"), f.name) for f in entries)
 
 
 def load_calibrations(folder: Path) -> tuple[Calibration, ...]:

@@ -38,8 +38,8 @@ def solve(
 
     def jacobian(z: FloatArray) -> FloatArray:
         around = np.concatenate([z[None, :], z[None, :] + _STEP * np.eye(len(z))])
-        found = residuals(around)
-        slopes: FloatArray = (found[1:] - found[0]).T / _STEP
+        values = residuals(around)
+        slopes: FloatArray = (values[1:] - values[0]).T / _STEP
         return slopes
 
     solved = least_squares(

@@ -29,16 +29,16 @@ class Split:
 
 def strides(sizes: Mapping[str, int], most: int = MOST_ROWS) -> dict[str, int]:
     """Return k of "every k-th row" for each group, so that at most `most` rows calibrate."""
-    left, found = most, dict.fromkeys(sizes, 0)
+    left, stride = most, dict.fromkeys(sizes, 0)
     by_size = sorted((g for g in sizes if sizes[g]), key=lambda g: (sizes[g], g))
     for index, group in enumerate(by_size):
         size = sizes[group]
         quota = min(size // LEAST_STRIDE, left // (len(by_size) - index))
         if quota:
             # The least k for which size ÷ k, rounded down, is no more than the quota.
-            found[group] = max(LEAST_STRIDE, size // (quota + 1) + 1)
-            left -= size // found[group]
-    return found
+            stride[group] = max(LEAST_STRIDE, size // (quota + 1) + 1)
+            left -= size // stride[group]
+    return stride
 
 
 def by_id(table: RunTable, allowed: Rows | None = None) -> dict[str, Rows]:
@@ -47,7 +47,7 @@ def by_id(table: RunTable, allowed: Rows | None = None) -> dict[str, Rows]:
     groups: dict[str, list[int]] = {}
     for row in sorted(rows, key=lambda i: table.runs[i].id):
         groups.setdefault(table.runs[row].group, []).append(row)
-    return {group: np.array(found, dtype=np.intp) for group, found in groups.items()}
+    return {group: np.array(members, dtype=np.intp) for group, members in groups.items()}
 
 
 def calibration_rows(

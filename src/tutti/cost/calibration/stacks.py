@@ -64,8 +64,8 @@ class Stack:
 
     def medians(self) -> dict[str, float]:
         """Return the medians that are other than the registry's: the family's, then its own."""
-        found = {name: prior.median for name, prior in self._family.items()}
-        return found | {name: prior.median for name, prior in self.priors.items()}
+        medians = {name: prior.median for name, prior in self._family.items()}
+        return medians | {name: prior.median for name, prior in self.priors.items()}
 
     def value(self, name: str, z: FloatArray) -> FloatArray:
         """Return the constant that lies `z` log-sigmas from its median, within its bounds."""

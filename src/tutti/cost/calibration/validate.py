@@ -48,11 +48,11 @@ class Condition:
 
     def holds(self, cells: Cells) -> bool:
         """Tell whether a row has the value, as text or as a number."""
-        found = cells.text(self.column)
+        value = cells.text(self.column)
         try:
-            return float(found) == float(self.value)
+            return float(value) == float(self.value)
         except ValueError:
-            return found == self.value
+            return value == self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +133,11 @@ def _by_shipped(
         calibration, here = calibration_of(run.group, run.chip), table.take(rows)
         closed = _closed_form(here, shipped_constants(run))
         boards.closed_form.add(rows, closed)
-        found = predictor(here, shipped_constants(run)) if predictor is not None else closed
-        known = np.isfinite(found)
-        boards.predicted.add(rows[known], found[known])
+        predicted = predictor(here, shipped_constants(run)) if predictor is not None else closed
+        known = np.isfinite(predicted)
+        boards.predicted.add(rows[known], predicted[known])
         widths = [_half_width(calibration, table, run.group, int(i)) for i in rows[known]]
-        boards.predicted.add_half_widths(rows[known], found[known], widths)
+        boards.predicted.add_half_widths(rows[known], predicted[known], widths)
         if calibration is not None:
             outside[run.group] += sum(bool(_outside(calibration, table, int(i))) for i in rows)
     return left_out, {name: count for name, count in outside.items() if count}
@@ -148,7 +148,7 @@ def _by_constants(table: RunTable, rows: Sequence[int]) -> list[Rows]:
     members: dict[tuple[str, str], list[int]] = {}
     for i in rows:
         members.setdefault((table.runs[i].group, table.runs[i].chip), []).append(i)
-    return [np.array(found, dtype=np.intp) for found in members.values()]
+    return [np.array(rows, dtype=np.intp) for rows in members.values()]
 
 
 def shipped_constants(run: Run) -> Constants:
@@ -211,7 +211,7 @@ def _fits(
     table: RunTable, allowed: list[bool] | None, group: str | None, predictor: Predictor | None
 ) -> list[_Fit]:
     """Return every stack (the one that has `group`) with what its predictions are times."""
-    found: list[_Fit] = []
+    fits: list[_Fit] = []
     for stack, members in sorted_into_stacks(table):
         if group is not None and group not in {table.runs[i].group for i in members}:
             continue
@@ -219,8 +219,8 @@ def _fits(
         known = np.isfinite(ratio)
         members, ratio = members[known], ratio[known]
         chosen = None if allowed is None else np.flatnonzero([allowed[i] for i in members])
-        found.append(_Fit(stack, members, chosen, ratio))
-    return found
+        fits.append(_Fit(stack, members, chosen, ratio))
+    return fits
 
 
 def product_ratio(table: RunTable, predictor: Predictor | None) -> FloatArray:
@@ -259,11 +259,11 @@ def sorted_into_stacks(table: RunTable) -> list[tuple[Stack, Rows]]:
     members: dict[str, list[int]] = {}
     for i, run in enumerate(table.runs):
         members.setdefault(stack_name(run.group, run.chip), []).append(i)
-    found = []
+    sorted_rows = []
     for name, rows in members.items():
         groups = tuple(dict.fromkeys(table.runs[i].group for i in rows))
-        found.append((stacks()[name].with_groups(groups), np.array(rows, dtype=np.intp)))
-    return found
+        sorted_rows.append((stacks()[name].with_groups(groups), np.array(rows, dtype=np.intp)))
+    return sorted_rows
 
 
 def stack_name(group: str, chip: str) -> str:

@@ -86,9 +86,9 @@ class Limits:
         """Return what tells chips apart above which traffic between them goes."""
         leaves = layer > 0 and self.tiers[layer - 1] == 0
         by_switch = layer == 0 or (leaves and not self.wiring.fabric.rail_only)
-        found: Integers
-        found = self._bundles[layer][chips, 0] if by_switch else self._groups[layer][chips]
-        return found
+        regions: Integers
+        regions = self._bundles[layer][chips, 0] if by_switch else self._groups[layer][chips]
+        return regions
 
     def reach(self, chips: Sequence[Position], crossers: Crossers | None) -> Reach:
         """Return what some chips share, in their order."""
@@ -179,21 +179,21 @@ class Limits:
 
     def numbers(self, sets: Iterable[ChipSet]) -> Integers:
         """Return the numbers of chips, set after set."""
-        wiring, found = self.wiring, []
+        wiring, numbers = self.wiring, []
         for part in (part for chips in sets for part in chips.ranges):
             first = wiring.first_chip[part.pool]
             width = wiring.cluster.pool(part.pool).node.num_chips
             nodes = np.arange(part.first_node, part.last_node + 1)
             slots = np.arange(part.first_slot, part.last_slot + 1)
-            found.append((first + nodes[:, None] * width + slots[None, :]).ravel())
-        return np.concatenate(found)
+            numbers.append((first + nodes[:, None] * width + slots[None, :]).ravel())
+        return np.concatenate(numbers)
 
 
 def _renumbered(values: Integers) -> Integers:
     """Return the values counted in the order in which they come first."""
     _, first, index = np.unique(values, return_index=True, return_inverse=True)
-    found: Integers = np.argsort(np.argsort(first))[index.reshape(-1)]
-    return found
+    numbers: Integers = np.argsort(np.argsort(first))[index.reshape(-1)]
+    return numbers
 
 
 def _ports(ports: Integers) -> Integers:
@@ -219,22 +219,22 @@ def _tier_rates(wiring: Wiring, tiers: Sequence[int]) -> list[Floats]:
 def _groups(wiring: Wiring, ports: Integers) -> list[Integers]:
     """Return, per tier below the top, the number of the group that each chip hangs under."""
     group = wiring.port_leaf[ports] // wiring.switches_per_group[0]
-    found = []
+    groups = []
     for parent in wiring.group_parent:
-        found.append(group)
+        groups.append(group)
         group = parent[group]
-    return found
+    return groups
 
 
 def _bundles(wiring: Wiring, ports: Integers) -> list[Integers]:
     """Return, per layer of links, the bundle that each chip's ports go up by."""
-    found = []
+    bundles = []
     group = wiring.port_leaf[ports] // wiring.switches_per_group[0]
     for index, parent in enumerate(wiring.group_parent):
         leaves = wiring.port_leaf[ports]
-        found.append(leaves if index == 0 else group * wiring.lanes + wiring.port_lane[ports])
+        bundles.append(leaves if index == 0 else group * wiring.lanes + wiring.port_lane[ports])
         group = parent[group]
-    return found
+    return bundles
 
 
 def _limits(wiring: Wiring, index: int) -> bool:
@@ -261,8 +261,8 @@ def _limits(wiring: Wiring, index: int) -> bool:
 def _caps(wiring: Wiring) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Return what chips may send to each other pool at most, and whether hosts forward it."""
     cluster = wiring.cluster
-    found = np.full((len(cluster.pools), len(cluster.pools)), np.inf)
-    by_host = np.zeros(found.shape, dtype=np.bool_)
+    caps = np.full((len(cluster.pools), len(cluster.pools)), np.inf)
+    by_host = np.zeros(caps.shape, dtype=np.bool_)
     for i, home in enumerate(cluster.pools):
         for j, away in enumerate(cluster.pools):
             if i != j:
@@ -270,8 +270,8 @@ def _caps(wiring: Wiring) -> tuple[Floats, npt.NDArray[np.bool_]]:
                 forwarded = by_host[i, j] = cross.kind is CrossKind.HOST_FORWARDED
                 if forwarded or cross.bandwidth is not None or cross.nic_fraction is not None:
                     ends = (Position(home.name, 0, 0), Position(away.name, 0, 0))
-                    found[i, j] = cluster.link(*ends).chip_bandwidth
-    return found, by_host
+                    caps[i, j] = cluster.link(*ends).chip_bandwidth
+    return caps, by_host
 
 
 def may_limit(fabric: Fabric) -> bool:

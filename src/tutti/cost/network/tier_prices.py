@@ -70,8 +70,8 @@ def _startup(phase: Phase, reach: Reach, shares: Shares) -> float:
 
 def _native(reach: Reach, sources: Integers, targets: Integers) -> Integers:
     island = reach.islands[sources]
-    found: Integers = (island == reach.islands[targets]) & (island >= 0)
-    return found
+    native: Integers = (island == reach.islands[targets]) & (island >= 0)
+    return native
 
 
 def busy_seconds(
@@ -81,7 +81,7 @@ def busy_seconds(
     count = len(reach.nodes)
     near = reach.nodes[sources] == reach.nodes[targets]
     native = _native(reach, sources, targets)
-    found = [
+    seconds = [
         np.bincount(ends[own], weights=sizes[own], minlength=count)
         / np.maximum(rates * share, 1e-300)
         for own, rates, share in (
@@ -92,8 +92,8 @@ def busy_seconds(
     away = ~near
     a, b, size = sources[away], targets[away], sizes[away] / shares.outside
     for up in reach.uplinks:
-        found += _uplink_seconds(reach, up, a, b, size)
-    return np.concatenate([*found, *_capped_seconds(reach, a, b, size)])
+        seconds += _uplink_seconds(reach, up, a, b, size)
+    return np.concatenate([*seconds, *_capped_seconds(reach, a, b, size)])
 
 
 def _uplink_seconds(
@@ -102,7 +102,7 @@ def _uplink_seconds(
     """Return how long the ways up from a tier's groups, and those down to them, are busy."""
     start, end = up.regions[a], up.regions[b]
     crossing = start != end
-    regions, found = len(up.rates), []
+    regions, loads = len(up.rates), []
     switches = len(np.unique(start[crossing])) if up.links > 1 else 1
     for ends in (start[crossing], end[crossing]):
         load = np.bincount(ends, weights=size[crossing], minlength=regions) * up.crowds / up.rates
@@ -113,8 +113,8 @@ def _uplink_seconds(
                 for number in flows.tolist()
             ]
             load = load / np.array(shares)
-        found.append(load)
-    return found
+        loads.append(load)
+    return loads
 
 
 def _capped_seconds(reach: Reach, a: Integers, b: Integers, size: Floats) -> list[Floats]:
@@ -123,8 +123,8 @@ def _capped_seconds(reach: Reach, a: Integers, b: Integers, size: Floats) -> lis
     if pools < 2 or not np.isfinite(reach.caps).any():
         return []
     each = size / reach.caps[reach.pools[a], reach.pools[b]]
-    slots, found = len(reach.nodes) * pools, []
+    slots, seconds = len(reach.nodes) * pools, []
     for near, far in ((a, b), (b, a)):
         own = np.bincount(near * pools + reach.pools[far], weights=each, minlength=slots)
-        found.append(own.astype(np.float64))
-    return found
+        seconds.append(own.astype(np.float64))
+    return seconds

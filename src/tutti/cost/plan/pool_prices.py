@@ -178,8 +178,8 @@ class PoolPrices:
         key = (work, *degrees.items())
         if key not in self._half_widths:
             values = self._values(work) | degrees
-            found = shipped_widths().half_width(self.calibration, self._known, values)
-            self._half_widths[key] = found
+            half_width = shipped_widths().half_width(self.calibration, self._known, values)
+            self._half_widths[key] = half_width
         return self._half_widths[key]
 
     def _values(self, work: Workload) -> dict[str, float]:

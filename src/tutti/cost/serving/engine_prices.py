@@ -81,14 +81,14 @@ class EnginePrices:
         chunk = self.engine.chunk
         if self.imports:  # a prompt that came over a link takes no step's room
             chunk = max(chunk, self.longest + self.slots)
-        found = windows_of(self.model)
+        windows = windows_of(self.model)
         return Settings(
             slots=max(1, self.slots // self.lanes),
             pages=self.engine.pages // self.lanes + 1,
             page_size=self.engine.page_size,
             max_length=self.longest,
             most_tokens=chunk,
-            window=None if found[0] is None else max(w or 0 for w in found),
+            window=None if windows[0] is None else max(w or 0 for w in windows),
             prefix=prefix,
             target_s=target_s,
         )

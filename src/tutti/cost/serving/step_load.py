@@ -14,8 +14,8 @@ Windows = tuple[int | None, ...]
 
 def windows_of(model: ModelSpec) -> Windows:
     """Return the different windows of a model's layers; None: some see all."""
-    found = dict.fromkeys(block.attention.window for block in model.blocks)
-    return tuple(sorted(found, key=lambda window: (window is not None, window or 0)))
+    windows = dict.fromkeys(block.attention.window for block in model.blocks)
+    return tuple(sorted(windows, key=lambda window: (window is not None, window or 0)))
 
 
 class StepLoad(NamedTuple):

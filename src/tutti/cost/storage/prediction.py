@@ -79,7 +79,7 @@ def storage_seconds(
     target = storage.shared
     tiers = tuple(tier_times(storage, facts))
     mean_time = mean_time_between_failures(plan, cluster)
-    found = StorageSeconds(
+    seconds = StorageSeconds(
         checkpoint_bytes=size,
         stall=stall_seconds(facts) if tiers else None,
         tiers=tiers,
@@ -87,10 +87,10 @@ def storage_seconds(
         mean_time_between_failures=mean_time,
     )
     if target is not None:
-        found = _with_target(found, plan, cluster, target, facts)
-        found = _with_failures(found, step_s, _restart(plan, cluster))
-        found = replace(found, stretched_step=_stretched(target, facts, step_s, exposed_s))
-    return replace(found, warnings=tuple(_warnings(found, plan, storage, step_s)))
+        seconds = _with_target(seconds, plan, cluster, target, facts)
+        seconds = _with_failures(seconds, step_s, _restart(plan, cluster))
+        seconds = replace(seconds, stretched_step=_stretched(target, facts, step_s, exposed_s))
+    return replace(seconds, warnings=tuple(_warnings(seconds, plan, storage, step_s)))
 
 
 def checkpoint_facts(
@@ -135,7 +135,7 @@ def _restart(plan: Plan, cluster: Cluster) -> float:
 
 
 def _with_target(
-    found: StorageSeconds,
+    seconds: StorageSeconds,
     plan: Plan,
     cluster: Cluster,
     target: StorageTarget,
@@ -144,7 +144,7 @@ def _with_target(
     data = read_seconds(target, plan.job.tokens * TOKEN_BYTES, facts.clients)
     restore = restore_seconds(target, facts)
     return replace(
-        found,
+        seconds,
         data_per_step=data,
         restore=restore,
         checkpoint_read=restore.seconds,
@@ -152,18 +152,18 @@ def _with_target(
     )
 
 
-def _with_failures(found: StorageSeconds, step_s: float, restart_s: float) -> StorageSeconds:
-    safe, mean_time = found.checkpoint_write, found.mean_time_between_failures
-    if safe is None or mean_time is None or found.stall is None or found.restore is None:
-        return found
+def _with_failures(seconds: StorageSeconds, step_s: float, restart_s: float) -> StorageSeconds:
+    safe, mean_time = seconds.checkpoint_write, seconds.mean_time_between_failures
+    if safe is None or mean_time is None or seconds.stall is None or seconds.restore is None:
+        return seconds
     facts = FailureFacts(
         mean_time_s=mean_time,
-        stall_s=found.stall,
+        stall_s=seconds.stall,
         safe_s=safe,
-        restart_s=restart_s + found.restore.seconds,
+        restart_s=restart_s + seconds.restore.seconds,
         step_s=step_s,
     )
-    return replace(found, saving=best_interval(facts))
+    return replace(seconds, saving=best_interval(facts))
 
 
 def _stretched(
@@ -180,10 +180,12 @@ def _stretched(
     return step_s + exposed_s * (clients.nic_rate / left - 1.0)
 
 
-def _warnings(found: StorageSeconds, plan: Plan, storage: Storage, step_s: float) -> Sequence[str]:
+def _warnings(
+    seconds: StorageSeconds, plan: Plan, storage: Storage, step_s: float
+) -> Sequence[str]:
     said = []
     target = storage.shared
-    data = found.data_per_step
+    data = seconds.data_per_step
     if target is not None and data is not None and step_s and data > step_s:
         need = plan.job.tokens * TOKEN_BYTES / step_s
         gets = plan.job.tokens * TOKEN_BYTES / data
@@ -193,9 +195,9 @@ def _warnings(found: StorageSeconds, plan: Plan, storage: Storage, step_s: float
         )
     said += [
         f"a checkpoint does not fit on the {tier.tier.words}; leave that tier out"
-        for tier in found.tiers
+        for tier in seconds.tiers
         if not tier.fits
     ]
-    if found.saving is not None and found.saving.lost_share >= 1.0:
+    if seconds.saving is not None and seconds.saving.lost_share >= 1.0:
         said.append("failures come faster than the job restarts: nothing would ever be done")
     return said

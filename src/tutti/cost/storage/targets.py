@@ -51,8 +51,8 @@ class Clients:
         """
         files = [0, 1]  # over the NICs, and over the node's share of the storage
         paths = np.array([files, [0, -1]] if beside_training else [files], dtype=np.int32)
-        found = fair_rates(paths, np.array([nic_rate, share]))
-        return float(found[0]), float(found[1]) if beside_training else nic_rate
+        rates = fair_rates(paths, np.array([nic_rate, share]))
+        return float(rates[0]), float(rates[1]) if beside_training else nic_rate
 
 
 def read_seconds(
@@ -115,15 +115,15 @@ def _with_measured(
         return replace(storage, local_disk=disk)
     known: StorageTarget | None = getattr(storage, tier.value)
     if known is None:
-        found = StorageTarget(
+        measured = StorageTarget(
             read_bandwidth=read.bandwidth, write_bandwidth=write.bandwidth, latency_s=latency_s
         )
     else:
         slower = min(read.bandwidth, write.bandwidth)
-        found = replace(known, per_node_bandwidth=slower)
+        measured = replace(known, per_node_bandwidth=slower)
     if tier is StorageTier.FILE_SYSTEM:
-        return replace(storage, file_system=found)
-    return replace(storage, object_store=found)
+        return replace(storage, file_system=measured)
+    return replace(storage, object_store=measured)
 
 
 def checksum_rate(profiles: Sequence[Profile]) -> float | None:

@@ -42,8 +42,8 @@ def key_table(spec: ModelSpec, keys: Collection[str] | None = None) -> KeyTable:
             f"{spec.name}: no weight map for model type '{spec.model_type}'; its package must "
             f"register one: {PAGE}"
         )
-    found = _MAPS[spec.model_type]
-    weights = found if isinstance(found, WeightMap) else found(spec)
+    declared = _MAPS[spec.model_type]
+    weights = declared if isinstance(declared, WeightMap) else declared(spec)
     with_base = not keys or any(key.startswith(weights.base) for key in keys)
     try:
         return resolve(weights, spec, with_base=with_base)

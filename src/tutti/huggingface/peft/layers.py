@@ -44,15 +44,15 @@ class LinearModule(NamedTuple):
 def linear_modules(spec: ModelSpec) -> tuple[LinearModule, ...]:
     """Return the linear modules of a model's blocks, in order; experts are none."""
     table = key_table(spec.untuned, None)
-    found: dict[str, LinearModule] = {}
+    modules: dict[str, LinearModule] = {}
     for located in table.tensors.values():
         unit = int(located.name.partition(".")[0])
         if not 0 < unit < spec.head_unit or not located.parameter.matmul_uses:
             continue
         for piece in located.pieces if not located.parameter.experts else ():
             path = piece.key.removesuffix(".weight")
-            found[path] = LinearModule(path, table.stored[piece.key])
-    return tuple(found.values())
+            modules[path] = LinearModule(path, table.stored[piece.key])
+    return tuple(modules.values())
 
 
 @functools.lru_cache(maxsize=32)

@@ -39,27 +39,27 @@ def write_adapter(
     adapter = spec.tuning.adapter if spec.tuning is not None else None
     if adapter is None:
         raise InputError(f"{spec.name}: has no adapters to write; it was trained as a whole")
-    found: dict[str, Tensor] = {}
+    tensors_by_key: dict[str, Tensor] = {}
     modules: list[LinearModule] = []
     for module in linear_modules(spec):
         names = [layer for layer in module.layers if f"{layer}.{UP}" in tensors]
         if not names:
             continue
         modules.append(module)
-        found |= _linear(module, tensors, spec)
+        tensors_by_key |= _linear(module, tensors, spec)
     parameters: set[str] = set()
     for unit, path in expert_modules(spec).items():
         written, own = _experts(unit, path, tensors)
-        found |= written
+        tensors_by_key |= written
         parameters |= own
     whole = {name: value for name, value in tensors.items() if not is_adapter(name)}
     saved = {name: module_path(spec, name) for name in whole}
-    found |= {f"{_PREFIX}{saved[name]}": value for name, value in whole.items()}
+    tensors_by_key |= {f"{_PREFIX}{saved[name]}": value for name, value in whole.items()}
     config = _config(spec, adapter, modules, parameters, base)
     if saved:
         config["modules_to_save"] = sorted({key.rpartition(".")[0] for key in saved.values()})
     folder.mkdir(parents=True, exist_ok=True)
-    plain = {key: value.detach().contiguous().clone() for key, value in found.items()}
+    plain = {key: value.detach().contiguous().clone() for key, value in tensors_by_key.items()}
     save_file(plain, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
     text = json.dumps(config, indent=2, sort_keys=True)
     (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
@@ -81,9 +81,9 @@ def _linear(
     lengths = down.new_zeros(outputs)
     scaled = False
     for layer, (_, piece) in zip(module.layers, module.parts, strict=True):
-        found = stored_rows(piece)
-        assert found is not None, "a linear module has a matrix"
-        rows = torch.from_numpy(found)
+        numbers = stored_rows(piece)
+        assert numbers is not None, "a linear module has a matrix"
+        rows = torch.from_numpy(numbers)
         if f"{layer}.{UP}" in tensors:
             up[rows] = tensors[f"{layer}.{UP}"]
         if f"{layer}.{MAGNITUDE}" in tensors:
@@ -103,16 +103,16 @@ def _experts(
         for part, layers in EXPERT_PARTS.items()
         if f"{unit}.{layers[-1]}.{UP}" in tensors
     }
-    found: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
     for number, (_, layers) in enumerate(present.items()):
         held = [f"{unit}.{layer}" for layer in layers if f"{unit}.{layer}.{UP}" in tensors]
         inner = "base_layer." * (len(present) - 1 - number)
         down = tensors[f"{held[0]}.{DOWN}"]
         up = torch.cat([tensors[f"{layer}.{UP}"] for layer in held], dim=1)
         key = f"{_PREFIX}{path}.{inner}"
-        found[f"{key}lora_A.weight"] = down.flatten(0, 1)
-        found[f"{key}lora_B.weight"] = up.permute(1, 2, 0).flatten(1)
-    return found, {f"{EXPERT_MODULE}.{part}" for part in present}
+        matrices[f"{key}lora_A.weight"] = down.flatten(0, 1)
+        matrices[f"{key}lora_B.weight"] = up.permute(1, 2, 0).flatten(1)
+    return matrices, {f"{EXPERT_MODULE}.{part}" for part in present}
 
 
 def _config(

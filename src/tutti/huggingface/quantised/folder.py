@@ -70,7 +70,7 @@ class QuantisedFolder(HfFolder):
                 f"{self.folder}: 'quantization_config' says {self._scheme.method}, and no tensor "
                 "is quantised; take it out of config.json if the weights are plain"
             )
-        seen = {key: found for key, found in entries.items() if key not in used}
+        seen = {key: entry for key, entry in entries.items() if key not in used}
         for key, module in self._modules.items():
             first = entries[module.first]
             whole = Entry(key=key, dtype=BY_NAME["float32"], shape=shapes[key], start=0, stop=0)
@@ -85,7 +85,7 @@ class QuantisedFolder(HfFolder):
         located = self.table.tensors[self.owner(name)]
         if located.pieces[0].key not in self._modules:
             return None
-        found = []
+        stored = []
         for piece in located.pieces:
             rows = stored_rows(piece)
             if piece.order or rows is None:
@@ -94,10 +94,10 @@ class QuantisedFolder(HfFolder):
                     "weights of (out, in)"
                 )
             whole = len(rows) == piece.shape[0] and bool((rows[1:] > rows[:-1]).all())
-            found.append(
+            stored.append(
                 StoredRows(self._packed(piece.key), None if whole else torch.from_numpy(rows))
             )
-        return tuple(found)
+        return tuple(stored)
 
     def raw(self, name: str, bounds: Bounds) -> Raw:
         """Return the bytes of a slice of a plain tensor."""

@@ -53,7 +53,7 @@ def find_modules(
 
     Among these are those that say how inputs would be scaled.
     """
-    found: dict[str, Module] = {}
+    modules: dict[str, Module] = {}
     used: set[str] = set()
     for key, entry in entries.items():
         name, _, leaf = key.rpartition(".")
@@ -64,9 +64,9 @@ def find_modules(
             continue
         parts = {leaf: entry}
         parts |= {n: entries[f"{name}.{n}"] for n in names if f"{name}.{n}" in entries}
-        found[f"{name}.weight"] = Module(name=name, parts=parts)
+        modules[f"{name}.weight"] = Module(name=name, parts=parts)
         used |= {part.key for part in parts.values()}
-    return found, frozenset(used)
+    return modules, frozenset(used)
 
 
 def _parts_of(

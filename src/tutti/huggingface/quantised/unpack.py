@@ -81,9 +81,9 @@ def _whole_bytes(scheme: Scheme, module: Module, shape: tuple[int, int], read: R
     zeros = None
     if "weight_zero_point" in module.parts:
         other = module.parts["weight_zero_point"]
-        found, own = _scales(read(other), other, shape, scheme.block)
+        zeros_kept, own = _scales(read(other), other, shape, scheme.block)
         _expect(other, own == block, "a zero for each scale")
-        zeros = found.to(torch.int16)
+        zeros = zeros_kept.to(torch.int16)
     codes = read(module.parts["weight"])
     return Packed(codes=codes, scales=scales, zeros=_some(zeros), block=block, order=None)
 

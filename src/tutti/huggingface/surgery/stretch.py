@@ -50,7 +50,7 @@ def stretched(
             f"{place}: 'rope_parameters' has settings for each kind of layer; stretch those that "
             "see everything there, by hand"
         )
-    scaled = next((found.scaling for found in rotary if found and found.scaling), None)
+    scaled = next((each.scaling for each in rotary if each and each.scaling), None)
     if scaled is not None:
         raise InputError(
             f"{place}: its positions are stretched already ({scaled.kind}, by {scaled.factor:g}); "

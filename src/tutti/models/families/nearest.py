@@ -78,8 +78,8 @@ def nearest_family(
 
 
 def _architectures(values: Mapping[str, object]) -> list[str]:
-    found = values.get("architectures")
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    names = values.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def _plain(name: str) -> str:

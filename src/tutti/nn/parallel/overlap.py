@@ -163,16 +163,16 @@ class _Column(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.beside, ctx.layers = beside, layers  # parameters themselves, whatever lies in them then
         widths, linear = [layer.columns for layer in layers], beside.operators.linear
-        found = []
+        products = []
         for piece in beside.gathered(x):
             parts = zip(piece.split(widths, dim=1), layers, strict=True)
-            found.append(
+            products.append(
                 [
                     part.contiguous() if weight is None else linear(part, weight, bias)
                     for part, (_, weight, bias) in parts
                 ]
             )
-        return tuple(beside.in_order(pieces) for pieces in zip(*found, strict=True))
+        return tuple(beside.in_order(pieces) for pieces in zip(*products, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -193,11 +193,11 @@ class _Column(torch.autograd.Function):
 
         grad_x = beside.summed(of_input()) if needed[0] else None
         whole = functools.cache(lambda: inputs.wait().split([c for c, _, _ in layers], dim=1))
-        found: list[Tensor | None] = []
+        answers: list[Tensor | None] = []
         for index, (layer, part) in enumerate(zip(layers, rows, strict=True)):
             columns = functools.partial(lambda i: whole()[i], index)
-            found += beside.of_parameters(layer, functools.partial(_given, part), columns)
-        return grad_x, None, None, *found
+            answers += beside.of_parameters(layer, functools.partial(_given, part), columns)
+        return grad_x, None, None, *answers
 
 
 class _Row(torch.autograd.Function):
@@ -234,8 +234,8 @@ def _given(x: Tensor) -> Tensor:
 def column_products(x: Tensor, layers: Sequence[Layer], beside: Beside) -> tuple[Tensor, ...]:
     """Return x·Wᵀ + b of all tokens, where each rank has its own of them and a slice of W."""
     parameters = [parameter for layer in layers for parameter in layer[1:]]
-    found: tuple[Tensor, ...] = _Column.apply(x, beside, layers, *parameters)
-    return found
+    products: tuple[Tensor, ...] = _Column.apply(x, beside, layers, *parameters)
+    return products
 
 
 def row_product(x: Tensor, weight: Tensor, beside: Beside) -> Tensor:

@@ -60,12 +60,12 @@ def pieces_of(
         chunks += [(bounds[c], bounds[c + 1]) for c in (rank, 2 * ways - 1 - rank)]
         start += length
     starts = list(itertools.accumulate(lengths, initial=0))
-    found: list[RowPiece] = []
+    pieces: list[RowPiece] = []
     for low, high in chunks:
         document = bisect.bisect_right(starts, low) - 1
         while low < high:
             last = min(high, starts[document + 1])
             if low < last:
-                found.append(RowPiece(document, starts[document], low, last))
+                pieces.append(RowPiece(document, starts[document], low, last))
             low, document = last, document + 1
-    return tuple(found)
+    return tuple(pieces)

@@ -42,9 +42,9 @@ class Requests:
         count = int(self.prompts[index])
         if self.blocks:
             names, size = self.blocks[index], self.block
-            found = [1 + name * size + place for name in names for place in range(size)]
-            found += _own(index, max(0, count - len(found)))
-            return tuple(token % 2**31 for token in found[:count])
+            tokens = [1 + name * size + place for name in names for place in range(size)]
+            tokens += _own(index, max(0, count - len(tokens)))
+            return tuple(token % 2**31 for token in tokens[:count])
         if self.shared_prefix:
             common = min(self.shared_prefix, count - 1)
             return (*range(1, common + 1), *_own(index, count - common))
@@ -93,8 +93,8 @@ def _lengths(lengths: Lengths, count: int, random: np.random.Generator) -> I64:
     drawn = random.lognormal(
         math.log(lengths.mean) - lengths.sigma**2 / 2, lengths.sigma or 1e-12, count
     )
-    found: I64 = np.clip(np.round(drawn), 1, lengths.longest).astype(np.int64)
-    return found
+    lengths_n: I64 = np.clip(np.round(drawn), 1, lengths.longest).astype(np.int64)
+    return lengths_n
 
 
 def arrival_times(

@@ -62,11 +62,11 @@ class Deployment:
     def simulated(self) -> list[int]:
         """Return how many engines of each pipeline stand for all of them."""
         copies = [pipeline.copies for pipeline in self.plan.pipelines]
-        found = [1] * len(copies)
+        simulated = [1] * len(copies)
         for route in self.plan.routes:
             feeding = -(-copies[route.prefill] // copies[route.decode])
-            found[route.prefill] = max(found[route.prefill], feeding)
-        return found
+            simulated[route.prefill] = max(simulated[route.prefill], feeding)
+        return simulated
 
 
 def simulate_serving(
@@ -242,7 +242,7 @@ def _dealt(plan: Plan, shown: Sequence[int], count: int) -> list[tuple[int, int]
     }
     copies = [pipeline.copies for pipeline in plan.pipelines]
     given = dict.fromkeys(shares, 0)
-    found = []
+    dealt = []
     for index in range(count):
         group, furthest = -1, -math.inf
         for each, share in shares.items():
@@ -250,9 +250,9 @@ def _dealt(plan: Plan, shown: Sequence[int], count: int) -> list[tuple[int, int]
             if behind > furthest:
                 group, furthest = each, behind
         if given[group] % copies[group] < shown[group]:
-            found.append((index, group))
+            dealt.append((index, group))
         given[group] += 1
-    return found
+    return dealt
 
 
 class _Onward:

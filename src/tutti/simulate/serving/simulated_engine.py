@@ -126,9 +126,9 @@ class SimulatedEngine:
         while lane.late and lane.late[0][0].came_s <= lane.began_s:
             _enter(lane, *lane.late.pop(0))
         if self._leaps and not lane.silent and not lane.late:
-            found = ahead(lane.scheduler)
-            if found.steps > 1:
-                return self._begin_leap(lane, now, found.steps, found.rows, found.keys)
+            several = ahead(lane.scheduler)
+            if several.steps > 1:
+                return self._begin_leap(lane, now, several.steps, several.rows, several.keys)
         step = lane.scheduler.next_step()
         if step is None and lane.late:  # nothing was under way any more when they came
             while lane.late:

@@ -156,8 +156,8 @@ def _stamp(text: str, kind: _Columns, file: str, number: int) -> float:
     """Return a date and time as seconds; Azure's have seven digits behind the second."""
     head, dot, digits = text.partition(".")
     try:
-        found = datetime.fromisoformat(head).timestamp()
-        return found + (float(f"0.{digits}") if dot else 0.0)
+        seconds = datetime.fromisoformat(head).timestamp()
+        return seconds + (float(f"0.{digits}") if dot else 0.0)
     except ValueError:
         raise InputError(
             f"{file}: request {number}: '{kind.time}' is '{text}'; expected seconds or a date"

@@ -32,13 +32,13 @@ def trained_tensors(
     saved = SavedModel(checkpoint, like=like)
     if saved.spec.tuning is None or saved.spec.tuning.adapter is None:
         raise InputError(f"{checkpoint}: is of a whole model and has no adapters")
-    found = {}
+    tensors = {}
     for name in saved.names():
         parameter = saved.parameter(name)
         if parameter.trainable and parameter.tied_to is None:
             bounds = tuple((0, size) for size in parameter.shape)
-            found[name] = to_torch(saved.raw(name, bounds), saved.dtype(name))
-    return saved, found
+            tensors[name] = to_torch(saved.raw(name, bounds), saved.dtype(name))
+    return saved, tensors
 
 
 def export_adapter(checkpoint: Path, target: Path, *, base: Path, like: Path | None = None) -> Path:

@@ -112,7 +112,7 @@ def read_tensor(stream: IO[bytes], start: int, length: int, into: Tensor, path: 
     try:
         with zipfile.ZipFile(_Section(stream, start, length)) as archive:
             entry = archive.getinfo(_NUMBERS)
-        found = _read_entry(stream, start, entry, memory)
+        checksum_bytes = _read_entry(stream, start, entry, memory)
     except _BROKEN:
         raise DamagedError(f"{path}: damaged at byte {start}; load another checkpoint") from None
     if entry.file_size != memory.nbytes:
@@ -120,7 +120,7 @@ def read_tensor(stream: IO[bytes], start: int, length: int, into: Tensor, path: 
             f"{path}: holds {entry.file_size} bytes at {start} where {memory.nbytes} are expected; "
             "load another checkpoint"
         )
-    if found != memory.nbytes or zlib.crc32(memory) != entry.CRC:
+    if checksum_bytes != memory.nbytes or zlib.crc32(memory) != entry.CRC:
         raise DamagedError(
             f"{path}: the numbers at byte {start} do not match their checksum; load another "
             "checkpoint"

@@ -69,29 +69,29 @@ def kept_pieces(
 
     With `frozen` also what a run with adapters does not save: its base.
     """
-    found: list[Piece] = []
+    kept: list[Piece] = []
     for state in engine.parameters.all_states():
         sources = _sources(state, writable=True)
         for index, own in _kept(state):
-            found += _pieces(engine, state, sources, index, own, most_bytes=most_bytes)
+            kept += _pieces(engine, state, sources, index, own, most_bytes=most_bytes)
     for span in _fixed(engine, frozen=frozen):
-        found += _fixed_pieces(engine, span.blocks[0], (0, span.size), most_bytes=most_bytes)
-    return found
+        kept += _fixed_pieces(engine, span.blocks[0], (0, span.size), most_bytes=most_bytes)
+    return kept
 
 
 def written_pieces(engine: Engine, *, most_bytes: int = MOST_PIECE_BYTES) -> list[Piece]:
     """Return what a rank writes: together, all ranks write every number once."""
-    found: list[Piece] = []
+    written: list[Piece] = []
     for state in engine.parameters.all_states():
         sources = _sources(state, writable=False)
         for index, own in _written(engine, state):
             pieces = _pieces(engine, state, sources, index, own, most_bytes=most_bytes)
-            found += [piece for piece in pieces if not piece.copy]
+            written += [piece for piece in pieces if not piece.copy]
     for span in _fixed(engine):
         part = span.own(engine.seat.rank)
         own = (part.start, part.stop)
-        found += _fixed_pieces(engine, span.blocks[0], own, most_bytes=most_bytes)
-    return found
+        written += _fixed_pieces(engine, span.blocks[0], own, most_bytes=most_bytes)
+    return written
 
 
 # --- which elements ------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def _fixed_pieces(
 def expected_keys(engine: Engine) -> dict[str, int]:
     """Return every key that a complete checkpoint of this job has, with its number of elements."""
     moments = [StateKind(name) for name in MOMENTS[engine.plan.job.optimizer]]
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for unit, parameter in itertools.chain.from_iterable(
         ((unit, parameter) for parameter in engine.spec.parameters(unit))
         for unit in range(engine.spec.num_units)
@@ -233,5 +233,5 @@ def expected_keys(engine: Engine) -> dict[str, int]:
             continue
         kinds = [StateKind.WEIGHT, *(moments if parameter.trainable else [])]
         for kind in kinds:
-            found[f"{kind}/{stored_name(unit, parameter)}"] = parameter.size
-    return found
+            sizes[f"{kind}/{stored_name(unit, parameter)}"] = parameter.size
+    return sizes

@@ -58,6 +58,6 @@ class Processes:
 
     def broadcast(self, value: T | None) -> T:
         """Return rank 0's value."""
-        found: T = self.communicator.broadcast_value(value, 0)
-        assert found is not None
-        return found
+        sent: T = self.communicator.broadcast_value(value, 0)
+        assert sent is not None
+        return sent

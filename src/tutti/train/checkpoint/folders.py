@@ -42,20 +42,20 @@ def folder_name(step: int) -> str:
 
 def step_of(name: str) -> int | None:
     """Return the step of a complete checkpoint's folder, by its name; None for another folder."""
-    found = _NAME.fullmatch(name)
-    return int(found.group(1)) if found else None
+    match = _NAME.fullmatch(name)
+    return int(match.group(1)) if match else None
 
 
 def complete_folders(folder: Path) -> list[Path]:
     """Return all checkpoints by rising step; those that `.old` still keeps, too."""
     if not folder.is_dir():
         return []
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     for path in sorted(folder.iterdir()):  # "step-1" comes before "step-1.old"
         step = step_of(path.name.removesuffix(OLD))
         if step is not None and path.is_dir():
-            found.setdefault(step, path)
-    return [found[step] for step in sorted(found)]
+            paths.setdefault(step, path)
+    return [paths[step] for step in sorted(paths)]
 
 
 def newest_first(
@@ -71,20 +71,20 @@ def newest_first(
             sound.append((path, read_manifest(path)))
         else:
             say(f"checkpoint {path.name} is not used: {problem}")
-    return sorted(sound, key=lambda found: -found[1].serial)
+    return sorted(sound, key=lambda entry: -entry[1].serial)
 
 
 def find_latest(folder: Path, say: Say = lambda _line: None) -> Path | None:
     """Return the complete checkpoint that was saved last; None if there is none."""
-    found = newest_first(folder, say)
-    return found[0][0] if found else None
+    checkpoints = newest_first(folder, say)
+    return checkpoints[0][0] if checkpoints else None
 
 
-def find_best(found: Iterable[tuple[Path, Manifest]]) -> Path | None:
+def find_best(checkpoints: Iterable[tuple[Path, Manifest]]) -> Path | None:
     """Return the checkpoint with the lowest validation loss; None where none was taken."""
     losses = [
         (manifest.progress.validation_loss, manifest.serial, path)
-        for path, manifest in found
+        for path, manifest in checkpoints
         if manifest.progress.validation_loss is not None
     ]
     return min(losses)[2] if losses else None
@@ -92,8 +92,8 @@ def find_best(found: Iterable[tuple[Path, Manifest]]) -> Path | None:
 
 def next_serial(folder: Path) -> int:
     """Return the number of the next save in this folder."""
-    found = newest_first(folder)
-    return found[0][1].serial + 1 if found else 1
+    checkpoints = newest_first(folder)
+    return checkpoints[0][1].serial + 1 if checkpoints else 1
 
 
 def resolve(folder: Path, which: Which, say: Say = lambda _line: None) -> list[Path]:
@@ -102,10 +102,10 @@ def resolve(folder: Path, which: Which, say: Say = lambda _line: None) -> list[P
     Of "latest", those to try, the newest first.
     """
     if str(which) == LATEST:
-        found = [path for path, _ in newest_first(folder, say)]
-        if not found:
+        paths = [path for path, _ in newest_first(folder, say)]
+        if not paths:
             raise InputError(f"{folder}: holds no complete checkpoint to resume from")
-        return found
+        return paths
     path = Path(str(which))
     if isinstance(which, int):
         path = folder / folder_name(which)
@@ -253,21 +253,21 @@ def retire(
     A damaged folder is left where it is: only a person can tell whether anything in it is of use.
     `besides` are those that were found damaged when they were loaded.
     """
-    found = [
+    complete = [
         (step, path, manifest)
         for path, manifest in newest_first(folder, besides=besides)
         if (step := step_of(path.name)) is not None
     ]
-    best = find_best((path, manifest) for _, path, manifest in found) if keep_best else None
+    best = find_best((path, manifest) for _, path, manifest in complete) if keep_best else None
     gone = superseded(
-        [(manifest.serial, step) for step, _, manifest in found],
+        [(manifest.serial, step) for step, _, manifest in complete],
         keep_last=keep_last,
         keep_every=keep_every,
         best=None if best is None else step_of(best.name),
     )
     if best is not None and named(folder / BEST) != best.name:
         _write_whole(folder / BEST, best.name + "\n")
-    retired = sorted(path for step, path, _ in found if step in gone)
+    retired = sorted(path for step, path, _ in complete if step in gone)
     _remove_all(retired)
     return [path.name for path in retired]
 

@@ -87,14 +87,14 @@ class SavedModel(Checkpoint):
         if chunk in self._held:
             self._held.move_to_end(chunk)
             return self._held[chunk]
-        found = torch.empty(chunk.rectangle.sizes, dtype=dtype)
+        values = torch.empty(chunk.rectangle.sizes, dtype=dtype)
         path = self.checkpoint / chunk.file
         with path.open("rb") as stream:
-            read_tensor(stream, chunk.start, chunk.length, found, path)
-        self._held[chunk] = found
+            read_tensor(stream, chunk.start, chunk.length, values, path)
+        self._held[chunk] = values
         if len(self._held) > _MOST_CHUNKS:
             self._held.popitem(last=False)
-        return found
+        return values
 
     def drop(self) -> None:
         """Keep the few chunks that the next block may need."""

@@ -71,9 +71,9 @@ def prepare_state(
             piece.memory.zero_()
             notes[f"checkpoint {files.name}: no {piece.kind}s in it; they begin at zero"] = None
             continue
-        found = stored[piece.key]
-        if found.dtype != piece.memory.dtype:
-            notes[_conversion(files.name, piece, found)] = None
+        saved = stored[piece.key]
+        if saved.dtype != piece.memory.dtype:
+            notes[_conversion(files.name, piece, saved)] = None
         targets.setdefault(piece.key, []).append((piece.rectangle, piece.memory))
     return WantedState(stored=stored, targets=targets, notes=list(notes))
 
@@ -143,8 +143,10 @@ def begin_adapters(engine: Engine, seed: int) -> None:
             piece.memory.copy_(logical.view[inner.slices])
 
 
-def _conversion(name: str, piece: Piece, found: Stored) -> str:
-    saved, kept = (str(dtype).removeprefix("torch.") for dtype in (found.dtype, piece.memory.dtype))
-    exact = torch.promote_types(found.dtype, piece.memory.dtype) == piece.memory.dtype
+def _conversion(name: str, piece: Piece, stored: Stored) -> str:
+    saved, kept = (
+        str(dtype).removeprefix("torch.") for dtype in (stored.dtype, piece.memory.dtype)
+    )
+    exact = torch.promote_types(stored.dtype, piece.memory.dtype) == piece.memory.dtype
     how = "widened" if exact else "rounded"
     return f"checkpoint {name}: {piece.kind}s saved as {saved} are {how} to {kept} here"

@@ -99,11 +99,11 @@ def parse_manifest(text: str, path: str) -> Manifest:
     if not isinstance(value, dict):
         raise place.error("not a manifest: expected a mapping at the top")
     fields = dict(value)
-    found = fields.pop("format", None)
-    if found != FORMAT:
-        raise place.error(f"'format' is {shown(found)}; this version of tutti reads '{FORMAT}'")
+    version = fields.pop("format", None)
+    if version != FORMAT:
+        raise place.error(f"'format' is {shown(version)}; this version of tutti reads '{FORMAT}'")
     checksum = fields.pop("checksum", None)
-    if checksum != fingerprint({"format": found, **fields}):
+    if checksum != fingerprint({"format": version, **fields}):
         raise DamagedError(
             f"{path}: does not match its checksum: damaged, or changed by hand; load another "
             "checkpoint"
@@ -151,10 +151,10 @@ def read_checked(folder: Path, name: str, files: Mapping[str, SavedFile]) -> byt
         raise InputError(f"{path}: has no checksum in {MANIFEST}; load another checkpoint")
     _check_size(folder, name, expected)
     try:
-        found = path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
-    return check_content(str(path), name, found, files)
+    return check_content(str(path), name, content, files)
 
 
 def check_content(where: str, name: str, content: bytes, files: Mapping[str, SavedFile]) -> bytes:
@@ -195,15 +195,15 @@ def _difference(theirs: object, ours: object, place: str = "") -> _Difference | 
     if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
         for key in [*theirs, *(key for key in ours if key not in theirs)]:
             inner = f"{place}.{key}" if place else str(key)
-            found = _difference(theirs.get(key, _DEFAULT), ours.get(key, _DEFAULT), inner)
-            if found:
-                return found
+            inside = _difference(theirs.get(key, _DEFAULT), ours.get(key, _DEFAULT), inner)
+            if inside:
+                return inside
         return None
     if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
         for index, (one, other) in enumerate(zip(theirs, ours, strict=True)):
-            found = _difference(one, other, f"{place}[{index}]")
-            if found:
-                return found
+            inside = _difference(one, other, f"{place}[{index}]")
+            if inside:
+                return inside
         return None
     if theirs == ours:
         return None

@@ -88,11 +88,13 @@ class FolderFiles:
 class UrlFiles:
     """A checkpoint under a URL."""
 
-    def __init__(self, run: RemoteRun, found: RemoteCheckpoint, streams: int = STREAMS) -> None:
-        self._run, self.found = run, found
+    def __init__(
+        self, run: RemoteRun, checkpoint: RemoteCheckpoint, streams: int = STREAMS
+    ) -> None:
+        self._run, self.found = run, checkpoint
         self._pool = ThreadPoolExecutor(streams, thread_name_prefix="ranges")
-        self.name = found.name
-        self.place = f"{run.folder.url}/{found.folder}"
+        self.name = checkpoint.name
+        self.place = f"{run.folder.url}/{checkpoint.folder}"
 
     @cached_property
     def _manifest(self) -> Manifest:

@@ -109,7 +109,7 @@ def difference(a: Rectangle, b: Rectangle) -> list[Rectangle]:
     common = intersection(a, b)
     if common is None:
         return [a]
-    found, offsets, sizes = [], list(a.offsets), list(a.sizes)
+    parts, offsets, sizes = [], list(a.offsets), list(a.sizes)
     for dim, (low, size) in enumerate(zip(common.offsets, common.sizes, strict=True)):
         for start, stop in ((offsets[dim], low), (low + size, offsets[dim] + sizes[dim])):
             if start < stop:
@@ -117,6 +117,6 @@ def difference(a: Rectangle, b: Rectangle) -> list[Rectangle]:
                     (*offsets[:dim], start, *offsets[dim + 1 :]),
                     (*sizes[:dim], stop - start, *sizes[dim + 1 :]),
                 )
-                found.append(part)
+                parts.append(part)
         offsets[dim], sizes[dim] = low, size
-    return found
+    return parts

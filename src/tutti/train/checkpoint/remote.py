@@ -72,32 +72,32 @@ class RemoteRun:
             raise DamagedError(f"{place.file}: is damaged: not a text") from None
         if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
             raise DamagedError(f"{place.file}: is no index of checkpoints ('{FORMAT}')")
-        found = build(Index, value, place).checkpoints
-        return sorted(found, key=lambda checkpoint: -checkpoint.serial)
+        checkpoints = build(Index, value, place).checkpoints
+        return sorted(checkpoints, key=lambda checkpoint: -checkpoint.serial)
 
     def resolve(self, which: Which) -> list[RemoteCheckpoint]:
         """Return those that a person means: "latest" (all, the newest first), a step, a name."""
-        found = self.newest_first()
+        checkpoints = self.newest_first()
         if str(which) == LATEST:
-            return found
-        return [c for c in found if which in (c.step, c.name)]
+            return checkpoints
+        return [c for c in checkpoints if which in (c.step, c.name)]
 
-    def manifest(self, found: RemoteCheckpoint) -> Manifest:
+    def manifest(self, checkpoint: RemoteCheckpoint) -> Manifest:
         """Return what a checkpoint says of itself."""
-        name = f"{found.folder}/{MANIFEST}"
+        name = f"{checkpoint.folder}/{MANIFEST}"
         content = self.folder.read(name)
         where = f"{self.folder.url}/{name}"
-        check_content(where, MANIFEST, content, {MANIFEST: found.manifest})
+        check_content(where, MANIFEST, content, {MANIFEST: checkpoint.manifest})
         return parse_manifest(content.decode("utf-8"), where)
 
-    def damage(self, found: RemoteCheckpoint, pool: ThreadPoolExecutor) -> str | None:
+    def damage(self, checkpoint: RemoteCheckpoint, pool: ThreadPoolExecutor) -> str | None:
         """Say in one line why a checkpoint is not whole; None if it is."""
         try:
-            files = self.manifest(found).files
-            there = pool.map(lambda name: self.folder.file(f"{found.folder}/{name}"), files)
+            files = self.manifest(checkpoint).files
+            there = pool.map(lambda name: self.folder.file(f"{checkpoint.folder}/{name}"), files)
             for name, file, seen in zip(files, files.values(), there, strict=True):
                 if problem := _difference(file, seen):
-                    raise DamagedError(f"{self.folder.url}/{found.folder}/{name}: {problem}")
+                    raise DamagedError(f"{self.folder.url}/{checkpoint.folder}/{name}: {problem}")
         except InputError as error:
             return str(error)
         return None
@@ -172,9 +172,9 @@ def _owner(name: str) -> int:
     return int(middle) if name.startswith("__") and middle.isdigit() else 0
 
 
-def _difference(expected: SavedFile, found: RemoteFile | None) -> str:
-    if found is None:
+def _difference(expected: SavedFile, stored: RemoteFile | None) -> str:
+    if stored is None:
         return "is missing"
-    if found.num_bytes != expected.num_bytes:
-        return f"expected {expected.num_bytes} bytes, found {found.num_bytes}"
+    if stored.num_bytes != expected.num_bytes:
+        return f"expected {expected.num_bytes} bytes, found {stored.num_bytes}"
     return ""

@@ -80,17 +80,17 @@ class Restore:
 
     def _candidates(self, which: folders.Which) -> list[CheckpointFiles]:
         """Return the checkpoints to try, which rank 0 looks for."""
-        problem, found = _Problem(), list[Any]()
+        problem, candidates = _Problem(), list[Any]()
         if self._together.rank == 0:
             try:
-                found = self._looked_for(which)
+                candidates = self._looked_for(which)
             except TuttiError as error:
                 problem = _Problem.of(error)
-        problem, found = self._together.broadcast((problem, found))
+        problem, candidates = self._together.broadcast((problem, candidates))
         problem = _Problem(*problem)
         if problem.text:
             raise problem.error
-        return [self._opened(value) for value in found]
+        return [self._opened(value) for value in candidates]
 
     def _looked_for(self, which: folders.Which) -> list[Any]:
         """Return paths and entries of the index as plain values, the newest first."""
@@ -127,9 +127,9 @@ class Restore:
         shared = self._shared(files)
         problem, notes = _Problem(), list[str]()
         try:
-            found = files.damage() if self._together.rank == 0 else None
-            if found is not None:
-                raise DamagedError(found)
+            damage = files.damage() if self._together.rank == 0 else None
+            if damage is not None:
+                raise DamagedError(damage)
             manifest = files.manifest()
             check_model(files.place, manifest, engine.spec)
             wanted = prepare_state(engine, files, manifest, self._missing)
@@ -160,5 +160,5 @@ class Restore:
 
     def _first(self, problem: _Problem) -> _Problem:
         problems = self._together.gather(problem) or []
-        first = next((found for found in problems if found[0]), _Problem())
+        first = next((each for each in problems if each[0]), _Problem())
         return _Problem(*self._together.broadcast(tuple(first)))

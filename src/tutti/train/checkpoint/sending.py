@@ -51,7 +51,7 @@ class Sending:
 
     def unsent(self, folder: Path) -> Path | None:
         """Return the newest checkpoint of a folder if the URL lacks it; all ranks ask."""
-        found = ""
+        name = ""
         if self._together.rank == 0:
             newest = folders.newest_first(folder)
             if newest:
@@ -61,18 +61,18 @@ class Sending:
                 }
                 there = named.get(path.name)
                 if there is None or there.serial != manifest.serial:
-                    found = str(path)
-        found = self._together.broadcast((found,))[0]
-        return Path(found) if found else None
+                    name = str(path)
+        name = self._together.broadcast((name,))[0]
+        return Path(name) if name else None
 
     def next_serial(self) -> int:
         """Return the number that the next save has at least, by what is under the URL."""
-        found = self._remote.newest_first()
-        return found[0].serial + 1 if found else 1
+        checkpoints = self._remote.newest_first()
+        return checkpoints[0].serial + 1 if checkpoints else 1
 
     def make_latest(self, name: str, serial: int) -> None:
         """Let an older checkpoint count as saved last."""
-        found = self._remote.newest_first()
+        checkpoints = self._remote.newest_first()
         self._remote.write_index(
-            [replace(c, serial=serial) if c.name == name else c for c in found]
+            [replace(c, serial=serial) if c.name == name else c for c in checkpoints]
         )

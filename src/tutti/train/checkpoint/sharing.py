@@ -52,13 +52,13 @@ def hand_out(wanted: Mapping[int, Sequence[ChunkRead]]) -> list[Handed]:
         for read in wanted[rank]:
             by_read.setdefault(read, []).append(rank)
     load = dict.fromkeys(wanted, 0)
-    found = []
+    handed = []
     for read in sorted(by_read):
         ranks = tuple(by_read[read])
         root = min(ranks, key=lambda rank: (load[rank], rank))
         load[root] += read.length
-        found.append(Handed(read, root, ranks))
-    return found
+        handed.append(Handed(read, root, ranks))
+    return handed
 
 
 class SharedReads:
@@ -106,8 +106,8 @@ class SharedReads:
         everything = self._comm.gather_values(told)
         assert everything is not None
         return {
-            rank: [ChunkRead(file, *place) for file in found for place in found[file]]
-            for rank, found in zip(self._comm.ranks, everything, strict=True)
+            rank: [ChunkRead(file, *place) for file in wanted for place in wanted[file]]
+            for rank, wanted in zip(self._comm.ranks, everything, strict=True)
         }
 
     def _group(self, ranks: tuple[int, ...]) -> Communicator:
@@ -136,10 +136,10 @@ class _ReadAhead:
         """Return the next chunk with a byte behind it, which is 0 if it could be read."""
         self._start()
         length, reading = self._under_way.popleft()
-        found = reading.result()
+        chunk = reading.result()
         self._bytes -= length
         self._start()
-        return found
+        return chunk
 
     def _start(self) -> None:
         while self._left and (not self._under_way or self._bytes < _AHEAD_BYTES):

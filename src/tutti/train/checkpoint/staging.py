@@ -23,7 +23,7 @@ class Staging:
 
     def copies(self, accelerator: Accelerator, pieces: Sequence[Piece]) -> list[Piece]:
         """Return the pieces with their numbers copied to the host."""
-        found = []
+        copies = []
         for piece in pieces:
             key = (piece.key, piece.rectangle.offsets)
             shape, dtype = tuple(piece.memory.shape), piece.memory.dtype
@@ -31,9 +31,9 @@ class Staging:
             if buffer is None or tuple(buffer.shape) != shape or buffer.dtype != dtype:
                 buffer = self._buffers[key] = accelerator.pinned(shape, dtype)
             accelerator.to_host(piece.memory.detach(), into=buffer)
-            found.append(replace(piece, memory=buffer))
+            copies.append(replace(piece, memory=buffer))
         accelerator.synchronize()
-        return found
+        return copies
 
     def release(self) -> None:
         """Give the memory back."""

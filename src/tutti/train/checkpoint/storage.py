@@ -188,9 +188,9 @@ class _MetadataReader(pickle.Unpickler):
         if module == "pathlib" and name in ("PosixPath", "PurePosixPath"):
             return Path
         if module == "torch":
-            found = getattr(torch, name)
-            if found is torch.Size or isinstance(found, torch.dtype):
-                return found
+            named = getattr(torch, name)
+            if named is torch.Size or isinstance(named, torch.dtype):
+                return named
         if (module, name) == ("torch.serialization", "_get_layout"):
             return _Values
         raise pickle.UnpicklingError(f"holds a {module}.{name}")
@@ -206,15 +206,15 @@ def read_metadata(folder: Path, files: Mapping[str, SavedFile]) -> dict[str, Sto
 
 def parse_metadata(place: str, raw: bytes, files: Mapping[str, SavedFile]) -> dict[str, Stored]:
     """Return what the checkpoint at a place holds, by the bytes of its metadata."""
-    found = _parsed(f"{place}/{METADATA}", raw)
-    for key, tensor in found.items():
+    stored = _parsed(f"{place}/{METADATA}", raw)
+    for key, tensor in stored.items():
         for chunk in tensor.chunks:
             if chunk.file not in files or Path(chunk.file).name != chunk.file:
                 raise InputError(
                     f"{place}/{METADATA}: '{key}' is said to be in '{chunk.file}', which is no "
                     "file of this checkpoint; it is not opened"
                 )
-    return found
+    return stored
 
 
 def _parsed(path: str, raw: bytes) -> dict[str, Stored]:
@@ -307,12 +307,12 @@ def _read_chunk(
     if whole and memory.dtype == tensor.dtype and memory.is_contiguous():
         read_tensor(stream, chunk.start, chunk.length, memory, path)
         return
-    found = torch.empty(chunk.rectangle.sizes, dtype=tensor.dtype)
-    read_tensor(stream, chunk.start, chunk.length, found, path)
+    values = torch.empty(chunk.rectangle.sizes, dtype=tensor.dtype)
+    read_tensor(stream, chunk.start, chunk.length, values, path)
     for rectangle, memory in targets:
         shared = intersection(chunk.rectangle, rectangle)
         assert shared is not None
-        source = found[shared.within(chunk.rectangle).slices]
+        source = values[shared.within(chunk.rectangle).slices]
         memory[shared.within(rectangle).slices].copy_(source)
 
 

@@ -67,13 +67,13 @@ class AnswerRows:
     def _with_loss(self, cut: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which examples have a loss on every document after they were cut."""
         starts = self._store.offsets[:-1].reshape(-1, 2)
-        found = np.ones(len(cut), np.bool_)
+        kept = np.ones(len(cut), np.bool_)
         for example in np.flatnonzero(cut).tolist():
-            found[example] = all(
+            kept[example] = all(
                 self._store.supervised(int(start) + 1, int(start + size)).any()
                 for start, size in zip(starts[example], self._sizes[example], strict=True)
             )
-        return found
+        return kept
 
     @property
     def num_rows(self) -> int:
@@ -86,10 +86,10 @@ class AnswerRows:
 
     def other_row(self, index: int) -> Row:
         """Return the prompts of a row of judged answers with answers to others; all weigh one."""
-        found = self._row(index, (1,))
+        row = self._row(index, (1,))
         count = int(self._first[index + 1] - self._first[index])
-        ones = (1.0,) * count + (0.0,) * (len(found.lengths) - count)
-        return replace(found, weights=ones)
+        ones = (1.0,) * count + (0.0,) * (len(row.lengths) - count)
+        return replace(row, weights=ones)
 
     def _row(self, index: int, sides: tuple[int, ...]) -> Row:
         examples = self._members[self._first[index] : self._first[index + 1]]

@@ -131,14 +131,14 @@ def encode(
     records = reader_of(kind, blocks=blocks).records(piece, wanted)
     if shape.form is Form.TEXT:
         return _texts(records, shape, tokenizer, end=end)
-    found = list(examples(records, shape, tokenizer, end=end))
-    documents = [document for example in found for document in example]
+    encoded = list(examples(records, shape, tokenizer, end=end))
+    documents = [document for example in encoded for document in example]
     weights = np.asarray([document.weight for document in documents], np.float32)
     return Encoded(
         tokens=_joined([document.tokens for document in documents]),
         lengths=np.asarray([len(document.tokens) for document in documents], np.int64),
         supervised=np.concatenate([*(d.supervised for d in documents), np.zeros(0, np.bool_)]),
-        skipped=sum(not example for example in found),
+        skipped=sum(not example for example in encoded),
         weights=weights if shape.weight or shape.documents > 1 else None,
     )
 

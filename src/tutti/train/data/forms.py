@@ -74,12 +74,12 @@ def examples(
 
 def _trainable(maker: _Maker, record: Record, shape: Shape) -> tuple[Document, ...]:
     try:
-        found = maker.documents(record)
+        documents = maker.documents(record)
     except InputError:
         if not shape.skip:
             raise
         return ()
-    return found if all(document.has_loss for document in found) else ()
+    return documents if all(document.has_loss for document in documents) else ()
 
 
 class _Maker:
@@ -197,29 +197,29 @@ def tools_of(value: object, record: Record) -> list[dict[str, Any]] | None:
 
 def _given_tokens(record: Record, fields: Sequence[str]) -> tuple[Ids, NDArray[np.bool_]]:
     """Return tokens as they are given; a label that is not the token itself has no loss."""
-    found: dict[str, Ids] = {}
+    arrays: dict[str, Ids] = {}
     for name in fields:
         value = _value(record, name)
         if not isinstance(value, Sequence) or not all(type(one) is int for one in value):
             raise InputError(
                 f"{record.place()}: '{name}' is {shown(value)}; expected whole numbers"
             )
-        found[name] = np.asarray(value, np.int64)
-    tokens = found["input_ids"]
+        arrays[name] = np.asarray(value, np.int64)
+    tokens = arrays["input_ids"]
     if tokens.min(initial=0) < 0:
         raise InputError(f"{record.place()}: 'input_ids' has {tokens.min()}; tokens are 0 or more")
-    for name, own in found.items():
+    for name, own in arrays.items():
         if len(own) != len(tokens):
             raise InputError(
                 f"{record.place()}: {len(tokens)} 'input_ids', but {len(own)} of '{name}'"
             )
-    labels = found.get("labels", tokens)
+    labels = arrays.get("labels", tokens)
     if ((labels != tokens) & (labels != NO_LABEL)).any():
         raise InputError(
             f"{record.place()}: 'labels' are other tokens than 'input_ids'; they are to be the "
             f"same, or {NO_LABEL} where there is no loss (shifting is not yours to do)"
         )
-    seen = found.get("attention_mask", np.ones_like(tokens)) > 0
+    seen = arrays.get("attention_mask", np.ones_like(tokens)) > 0
     return tokens[seen], (labels == tokens)[seen]
 
 
@@ -232,9 +232,9 @@ def _wanted(mask: NDArray[np.bool_], loss: str) -> NDArray[np.bool_]:
     last = int(np.flatnonzero(mask)[-1])
     before = np.flatnonzero(~mask[:last])
     first = int(before[-1]) + 1 if before.size else 0
-    found = np.zeros_like(mask)
-    found[first : last + 1] = True
-    return found
+    wanted = np.zeros_like(mask)
+    wanted[first : last + 1] = True
+    return wanted
 
 
 def _pair(

@@ -34,13 +34,13 @@ class Example:
 
     def runs(self, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
         """Return the text in parts that are trained on, or not."""
-        found: list[tuple[str, bool]] = []
+        runs: list[tuple[str, bool]] = []
         at = 0
         for trained, group in itertools.groupby(self.trained.tolist()):
             size = len(list(group))
-            found.append((tokenizer.decode(self.tokens[at : at + size].tolist()), trained))
+            runs.append((tokenizer.decode(self.tokens[at : at + size].tolist()), trained))
             at += size
-        return found
+        return runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +136,11 @@ def _num_trained(part: Encoded) -> int:
 
 def histogram(lengths: Iterable[int]) -> list[tuple[int, int, int]]:
     """Return (lowest, highest, count) of lengths, in ranges that double."""
-    found = np.asarray(list(lengths), np.int64)
-    if not len(found):
+    lengths_n = np.asarray(list(lengths), np.int64)
+    if not len(lengths_n):
         return []
-    first, last = (int(v).bit_length() for v in (found.min(), found.max()))
+    first, last = (int(v).bit_length() for v in (lengths_n.min(), lengths_n.max()))
     edges = [(1 << n >> 1, (1 << n) - 1) for n in range(first, last + 1)]
-    return [(low, high, int(((found >= low) & (found <= high)).sum())) for low, high in edges]
+    return [
+        (low, high, int(((lengths_n >= low) & (lengths_n <= high)).sum())) for low, high in edges
+    ]

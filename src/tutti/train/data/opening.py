@@ -50,16 +50,16 @@ class SourceReport:
     def __str__(self) -> str:
         if self.packing is None:
             return f"{self.name} ({self.use}): synthetic, without end"
-        found = self.packing
+        packing = self.packing
         said = [
-            f"{self.name} ({self.use}): {_counted(found.documents, found.noun)}",
-            _counted(found.tokens, "token"),
-            _counted(found.rows, "row"),
-            f"{found.padding / (found.padding + found.tokens):.1%} padding",
+            f"{self.name} ({self.use}): {_counted(packing.documents, packing.noun)}",
+            _counted(packing.tokens, "token"),
+            _counted(packing.rows, "row"),
+            f"{packing.padding / (packing.padding + packing.tokens):.1%} padding",
         ]
         for count, what in (
-            (found.truncated, "truncated"), (found.split, "split"), (found.dropped, "dropped"),
-            (self.skipped, "skipped"),
+            (packing.truncated, "truncated"), (packing.split, "split"),
+            (packing.dropped, "dropped"), (self.skipped, "skipped"),
         ):  # fmt: skip
             if count:
                 said.append(f"{count:,} {what}")

@@ -129,19 +129,19 @@ class FitRows:
         Of a long example its beginning is, or with "split" all of it in parts; parts in which
         nothing has a loss are left out.
         """
-        found: list[tuple[int, int, int]] = []
+        rows: list[tuple[int, int, int]] = []
         offsets, length = self._store.offsets, self.length
         for example in np.flatnonzero(sizes).tolist():
             start, stop = int(offsets[example]), int(offsets[example + 1])
             if stop - start <= length:
-                found.append((example, start, stop))
+                rows.append((example, start, stop))
                 continue
             ends = {"drop": start, "split": stop}.get(long, start + length)
             for low in range(start, ends, length):
                 high = min(low + length, stop)
                 if self._store.supervised(low + 1, high).any():
-                    found.append((example, low, high))
-        examples, starts, stops = np.asarray(found, np.int64).reshape(-1, 3).T
+                    rows.append((example, low, high))
+        examples, starts, stops = np.asarray(rows, np.int64).reshape(-1, 3).T
         return examples, starts, stops
 
     @property

@@ -54,7 +54,7 @@ class PromptRows:
         if kind in (SourceKind.TEXT, SourceKind.MEGATRON):
             raise InputError(f"{source.name}: prompts are records with a '{source.prompt}' field")
         reader = reader_of(kind, blocks=False)
-        found: list[PromptRecord] = []
+        prompts: list[PromptRecord] = []
         self.skipped, long, longest = 0, 0, 0
         for record in (r for f in files for p in reader.pieces(f) for r in reader.records(p, ())):
             try:
@@ -68,20 +68,20 @@ class PromptRows:
             if len(made.tokens) + answer > length:
                 long, longest = long + 1, max(longest, len(made.tokens))
                 continue
-            found.append(made)
-        if not found:
+            prompts.append(made)
+        if not prompts:
             raise InputError(
                 f"{source.name}: none of {long + self.skipped} prompts leaves room for an answer "
                 f"of {answer} tokens in a row of {length} (the longest has {longest}); use a "
                 "longer sequence_length, or fewer sampling.max_tokens"
             )
-        self.prompts = tuple(found)
-        tokens = sum(len(one.tokens) for one in found)
+        self.prompts = tuple(prompts)
+        tokens = sum(len(one.tokens) for one in prompts)
         self.report = PackingReport(
-            documents=len(found) + long, tokens=tokens, rows=len(found), padding=0,
+            documents=len(prompts) + long, tokens=tokens, rows=len(prompts), padding=0,
             truncated=0, dropped=long, noun="prompt",
         )  # fmt: skip
-        self.digest = fingerprint([[one.tokens, one.record] for one in found] + [answer])
+        self.digest = fingerprint([[one.tokens, one.record] for one in prompts] + [answer])
 
     @property
     def num_rows(self) -> int:

@@ -57,10 +57,10 @@ def find_better(
     problem = replace(problem, job=replace(running.job, schedule=problem.job.schedule))
     before = parts.from_real(running)
     if before is not None and not check_plan(before, job.spec, parts.cluster):
-        found = replan(before, problem)
-        step_s = found.result.best.step_seconds
-        staying_s = found.staying.step_seconds if found.staying is not None else None
-        plan, words = found.result.best.plan, found.words
+        answer = replan(before, problem)
+        step_s = answer.result.best.step_seconds
+        staying_s = answer.staying.step_seconds if answer.staying is not None else None
+        plan, words = answer.result.best.plan, answer.words
     else:
         best = search_question(problem)
         step_s, staying_s, plan, words = best.step_seconds, None, best.plan, ""
@@ -144,10 +144,10 @@ def main(folder: Path, asked: Path) -> None:
     job = Job.load(folder / RUN_FILE)
     told: dict[str, object]
     try:
-        found = find_better(job, load_plan(Path(words["running"])), words["chips"], words["slow"])
-        save_plan(found.plan, Path(words["found"]))
-        told = {"step_s": found.step_s, "staying_s": found.staying_s,
-                "movement_s": found.movement_s, "words": found.words}  # fmt: skip
+        better = find_better(job, load_plan(Path(words["running"])), words["chips"], words["slow"])
+        save_plan(better.plan, Path(words["found"]))
+        told = {"step_s": better.step_s, "staying_s": better.staying_s,
+                "movement_s": better.movement_s, "words": better.words}  # fmt: skip
     except InputError as error:
         told = {"error": str(error)}
     write_text(Path(words["told"]), json.dumps(told))

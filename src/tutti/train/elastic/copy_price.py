@@ -46,9 +46,9 @@ def copy_price(job: Job) -> CopyPrice:
     elastic = job.config.elastic
     assert elastic is not None
     turns = TURNS_WITH_PARTNERS if elastic.partners else TURNS
-    found = state_by_node(job.plan, job.spec, job.cluster)
-    largest = max(found.values())
-    place, copied = max(found.items(), key=lambda entry: entry[1])
+    state_bytes = state_by_node(job.plan, job.spec, job.cluster)
+    largest = max(state_bytes.values())
+    place, copied = max(state_bytes.items(), key=lambda entry: entry[1])
     node = job.cluster.pool(place[0]).node
     # each host keeps its own, and as much for others: at most the largest of them
     memory = turns * (copied + elastic.partners * largest)

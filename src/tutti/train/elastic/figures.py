@@ -81,5 +81,5 @@ class Figures:
 
 def _record(values: dict[str, Any]) -> StepRecord:
     pools = values.get("pools")
-    whole = {name: PoolTimes(**found) for name, found in pools.items()} if pools else None
+    whole = {name: PoolTimes(**times) for name, times in pools.items()} if pools else None
     return StepRecord(**{**values, "pools": whole})

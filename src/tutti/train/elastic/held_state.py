@@ -113,11 +113,11 @@ def fill(engine: Engine, control: Communicator, held: Sequence[HeldState], step:
         if piece.copy and piece.kind is not StateKind.WEIGHT:
             piece.memory.zero_()  # the owner's end has them
     needed = [p for p in wanted if not p.copy or p.kind is StateKind.WEIGHT]
-    found = _exchange(control, held, needed, step)
+    facts = _exchange(control, held, needed, step)
     engine.follow_masters()
-    engine.step_number = found.updates
-    engine.scaling.load_state_dict(dict(found.loss_scale))
-    return found
+    engine.step_number = facts.updates
+    engine.scaling.load_state_dict(dict(facts.loss_scale))
+    return facts
 
 
 @torch.no_grad()
@@ -157,10 +157,10 @@ def _exchange(
 
 
 def _by_key(pieces: Iterable[Piece]) -> dict[str, list[Rectangle]]:
-    found: dict[str, list[Rectangle]] = {}
+    rectangles: dict[str, list[Rectangle]] = {}
     for piece in pieces:
-        found.setdefault(piece.key, []).append(piece.rectangle)
-    return found
+        rectangles.setdefault(piece.key, []).append(piece.rectangle)
+    return rectangles
 
 
 class _Pieces:

@@ -187,24 +187,24 @@ def kept_for_others(folder: Path) -> list[tuple[str, int, int, Path]]:
 
 
 def _labelled(folder: Path, prefix: str) -> list[tuple[str, int, int, Path]]:
-    found = list[tuple[str, int, int, Path]]()
+    labels = list[tuple[str, int, int, Path]]()
     for label in sorted(folder.glob(f"{prefix}*.json")):
         try:
             words = json.loads(label.read_text(encoding="utf-8"))
         except FileNotFoundError:  # a newer one is being written
             continue
         step = int(words["facts"]["progress"]["step"])
-        found.append((words["chip"], words["generation"], step, label))
-    return found
+        labels.append((words["chip"], words["generation"], step, label))
+    return labels
 
 
 def read_copy(label: Path) -> HeldState:
     """Return a copy by its label."""
-    found = json.loads(label.read_text(encoding="utf-8"))
+    written = json.loads(label.read_text(encoding="utf-8"))
     with open(label.with_suffix(""), "r+b") as file:
         data = mmap.mmap(file.fileno(), 0)
-    facts = Facts.from_words(found["facts"])
-    return HeldState(facts=facts, pieces=tuple(_piece(data, p) for p in found["pieces"]))
+    facts = Facts.from_words(written["facts"])
+    return HeldState(facts=facts, pieces=tuple(_piece(data, p) for p in written["pieces"]))
 
 
 def _piece(data: mmap.mmap, words: dict[str, Any]) -> Piece:

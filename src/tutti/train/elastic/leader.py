@@ -206,11 +206,11 @@ class Leader:
     def _took(self, values: dict[str, Any]) -> None:
         """Look at what every rank computed in a step; say which chip became slow, or well."""
         members = self.controller.members
-        found = self._slow.step(
+        verdicts = self._slow.step(
             members, self._settler.current, self._adapter.slow, int(values["step"]),
             values["compute_s"],
         )  # fmt: skip
-        for verdict in found:
+        for verdict in verdicts:
             chip = members.seats[verdict.rank].chip
             text = f"rank {verdict.rank} ({chip}) {verdict.why}"
             self.decided("slow" if verdict.slow else "well again", text)

@@ -266,8 +266,8 @@ class ElasticRank:
         """Return the job under a plan; the rest of it stays."""
         if self._job is None:
             self._job = Job.load(self.folder / RUN_FILE)
-        found = load_plan(self.folder / plan)
-        return prepared(self._job.config, found)
+        loaded = load_plan(self.folder / plan)
+        return prepared(self._job.config, loaded)
 
     def _train(
         self, context: RankContext, order: Order, offers: list[HeldState], stack: ExitStack
@@ -280,8 +280,8 @@ class ElasticRank:
         joined.comm.watch(BEAT_S, self.pulse.links)
         if self._data is None:
             self._data = data_of(context.job)
-        found = joined.saving.gather(self._data.fingerprint)
-        if found is not None and len(set(found)) > 1:
+        fingerprints = joined.saving.gather(self._data.fingerprint)
+        if fingerprints is not None and len(set(fingerprints)) > 1:
             raise InputError("the ranks have different data; give all nodes the same files")
         predicted = context.job.predicted()
         links = CommLinks(joined.comm, context.plan, context.spec, context.job.cluster)

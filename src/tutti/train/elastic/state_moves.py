@@ -63,13 +63,13 @@ def _apart(wanted: Sequence[Rectangle]) -> list[list[Rectangle]]:
 
     A rank may keep a tensor twice, as one that is tied to another of its own: it comes once.
     """
-    found = list[list[Rectangle]]()
+    apart = list[list[Rectangle]]()
     for number, rectangle in enumerate(wanted):
         left = [rectangle]
         for earlier in wanted[:number]:
             left = [part for rest in left for part in _without(rest, earlier)]
-        found.append(left)
-    return found
+        apart.append(left)
+    return apart
 
 
 def _without(rectangle: Rectangle, other: Rectangle) -> Sequence[Rectangle]:

@@ -135,28 +135,30 @@ class SlowWatch:
             self._recovering = {
                 seat.rank: _Recovery(slow[seat.chip]) for seat in members.seats if seat.chip in slow
             }
-        found = self._ranks.step(number, compute_s)
+        verdicts = self._ranks.step(number, compute_s)
         for rank, recovery in list(self._recovering.items()):
             if recovery.step(compute_s[rank]):
                 del self._recovering[rank]
-                found.append(
+                verdicts.append(
                     Verdict(
                         rank=rank, step=number, factor=1.0, why="is as quick as it should be again"
                     )
                 )
-        return found
+        return verdicts
 
     def _expected(self, plan: Plan) -> list[float]:
         """Return the seconds that each rank of a plan should compute in a step."""
-        found = replace(self._job, plan=plan).predicted()
+        predicted = replace(self._job, plan=plan).predicted()
         seats = Seats(plan, self._job.spec)
         classes = []
         for rank_class, costs in zip(
-            found.schedule.classes, found.priced.costs.classes, strict=True
+            predicted.schedule.classes, predicted.priced.costs.classes, strict=True
         ):
             pairs = zip(rank_class.instructions, costs.seconds.tolist(), strict=True)
             classes.append(sum(s for entry, s in pairs if entry.lane is Lane.COMPUTE))
-        return [classes[class_of(found.schedule, seats[rank])] for rank in range(plan.num_ranks)]
+        return [
+            classes[class_of(predicted.schedule, seats[rank])] for rank in range(plan.num_ranks)
+        ]
 
 
 class _Recovery:

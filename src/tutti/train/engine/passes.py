@@ -134,19 +134,19 @@ class Passes:
             y, balance = module(x, batch, later)
             return {"stream": y} | ({} if balance is None else {"balance": balance})
         assert isinstance(module, Head)
-        found = module(x, batch, later, gradient_scale=self.loss_scale, starts_backward=True)
+        output = module(x, batch, later, gradient_scale=self.loss_scale, starts_backward=True)
         named = {
-            "loss": found.loss,
-            "predictions": found.predictions_n,
-            "balance": found.balance,
-            "figures": found.figures,
-            "logps": found.logps_s,
+            "loss": output.loss,
+            "predictions": output.predictions_n,
+            "balance": output.balance,
+            "figures": output.figures,
+            "logps": output.logps_s,
         }
         return {name: value for name, value in named.items() if value is not None}
 
     def _count(self, name: str, value: Tensor) -> None:
-        found = value.detach().float()
-        self.totals[name] = self.totals[name] + found if name in self.totals else found
+        added = value.detach().float()
+        self.totals[name] = self.totals[name] + added if name in self.totals else added
 
     def forget(self, units: range, micro_batch: int) -> None:
         """Drop a forward pass that no backward follows."""
@@ -227,5 +227,5 @@ class Passes:
             saved.offload()
 
     def _saved(self, units: range, micro_batch: int) -> Iterator[SavedActivations]:
-        found = (self.live[unit, micro_batch].saved for unit in units)
-        return (saved for saved in found if saved is not None)
+        kept = (self.live[unit, micro_batch].saved for unit in units)
+        return (saved for saved in kept if saved is not None)

@@ -78,8 +78,8 @@ def measure_ranks(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> Meas
     seats, schedule = Seats(plan, spec), build_schedule(plan)
     first: dict[tuple[int, int, int], Seat] = {}
     for rank in range(plan.num_ranks):
-        found = schedule.classes[class_of(schedule, seats[rank])]
-        first.setdefault((found.pipeline, found.stage, found.replica), seats[rank])
+        rank_class = schedule.classes[class_of(schedule, seats[rank])]
+        first.setdefault((rank_class.pipeline, rank_class.stage, rank_class.replica), seats[rank])
     counted = accelerator.counts_memory
     if not counted:
         accelerator.limit_memory(EVERYTHING)
@@ -148,7 +148,7 @@ class RankMeter:
 
     def _batch(self) -> tuple[Batch, float]:
         sequences, length = self._seat.replica.sequences, self._plan.job.sequence_length
-        found: list[Batch] = []
+        batches: list[Batch] = []
 
         def make() -> None:
             tokens = torch.zeros(sequences * length, dtype=torch.long)
@@ -160,10 +160,10 @@ class RankMeter:
                 targets_t=self._accelerator.to_device(tokens + 1),
                 row_length=length,
             )
-            found.append(whole.share(self._spec, self._seat.replica.cp, self._seat.place.cp))
+            batches.append(whole.share(self._spec, self._seat.replica.cp, self._seat.place.cp))
 
         size = self._watched(make).left
-        return found[0], size
+        return batches[0], size
 
     def _unit(self, unit: int, batch: Batch) -> UnitBytes:
         """Return the figures of a unit: one micro-batch with sums of gradients, one without."""
@@ -193,7 +193,7 @@ class RankMeter:
         one_by_one = {id(logical.owner) for logical in self._scattered(model, unit)}
         straight = {key: total for key, total in sums.items() if key not in one_by_one}
 
-        found: dict[str, Any] = {}
+        measured: dict[str, Any] = {}
         for several in (True, False):
             given = straight if several else {}
             passes = Passes(
@@ -205,11 +205,11 @@ class RankMeter:
                 lambda weight, given=given: self._asked(given, weight),  # type: ignore[misc]
             )
             passes.begin_step(1.0)
-            found |= self._passes(passes, unit, batch, collect if several else None)
+            measured |= self._passes(passes, unit, batch, collect if several else None)
             for parameter in owners:
                 parameter.grad = None
         decaying = [p.view.shape for p in model.logical_tensors() if p.view.dim() > 1]
-        return UnitBytes(**found, update=self._update(decaying, copied=True))
+        return UnitBytes(**measured, update=self._update(decaying, copied=True))
 
     def _passes(
         self, passes: Passes, unit: int, batch: Batch, collect: Callable[[], None] | None
@@ -219,39 +219,39 @@ class RankMeter:
         stream = torch.randn(rows, spec.hidden, dtype=self._dtype, device=self._accelerator.device)
         if unit:
             passes.streams[unit, 0] = stream
-        found: dict[str, Any] = {}
-        found["forward"] = self._watched(lambda: passes.forward(unit, unit + 1, 0, batch))
+        measured: dict[str, Any] = {}
+        measured["forward"] = self._watched(lambda: passes.forward(unit, unit + 1, 0, batch))
         passes.streams.pop((unit + 1, 0), None)
         gc.collect()
         where = range(unit, unit + 1)
         if covers(self._seat.replica.offload.activations, unit):
-            found["offload"] = self._watched(lambda: passes.offload_activations(where, 0))
-            found["fetch"] = self._watched(lambda: passes.fetch_activations(where, 0))
+            measured["offload"] = self._watched(lambda: passes.offload_activations(where, 0))
+            measured["fetch"] = self._watched(lambda: passes.fetch_activations(where, 0))
         again = bool(passes.live[unit, 0].again)
         if again:
-            found["recompute"] = self._watched(lambda: passes.recompute(unit, unit + 1, 0))
+            measured["recompute"] = self._watched(lambda: passes.recompute(unit, unit + 1, 0))
         if unit != spec.head_unit:
             passes.gradients[unit + 1, 0] = torch.randn_like(stream)
         self._until_sums, self._at_table = None, unit == 0
-        found["backward_input"] = self._watched(lambda: passes.backward_input(unit, unit + 1, 0))
+        measured["backward_input"] = self._watched(lambda: passes.backward_input(unit, unit + 1, 0))
         self._at_table = False
         first: PassBytes | None = self._until_sums
         if first is not None:
-            after = found["backward_input"]
-            found["until_sums"] = first
-            found["backward_input"] = PassBytes(after.peak - first.left, after.left - first.left)
+            after = measured["backward_input"]
+            measured["until_sums"] = first
+            measured["backward_input"] = PassBytes(after.peak - first.left, after.left - first.left)
         gradient = passes.gradients.pop((unit, 0), None)
         made = [p.grad for p in passes.units[unit].parameters() if p.grad is not None]
-        found["own_gradients"] = float(sum(g.numel() * g.element_size() for g in made))
+        measured["own_gradients"] = float(sum(g.numel() * g.element_size() for g in made))
         del made
 
         weighed = self._watched(lambda: passes.backward_weight(unit, unit + 1, 0))
         del gradient
         if collect is None:
-            until: PassBytes = found.get("until_sums", NOTHING)
-            only = in_order([until, found["backward_input"]])
+            until: PassBytes = measured.get("until_sums", NOTHING)
+            only = in_order([until, measured["backward_input"]])
             return {"only_input": only, "only_weight": weighed}
-        return found | {"backward_weight": weighed, "collect": self._watched(collect)}
+        return measured | {"backward_weight": weighed, "collect": self._watched(collect)}
 
     def _scattered(self, model: Model, unit: int) -> Iterator[Logical]:
         """Yield the tensors of parameters whose sum does not lie in one place: see `Sums`."""

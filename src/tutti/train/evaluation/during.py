@@ -57,27 +57,27 @@ class Evaluations:
 
     def take(self, step: int, ask: Ask) -> Figures:
         """Ask all tasks; remember whether it was the best so far."""
-        found: Figures = {task.name: dict(ask(task)) for task in self.tasks}
-        self._note(step, found)
-        return found
+        figures: Figures = {task.name: dict(ask(task)) for task in self.tasks}
+        self._note(step, figures)
+        return figures
 
-    def _note(self, step: int, found: Figures) -> None:
+    def _note(self, step: int, figures: Figures) -> None:
         task, _, figure = self.figure.rpartition("/")
-        value = found[task][figure]
+        value = figures[task][figure]
         ahead = self.best is None or better(figure, value, self.best)
         self.best, self.worse = (value, 0) if ahead else (self.best, self.worse + 1)
         self.last_step = step
-        self.lines.append(json.dumps({"step": step, "evaluation": found}))
+        self.lines.append(json.dumps({"step": step, "evaluation": figures}))
 
     @property
     def improved(self) -> bool:
         """Whether the newest one is the best."""
         return self.worse == 0 and self.best is not None
 
-    def loss(self, found: Figures) -> float:
+    def loss(self, figures: Figures) -> float:
         """Return the figure such that lower is better, as checkpoints are compared."""
         task, _, figure = self.figure.rpartition("/")
-        value = found[task][figure]
+        value = figures[task][figure]
         return -value if better(figure, 1.0, 0.0) else value
 
     def recall(self, text: str, step: int) -> None:
@@ -91,10 +91,10 @@ class Evaluations:
         """Return the file's text."""
         return "".join(f"{line}\n" for line in self.lines)
 
-    def line(self, step: int, found: Figures) -> str:
+    def line(self, step: int, figures: Figures) -> str:
         """Return the newest figures in words."""
         behind = f"; no better one for {self.worse}" if self.worse else ""
-        return f"step {step} · evaluation: {told(found)}{behind}"
+        return f"step {step} · evaluation: {told(figures)}{behind}"
 
 
 def keep(evaluations: Evaluations, folder: Path) -> None:

@@ -60,11 +60,11 @@ class RankEvaluations:
         given, config = self.found, self._context.config
         if given is None or not given.due(number, config.steps):
             return None
-        found = given.take(number, self._ask)
+        figures = given.take(number, self._ask)
         if self._context.rank == 0:
             keep(given, config.folder)
-            self._context.say(given.line(number, found))
-        return given.loss(found), given.improved and number < config.steps
+            self._context.say(given.line(number, figures))
+        return given.loss(figures), given.improved and number < config.steps
 
     def _ask(self, task: EvaluationTask) -> Mapping[str, float]:
         return task.figures(item_logps(self._engine, self._feed, self._asking, task.items))

@@ -51,9 +51,9 @@ def item_logps(
 ) -> list[float]:
     """Return each item's log-probability by the weights as they are."""
     rows = ItemRows.of(items, engine.plan.job.sequence_length)
-    found = ask_rows(engine, feed, coordinator, rows, len(rows.groups))
+    by_row = ask_rows(engine, feed, coordinator, rows, len(rows.groups))
     logps = [0.0] * len(items)
-    for sample, values in found.items():
+    for sample, values in by_row.items():
         for item, value in zip(rows.groups[sample], values, strict=False):
             logps[item] = value
     return logps

@@ -120,9 +120,9 @@ def _records(path: Path, most: int) -> list[tuple[int, dict[str, Any]]]:
         reason = getattr(error, "strerror", None) or "not valid UTF-8"
         raise InputError(f"{path}: cannot be read ({reason})") from None
     if path.suffix in (".txt", ".md"):
-        found: list[tuple[int, dict[str, Any]]] = [(1, {"text": text})] if text.strip() else []
+        records: list[tuple[int, dict[str, Any]]] = [(1, {"text": text})] if text.strip() else []
     else:
-        found = []
+        records = []
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip():
                 continue
@@ -132,10 +132,10 @@ def _records(path: Path, most: int) -> list[tuple[int, dict[str, Any]]]:
                 raise InputError(f"{path}: line {number}: not valid JSON ({error})") from None
             if not isinstance(value, dict):
                 raise InputError(f"{path}: line {number}: expected an object, found {shown(value)}")
-            found.append((number, value))
-    if not found:
+            records.append((number, value))
+    if not records:
         raise InputError(f"{path}: holds no records; a task needs one at least")
-    return found[:most] if most else found
+    return records[:most] if most else records
 
 
 def _choices(
@@ -207,12 +207,12 @@ def _windows(text: str, tokenizer: Tokenizer, longest: int) -> list[Scored]:
     """Return a text in windows that share one token: each but the first is predicted once."""
     tokens = (*tokenizer.begin, *tokenizer.encode([text])[0].tolist())
     size = len(text.encode())
-    found: list[Scored] = []
+    windows: list[Scored] = []
     for start in range(0, max(1, len(tokens) - 1), longest - 1):
         own = tokens[start : start + longest]
         if len(own) > 1:
-            found.append(Scored(tokens=own, first=1, num_bytes=size if not found else 0))
-    return found
+            windows.append(Scored(tokens=own, first=1, num_bytes=size if not windows else 0))
+    return windows
 
 
 Say = Callable[[str], None]

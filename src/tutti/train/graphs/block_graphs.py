@@ -192,8 +192,8 @@ class BlockGraphs:
         self._back, *rest = torch.autograd.grad(
             outputs, [self._leaf, *trained.values()], gradients, allow_unused=True
         )
-        found: list[Tensor | None] = list(rest)  # an unused leaf has none
-        self._small = {n: g for n, g in zip(trained, found, strict=True) if g is not None}
+        of_trained: list[Tensor | None] = list(rest)  # an unused leaf has none
+        self._small = {n: g for n, g in zip(trained, of_trained, strict=True) if g is not None}
 
     def backward_weight(self, sum_of: SumOf) -> None:
         """Add to the sums of the block's parameters, or leave gradients with them.
@@ -233,13 +233,13 @@ class BlockGraphs:
     @torch.no_grad()
     def _fresh(self, apart: list[Deferred]) -> dict[str, Tensor]:
         """Return the gradients that no graph makes."""
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         for deferred in apart:
             name = self._names[id(deferred.weight)]
             if name in self._unplaced:
                 made = deferred.compute().reshape(deferred.weight.shape)
-                found[name] = found[name].add_(made) if name in found else made
-        return found
+                gradients[name] = gradients[name].add_(made) if name in gradients else made
+        return gradients
 
     @torch.no_grad()
     def _weigh(self) -> None:

@@ -129,8 +129,8 @@ class Graphs:
                 )
             return
         for reason, group in itertools.groupby(sorted(self._refused.items(), key=_why), key=_why):
-            found = [unit for unit, _ in group]
-            self._say(f"capture: {len(found)} blocks run as they are: {reason}")
+            units = [unit for unit, _ in group]
+            self._say(f"capture: {len(units)} blocks run as they are: {reason}")
         self._wanted = bool(self._blocks)
 
     # --- from step to step -----------------------------------------------------------------

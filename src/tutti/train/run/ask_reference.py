@@ -60,17 +60,17 @@ class Asked:
             return known
         begin_reference(self.context, self.engine)
         self.context.say(f"asking the reference model about {len(wanted):,} rows")
-        found = self._ask(wanted)
+        logps = self._ask(wanted)
         if first:
-            write_references(file, fingerprint, found)
-        return found
+            write_references(file, fingerprint, logps)
+        return logps
 
     def _ask(self, wanted: Wanted) -> dict[Key, list[float]]:
         """Return what the weights, as they are, say of some rows."""
         listed = _Listed(list(wanted.values()), blank_row(self.engine.plan.job.sequence_length, 0))
-        found = ask_rows(self.engine, self.feed, self.coordinator, listed, len(wanted))
+        by_row = ask_rows(self.engine, self.feed, self.coordinator, listed, len(wanted))
         keys = list(wanted)
-        return {keys[sample]: values for sample, values in found.items()}
+        return {keys[sample]: values for sample, values in by_row.items()}
 
 
 def ask_rows(
@@ -116,7 +116,7 @@ class _Listed:
 
 def wanted_rows(data: PackedData, objective: Objective, *, samples: int, held: int) -> Wanted:
     """Return the rows that so many samples of training, and of what is held out, come to."""
-    found: dict[Key, tuple[DataPart, int, bool]] = {}
+    rows: dict[Key, tuple[DataPart, int, bool]] = {}
     sides = (False,) if objective.is_paired else (False, True)
     whole = sum(part.count for part in data.train.parts)
     orders: list[tuple[Order, int]] = [(data.train, samples)]
@@ -126,10 +126,10 @@ def wanted_rows(data: PackedData, objective: Objective, *, samples: int, held: i
         for sample in range(count):
             part, row = order.found(sample)
             for other in sides:
-                found[part.number, row, other] = (part, row, other)
-            if order is data.train and len(found) == len(sides) * whole:
+                rows[part.number, row, other] = (part, row, other)
+            if order is data.train and len(rows) == len(sides) * whole:
                 break
-    return dict(sorted(found.items()))
+    return dict(sorted(rows.items()))
 
 
 def read_references(file: Path, fingerprint: str) -> dict[Key, list[float]]:
@@ -147,13 +147,13 @@ def read_references(file: Path, fingerprint: str) -> dict[Key, list[float]]:
         ) from None
 
 
-def write_references(file: Path, fingerprint: str, found: Mapping[Key, Sequence[float]]) -> None:
+def write_references(file: Path, fingerprint: str, logps: Mapping[Key, Sequence[float]]) -> None:
     """Keep what the reference says."""
-    files.write_text(file, json.dumps({"of": fingerprint, "rows": _listed(found)}) + "\n")
+    files.write_text(file, json.dumps({"of": fingerprint, "rows": _listed(logps)}) + "\n")
 
 
-def _listed(found: Mapping[Key, Sequence[float]]) -> list[tuple[int, int, bool, list[float]]]:
-    return [(*key, list(values)) for key, values in found.items()]
+def _listed(logps: Mapping[Key, Sequence[float]]) -> list[tuple[int, int, bool, list[float]]]:
+    return [(*key, list(values)) for key, values in logps.items()]
 
 
 def _keyed(rows: Sequence[Sequence[Any]]) -> dict[Key, list[float]]:

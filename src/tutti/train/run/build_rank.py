@@ -141,9 +141,9 @@ def open_job_data(context: RankContext, saving: Processes) -> PackedData:
     samples = context.config.steps * context.plan.job.global_batch
     for line in run_dry(data.train, samples) if context.rank == 0 else ():
         context.warn(line)
-    found = saving.gather(data.fingerprint)
-    if found is not None and len(set(found)) > 1:
-        other = next(i for i, text in enumerate(found) if text != found[0])
+    fingerprints = saving.gather(data.fingerprint)
+    if fingerprints is not None and len(set(fingerprints)) > 1:
+        other = next(i for i, text in enumerate(fingerprints) if text != fingerprints[0])
         raise InputError(f"rank {other} has other data than rank 0; give all nodes the same files")
     return data
 

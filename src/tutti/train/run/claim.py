@@ -85,8 +85,8 @@ def make_folder(folder: Path) -> None:
 
 def _holder(descriptor: int) -> str:
     try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
-        since = datetime.fromtimestamp(found["since"]).strftime("%Y-%m-%d %H:%M:%S")
-        return f" (process {found['pid']} of {found['host']}, since {since})"
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+        since = datetime.fromtimestamp(holder["since"]).strftime("%Y-%m-%d %H:%M:%S")
+        return f" (process {holder['pid']} of {holder['host']}, since {since})"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -323,12 +323,12 @@ def with_changes(
         return config
     written = plain(config)
     assert isinstance(written, dict)
-    for key, found in changes.items():
+    for key, change in changes.items():
         place = written
         *sections, last = key.split(".")
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
                 raise InputError(f"--set {key}: '{section}' has no keys inside")
-        place[last] = found
+        place[last] = change
     return build(TrainConfig, written, Place("options"))

@@ -52,12 +52,12 @@ def find_culprit(engine: Engine, step: int, again: Callable[[], None], gather: G
     `again` runs the step once more.
     """
     where = f"rank {engine.seat.rank} ({engine.seat.place.chip})"
-    found = _of_all(gather, _broken_weights(engine, where))
-    if not found:
-        found = _of_all(gather, _watched(engine, again, where))
+    faults = _of_all(gather, _broken_weights(engine, where))
+    if not faults:
+        faults = _of_all(gather, _watched(engine, again, where))
     text = "no single module shows it when the step is repeated"
-    if found:
-        first = [f for f in found if f.order == found[0].order]
+    if faults:
+        first = [f for f in faults if f.order == faults[0].order]
         text = f"{first[0].text} on {' and '.join(f.where for f in first)}"
     return f"step {step + 1}: loss or gradients are not finite; {text}"
 

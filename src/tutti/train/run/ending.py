@@ -150,12 +150,12 @@ def _writers(
         return {EXPORT: lambda fresh: export_hf(checkpoint, fresh)}
     from tutti.train.checkpoint.adapters import export_adapter, export_merged
 
-    found: dict[str, Callable[[Path], object]] = {
+    writers: dict[str, Callable[[Path], object]] = {
         ADAPTER: lambda fresh: export_adapter(checkpoint, fresh, base=base)
     }
     if context.config.checkpoints.merged:
-        found[EXPORT] = lambda fresh: export_merged(checkpoint, fresh, base=base)
-    return found
+        writers[EXPORT] = lambda fresh: export_merged(checkpoint, fresh, base=base)
+    return writers
 
 
 def _remove_half(fresh: Path) -> None:

@@ -168,11 +168,11 @@ class Measure:
     def _noise(self, result: StepResult) -> float | None:
         """Return the gradient's noise scale in sequences, where a step's sums tell it."""
         given, engine = self._context.config.optimizer, self._engine
-        found = noise_scale(
+        scale = noise_scale(
             result.means, result.squares, updates=engine.step_number - (not result.skipped),
             beta1=given.beta1, beta2=given.beta2,
         )  # fmt: skip
-        return None if found is None else found * self._context.plan.job.global_batch
+        return None if scale is None else scale * self._context.plan.job.global_batch
 
     def step(self, record: StepRecord) -> None:
         """Take the figures of a step."""
@@ -240,19 +240,19 @@ def expected_seconds(engine: Engine, estimate: Estimate) -> list[float]:
     costs = estimate.priced.costs.classes
     own = class_of(schedule, engine.seat)
     sends = _send_seconds(schedule, estimate)
-    found = []
+    expected = []
     for entry, seconds in zip(engine.instructions, costs[own].seconds.tolist(), strict=True):
         if entry.op is Op.RECEIVE:
             seconds += sends.get((place.pipeline, entry.start, entry.what), 0.0)
-        found.append(seconds)
-    return found
+        expected.append(seconds)
+    return expected
 
 
 def _send_seconds(schedule: Schedule, estimate: Estimate) -> dict[tuple[int, int, What], float]:
-    found: dict[tuple[int, int, What], float] = {}
+    slowest: dict[tuple[int, int, What], float] = {}
     for rank_class, costs in zip(schedule.classes, estimate.priced.costs.classes, strict=True):
         for entry, seconds in zip(rank_class.instructions, costs.seconds.tolist(), strict=True):
             if entry.op is Op.SEND:
                 key = (rank_class.pipeline, entry.start, entry.what)
-                found[key] = max(found.get(key, 0.0), seconds)
-    return found
+                slowest[key] = max(slowest.get(key, 0.0), seconds)
+    return slowest

@@ -67,10 +67,10 @@ class Job:
     def predicted(self) -> Estimate:
         """Return what the cost model says of the plan's steps."""
         sources, objective = sources_of(self.config.job), self.config.objective
-        found = estimate(self.plan, self.spec, self.cluster, sources)
+        predicted = estimate(self.plan, self.spec, self.cluster, sources)
         if objective is None or not objective.has_baseline:
-            return found
-        return with_forward_before(found, self.spec, self.cluster, sources)
+            return predicted
+        return with_forward_before(predicted, self.spec, self.cluster, sources)
 
     def chip_profiles(self) -> dict[str, Profile]:
         """Return the measured Profile of each kind of chip that has one, by the chip's name.
@@ -82,8 +82,8 @@ class Job:
         used = {name for _, _, stage in self.plan.stages() for name in stage.chips.pools}
         chips = [self.cluster.pool(name).chip for name in sorted(used)]
         shipped = tuple(shipped_profiles().values())
-        found = {c.name: profile_of(given, c) or profile_of(shipped, c) for c in chips}
-        return {name: profile for name, profile in found.items() if profile is not None}
+        profiles = {c.name: profile_of(given, c) or profile_of(shipped, c) for c in chips}
+        return {name: profile for name, profile in profiles.items() if profile is not None}
 
 
 def sources_of(job: JobConfig) -> Sources:
@@ -150,12 +150,12 @@ def _require_named(optimizer: OptimizerConfig, spec: ModelSpec) -> None:
 def trained(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
     """Return the model with what of it is trained as the job says, else as its own config does."""
     balance = None if config.balance_loss == "config" else config.balance_loss == "on"
-    found = spec.with_training(
+    wanted = spec.with_training(
         balance=balance if config.objective is None else False,
         padding=config.padding_row == "trained",
         answers=config.objective is not None,
     )
-    return tuned(found, config.tuning)
+    return tuned(wanted, config.tuning)
 
 
 def tuned(spec: ModelSpec, tuning: Tuning | None) -> ModelSpec:
@@ -267,7 +267,7 @@ def _searched(config: TrainConfig, spec: ModelSpec, cluster: Cluster, report: Re
     problem = problem_of(config, spec, cluster)
     if not config.job.uniform:
         return search_question(problem, report).plan
-    found = plan_uniform(problem)
-    if isinstance(found, str):
-        raise InputError(f"no plan treats all chips alike ({found}); drop 'uniform: true'")
-    return found.plan
+    candidate = plan_uniform(problem)
+    if isinstance(candidate, str):
+        raise InputError(f"no plan treats all chips alike ({candidate}); drop 'uniform: true'")
+    return candidate.plan

@@ -20,16 +20,16 @@ LEAST_MEMORY = 0.9  # of what the plan expects; drivers keep some
 
 def hardware_differences(accelerator: Accelerator, chip: Chip) -> list[str]:
     """Return what the device at hand is not, though the plan expects it."""
-    found = []
+    differences = []
     if accelerator.chip not in (chip.name, *chip.aliases):
-        found.append(f"the plan expects {chip.name}, this is {accelerator.chip}")
+        differences.append(f"the plan expects {chip.name}, this is {accelerator.chip}")
     total = accelerator.memory().total
     if total < LEAST_MEMORY * chip.memory_bytes:
-        found.append(
+        differences.append(
             f"the plan expects {bytes_text(chip.memory_bytes)} of memory, here are "
             f"{bytes_text(total)}"
         )
-    return found
+    return differences
 
 
 def check_arithmetic(engine: Engine) -> None:

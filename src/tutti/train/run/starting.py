@@ -98,13 +98,13 @@ def find_manifest(config: TrainConfig, resume: Resume) -> tuple[str, Manifest]:
     there = RemoteRun(config.checkpoints.to).resolve(which) if config.checkpoints.to else []
     try:
         path = resolve(config.folder / CHECKPOINTS, which)[0]
-        found = read_manifest(path)
+        manifest = read_manifest(path)
     except InputError:
         if not there:
             raise
     else:
-        if not there or there[0].serial <= found.serial:
-            return str(path), found
+        if not there or there[0].serial <= manifest.serial:
+            return str(path), manifest
     run = RemoteRun(config.checkpoints.to)
     return f"{run.folder.url}/{there[0].folder}", run.manifest(there[0])
 
@@ -138,11 +138,11 @@ def take_folder(folder: Path, url: str = "", *, overwrite: bool, fresh: bool) ->
 
 def require_fresh(folder: Path) -> None:
     """Refuse a folder with figures, checkpoints or an export of an earlier run."""
-    found = _earlier(folder)
-    if found:
+    earlier = _earlier(folder)
+    if earlier:
         raise InputError(
-            f"{folder}: holds {found} of an earlier run; go on with it (--resume), begin anew over "
-            "it (--overwrite), or name another --output"
+            f"{folder}: holds {earlier} of an earlier run; go on with it (--resume), begin anew "
+            "over it (--overwrite), or name another --output"
         )
 
 
@@ -150,10 +150,10 @@ def require_fresh_url(url: str) -> None:
     """Refuse a URL that names checkpoints of an earlier run, and one that cannot be used."""
     if not url:
         return
-    found = RemoteRun(url).newest_first()
-    if found:
+    checkpoints = RemoteRun(url).newest_first()
+    if checkpoints:
         raise InputError(
-            f"{url}: holds {many(len(found), 'checkpoint')} of an earlier run; go on with it "
+            f"{url}: holds {many(len(checkpoints), 'checkpoint')} of an earlier run; go on with it "
             "(--resume), begin anew over it (--overwrite), or name another URL"
         )
 
@@ -161,12 +161,12 @@ def require_fresh_url(url: str) -> None:
 def _earlier(folder: Path) -> str:
     count = len(complete_folders(folder / CHECKPOINTS))
     metrics = folder / METRICS
-    found = [
+    remains = [
         many(count, "checkpoint") if count else "",
         "figures" if metrics.is_file() and metrics.stat().st_size else "",
         "a Hugging Face folder" if (folder / EXPORT).exists() else "",
     ]
-    *most, last = [words for words in found if words] or [""]
+    *most, last = [words for words in remains if words] or [""]
     return f"{', '.join(most)} and {last}" if most else last
 
 

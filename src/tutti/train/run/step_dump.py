@@ -31,12 +31,12 @@ def write_step_dump(folder: Path, target: Path, *, side: str) -> None:
     facts = build(RunFacts, read_file(path), Place(str(path)))
     pieces: dict[tuple[int, str, str], list[_Found]] = {}
     for rank in range(facts.ranks):
-        for found in _pieces(folder, rank):
-            key = (found[1].step, found[1].what, found[1].name)
-            pieces.setdefault(key, []).append(found)
+        for piece in _pieces(folder, rank):
+            key = (piece[1].step, piece[1].what, piece[1].name)
+            pieces.setdefault(key, []).append(piece)
     batch = Batch(tokens=np.load(folder / TOKENS), seed=facts.seed)
     with DumpWriter(target, _dump_facts(facts, batch, side), batch) as writer:
-        for step in (START, *(found.step for found in facts.steps)):
+        for step in (START, *(each.step for each in facts.steps)):
             _write_step(writer, facts, step, pieces)
 
 
@@ -69,8 +69,8 @@ def _write_step(
         for name, shape in facts.tensors.items():
             if (START, "weight", name) in pieces:
                 key = f"step-{step}/{what}/{name}"
-                found = pieces.get((step, what, name), [])
-                _record(writer, key, _assembled(key, shape, found))
+                parts = pieces.get((step, what, name), [])
+                _record(writer, key, _assembled(key, shape, parts))
 
     if step == START:
         tensors("weight")
@@ -99,11 +99,11 @@ def _pieces(folder: Path, rank: int) -> Iterator[_Found]:
             yield numbers, build(StepPiece, json.loads(line), Place(f"{listed}:{number}"))
 
 
-def _assembled(key: str, shape: tuple[int, ...], found: list[_Found]) -> NDArray[np.float32]:
+def _assembled(key: str, shape: tuple[int, ...], parts: list[_Found]) -> NDArray[np.float32]:
     """Return a tensor out of its pieces, which must cover it."""
     whole = np.zeros(shape, np.float32)
     covered = np.zeros(shape, np.bool_)
-    for path, piece in found:
+    for path, piece in parts:
         values = np.fromfile(path, np.float32, piece.count, offset=piece.offset)
         place = tuple(slice(low, high) for low, high in piece.intervals)
         for target, numbers in ((whole, values), (covered, np.ones(piece.count, np.bool_))):

@@ -69,8 +69,8 @@ class RankSpans:
     def from_document(cls, value: dict[str, Any]) -> RankSpans:
         """Read what `to_document` wrote."""
         spans: dict[str, Any] = {
-            name: np.asarray(found, dtype=np.float64) if isinstance(found, list) else found
-            for name, found in value["spans"].items()
+            name: np.asarray(column, dtype=np.float64) if isinstance(column, list) else column
+            for name, column in value["spans"].items()
         }
         sources = {(unit, what): tuple(ranks) for unit, what, ranks in value["sources"]}
         programs = tuple(run_from_document(run) for run in value["programs"])
@@ -132,8 +132,8 @@ class Tracer:
 
     def _write(self, number: int, gathered: list[RankSpans], offsets: dict[str, Offset]) -> None:
         path = self._context.config.folder / trace_name(number)
-        found = settled(self._program, joined(number, gathered, offsets))
-        write_measured(path, self._program, found)
+        measured = settled(self._program, joined(number, gathered, offsets))
+        write_measured(path, self._program, measured)
         self._context.say(f"trace of step {number}: {path}")
 
 
@@ -157,10 +157,10 @@ def joined(step: int, ranks: list[RankSpans], offsets: dict[str, Offset]) -> Mea
     """Return the step of all ranks on rank 0's clock, from when the first of them began."""
     begun = [own.spans.began - offsets[own.kernel].seconds for own in ranks]
     first = min(begun)
-    found = []
+    measured = []
     for own, began in zip(ranks, begun, strict=True):
         shift, spans = began - first, own.spans
-        found.append(
+        measured.append(
             MeasuredRank(
                 rank=own.rank,
                 rank_class=own.rank_class,
@@ -176,7 +176,7 @@ def joined(step: int, ranks: list[RankSpans], offsets: dict[str, Offset]) -> Mea
         )
     return MeasuredStep(
         step=step,
-        ranks=tuple(found),
+        ranks=tuple(measured),
         collectives=tuple(run for own in ranks for run in own.programs),
         clock=_clock(offsets),
         emulated=any(own.emulated for own in ranks),

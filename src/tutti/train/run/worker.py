@@ -378,8 +378,8 @@ class Worker:
         with ExitStack() as stack:
             batches = self.steps(rows, 0, count, stack)
             for number in range(count):
-                found = self.engine.evaluate(batches(number))
-                total, divisor = total + found.loss * found.count, divisor + found.count
+                answer = self.engine.evaluate(batches(number))
+                total, divisor = total + answer.loss * answer.count, divisor + answer.count
         return self._validated(step, total / max(divisor, 1))
 
     def _validated(self, step: int, loss: float) -> float:

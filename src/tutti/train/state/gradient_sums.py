@@ -28,11 +28,13 @@ class Sums:
     def __init__(self, states: Iterable[SpanState], *, several: bool) -> None:
         """Prepare the sums; with one micro-batch (not `several`) a gradient needs none."""
         self._several = several
-        found: dict[int, list[tuple[SpanState, int]]] = {}
+        by_owner: dict[int, list[tuple[SpanState, int]]] = {}
         for state in states:
             for i, owner in enumerate(state.owners):
-                found.setdefault(id(owner), []).append((state, i))
-        self._places = {owner: place for owner, parts in found.items() if (place := _place(parts))}
+                by_owner.setdefault(id(owner), []).append((state, i))
+        self._places = {
+            owner: place for owner, parts in by_owner.items() if (place := _place(parts))
+        }
 
     def of(self, weight: Tensor) -> Tensor | None:
         """Return the sum of a parameter; None where its gradients go another way."""

@@ -102,9 +102,9 @@ class Matrices:
             whole[first:last] = scale * orthogonal(mine.nan_to_num())
             for part in parts:
                 low, high = part.kept
-                found = whole[tuple(slice(*i) for i in part.block.intervals)].reshape(-1)
+                values = whole[tuple(slice(*i) for i in part.block.intervals)].reshape(-1)
                 assert part.state.direction is not None
-                part.of(part.state.direction, low, high).copy_(found[low:high])
+                part.of(part.state.direction, low, high).copy_(values[low:high])
 
     def _whole(
         self,

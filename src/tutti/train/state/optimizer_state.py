@@ -71,10 +71,10 @@ class OptimizerState:
             return codes
         if name in self._opened:
             return self._opened[name]
-        found = self.decoded(name).to("cpu")
+        numbers = self.decoded(name).to("cpu")
         if writable:
-            self._opened[name] = found
-        return found
+            self._opened[name] = numbers
+        return numbers
 
     def close(self) -> None:
         """Encode what was opened to be written."""

@@ -78,24 +78,24 @@ class SpanGradients:
     def add_gradients(self, units: range, lent: Container[int] = ()) -> None:
         """Move the modules' gradients of some units into the flat one; `lent` ones as copies."""
         chosen = [i for i, block in enumerate(self.span.blocks) if block.unit in units]
-        found: list[tuple[int, Tensor]] = []
+        added: list[tuple[int, Tensor]] = []
         for i in chosen:
             gradient = self._logical[i].gradient
             if gradient is not None:
-                found.append((i, local_part(self.span.blocks[i], self._logical[i], gradient)))
+                added.append((i, local_part(self.span.blocks[i], self._logical[i], gradient)))
         if self.loose is not None:
-            self._add_loose(self.loose, found, lent)
+            self._add_loose(self.loose, added, lent)
             return
         gradient = self._flat_gradient()
-        if found and self.adds:
+        if added and self.adds:
             places = self._cut(gradient)
-            torch._foreach_add_([places[i] for i, _ in found], [g for _, g in found])
+            torch._foreach_add_([places[i] for i, _ in added], [g for _, g in added])
 
     def _add_loose(
-        self, loose: dict[int, Tensor], found: list[tuple[int, Tensor]], lent: Container[int]
+        self, loose: dict[int, Tensor], added: list[tuple[int, Tensor]], lent: Container[int]
     ) -> None:
         """Keep the first gradient of a step as it is; widen it when a second one comes."""
-        for i, gradient in found:
+        for i, gradient in added:
             if i not in loose and self.span.blocks[i].unit in lent:
                 loose[i] = gradient.to(self.gradient_dtype, copy=True)  # a second one will come
             elif i not in loose:
@@ -217,9 +217,9 @@ class SpanGradients:
         if self.loose is not None:
             parts = self._loose_parts(self.loose)
             return torch.cat([part.to(self.gradient_dtype).reshape(-1) for part in parts])
-        found = self.total if self.host_sum is None else self.host_sum.total
-        assert found is not None, "gradients are not whole before the step is closed"
-        return found
+        total = self.total if self.host_sum is None else self.host_sum.total
+        assert total is not None, "gradients are not whole before the step is closed"
+        return total
 
     def gradient_parts(self, *, counted: bool = False) -> Iterator[tuple[Block, Tensor]]:
         """Yield the reduced gradient of each block, as far as it is kept here.

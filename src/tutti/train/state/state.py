@@ -40,14 +40,14 @@ TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
 
 def compute_dtype(precision: Precision) -> torch.dtype:
     """Return the dtype of parameters and activations."""
-    found = TORCH_DTYPES.get(precision.parameters)
+    dtype = TORCH_DTYPES.get(precision.parameters)
     narrow = precision.compute is Dtype.FP8 and precision.parameters is Dtype.BF16
-    if found is None or (precision.parameters != precision.compute and not narrow):
+    if dtype is None or (precision.parameters != precision.compute and not narrow):
         raise InputError(
             f"precision: computing in {precision.compute} on parameters in {precision.parameters} "
             "is not trained here; let both be one of fp32, bf16, fp16, or compute in fp8 on bf16"
         )
-    return found
+    return dtype
 
 
 def _without_versions(owners: Sequence[Tensor]) -> AbstractContextManager[None]:
@@ -113,15 +113,15 @@ class SpanState(SpanGradients):
                 sizes[f"{name}_scales"] = scales, torch.float32
             dtype = code_dtype(name) if optimizer in EIGHT_BIT else moments
             sizes[name] = self.num_kept, dtype
-        found: dict[str, Any] = dict.fromkeys(("master", "mean", "square"))
+        tensors: dict[str, Any] = dict.fromkeys(("master", "mean", "square"))
         homes: dict[str, HostCopy] = {}
         for name, (size, dtype) in sizes.items():
             if self._away.optimizer and (name != "master" or master is not None):
                 homes[name] = HostCopy(self._accelerator, size, dtype)
-                found[name] = homes[name].at_rest
+                tensors[name] = homes[name].at_rest
             else:
-                found[name] = torch.zeros(size, dtype=dtype, device=self.device)
-        return OptimizerState(**found, homes=homes)
+                tensors[name] = torch.zeros(size, dtype=dtype, device=self.device)
+        return OptimizerState(**tensors, homes=homes)
 
     @property
     def _master_is_away(self) -> bool:

@@ -116,8 +116,8 @@ class HostMoves:
 
 def _fetch_gradients(state: SpanState) -> Handle:
     assert state.host_sum is not None
-    found = state.host_sum.take()
-    if found is None:
+    fetched = state.host_sum.take()
+    if fetched is None:
         return Then(())
-    tensor, arrived = found
+    tensor, arrived = fetched
     return Then([Arrival(arrived)], lambda: state.join_gradients(tensor))

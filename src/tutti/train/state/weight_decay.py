@@ -34,8 +34,8 @@ def runs(
             parts.append((flag(block), size))
         offset += block.size
     return [
-        (found, sum(size for _, size in group))
-        for found, group in itertools.groupby(parts, key=lambda part: part[0])
+        (value, sum(size for _, size in group))
+        for value, group in itertools.groupby(parts, key=lambda part: part[0])
     ]
 
 
@@ -60,9 +60,9 @@ def by_settings(
         yield *flags[0], lists
         return
     if kept is not None:
-        found = runs(blocks, kept.start, kept.stop, flag)
-        flags = [own for own, _ in found]
-        sizes = [size for _, size in found]
+        stretches = runs(blocks, kept.start, kept.stop, flag)
+        flags = [own for own, _ in stretches]
+        sizes = [size for _, size in stretches]
         lists = [None if own is None else own[0].split(sizes) for own in lists]
     for wanted in dict.fromkeys(flags):
         chosen = [i for i, own in enumerate(flags) if own == wanted]
@@ -72,10 +72,10 @@ def by_settings(
 @functools.lru_cache(maxsize=4096)
 def _settings(settings: AdamSettings, unit: int, name: str, decays: bool) -> AdamSettings:
     """Return the constants of one tensor."""
-    found = next((own for own in settings.tensors if matches(f"{unit}.{name}", own.match)), None)
+    special = next((own for own in settings.tensors if matches(f"{unit}.{name}", own.match)), None)
     decay = settings.weight_decay if decays or settings.decay_vectors else 0.0
     rate = settings.learning_rate
-    if found is not None:
-        rate *= found.rate
-        decay = decay if found.weight_decay is None else found.weight_decay
+    if special is not None:
+        rate *= special.rate
+        decay = decay if special.weight_decay is None else special.weight_decay
     return replace(settings, learning_rate=rate, weight_decay=decay, tensors=())

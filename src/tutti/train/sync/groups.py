@@ -30,17 +30,17 @@ class RankGroup(NamedTuple):
 def groups_of(seats: Seats, rank: int) -> tuple[RankGroup, ...]:
     """Return the groups that a rank is in, each once, in the order in which they are made."""
     seat = seats[rank]
-    found = {RankGroup(tuple(range(seats.num_ranks)), "scalars")}
-    found |= {
+    groups = {RankGroup(tuple(range(seats.num_ranks)), "scalars")}
+    groups |= {
         RankGroup(members.ranks, "block") for members in (seat.tensor, seat.context, seat.experts)
     }
-    found.add(RankGroup(seat.tensor.ranks, "boundary"))
-    found |= set(_synchronised(seats, seat))
+    groups.add(RankGroup(seat.tensor.ranks, "boundary"))
+    groups |= set(_synchronised(seats, seat))
     if seats.plan.job.optimizer == "muon":
         blocks = range(1, seats.spec.head_unit)
         units = [unit for unit in seat.units if unit in blocks]
-        found |= {RankGroup(matrix_ranks(seats, unit), "gradients") for unit in units}
-    return tuple(sorted(group for group in found if len(group.ranks) > 1))
+        groups |= {RankGroup(matrix_ranks(seats, unit), "gradients") for unit in units}
+    return tuple(sorted(group for group in groups if len(group.ranks) > 1))
 
 
 def all_groups(seats: Seats) -> tuple[RankGroup, ...]:

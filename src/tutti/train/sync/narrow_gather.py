@@ -54,13 +54,13 @@ class NarrowShard:
 
     def write(self, shard: Tensor) -> Tensor:
         """Return the bytes of a shard in bf16."""
-        found = [
+        narrow = [
             narrowed(shard[part.start : part.start + part.size].view(part.rows, part.width))
             for part in self._parts
             if part.narrow
         ]
-        exponents = [_exponents(each.scales) for each in found]
-        values = [each.values.reshape(-1).view(torch.uint8) for each in found]
+        exponents = [_exponents(each.scales) for each in narrow]
+        values = [each.values.reshape(-1).view(torch.uint8) for each in narrow]
         fill = shard.new_zeros((self._narrow + self._rows) % 2, dtype=torch.uint8)
         wide = [
             shard[part.start : part.start + part.size].view(torch.uint8)

@@ -51,8 +51,8 @@ class Exchange:
 
     def owners(self) -> list[nn.Parameter]:
         """Return the stored parameters of these spans."""
-        found = {id(o): o for state in self.states for o in state.owners}
-        return list(found.values())
+        owners = {id(o): o for state in self.states for o in state.owners}
+        return list(owners.values())
 
     @property
     def units(self) -> list[int]:
@@ -131,8 +131,8 @@ class Synchronised:
 
     def of_units(self, units: Iterable[int]) -> list[Exchange]:
         """Return the exchanges that concern some units, each once."""
-        found = {id(e): e for unit in units for e in self._of_unit[unit]}
-        return list(found.values())
+        exchanges = {id(e): e for unit in units for e in self._of_unit[unit]}
+        return list(exchanges.values())
 
     def all_states(self) -> list[SpanState]:
         """Return every span of this rank, by rising unit."""
@@ -284,10 +284,10 @@ def squared_norm(states: Iterable[SpanState], pipeline: int, accelerator: Accele
     for state in states:
         if state.level >= 2 and pipeline != 0:
             continue
-        for _, found in state.gradient_parts(counted=True):
-            if found.device == accelerator.device and accelerator.device.type != "cpu":
-                here.append(found)
+        for _, gradient in state.gradient_parts(counted=True):
+            if gradient.device == accelerator.device and accelerator.device.type != "cpu":
+                here.append(gradient)
                 continue
-            for part in found.reshape(-1).split(NORM_ELEMENTS):
+            for part in gradient.reshape(-1).split(NORM_ELEMENTS):
                 total += part.float().square().sum().to(accelerator.device)
     return total + accelerator.operators.squared_norm(here) if here else total

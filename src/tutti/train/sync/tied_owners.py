@@ -26,9 +26,9 @@ def make_ties(
     ends = tied_ends(spec)
     owner = next(end for end in ends if end[0] == seats.plan.tied_owner)
     states: dict[Keeper, SpanState] = {}
-    found = {end: _keepers(seats, seat, buckets, end, parameters, states) for end in ends}
-    copies = [found[end] for end in ends if end != owner]
-    return TiedEnds(seat.rank, found[owner], copies, states)
+    ends_kept = {end: _keepers(seats, seat, buckets, end, parameters, states) for end in ends}
+    copies = [ends_kept[end] for end in ends if end != owner]
+    return TiedEnds(seat.rank, ends_kept[owner], copies, states)
 
 
 def _keepers(
@@ -47,7 +47,7 @@ def _keepers(
     spans = [span for line in lines for span in line]
     where = [seats[rank].place.pipeline for rank in range(seats.num_ranks)]
     width = seats.spec.embedding.dim
-    found = list(keepers(spans, end, level, width, where))
+    kept = list(keepers(spans, end, level, width, where))
     own = {state.span.blocks: state for state in parameters.all_states()}
     for span in spans:
         if span.is_held_by(seat.rank) and span.blocks in own:
@@ -55,4 +55,4 @@ def _keepers(
                 if keeper.rank == seat.rank:
                     own[span.blocks].make_flat()
                     states[keeper] = own[span.blocks]
-    return found
+    return kept

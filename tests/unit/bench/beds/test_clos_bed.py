@@ -60,7 +60,7 @@ def test_a_bed_that_its_cluster_cannot_be_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_flows_get_their_fair_shares() -> None:
-    """Four of the twenty sets that `tutti bench fabric --flows 20` runs."""
+    """Four of the twenty sets that `tutti bench fabric flows 20` runs."""
     bed = ClosBed(ClosSpec())
     try:
         found = [run_set(bed, random_set(bed, seed)) for seed in (2, 4, 8, 9)]

@@ -123,7 +123,7 @@ def test_peers_are_spread_over_many_hosts() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_faults_are_named_in_time_on_a_bed() -> None:
-    """One of each kind of what `tutti bench fabric --faults 20` breaks."""
+    """One of each kind of what `tutti bench fabric faults 20` breaks."""
     bed = ProbedBed(ClosSpec())
     try:
         for kind in LIMITS_S:

@@ -177,9 +177,8 @@ def _single(
         steps.key_lengths, steps.tables, scoring.sinks, scoring.slopes, q.stride(0), q.stride(1),
         *pages.strides, steps.tables.stride(0), rows, q.shape[0], *scoring.numbers,
         HEADS=heads, GROUPS=groups, M=most_heads, D=width, E=value_width,
-        WIDE_D=max(16, power_of_two(width)),
-        WIDE_E=max(16, power_of_two(value_width)), N=tile.keys, SIZE=steps.page_size,
-        ROWS=max(32, power_of_two(rows)), ZERO=alone,
+        WIDE_D=max(16, power_of_two(width)), WIDE_E=max(16, power_of_two(value_width)),
+        N=tile.keys, SIZE=steps.page_size, ROWS=max(32, power_of_two(rows)), ZERO=alone,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **scoring.switches,
         SCALED=pages.key_scales is not None, num_warps=min(8, max(tile.warps, most_heads // 16)),
         num_stages=tile.stages, **early(q),
@@ -286,10 +285,10 @@ def _launch(
 
 def _tile(tiles: dict[int, _Tile], q: Tensor, value_pages: Tensor) -> _Tile:
     wide = power_of_two(max(q.shape[2], value_pages.shape[3]))
-    found = tiles[next(width for width in tiles if wide <= width)]
+    tile = tiles[next(width for width in tiles if wide <= width)]
     if q.dtype == torch.float32:
-        return found._replace(keys=max(16, found.keys // 2), stages=1)
-    return found
+        return tile._replace(keys=max(16, tile.keys // 2), stages=1)
+    return tile
 
 
 def _reason(

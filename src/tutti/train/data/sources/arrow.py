@@ -56,18 +56,18 @@ class DatasetReader:
 
     def pieces(self, file: Path) -> list[FilePiece]:
         """Return runs of record batches of about PIECE_BYTES."""
-        found: list[FilePiece] = []
+        pieces: list[FilePiece] = []
         start, num_bytes, index = 0, 0, 0
         for index, batch in enumerate(_batches(str(file)), 1):
             num_bytes += batch.nbytes
             if num_bytes >= PIECE_BYTES:
-                found.append(
+                pieces.append(
                     FilePiece(file=str(file), start=start, stop=index, num_bytes=num_bytes)
                 )
                 start, num_bytes = index, 0
         if index > start:
-            found.append(FilePiece(file=str(file), start=start, stop=index, num_bytes=num_bytes))
-        return found
+            pieces.append(FilePiece(file=str(file), start=start, stop=index, num_bytes=num_bytes))
+        return pieces
 
     def fields(self, file: Path) -> list[str]:
         """Return the columns."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tutti.errors import InputError, hint
+from tutti.files import meant_instead
 from tutti.storage.url import is_url
 from tutti.train.data.config import SHIPPED, SourceConfig, SourceKind
 from tutti.train.data.sources.array import JsonArrayReader
@@ -64,13 +65,13 @@ def find(source: SourceConfig, folder: Path) -> tuple[SourceKind, list[Path]]:
             f"{unknown[0]}: of no known kind (known endings: {', '.join(sorted(ENDINGS))}); "
             f"say 'kind'"
         )
-    found = {kind for kind in kinds.values() if kind is not None} or {source.kind}
-    if len(found) > 1:
+    kinds_here = {kind for kind in kinds.values() if kind is not None} or {source.kind}
+    if len(kinds_here) > 1:
         raise InputError(
-            f"{source.path}: has files of several kinds ({', '.join(sorted(found))}); "
+            f"{source.path}: has files of several kinds ({', '.join(sorted(kinds_here))}); "
             f"name them as sources of their own"
         )
-    return found.pop(), files
+    return kinds_here.pop(), files
 
 
 def _is_megatron(kind: SourceKind, path: Path) -> bool:
@@ -109,9 +110,7 @@ def _expanded(path: Path, source: SourceConfig) -> list[Path]:
         return sorted(files)
     if glob.has_magic(str(path)):
         raise InputError(f"{path}: no file matches")
-    near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    remedy = f"; {hint(path.name, near)}" if 0 < len(near) < 200 else ""
-    raise InputError(f"{path}: no such file or folder{remedy}")
+    raise InputError(f"{path}: no such file or folder{meant_instead(path, folders=True)}")
 
 
 def _refused(error: OSError) -> None:

@@ -66,8 +66,8 @@ def _cuts(file: Path, size: int) -> list[int]:
     with file.open("rb") as stream:
         while size - cuts[-1] > PIECE_BYTES:
             stream.seek(cuts[-1] + PIECE_BYTES)
-            found = _BLANK.search(stream.read(PIECE_BYTES))
-            if found is None:
+            blank = _BLANK.search(stream.read(PIECE_BYTES))
+            if blank is None:
                 break
-            cuts.append(cuts[-1] + PIECE_BYTES + found.end())
+            cuts.append(cuts[-1] + PIECE_BYTES + blank.end())
     return [*cuts, size]
