@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tutti.accelerator import open_accelerator
@@ -124,9 +123,10 @@ def _spread(model: Any, way: Way) -> Any:
         from torch.nn.parallel import DistributedDataParallel
 
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = dist.init_device_mesh("cpu", (way.ranks,))
+    mesh = init_device_mesh("cpu", (way.ranks,))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from tutti.bench.cpu.contenders import WAYS, Size, Step, Way, our_step, their_step
 from tutti.comm import Communicator
@@ -102,10 +103,10 @@ def time_rank(rank: int, way: Way, asked: Question, folder: str, secret: Secret)
         return _turns(
             asked, our_step(way, asked.size, 0, None), their_step(way, asked.size, 0), None
         )
-    store = dist.FileStore(f"{folder}/gloo", way.ranks)
+    store = FileStore(f"{folder}/gloo", way.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=way.ranks)
     comm = connect(
-        dist.FileStore(f"{folder}/comm", way.ranks), rank, way.ranks,
+        FileStore(f"{folder}/comm", way.ranks), rank, way.ranks,
         timeout_s=_START_S, start_timeout_s=_START_S, secret=secret,
     )  # fmt: skip
     try:
