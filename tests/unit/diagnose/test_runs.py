@@ -90,6 +90,18 @@ def test_a_run_that_goes_on_or_was_stopped_does_not_hang() -> None:
     assert diagnose_rings(done) is None
 
 
+def test_a_first_step_that_warmed_up_hides_no_hang() -> None:
+    warm = [(0.0, 1, -1, Kind.STEP), (20.0, 1, -1, Kind.STEP_END)]
+    busy = [*warm, *step(20, 2), (21.0, 3, -1, Kind.STEP), (21.0, 3, 0, Kind.START)]
+    waits = [*warm, *step(20, 2), (21.0, 3, -1, Kind.STEP), (21.0, 3, 0, Kind.START),
+             (21.0, 3, 0, Kind.ISSUED), (21.1, 3, 0, Kind.WAIT)]  # fmt: skip
+    rings = [ring(0, [FORWARD, SEND], busy, alive_ns=30 * S),
+             ring(1, [RECEIVE], waits, alive_ns=30 * S)]  # fmt: skip
+    found = diagnose_rings(rings)
+    assert found is not None
+    assert found.where.ranks == (0,)
+
+
 def figures(seconds: list[float], part: str = "compute_s") -> list[Figure]:
     return [
         Figure(line=i + 1, step=i + 1, seconds=s, predicted_s=1.0,
