@@ -1,6 +1,6 @@
 """Flight recorders' dumps of faults that are injected into gloo ranks: does the doctor name them?
 
-    python -m benchmarks.doctor_dumps [FAULT…] [--trace]
+    python benchmarks/doctor_dumps.py [FAULT…] [--trace]
 
 Every fault runs in four processes with PyTorch's flight recorder on; after some seconds in which
 nothing can move any more each rank that lives writes its dump, in pickle and in JSON in turn. Right

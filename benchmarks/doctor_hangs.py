@@ -131,9 +131,11 @@ def main() -> None:
                 folder = write_job(Path(temporary))
                 process = started(folder, "run", plan, drill)
                 try:
-                    mark, until = folder / "run" / FOLDER / "drill-0", time.monotonic() + 180
+                    mark, until = folder / "run" / FOLDER / "drill-0", time.monotonic() + 600
                     while not mark.is_file() and time.monotonic() < until:
                         time.sleep(0.1)
+                    if not mark.is_file():
+                        raise SystemExit("the fault has not happened within 600 s; nothing is told")
                     time.sleep(STILL_S + (1.5 if kind == "data" else 0.0))
                     live, until = asked(folder / "run"), time.monotonic() + LONGEST_S
                     while not live.where.ranks and time.monotonic() < until:

@@ -1,6 +1,6 @@
 """Does the doctor name a wire of half rate between hosts that are network namespaces?
 
-    python -m benchmarks.doctor_wires [--times 20] [--hosts 8]   # needs root, and Linux
+    python benchmarks/doctor_wires.py [--times 20] [--hosts 8]   # needs root, and Linux
 
 Every host has one NIC of 100 Mbit/s to a switch, and a process of its own that meets the others in
 rounds as `tutti doctor` under torchrun does, through gloo. In a third of the trials one host's wire
