@@ -4,8 +4,10 @@
 
 Each is a run of its own, in processes of its own, that goes on with nothing (`hang_after_s` is
 huge): a tiny model on two emulated chips, two replicas or (--staged) two stages. Once the fault has
-happened and nothing has moved for some seconds `diagnose_run` is asked; then every process of the
-run is killed by SIGKILL, and it is asked again. Right is: the rank, the instruction, the reason.
+happened and nothing has moved for some seconds `diagnose_run` is asked until it names somebody (a
+pause counts as a hang once it is long beside the steps before, which others on the machine may
+stretch); then every process of the run is killed by SIGKILL, and it is asked again. Right is: the
+rank, the instruction, the reason.
 """
 
 from __future__ import annotations
@@ -38,10 +40,11 @@ REASONS = {
     "data": "its samples do not come",
     "operation": "it is in barrier",
 }
-# Ranks that call a collective with other sizes do not hang: their communicator says so, and the
-# generation ends. Which of two ranks was wrong cannot be told; the operation and both ranks can.
+# Replicas that call a collective with other sizes do not hang: their communicator says so, and the
+# generation ends. Which of two ranks was wrong cannot be told; the operation and both ranks can. A
+# stage without replicas waits in it for ever.
 ENDED = {"size": "all_reduce"}
-STILL_S = 8.0
+STILL_S, LONGEST_S = 8.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,9 @@ def started(folder: Path, name: str, plan: str, drill: Drill) -> subprocess.Pope
     )  # fmt: skip
 
 
-def right(finding: Finding, drill: Drill) -> bool:
+def right(finding: Finding, drill: Drill, staged: bool) -> bool:
     """Tell whether an answer names the rank, the instruction and the reason."""
-    if drill.kind in ENDED:
+    if drill.kind in ENDED and not staged:
         return finding.where.ranks == (0, 1) and ENDED[drill.kind] in finding.cause
     at = f"instruction {drill.instruction} ("
     step = f"step {drill.step}"
@@ -84,7 +87,7 @@ def right(finding: Finding, drill: Drill) -> bool:
         finding.where.ranks == (drill.rank,)
         and (at in finding.cause or drill.kind == "data")  # it is noticed at the next fetch
         and (step in finding.cause or drill.kind == "data")
-        and REASONS[drill.kind] in finding.cause
+        and (REASONS | {"size": "it is in all_reduce"})[drill.kind] in finding.cause
     )
 
 
@@ -128,17 +131,22 @@ def main() -> None:
                 folder = write_job(Path(temporary))
                 process = started(folder, "run", plan, drill)
                 try:
-                    mark, until = folder / "run" / FOLDER / "drill-0", time.monotonic() + 180
+                    mark, until = folder / "run" / FOLDER / "drill-0", time.monotonic() + 600
                     while not mark.is_file() and time.monotonic() < until:
                         time.sleep(0.1)
+                    if not mark.is_file():
+                        raise SystemExit("the fault has not happened within 600 s; nothing is told")
                     time.sleep(STILL_S + (1.5 if kind == "data" else 0.0))
-                    live = asked(folder / "run")
+                    live, until = asked(folder / "run"), time.monotonic() + LONGEST_S
+                    while not live.where.ranks and time.monotonic() < until:
+                        time.sleep(1.0)
+                        live = asked(folder / "run")
                 finally:
                     everything(process)
                 after = asked(folder / "run")
             said = {"live": live, "after": after}
             for when, finding in said.items():
-                fits = right(finding, drill)
+                fits = right(finding, drill, given.staged)
                 good[when] += fits
                 print(f"{kind} at rank {drill.rank}, step {drill.step}, instruction "
                       f"{drill.instruction}: {when} {'right' if fits else 'WRONG'}: "

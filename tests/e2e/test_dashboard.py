@@ -27,7 +27,7 @@ from tutti.web.saving import save_all
 
 VIEWS = ("run", "map", "heat", "step", "alerts", "doctor", "logs")
 WORDS = {
-    "run": "Generations and decisions",
+    "run": "state travels",
     "map": "node",
     "heat": "against the median",
     "step": "Real ÷ simulated",
@@ -43,7 +43,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feed]:
     made = Feed(tmp_path_factory.mktemp("runs") / "run", plan, seconds=40)
     with_rings(made.folder, plan)
     with_logs(made.folder)
-    with_decisions(made.folder)
+    with_decisions(made.folder, time.time() - 70)
     yield made
     made.close()
 
@@ -157,6 +157,12 @@ def test_by_keyboard(browser: Browser, show: Callable[..., None]) -> None:
     press("ArrowDown")
     press("ArrowDown")
     assert "rank 2" in browser.value("document.getElementById('tip').innerText")
+    press("1")
+    until(browser, "document.querySelector('.phases')")
+    browser.value("document.querySelector('.phases').focus()")
+    press("ArrowLeft")
+    press("ArrowLeft")
+    assert "generation 3 state travels" in browser.value("document.getElementById('tip').innerText")
     press("0")
     until(browser, "location.hash === '#/runs'")
     reached = browser.value(

@@ -115,13 +115,30 @@ def with_logs(folder: Path) -> None:
     (folder / "logs" / "rank-1.log").write_text("no times here\n$(reboot)\n")
 
 
-def with_decisions(folder: Path) -> None:
-    """Write the journal of an elastic run."""
+def decisions(begin: float = 1.8e9) -> list[Entry]:
+    """Return the log of a run that lost a host, went on without it, and got it back."""
+    hosts = ("fast/0/0", "fast/0/1")
+    told = (
+        (0.0, 1, "entering", "from the beginning", 0, hosts),
+        (2.0, 1, "running", "from the beginning", None, ()),
+        (30.0, 1, "leaving", f"rank 1 (fast/0/1): host {HOSTILE} is silent", None, ()),
+        (31.0, 1, "settling", f"rank 1 (fast/0/1): host {HOSTILE} is silent", None, ()),
+        (31.5, 2, "entering", "step 12 from 1 copy in memory", 12, hosts[:1]),
+        (32.5, 2, "running", "step 12 from 1 copy in memory", None, ()),
+        (60.0, 2, "leaving", "fast/0/1 is there again", None, ()),
+        (60.5, 3, "entering", "step 25 from 1 process that went on", 25, hosts),
+        (61.0, 3, "running", "step 25 from 1 process that went on", None, ()),
+    )
+    return [
+        Entry(at=begin + after, generation=generation, phase=phase, why=why, step=step,
+              ranks=ranks, plan="elastic/plan-0.json" if ranks else "")
+        for after, generation, phase, why, step, ranks in told
+    ]  # fmt: skip
+
+
+def with_decisions(folder: Path, begin: float = 1.8e9) -> None:
+    """Write the log of an elastic run."""
     journal = Journal(folder)
-    for number, phase in enumerate(("running", "leaving", "running")):
-        entry = Entry(
-            at=1.8e9 + number, generation=1 + number // 2, phase=phase,
-            why=f"host {HOSTILE} fell silent", step=3, ranks=("fast/0/0",),
-        )  # fmt: skip
+    for entry in decisions(begin):
         journal.write(entry)
     journal.close()

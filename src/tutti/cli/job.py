@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.units import many
-
-if TYPE_CHECKING:
-    from tutti.elastic.journal import Entry
 
 app = typer.Typer(help="Elastic runs: their generations and decisions.", no_args_is_help=True)
 
@@ -32,6 +29,7 @@ def job() -> None:
 @app.command()
 def status(run: Run, json: Json = False) -> None:
     """Say which generations a run has had, why each ended, and how long going on took."""
+    from tutti.elastic.generations import recoveries
     from tutti.elastic.journal import read_journal
     from tutti.files import require_folder
 
@@ -86,18 +84,6 @@ def _wish(run: Path, kind: Literal["drain", "add", "replan"], place: str) -> Non
 
     require_folder(run)
     wish(run, Wish(kind=kind, place=place))
-
-
-def recoveries(entries: list[Entry]) -> list[float]:
-    """Return the seconds from each loss until the next generation ran."""
-    seconds, since = list[float](), None
-    for entry in entries:
-        if entry.phase == "leaving" and since is None:
-            since = entry.at
-        elif entry.phase == "running" and since is not None:
-            seconds.append(entry.at - since)
-            since = None
-    return seconds
 
 
 # --- `tutti agent` -------------------------------------------------------------------------------

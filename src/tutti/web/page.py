@@ -13,7 +13,8 @@ from tutti.web.watched import Document
 
 _SCRIPTS = (
     "vendor/htm-preact.js", "vendor/uplot.js",
-    "format.js", "source.js", "chart.js", "heat.js", "drawings.js", "views.js", "main.js",
+    "format.js", "source.js", "chart.js", "heat.js", "drawings.js", "elastic.js",
+    "views.js", "main.js",
 )  # fmt: skip
 _LIVE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 
 from tutti.diagnose.runs.folder import any_alive, diagnose_run, read_alerts
-from tutti.elastic.journal import FOLDER as ELASTIC
-from tutti.elastic.journal import LOG, read_journal
 from tutti.errors import InputError, TuttiError
 from tutti.files import require_folder
 from tutti.hardware.cluster import Cluster
@@ -26,6 +24,7 @@ from tutti.plan.plan import Plan, RankMap
 from tutti.report.binary import Pack
 from tutti.report.cluster_map import cluster_map_section
 from tutti.units import many
+from tutti.web.elastic_log import ElasticLog
 from tutti.web.figures import Matrix, RunSeries, packed
 from tutti.web.lines import GrowingLines
 from tutti.web.live_step import SimulatedPlan, step_view
@@ -58,7 +57,7 @@ class RunFolder:
         self._lock = threading.Lock()
         self._lines, self._starts = GrowingLines(self.folder / METRICS), 0
         self._steps, self._series = Steps(), RunSeries(self.folder / SERIES)
-        self._kept = Kept()
+        self._kept, self._log = Kept(), ElasticLog(self.folder)
         self._plan: Plan | None = None
         self._ranks: RankMap | None = None
         self._simulated: SimulatedPlan | None = None
@@ -111,6 +110,7 @@ class RunFolder:
                 "mfu": steps.median("mfu"),
                 "effective": steps.effective,
                 "overrun": steps.overrun,
+                "generations": max((e.generation for e in self._log.entries([])), default=0),
                 "curves": steps.columns(("step", "loss", "tokens_per_s", "mfu"), _SUMMARY_POINTS),
             }
 
@@ -136,31 +136,20 @@ class RunFolder:
 
     def _run_view(self, query: Query) -> Document:
         del query
-        steps = self._steps
+        steps, state = self._steps, self._state()
         notes: list[str] = []
+        now = time.time() if state == "alive" else steps.last("at")
         return {
-            "state": self._state(),
+            "state": state,
             "columns": steps.columns(),
             "validation": steps.validation,
             "pools": steps.pools(),
             "effective": steps.effective,
             "overrun": steps.overrun,
-            "decisions": self._decisions(notes),
+            "repeated": steps.repeated,
+            **self._log.document(now, notes),
             "notes": notes,
         }
-
-    def _decisions(self, notes: list[str]) -> list[Document]:
-        if not (self.folder / ELASTIC / LOG).is_file():
-            return []
-        try:
-            return [
-                {"at": e.at, "generation": e.generation, "phase": e.phase, "why": e.why,
-                 "step": e.step, "ranks": len(e.ranks)}
-                for e in read_journal(self.folder)[-500:]
-            ]  # fmt: skip
-        except InputError as error:
-            notes.append(str(error))
-            return []
 
     def _figure(self, query: Query, notes: list[str]) -> tuple[str, list[str]]:
         names = self._series.names(notes)

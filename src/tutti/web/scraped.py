@@ -101,7 +101,7 @@ class ScrapedRun:
                 "steps": steps.last("step"), "loss": steps.last("loss"),
                 "seconds": steps.median("seconds"), "predicted_s": steps.last("predicted_s"),
                 "tokens_per_s": steps.median("tokens_per_s"), "mfu": steps.median("mfu"),
-                "effective": None, "overrun": steps.overrun,
+                "effective": None, "overrun": steps.overrun, "generations": 0,
                 "curves": steps.columns(("step", "loss", "tokens_per_s", "mfu"), 400),
             }  # fmt: skip
 
@@ -113,7 +113,8 @@ class ScrapedRun:
                 return {
                     "state": self._said or "alive", "columns": self._steps.columns(),
                     "validation": self._steps.validation, "pools": [], "effective": None,
-                    "overrun": self._steps.overrun, "decisions": [], "notes": [],
+                    "overrun": self._steps.overrun, "repeated": self._steps.repeated,
+                    "generations": [], "phases": [], "decisions": [], "notes": [],
                 }  # fmt: skip
             if name == "heat":
                 return self._heat(query)

@@ -21,6 +21,7 @@ class Steps:
         self._validation: list[tuple[int, float]] = []
         self._pools: list[Mapping[str, Mapping[str, Any]]] = []
         self._overrun = 0.0
+        self._repeated = 0
 
     def __len__(self) -> int:
         return len(self._columns["step"])
@@ -36,6 +37,7 @@ class Steps:
             return
         steps = self._columns["step"]
         while steps and (steps[-1] or 0) >= step:
+            self._repeated += 1
             for column in self._columns.values():
                 column.pop()
         for name, column in self._columns.items():
@@ -61,6 +63,11 @@ class Steps:
     def overrun(self) -> float:
         """How far the host fell behind emulated chips, at most."""
         return self._overrun
+
+    @property
+    def repeated(self) -> int:
+        """How many steps were made in vain, and again."""
+        return self._repeated
 
     @property
     def effective(self) -> float | None:

@@ -95,6 +95,13 @@ def test_of_two_hosts_it_cannot_be_told_which() -> None:
     assert check_finding([], Cluster(2, 1).check(), ["a", "b"]).healthy
 
 
+def test_hosts_whose_chips_were_not_read() -> None:
+    found = check_finding([], Cluster(4, 1).check(), list("abcd"))
+    assert found.cause == "NICs and links of 4 hosts are as quick as they should be"
+    both = check_finding(mixed(1.0, 1)[:1], Cluster(4, 1).check(), list("abcd"))
+    assert both.cause.endswith("should be, and so are the NICs and links of 4 hosts")
+
+
 @given(hosts=st.integers(1, 40))
 def test_everybody_meets_everybody_once(hosts: int) -> None:
     met = [pair for pairs in all_pairs(hosts) for pair in pairs]

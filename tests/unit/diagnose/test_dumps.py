@@ -197,3 +197,35 @@ def test_a_folder_without_dumps_is_said(tmp_path: Path) -> None:
         read_dumps(tmp_path)
     with pytest.raises(InputError, match="no such folder"):
         read_dumps(tmp_path / "nowhere")
+
+
+def test_one_alone_in_a_group_of_unknown_members_waits_for_who_is_late(tmp_path: Path) -> None:
+    # gloo does not say who is of a group: rank 0 is late in "across", which only rank 2 came to
+    records = healthy()
+    for rank, group in ((1, "low"), (3, "high"), (2, "across")):
+        first = [entry("low", 1)] if rank == 1 else [entry("high", 1)]
+        records[rank] += [*first, late(2 if group != "across" else 1, process_group=(group, "u"))]
+    records[0].append(entry("low", 1))
+    found = told(tmp_path, records)
+    assert found.where.ranks == (0,)
+    assert not any("record no messages" in note for note in found.notes)
+
+
+def test_two_that_are_in_an_undeclared_group_are_not_waited_for_by_idle_ones(
+    tmp_path: Path,
+) -> None:
+    records = healthy()
+    for rank in (0, 1):
+        records[rank].append(late(1, process_group=("low", "u")))
+    assert told(tmp_path, records).component is Component.NETWORK
+
+
+def test_several_that_never_came_may_wait_for_messages_that_are_not_recorded(
+    tmp_path: Path,
+) -> None:
+    records = healthy()
+    for rank in (2, 3):
+        records[rank].append(late())
+    found = told(tmp_path, records)
+    assert found.where.ranks == (0, 1)
+    assert "record no messages" in found.notes[-1]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tutti.diagnose.finding import Component
+from tutti.diagnose.runs.clocks import on_one_clock
 from tutti.diagnose.runs.folder import diagnose_run, read_figures
 from tutti.diagnose.runs.hang import diagnose_rings
 from tutti.diagnose.runs.steps import Figure, change_point, diagnose_steps
@@ -88,6 +89,43 @@ def test_a_run_that_goes_on_or_was_stopped_does_not_hang() -> None:
     assert diagnose_rings(rings, now_ns=3 * S) is None
     done = [ring(rank, [FORWARD], [*step(1, 1), *step(2, 2)]) for rank in (0, 1)]
     assert diagnose_rings(done) is None
+
+
+def test_a_first_step_that_warmed_up_hides_no_hang() -> None:
+    warm = [(0.0, 1, -1, Kind.STEP), (20.0, 1, -1, Kind.STEP_END)]
+    busy = [*warm, *step(20, 2), (21.0, 3, -1, Kind.STEP), (21.0, 3, 0, Kind.START)]
+    waits = [*warm, *step(20, 2), (21.0, 3, -1, Kind.STEP), (21.0, 3, 0, Kind.START),
+             (21.0, 3, 0, Kind.ISSUED), (21.1, 3, 0, Kind.WAIT)]  # fmt: skip
+    rings = [ring(0, [FORWARD, SEND], busy, alive_ns=30 * S),
+             ring(1, [RECEIVE], waits, alive_ns=30 * S)]  # fmt: skip
+    found = diagnose_rings(rings)
+    assert found is not None
+    assert found.where.ranks == (0,)
+
+
+@pytest.mark.parametrize("apart_s", [-3600, 3600, 30])
+def test_hosts_whose_clocks_are_apart(apart_s: int) -> None:
+    steps = [event for n in range(1, 6) for event in step(float(n), n)]
+    busy = [*steps, (6.0, 6, -1, Kind.STEP), (6.0, 6, 0, Kind.START)]
+    waits = [*steps, *((t + 4, 6, index, kind) for t, _, index, kind in WAITS)]
+    rings = [ring(0, [FORWARD, SEND], busy, alive_ns=7 * S),
+             ring(1, [RECEIVE], waits, alive_ns=7 * S, clock_ns=apart_s * S)]  # fmt: skip
+    one, said = on_one_clock(rings, "")
+    assert diagnose_rings(one, now_ns=7 * S) is None  # both live, and nothing is late
+    assert f"the clock of node1 is {abs(apart_s):,} s" in said[0]
+    hung = diagnose_rings(one, now_ns=60 * S)
+    assert hung is not None
+    assert hung.where.ranks == (0,)
+
+
+def test_clocks_that_agree_are_left_alone() -> None:
+    steps = [event for n in range(1, 6) for event in step(float(n), n)]
+    rings = [ring(0, [FORWARD], steps), ring(1, [FORWARD], steps, clock_ns=S)]
+    assert on_one_clock(rings, "") == (rings, [])
+    alone = [ring(0, [FORWARD], steps, clock_ns=9 * S)]
+    assert on_one_clock(alone, "node0") == (alone, [])
+    strangers = [ring(0, [FORWARD], step(1, 1)), ring(1, [FORWARD], step(1, 7), clock_ns=99 * S)]
+    assert on_one_clock(strangers, "")[0] == strangers  # no step that both know
 
 
 def figures(seconds: list[float], part: str = "compute_s") -> list[Figure]:

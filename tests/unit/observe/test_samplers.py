@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 from tutti.observe.figures import FIGURES, key
 from tutti.observe.samplers import ChipSampler, HostSampler, NicSampler
+from tutti.observe.step_figures import POOL_FIGURES, STEP_FIGURES
 
 
 def lay(root: Path, files: dict[str, str]) -> None:
@@ -109,3 +111,5 @@ def test_the_page_of_metrics_is_this_table() -> None:
     page = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text(encoding="utf-8")
     for name, figure in FIGURES.items():
         assert f"| `{name}` | {figure.kind} | {figure.label} | {figure.means} |" in page
+    rows = set(re.findall(r"^\| `(tutti_\w+)`", page, re.MULTILINE))
+    assert rows == {*FIGURES, *(f.name for f in (*STEP_FIGURES, *POOL_FIGURES))}

@@ -106,6 +106,18 @@ def test_bad_stores_are_one_line(tmp_path: Path) -> None:
         SeriesStore(tmp_path / "s", read_only=True)
 
 
+@pytest.mark.slow
+def test_a_store_that_another_process_holds_is_one_line(tmp_path: Path) -> None:
+    filled(tmp_path / "s").close()
+    base = sqlite3.connect(tmp_path / "s")
+    base.execute("begin exclusive")
+    with pytest.raises(InputError, match="another process holds the store; try again"):
+        SeriesStore(tmp_path / "s", read_only=True).read("a", BEGIN, BEGIN + 60)
+    base.rollback()
+    base.close()
+    assert SeriesStore(tmp_path / "s", read_only=True).read("a", BEGIN, BEGIN + 60)
+
+
 def test_what_is_only_read_cannot_be_written(tmp_path: Path) -> None:
     filled(tmp_path / "s").close()
     store = SeriesStore(tmp_path / "s", read_only=True)

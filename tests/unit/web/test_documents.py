@@ -74,6 +74,7 @@ def test_steps_that_were_done_again_replace_the_first_ones() -> None:
         steps.add({"step": number, "loss": at, "seconds": 1.0, "at": at})
     assert steps.columns(("step", "loss")) == {"step": [1, 2, 3], "loss": [10.0, 20.0, 21.0]}
     assert steps.effective == pytest.approx(3 / 12)
+    assert steps.repeated == 2
 
 
 def test_many_steps_are_thinned_and_what_is_no_number_is_none() -> None:
@@ -134,7 +135,12 @@ def test_alerts_the_doctor_and_decisions(folder: Path) -> None:
     run = RunFolder(folder)
     assert "memory" in run.view("alerts", {})["alerts"][0]["words"]
     assert run.view("doctor", {})["finding"]["component"] in ("host", "chip")
-    assert HOSTILE in run.view("run", {})["decisions"][0]["why"]
+    elastic = run.view("run", {})
+    assert HOSTILE in elastic["decisions"][2]["why"]
+    assert [one["back_s"] for one in elastic["generations"]] == [None, 2.5, 1.0]
+    assert elastic["generations"][1]["lost"] == "fast/0/1"
+    assert elastic["phases"][0]["phase"] == "entering"
+    assert run.summary()["generations"] == 3
 
 
 def test_logs_around_a_line_and_a_moment(folder: Path) -> None:
@@ -185,6 +191,15 @@ def test_a_damaged_store_is_said_and_the_others_are_shown(folder: Path, tmp_path
     found = RunFolder(copy).view("heat", {"figure": "tutti_host_cpu_busy_ratio"})
     assert found["rows"] == ["fast-0"]
     assert "damaged" in found["notes"][0]
+
+
+def test_a_log_of_decisions_that_was_changed_is_said(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    (copy / "elastic" / "journal.jsonl").write_text("what\n{}\n")
+    found = RunFolder(copy).view("run", {})
+    assert found["generations"] == []
+    assert "is no decision" in found["notes"][0]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

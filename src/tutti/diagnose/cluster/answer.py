@@ -50,12 +50,17 @@ def check_finding(
             next_steps=("tutti profile -o chip.json on a machine that is known to be good, then "
                         "tutti doctor --profile chip.json",),
         )  # fmt: skip
-    told = "is as quick as it should be" if len(readings) == 1 else "are as quick as they should be"
-    cause = f"{many(len(readings), 'chip')} {told}"
-    if verdicts is not None:
-        cause += f", and so are the NICs and links of {len(hosts)} hosts"
+    cause = _healthy(len(readings), len(hosts) if verdicts is not None else 0)
     return Finding(component=Component.UNDETERMINED, healthy=True, confidence=0.9, cause=cause,
                    notes=tuple(notes))  # fmt: skip
+
+
+def _healthy(chips: int, hosts: int) -> str:
+    told = "is as quick as it should be" if chips == 1 else "are as quick as they should be"
+    whats = [many(chips, "chip")] * (chips > 0 or not hosts) + [
+        f"NICs and links of {hosts} hosts"
+    ] * (hosts > 0)
+    return f"{whats[0]} {told}" + (f", and so are the {whats[1]}" if len(whats) > 1 else "")
 
 
 def _slow_chip(slow: Sequence[SlowChip], network: Finding | None, notes: list[str]) -> Finding:

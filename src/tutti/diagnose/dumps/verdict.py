@@ -28,6 +28,10 @@ _EVEN = (
     "barrier",
 )
 _MOST_EVIDENCE = 6
+_NO_MESSAGES = (
+    "these dumps record no messages between two ranks (gloo's do not): one of these ranks may only "
+    "wait for a message of another"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class _Scene:
     dumps: Mapping[int, Dump]
     world: tuple[int, ...]
     members: Mapping[str, tuple[int, ...]]
+    declared: frozenset[str]  # groups of which a dump says all members
 
     def at(self, rank: int, group: str, number: int) -> Record | None:
         """Return a rank's record of a collective, if it has one."""
@@ -73,6 +78,7 @@ def diagnose_dumps(dumps: Sequence[Dump], notes: Sequence[str] = ()) -> Finding:
     if finding := _different(scene, blocked, notes):
         return finding
     waits = {rank: _waited_for(scene, rank, record) for rank, record in blocked.items()}
+    _alone(scene, blocked, waits)
     ends = culprits(waits)
     if not ends:
         return _together(scene, blocked, notes)
@@ -92,7 +98,8 @@ def _scene(dumps: Sequence[Dump]) -> _Scene:
                 members[record.group] = tuple(sorted(seen))
     if "0" in members:  # the first group that a job makes is of all its ranks
         members["0"] = world
-    return _Scene(by_rank, world, members)
+    declared = frozenset(name for dump in dumps for name in dump.members) | {"0"}
+    return _Scene(by_rank, world, members, declared)
 
 
 def _different(
@@ -141,6 +148,20 @@ def _waited_for(scene: _Scene, rank: int, record: Record) -> set[int]:
     return found
 
 
+def _alone(scene: _Scene, blocked: Mapping[int, Record], waits: dict[int, set[int]]) -> None:
+    """Let a rank that is alone in a collective of unknown members wait for those that may miss.
+
+    gloo's dumps do not say who is of a group: one that a late rank never used looks as if it had
+    fewer members. Whoever is not blocked may be the one; those that others wait for come first.
+    """
+    for rank, record in blocked.items():
+        came = [r for r in scene.world if scene.at(r, record.group, record.number) is not None]
+        if waits[rank] or record.message or record.group in scene.declared or came != [rank]:
+            continue
+        free = set(scene.world) - set(blocked)
+        waits[rank] = free & set[int]().union(*waits.values()) or free
+
+
 def _waiting(
     scene: _Scene,
     ranks: tuple[int, ...],
@@ -155,6 +176,8 @@ def _waiting(
         return _found(scene, ranks, blocked, why, notes, component=Component.SOFTWARE)
     else:
         why = "never came to a collective that the others wait in"
+        if len(ranks) > 1 and not any(r.message for d in scene.dumps.values() for r in d.records):
+            notes = (*notes, _NO_MESSAGES)
     return _found(scene, ranks, blocked, why, notes)
 
 

@@ -25,6 +25,12 @@ LONGEST_LINE = 4000  # characters of a line that are looked at
 _PACKED: dict[bytes, Any] = {
     b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open,
 }  # fmt: skip
+_ARCHIVES = {
+    b"PK\x03\x04": "a zip archive", b"7z\xbc\xaf": "a 7z archive",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
+}  # fmt: skip
+_TAR, _TAR_AT = b"ustar", 257  # packed or not: members of an archive are no lines of one log
+STANDARD_INPUT = Path("/dev/stdin")
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -56,10 +62,12 @@ class LogFile:
 
 
 def log_files(paths: list[Path]) -> list[Path]:
-    """Return the files that are meant: folders are searched; what is missing is said."""
+    """Return the files that are meant: folders are searched; "-" is what is piped in."""
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
+        if str(path) == "-":
+            found.append(STANDARD_INPUT)
+        elif path.is_dir():
             inside = sorted(
                 p for p in path.rglob("*")
                 if p.is_file() and p.suffix not in _NEVER_LOGS and not p.name.startswith(".")
@@ -96,8 +104,10 @@ def loud_lines(path: Path, gate: Gate, seen: LogFile, *, whole_bytes: int) -> It
     """Yield the lines of a file that pass the gate; `seen` learns what was read."""
     try:
         with path.open("rb") as raw:
-            head = raw.read(6)
-            raw.seek(0)
+            head = raw.peek(6)[:6]  # a pipe cannot go back
+            if archive := next((a for mark, a in _ARCHIVES.items() if head.startswith(mark)), ""):
+                seen.notes.append(f"{path}: {archive}; unpack it first")
+                return
             opener = next((o for mark, o in _PACKED.items() if head.startswith(mark)), None)
             stream = opener(raw) if opener else raw
             encoding = _MARKS.get(head[:2])
@@ -113,6 +123,9 @@ def _loud(
     decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
     while True:
         block = _next(stream, seen)
+        if not seen.bytes and block[_TAR_AT:].startswith(_TAR):
+            seen.notes.append(f"{seen.name}: a tar archive; unpack it first")
+            return
         if not seen.bytes and decoder is None and _binary(block):
             seen.notes.append(f"{seen.name}: not text; left out")
             return

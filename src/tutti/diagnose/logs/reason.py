@@ -24,7 +24,10 @@ _WARNING = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|\[W\b|\bWarning:|\bW\d{4} ")
 _QUIET = re.compile(r"\b(?:INFO|DEBUG)\b|\[I\b|\bI\d{4} ")
 _LOUD = re.compile(  # words of a failure, not of a setting that is about failures
     r"\b(?:ERROR|FATAL|CRITICAL|PANIC|[NRH]CCL WARN)\b|\w(?:Error|Exception)\b|"
-    r"(?i:\berror:|\b(?:failed|failure|aborted|panic|crash(?:ed)?|core dumped)\b)"
+    r"(?i:\berror:|\b(?:failed|failure|aborted|panic|crash(?:ed)?|core dumped|killed)\b)|"
+    r"Traceback \(most recent|"
+    r"(?i:(?<!non-)\bfatal\b(?! ?= ?(?:false|0))|\berror(?: code)?[ =]+-?[1-9]|"
+    r"\bexit(?:ed)?(?: with)? (?:status|code)[ =:]+[1-9])"
 )
 _SHOWN = 400  # characters of a line
 
@@ -44,10 +47,11 @@ class Suspect:
 
 def diagnose(seen: Collected) -> Finding:
     """Return why the job whose logs were read failed."""
-    notes = [note for file in seen.files for note in file.notes]
+    notes = list(dict.fromkeys(note for file in seen.files for note in file.notes))
     if not seen.lines:
+        cause = "none of these files could be read as a log" if notes else "the logs are empty"
         return Finding(
-            component=Component.UNDETERMINED, cause="the logs are empty", confidence=0.0,
+            component=Component.UNDETERMINED, cause=cause, confidence=0.0,
             notes=tuple(notes), next_steps=("give the standard error of every rank, and dmesg",),
         )  # fmt: skip
     if not seen.hits:

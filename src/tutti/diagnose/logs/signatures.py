@@ -90,10 +90,14 @@ class Catalog:
         if not signature.table:
             return signature
         key = match.groupdict().get("code") or ""
-        code = self.tables[signature.table].get(key.lstrip("-0") or key)
+        table = self.tables[signature.table]
+        code = table.get(key.lstrip("-0") or key, table.get(_ANY_OTHER))
         if code is None:
             return signature
         return _with_code(signature, key, code)
+
+
+_ANY_OTHER = "other"  # of a table: what a code means that it does not have
 
 
 @functools.lru_cache(maxsize=512)

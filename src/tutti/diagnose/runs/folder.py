@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tutti.diagnose.finding import Component, Evidence, Finding, Where
+from tutti.diagnose.runs.clocks import on_one_clock
 from tutti.diagnose.runs.generations import diagnose_generations
 from tutti.diagnose.runs.hang import diagnose_rings
 from tutti.diagnose.runs.steps import Figure, diagnose_steps
@@ -37,6 +38,8 @@ def diagnose_run(folder: Path, *, now_ns: int | None = None, name: str = "") -> 
     if not rings and not figures:
         said = f" ({notes[0]})" if notes else ""
         raise InputError(f"{folder}: has neither rings nor figures of a run{said}")
+    rings, apart = on_one_clock(rings, "" if name else platform.node())
+    notes += apart
     if now_ns is None and any_alive(rings):
         now_ns = time.time_ns()
     if name:

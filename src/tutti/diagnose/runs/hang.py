@@ -64,12 +64,13 @@ def standing(ring: RingReading) -> _Standing:
 
 
 def step_seconds(rings: Sequence[RingReading]) -> float:
-    """Return the median step of all ranks; 0 where none was finished."""
-    found = []
+    """Return the median step of all ranks but the first, which warms up; 0 where none ended."""
+    found: list[float] = []
     for ring in rings:
         begins = {e.step: e.time_ns for e in ring.events if e.kind is Kind.STEP}
-        found += [(e.time_ns - begins[e.step]) / 1e9 for e in ring.events
-                  if e.kind is Kind.STEP_END and e.step in begins]  # fmt: skip
+        own = [(e.time_ns - begins[e.step]) / 1e9 for e in ring.events
+               if e.kind is Kind.STEP_END and e.step in begins]  # fmt: skip
+        found += own[1:] or own
     return statistics.median(found) if found else 0.0
 
 

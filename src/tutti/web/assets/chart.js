@@ -1,14 +1,16 @@
-// One chart over steps. `lines` are {name, color, values, dash}; all share `steps`.
+// One chart over steps. `lines` are {name, color, values, dash}; all share `steps`. `marks` are {at, name}.
 const { html, render, useState, useEffect, useRef, useLayoutEffect } = htmPreact;
 
 // Distances between marks of the steps' axis: whole ones.
 const STEPS = Array.from({ length: 9 }, (_, k) => [1, 2, 5].map((n) => n * 10 ** k)).flat();
 
-function Chart({ title, steps, lines, text, zero }) {
+function Chart({ title, steps, lines, text, zero, marks = [] }) {
   const box = useRef(null);
   const made = useRef(null);
   const shape = lines.map(({ name, color, dash }) => `${name}${color}${dash}`).join("|");
   const theme = useTheme();
+  const marked = useRef(marks);
+  marked.current = marks;
 
   useLayoutEffect(() => {
     const css = (name) => Tutti.css(Tutti.color(name));
@@ -17,7 +19,8 @@ function Chart({ title, steps, lines, text, zero }) {
       width: Math.max(280, box.current.clientWidth), height: 240,
       scales: { x: { time: false }, y: { range: (_, low, high) => bounds(low, high, zero) } },
       axes: [{ ...axis, incrs: STEPS }, { ...axis, size: 64, values: (_, marks) => marks.map((v) => text(v)) }],
-      legend: { live: true },
+      legend: { live: true }, padding: [18, null, null, null],
+      hooks: { draw: [(plot) => drawMarks(plot, marked.current, css("quiet"))] },
       series: [
         { label: "step" },
         ...lines.map(({ name, color, dash }) => ({
@@ -39,7 +42,35 @@ function Chart({ title, steps, lines, text, zero }) {
   const data = () => [steps, ...lines.map(({ values }) => values)];
   useEffect(() => made.current && made.current.setData(data()));
   const last = lines.map(({ name, values }) => `${name} ${text(values.findLast((v) => v !== null) ?? null)}`).join(", ");
-  return html`<figure class="chart"><figcaption>${title}</figcaption><div ref=${box} role="img" aria-label=${`${title} over ${steps.length} steps; at the end ${last}`}></div></figure>`;
+  return html`<figure class="chart"><figcaption>${title}</figcaption><div ref=${box} role="img" aria-label=${`${title} over ${steps.length} steps; at the end ${last}${marks.map(({ at, name }) => `; ${name} from step ${at}`).join("")}`}></div></figure>`;
+}
+
+// Upright lines where something began, numbered where there is room.
+function drawMarks(plot, marks, color) {
+  const { ctx: pen, bbox } = plot;
+  const inside = marks.filter(({ at }) => at >= plot.scales.x.min && at <= plot.scales.x.max);
+  const ratio = devicePixelRatio;
+  pen.save();
+  pen.strokeStyle = pen.fillStyle = color;
+  pen.lineWidth = ratio;
+  pen.setLineDash([2 * ratio, 3 * ratio]);
+  pen.font = `${11 * ratio}px system-ui, sans-serif`;
+  pen.textAlign = "right";
+  pen.textBaseline = "bottom";
+  let free = -Infinity;
+  for (const { at, name } of inside) {
+    const x = Math.round(plot.valToPos(at, "x", true));
+    pen.beginPath();
+    pen.moveTo(x, bbox.top);
+    pen.lineTo(x, bbox.top + bbox.height);
+    pen.stroke();
+    const wide = pen.measureText(name).width + 6 * ratio;
+    if (x - wide >= Math.max(free, bbox.left)) {
+      pen.fillText(name, x + 2 * ratio, bbox.top - 3 * ratio);
+      free = x;
+    }
+  }
+  pen.restore();
 }
 
 function bounds(low, high, zero) {

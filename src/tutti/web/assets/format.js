@@ -58,11 +58,11 @@ const Format = {
     return [low, high];
   },
 
-  // From the page's ground by blue to a warm end: readable in both themes, and without colour vision.
+  // From a pale blue, which is not the ground that missing values show, to a warm end: readable in both themes, and without colour vision.
   ramp() {
     const stops = matchMedia("(prefers-color-scheme: dark)").matches
-      ? [[27, 33, 43], [38, 84, 150], [71, 160, 186], [238, 196, 92], [255, 120, 96]]
-      : [[244, 247, 251], [164, 202, 238], [74, 134, 217], [226, 128, 63], [168, 32, 60]];
+      ? [[46, 58, 84], [38, 96, 166], [71, 160, 186], [238, 196, 92], [255, 120, 96]]
+      : [[222, 233, 246], [158, 198, 238], [74, 134, 217], [226, 128, 63], [168, 32, 60]];
     const table = new Uint8Array(256 * 3);
     for (let i = 0; i < 256; i++) {
       const at = (i / 255) * (stops.length - 1);

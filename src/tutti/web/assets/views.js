@@ -13,7 +13,7 @@ function State({ state }) {
 
 function RunsView({ found }) {
   const runs = found.runs;
-  const head = ["run", "", "model", "cluster", "ranks", "steps", "loss", "step", "forecast", "measured ÷ forecast", "tokens/s", "MFU", "effective time"];
+  const head = ["run", "", "model", "cluster", "ranks", "steps", "loss", "step", "forecast", "measured ÷ forecast", "tokens/s", "MFU", "effective time", "generations"];
   return html`<section><h2>Runs</h2>
     <div class="table cards"><table><thead><tr>${head.map((name, i) => html`<th scope="col" class=${i > 3 ? "figure" : ""}>${name}</th>`)}</tr></thead>
     <tbody>${runs.map((run, i) => html`<tr>
@@ -21,7 +21,7 @@ function RunsView({ found }) {
       <td data-name="model">${run.model}</td><td data-name="cluster">${run.cluster}</td>
       ${[["ranks", run.ranks || "–"], ["steps", run.steps ?? "–"], ["loss", Format.number(run.loss)], ["step", Format.seconds(run.seconds)], ["forecast", Format.seconds(run.predicted_s)],
         ["measured ÷ forecast", run.predicted_s && run.seconds ? (run.seconds / run.predicted_s).toFixed(3) : "–"],
-        ["tokens/s", Format.count(run.tokens_per_s)], ["MFU", Format.percent(run.mfu)], ["effective time", Format.percent(run.effective)]].map(([name, value]) => html`<td class="figure" data-name=${name}>${value}</td>`)}
+        ["tokens/s", Format.count(run.tokens_per_s)], ["MFU", Format.percent(run.mfu)], ["effective time", Format.percent(run.effective)], ["generations", run.generations || "–"]].map(([name, value]) => html`<td class="figure" data-name=${name}>${value}</td>`)}
     </tr>`)}</tbody></table></div></section>
     <section class="charts">${[["Loss", "loss", (v) => Format.number(v)], ["Tokens per second", "tokens_per_s", Format.count], ["MFU", "mfu", Format.percent]].map(
       ([title, name, text], k) => html`<${Compared} title=${title} runs=${runs} figure=${name} text=${text} zero=${k > 0} />`)}</section>`;
@@ -50,6 +50,8 @@ function RunView({ found, run }) {
     losses.push({ name: "validation", color: "series-2", values: steps.map((step) => held.get(step) ?? null) });
   }
   const ratio = run.predicted_s && run.seconds ? run.seconds / run.predicted_s : null;
+  const marks = found.generations.slice(1).map((one) => ({ at: (one.step ?? 0) + 1, name: `generation ${one.number}` }));
+  const backs = found.generations.map((one) => one.back_s).filter((value) => value !== null).sort((a, b) => a - b);
   return html`<dl class="tiles">
       <${Tile} name="Loss" value=${Format.number(last("loss"))} note=${`step ${last("step") ?? "–"}`} />
       <${Tile} name="Throughput" value=${Format.count(run.tokens_per_s)} note="tokens per second, median step" />
@@ -57,16 +59,18 @@ function RunView({ found, run }) {
       <${Tile} name="Step" value=${Format.seconds(run.seconds)} note=${`median; forecast ${Format.seconds(run.predicted_s)}`} alarm=${ratio > 1.25} />
       <${Tile} name="Measured ÷ forecast" value=${ratio ? ratio.toFixed(3) : "–"} note="1 is a perfect forecast" />
       <${Tile} name="Effective training time" value=${Format.percent(found.effective)} note="of the time since the first step began" />
+      ${found.generations.length > 0 && html`<${Tile} name="Generations" value=${found.generations.length} note=${`training again after ${backs.length ? Format.seconds(backs[backs.length >> 1]) : "–"} (median); ${found.repeated} steps made again`} />`}
       ${found.overrun > 0 && html`<${Tile} name="Overrun" value=${Format.percent(found.overrun)} note="host behind the emulated chips; times count up to 5 %" alarm=${found.overrun > 0.05} />`}
     </dl><${Notes} notes=${found.notes} />
     ${steps.length ? html`<section class="charts">
-      <${Chart} title="Loss" steps=${steps} lines=${losses} text=${(v) => Format.number(v)} />
-      <${Chart} title="Step: measured beside forecast" steps=${steps} text=${Format.seconds} zero=${true}
+      <${Chart} title="Loss" steps=${steps} marks=${marks} lines=${losses} text=${(v) => Format.number(v)} />
+      <${Chart} title="Step: measured beside forecast" steps=${steps} marks=${marks} text=${Format.seconds} zero=${true}
         lines=${[{ name: "measured", color: "series-1", values: columns.seconds }, { name: "forecast", color: "alarm", values: columns.predicted_s, dash: true }]} />
-      <${Chart} title="Tokens per second" steps=${steps} text=${Format.count} zero=${true} lines=${[{ name: "tokens/s", color: "series-3", values: columns.tokens_per_s }]} />
-      <${Chart} title="MFU" steps=${steps} text=${Format.percent} zero=${true} lines=${[{ name: "MFU", color: "series-4", values: columns.mfu }]} />
+      <${Chart} title="Tokens per second" steps=${steps} marks=${marks} text=${Format.count} zero=${true} lines=${[{ name: "tokens/s", color: "series-3", values: columns.tokens_per_s }]} />
+      <${Chart} title="MFU" steps=${steps} marks=${marks} text=${Format.percent} zero=${true} lines=${[{ name: "MFU", color: "series-4", values: columns.mfu }]} />
     </section>` : html`<${Missing} why="no step has ended yet" />`}
     ${found.pools.length > 0 && html`<${Pools} pools=${found.pools} />`}
+    ${found.generations.length > 0 && html`<${Generations} found=${found} />`}
     ${found.decisions.length > 0 && html`<${Decisions} decisions=${found.decisions} />`}`;
 }
 
@@ -77,12 +81,6 @@ function Pools({ pools }) {
     <div class="bars">${pools.map(({ pool, ranks, parts }) => html`<div class="row"><span class="label">${pool}<small>${ranks} ranks</small></span>
       <span class="bar" role="img" aria-label=${Object.entries(parts).map(([name, value]) => `${name} ${Format.seconds(value)}`).join(", ")}>${Object.entries(parts).map(([name, value]) => html`<span class=${"key-" + PARTS[name]} style=${{ width: `${(100 * value) / whole}%` }} title=${`${name} ${Format.seconds(value)}`}></span>`)}</span>
       <span class="note">${Format.seconds(Object.values(parts).reduce((a, b) => a + b, 0))}</span></div>`)}</div></section>`;
-}
-
-function Decisions({ decisions }) {
-  return html`<section><h2>Generations and decisions</h2><div class="table long"><table>
-    <thead><tr>${["time", "generation", "phase", "step", "ranks", "why"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-    <tbody>${decisions.toReversed().map((one) => html`<tr><td>${Format.time(one.at)}</td><td>${one.generation}</td><td>${one.phase}</td><td>${one.step ?? ""}</td><td>${one.ranks || ""}</td><td class="prose">${one.why}</td></tr>`)}</tbody></table></div></section>`;
 }
 
 // --- figures of chips, ranks, links ------------------------------------------------------------
