@@ -79,13 +79,13 @@ class RankElements:
         """Return elements as another plan had them, which depend on their holders by value."""
         bucket = self._buckets[unit]
         units = range(*bucket.span(kind))
-        if any(map(self.ownership.has_copies, units)):  # who updates them is said elsewhere
-            return self._make(place, unit, kind, groups)
+        copies = any(map(self.ownership.has_copies, units))
         kinds = tuple(self._kinds[u] for u in units)
         stage = self._plan.pipelines[place[0]].stages[place[1]]
         key = (
             place, kind, bucket.level(kind), groups, self._kinds[unit], kinds, stage.num_chips,
             bucket.expert is None, self.ownership.has_copies(0),
+            self._plan.tied_owner if copies else None,
         )  # fmt: skip
         if key not in self._lasting:
             self._lasting[key] = self._make(place, unit, kind, groups)

@@ -96,6 +96,7 @@ class Share(NamedTuple):
         return self.kept / self.trained if self.trained else 1.0
 
 
+_NO_SHARE = Share(0, 0, 0, 0.0, 0.0)
 Holders = tuple[tuple[int, int, Stage], ...]  # pipeline, stage, Stage
 
 
@@ -217,8 +218,10 @@ class RankState:
         """
         key = (self.likeness(unit), kind)
         if key not in self._shares:
-            elements = self._of(unit, kind)
-            level = self._elements.bucket(unit).level(kind)
+            bucket = self._elements.bucket(unit)
+            if bucket.rule(kind) is None:  # nothing travels as it
+                return _NO_SHARE
+            elements, level = self._of(unit, kind), bucket.level(kind)
             at = self.rank
             self._shares[key] = Share(
                 level,

@@ -8,7 +8,7 @@ same price with a memo and without.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tutti.cost.memory.instruction_memory import StaticBytes
@@ -17,8 +17,8 @@ from tutti.cost.network.recorded_programs import Asked
 from tutti.cost.plan.class_prices import ClassPricer
 from tutti.cost.plan.simulator_inputs import ClassCosts
 from tutti.cost.plan.step_context import StepContext
-from tutti.cost.plan.step_memo import StepMemo
-from tutti.plan.plan import Replica, Stage, chunks, covers
+from tutti.cost.plan.step_memo import StepMemo, sequences_of
+from tutti.plan.plan import Stage, chunks, covers
 from tutti.schedule.schedule import RankClass
 
 
@@ -30,7 +30,7 @@ class PricedClass(NamedTuple):
     asked: tuple[Asked, ...]
 
 
-Price = Callable[[ClassPricer, RankClass], PricedClass]
+Pricing = Callable[[ClassPricer, RankClass], PricedClass]
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class ClassMemo:
         rank_class: RankClass,
         shared: StepContext,
         pricer: Callable[[], ClassPricer],
-        price: Price,
+        price: Pricing,
     ) -> PricedClass:
         """Return what a class costs: as known, else by a `price` that shares what is known."""
         key = class_key(rank_class, shared)
@@ -87,12 +87,15 @@ def class_key(rank_class: RankClass, shared: StepContext) -> object:
     stage = pipeline.stages[rank_class.stage]
     everything = None
     if limits_of(shared.cluster) is not None:  # all that crosses the tiers shares them
-        everything = tuple(_computing(other) for _, _, other in plan.stages())
+        everything = tuple(
+            (other.units, shared.placed(other), sequences_of(other))
+            for _, _, other in plan.stages()
+        )
     return (
         place,
         min(2, pipeline.micro_batches),
-        replace(plan.job, global_batch=1),
-        stage.units,
+        shared.job,
+        (stage.units, stage.replicas, stage.experts),
         tuple(_holders(stage, shared)),
         tuple(_neighbours(rank_class, shared)),
         tuple(b for b in shared.schedule.buckets if covers(stage.units, b.start)),
@@ -103,10 +106,6 @@ def class_key(rank_class: RankClass, shared: StepContext) -> object:
     )
 
 
-def _computing(stage: Stage) -> object:
-    return (stage.units, stage.replicas, stage.experts)
-
-
 def _holders(stage: Stage, shared: StepContext) -> Iterator[object]:
     """Yield who holds the units of a stage, each time that it changes."""
     last = None
@@ -114,18 +113,21 @@ def _holders(stage: Stage, shared: StepContext) -> Iterator[object]:
         holders = shared.index.of(unit)
         if holders is not last:
             last = holders
-            yield unit, tuple((p, s, held.replicas, held.experts) for p, s, held in holders)
+            yield unit, tuple((p, s, shared.placed(held)) for p, s, held in holders)
 
 
-def _neighbours(rank_class: RankClass, shared: StepContext) -> Iterator[tuple[Replica, ...] | None]:
-    """Yield the replicas before and behind each unit range of a class."""
+def _neighbours(rank_class: RankClass, shared: StepContext) -> Iterator[object]:
+    """Yield what lies before and behind each unit range of a class."""
     pipeline = shared.plan.pipelines[rank_class.pipeline]
     path = chunks(pipeline)
     for index, chunk in enumerate(path):
         if chunk.stage == rank_class.stage:
             for other in (index - 1, index + 1):
-                inside = 0 <= other < len(path)
-                yield pipeline.stages[path[other].stage].replicas if inside else None
+                if 0 <= other < len(path):
+                    beside = pipeline.stages[path[other].stage]
+                    yield shared.placed(beside), sequences_of(beside)
+                else:
+                    yield None
 
 
 def _tied(stage: Stage, shared: StepContext, pipeline: int) -> object:
@@ -134,7 +136,7 @@ def _tied(stage: Stage, shared: StepContext, pipeline: int) -> object:
     if not (covers(stage.units, 0) or covers(stage.units, head)):
         return None
     ends = tuple(
-        (s, held.replicas)
+        (s, held.replicas[0].chips)
         for end in (0, head)
         for p, s, held in shared.index.of(end)
         if p == pipeline

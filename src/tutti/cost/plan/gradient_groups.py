@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tutti.collective import Operation
 from tutti.cost.memory.rank_state import HolderIndex
@@ -26,8 +26,13 @@ class Groups:
         index: HolderIndex,
         host: HostMemory | None = None,
         lasting: dict[object, GroupLinks | None] | None = None,
+        placed: Callable[[Stage], object] = id,
     ) -> None:
-        """`lasting` are groups of other plans on this cluster; those made are added to them."""
+        """`lasting` are groups of other plans on this cluster; those made are added to them.
+
+        `placed` says by value what of a stage its groups depend on.
+        """
+        self._placed = placed
         self._lasting = {} if lasting is None else lasting
         self._host = host
         self._plan = plan
@@ -63,15 +68,16 @@ class Groups:
         key = (kind, id(holding), pipeline)
         if key not in self._known:
             stages = [stage for p, _, stage in holding if pipeline in (None, p)]
-            chips = tuple(chip for stage in stages for chip in _sharing(stage, kind))
             sharing = None if self._host is None else self._host.sharing
-            value = (chips, tuple(stage.chips for stage in stages), sharing)
+            expert = kind is ParameterClass.EXPERT
+            value = (expert, tuple(map(self._placed, stages)), sharing)
             if value not in self._lasting:
+                chips = [chip for stage in stages for chip in _sharing(stage, kind)]
                 self._lasting[value] = self._made(chips, stages)
             self._known[key] = self._lasting[value]
         return self._known[key]
 
-    def _made(self, chips: tuple[Position, ...], stages: list[Stage]) -> GroupLinks | None:
+    def _made(self, chips: list[Position], stages: list[Stage]) -> GroupLinks | None:
         links = group_links(self._cluster, chips, self.crossers) if chips else None
         if links is None or self._host is None:
             return links

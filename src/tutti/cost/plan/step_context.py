@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tutti.collective import Operation
 from tutti.cost.memory.rank_state import HolderIndex, RankState
@@ -16,14 +17,14 @@ from tutti.cost.network.stage_boundaries import BoundaryPrice, SharedTiers, boun
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.cost.plan.gradient_groups import Groups
 from tutti.cost.plan.pool_prices import PoolPrices
-from tutti.cost.plan.step_memo import StepMemo
+from tutti.cost.plan.step_memo import PlacedStage, StepMemo, sequences_of
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.ownership.elements import RankElements
 from tutti.ownership.shard_overlaps import shared_cuts
-from tutti.plan.plan import CollectiveUse, Plan, RankMap, chunks
+from tutti.plan.plan import CollectiveUse, Plan, RankMap, Stage, chunks
 from tutti.schedule.boundary import Boundary
 from tutti.schedule.instruction import Instruction, What
 from tutti.schedule.schedule import Schedule
@@ -44,6 +45,8 @@ class StepContext:
         self._memo = (memo or StepMemo()).of_plan(network_lasts=network_lasts)
         self.schedule = schedule
         self.plan: Plan = schedule.plan
+        self._placed: dict[int, PlacedStage] = {}
+        self.job = replace(schedule.plan.job, global_batch=1)  # what prices depend on
         self.model = model
         self.cluster = cluster
         self.prices = prices
@@ -51,11 +54,21 @@ class StepContext:
         self.elements = RankElements(schedule.plan, model, schedule.buckets, self._memo.elements)
         self.ranks = RankMap(schedule.plan)
         self.host = HostMemory(schedule.plan, cluster, self.index)
-        self.groups = Groups(schedule.plan, cluster, self.index, self.host, self._memo.groups)
+        self.groups = Groups(
+            schedule.plan, cluster, self.index, self.host, self._memo.groups, self.placed
+        )
         self._recorded = Recorded(schedule.plan)
+        self._pairs: dict[tuple[int, int], BoundaryPrice] = {}  # by sender and receiver
         self._wires: dict[tuple[int, int, What], BoundaryPrice] = {}  # of the same, by place
         self._shared: SharedTiers | None = None
         self._final: dict[object, tuple[tuple[tuple[Position, ...], int], ...]] = {}
+
+    def placed(self, stage: Stage) -> PlacedStage:
+        """Return what the prices of other stages depend on of one of the plan's."""
+        known = self._placed.get(id(stage))
+        if known is None:
+            known = self._placed[id(stage)] = PlacedStage.of(stage)
+        return known
 
     def boundary(self, pipeline: int, unit: int, what: What) -> BoundaryPrice:
         """Return what one micro-batch takes over a boundary."""
@@ -67,7 +80,13 @@ class StepContext:
     def _boundary_price(self, pipeline: int, unit: int, what: What) -> BoundaryPrice:
         wire = self.schedule.boundary(pipeline, unit, what)
         ends = (wire.sender, wire.receiver)
-        key = (wire.sender.replicas, wire.receiver.replicas, self.host.sharing)
+        pair = (id(wire.sender), id(wire.receiver))  # of the plan, which lasts
+        if pair not in self._pairs:
+            self._pairs[pair] = self._pair_price(wire, ends)
+        return self._pairs[pair]
+
+    def _pair_price(self, wire: Boundary, ends: tuple[Stage, Stage]) -> BoundaryPrice:
+        key = (*((self.placed(side), sequences_of(side)) for side in ends), self.host.sharing)
         known = self._memo.boundaries
         if key not in known:
             pools = tuple(pool for side in ends for pool in side.chips.pools)

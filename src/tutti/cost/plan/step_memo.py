@@ -7,7 +7,7 @@ boundaries depend on the whole plan, and only the other answers last.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tutti.cost.network.group_links import GroupLinks
 from tutti.cost.network.recorded_programs import Asked
@@ -17,6 +17,38 @@ from tutti.ownership.elements import Elements
 
 if TYPE_CHECKING:
     from tutti.hardware.topology import Position
+    from tutti.plan.chips import ChipSet
+    from tutti.plan.plan import ExpertGroup, Stage
+
+
+class PlacedReplica(NamedTuple):
+    """What the prices of other stages depend on: not what a replica recomputes or offloads."""
+
+    chips: ChipSet
+    count: int
+    tp: int
+    cp: int
+    sequence_parallel: bool
+
+
+class PlacedStage(NamedTuple):
+    """Where a stage lies and how it slices."""
+
+    replicas: tuple[PlacedReplica, ...]
+    experts: tuple[ExpertGroup, ...]
+
+    @classmethod
+    def of(cls, stage: Stage) -> PlacedStage:
+        """Return what of a stage others depend on."""
+        replicas = (
+            PlacedReplica(r.chips, r.count, r.tp, r.cp, r.sequence_parallel) for r in stage.replicas
+        )
+        return cls(tuple(replicas), stage.experts)
+
+
+def sequences_of(stage: Stage) -> tuple[int, ...]:
+    """Return what each copy of a stage's replicas takes of a micro-batch."""
+    return tuple(replica.sequences for replica in stage.replicas)
 
 
 @dataclass(slots=True)
