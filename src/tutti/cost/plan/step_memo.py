@@ -25,7 +25,7 @@ class PlacedReplica(NamedTuple):
     """What the prices of other stages depend on: not what a replica recomputes or offloads."""
 
     chips: ChipSet
-    count: int
+    copies: int
     tp: int
     cp: int
     sequence_parallel: bool
