@@ -34,13 +34,20 @@ class RankElements:
     """The elements of every rank of a plan, looked up by stage."""
 
     def __init__(
-        self, plan: Plan, model: ModelSpec, buckets: Sequence[Bucket] | None = None
+        self,
+        plan: Plan,
+        model: ModelSpec,
+        buckets: Sequence[Bucket] | None = None,
+        known: dict[object, Elements] | None = None,
     ) -> None:
+        """`known` are elements of other plans for this model; those found are added to them."""
         self.ownership = Ownership(plan, model)
         self._plan, self._model, self._kinds = plan, model, model.unit_kinds
         every = make_buckets(plan) if buckets is None else buckets
         self._buckets = {unit: b for b in every for unit in range(b.start, b.stop)}
+        self._by_unit: dict[tuple[StagePlace, int, ParameterClass], Elements] = {}
         self._found: dict[object, Elements] = {}
+        self._lasting = {} if known is None else known
         self._held: dict[object, tuple[IntArray, ...]] = {}
 
     def bucket(self, unit: int) -> Bucket:
@@ -49,14 +56,40 @@ class RankElements:
 
     def of(self, place: StagePlace, unit: int, kind: ParameterClass) -> Elements:
         """Return what the ranks of a stage have of a unit's parameters of a class."""
+        asked = (place, unit, kind)
+        found = self._by_unit.get(asked)
+        if found is None:
+            found = self._by_unit[asked] = self._of_kind(place, unit, kind)
+        return found
+
+    def _of_kind(self, place: StagePlace, unit: int, kind: ParameterClass) -> Elements:
+        """Return the same, made once for units of one kind."""
         bucket = self._buckets[unit]
         units = range(*bucket.span(kind))
         groups = self._groups(bucket, kind)
         kinds = tuple(self._kinds[u] for u in units)
         key = (place, kind, bucket.level(kind), id(groups), self._kinds[unit], kinds)
         if key not in self._found:
-            self._found[key] = self._make(place, unit, kind, groups)
+            self._found[key] = self._looked_up(place, unit, kind, groups)
         return self._found[key]
+
+    def _looked_up(
+        self, place: StagePlace, unit: int, kind: ParameterClass, groups: tuple[HolderGroup, ...]
+    ) -> Elements:
+        """Return elements as another plan had them, which depend on their holders by value."""
+        bucket = self._buckets[unit]
+        units = range(*bucket.span(kind))
+        copies = any(map(self.ownership.has_copies, units))
+        kinds = tuple(self._kinds[u] for u in units)
+        stage = self._plan.pipelines[place[0]].stages[place[1]]
+        key = (
+            place, kind, bucket.level(kind), groups, self._kinds[unit], kinds, stage.num_chips,
+            bucket.expert is None, self.ownership.has_copies(0),
+            self._plan.tied_owner if copies else None,
+        )  # fmt: skip
+        if key not in self._lasting:
+            self._lasting[key] = self._make(place, unit, kind, groups)
+        return self._lasting[key]
 
     def alike(self, unit: int) -> object:
         """Return a key that units share which travel with units of the same kinds."""

@@ -49,10 +49,9 @@ class Schedule:
 
     def boundary(self, pipeline: int, unit: int, what: What) -> Boundary:
         """Return the wire that activations enter `unit` by, or gradients leave it by."""
-        path = {chunk.start: chunk.stage for chunk in chunks(self.plan.pipelines[pipeline])}
-        before = {chunk.stop: chunk.stage for chunk in chunks(self.plan.pipelines[pipeline])}
         stages = self.plan.pipelines[pipeline].stages
-        lower, upper = stages[before[unit]], stages[path[unit]]
+        lower = next(s for s in stages if any(stop == unit for _, stop in s.units))
+        upper = next(s for s in stages if any(start == unit for start, _ in s.units))
         length = self.plan.job.sequence_length
         if what is What.ACTIVATIONS:
             return Boundary(lower, upper, length)

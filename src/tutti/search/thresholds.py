@@ -244,6 +244,9 @@ class Thresholds:
     nearly_as_good: float = _threshold(
         1.005, "× the best, by short steps", "whose whole step may be better after all"
     )
+    worth_anew: float = _threshold(
+        1e-4, "relative", "gained since kinds of moves began: then those without effect begin anew"
+    )
     least_gain: float = _threshold(1e-6, "relative", "a smaller gain is rounding")
     short_enough: float = _threshold(
         0.5, "of the step's passes", "two short steps that take more save nothing"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tutti.cost.calibration.intervals import Interval, interval
 from tutti.cost.memory.rank_state import workload_of
+from tutti.cost.plan.class_memo import ClassMemo
 from tutti.cost.plan.plan_costs import PricedStep, price_schedule
 from tutti.cost.plan.pool_prices import PoolPrices
 from tutti.cost.plan.sources import Sources
@@ -23,6 +24,19 @@ from tutti.schedule.schedule import Schedule, ScheduleMemo, build_schedule
 from tutti.simulate.labels import ClassLabel, labels_of
 from tutti.simulate.result import IdleReason, SimulationResult
 from tutti.simulate.run import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class PricingMemo:
+    """What plans of one model, cluster and sources have in common: lists, prices of classes."""
+
+    schedules: ScheduleMemo | None = None
+    classes: ClassMemo | None = None
+
+    @classmethod
+    def empty(cls) -> PricingMemo:
+        """Return one that keeps everything from now on."""
+        return cls(ScheduleMemo(), ClassMemo())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +112,18 @@ def estimate(
     sources: Sources | None = None,
     *,
     prices: Mapping[str, PoolPrices] | None = None,
-    memo: ScheduleMemo | None = None,
+    memo: PricingMemo | None = None,
 ) -> Estimate:
     """Check a plan, price its schedule (by measured layers, if given) and simulate one step.
 
-    `prices` are those of the pools under these sources, and `memo` keeps lists, where many plans
-    of one job are priced.
+    `prices` are those of the pools under these sources, and `memo` keeps lists and prices of
+    classes, where many plans of one job are priced.
     """
     model, cluster = model or embedded_model(plan), cluster or embedded_cluster(plan)
     require_valid(plan, model, cluster)
-    schedule = build_schedule(plan, memo)
-    priced = price_schedule(schedule, model, cluster, sources, prices=prices)
+    memo = memo or PricingMemo()
+    schedule = build_schedule(plan, memo.schedules)
+    priced = price_schedule(schedule, model, cluster, sources, prices=prices, memo=memo.classes)
     result = simulate(schedule, priced.costs)
     step = result.step_seconds * priced.slowdown
     useful = flops_per_token(model, plan.job.sequence_length) * plan.job.tokens

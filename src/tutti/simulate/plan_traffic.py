@@ -16,7 +16,7 @@ from tutti.collective import Layout, Operation, build
 from tutti.collective.phases import phases
 from tutti.cost.network.programs import Efficiency
 from tutti.cost.plan.class_prices import ClassPricer, Wish
-from tutti.cost.plan.plan_costs import class_pricer, step_context
+from tutti.cost.plan.plan_costs import class_pricer, kinds_of, step_context
 from tutti.cost.plan.sources import Sources
 from tutti.cost.plan.step_context import StepContext
 from tutti.fabric.wiring import Floats, Integers, Wiring
@@ -71,7 +71,8 @@ def plan_traffic(
     known: dict[object, Traffic | None] = {}
     program = estimate.result.program
     for index, rank_class in enumerate(schedule.classes):
-        pricer, kinds = class_pricer(rank_class, shared, sources.kernels)
+        pricer = class_pricer(rank_class, shared, sources.kernels)
+        kinds = kinds_of(rank_class, pricer, shared)
         for code, example in enumerate(kinds.examples):
             for key, traffic in _traffic(example, pricer, shared, wiring, known):
                 known[key] = traffic

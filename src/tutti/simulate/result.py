@@ -7,7 +7,7 @@ for last; what costs time to derive is derived when first asked for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -51,27 +51,32 @@ class PathEntry(NamedTuple):
     end: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClassResult:
     """The step as one class of ranks sees it; `compute` and `idle` add up to the step."""
 
     num_ranks: int
     step_seconds: float
-    busy_seconds: Mapping[Track, float]
+    occupied: Callable[[Track], float]  # seconds in which anything runs on a track
     compute: Mapping[str, float]  # busy compute seconds by category
     idle: Mapping[IdleReason, float]  # idle compute seconds by reason
     peak_bytes: float
     static_bytes: float
+
+    @functools.cached_property
+    def busy_seconds(self) -> dict[Track, float]:
+        """Busy time of every track."""
+        return {track: self.occupied(track) for track in Track}
 
     @property
     def idle_seconds(self) -> dict[Track, float]:
         """Idle time of every track."""
         return {track: self.step_seconds - busy for track, busy in self.busy_seconds.items()}
 
-    @property
+    @functools.cached_property
     def idle_compute_seconds(self) -> float:
         """Idle time of the compute lane, for whatever reason."""
-        return self.step_seconds - self.busy_seconds[Track.COMPUTE]
+        return self.step_seconds - self.occupied(Track.COMPUTE)
 
     @property
     def idle_share(self) -> float:
@@ -170,18 +175,20 @@ class SimulationResult:
         return tuple(self._class_result(i) for i in range(self.num_classes))
 
     def _class_result(self, index: int) -> ClassResult:
-        start, end = self.timeline(index)
-        track = self.program.track[self.program.span(index)]
-        busy = {t: union_seconds(start[track == t], end[track == t]) for t in Track}
         return ClassResult(
             num_ranks=self.program.schedule.classes[index].num_ranks,
             step_seconds=self.step_seconds,
-            busy_seconds=busy,
+            occupied=functools.partial(self._occupied, index),
             compute=self._compute(index),
             idle=dict(zip(IDLE_REASONS, self.idle[index].tolist(), strict=True)),
             peak_bytes=self.memory(index).peak_bytes,
             static_bytes=self.costs.classes[index].static_bytes,
         )
+
+    def _occupied(self, index: int, track: Track) -> float:
+        start, end = self.timeline(index)
+        chosen = self.program.track[self.program.span(index)] == track
+        return union_seconds(start[chosen], end[chosen])
 
     def _compute(self, index: int) -> dict[str, float]:
         costs = self.costs.classes[index]

@@ -22,7 +22,7 @@ from tutti.models.spec import ModelSpec
 from tutti.plan.check import check_plan
 from tutti.plan.plan import Plan
 from tutti.schedule.schedule import ScheduleMemo
-from tutti.simulate.estimate import estimate
+from tutti.simulate.estimate import PricingMemo, estimate
 
 LEAST_GAIN = 1e-6  # relative: less is rounding
 CPU_SECONDS = 30.0
@@ -54,7 +54,7 @@ class Judge:
     sources: Sources = field(default_factory=Sources)
     _known: dict[object, float | None] = field(default_factory=dict)
     _prices: dict[str, PoolPrices] | None = None
-    _memo: ScheduleMemo = field(default_factory=ScheduleMemo)
+    _memo: PricingMemo = field(default_factory=lambda: PricingMemo(ScheduleMemo()))
 
     def seconds(self, plan: Plan) -> float | None:
         """Return the predicted seconds of a step; None where a plan is invalid or does not fit."""

@@ -76,6 +76,8 @@ class MemoryModel:
         self.num_micro_batches = rank_state.plan.pipelines[rank_state.place[0]].micro_batches
         self._parameters: dict[object, float] = {}  # by likeness, as the next one
         self._gathered_bytes: dict[object, float] = {}
+        self._effects: dict[object, tuple[float, float]] = {}
+        self._static: StaticBytes | None = None
 
     # --- static --------------------------------------------------------------------------
 
@@ -107,10 +109,23 @@ class MemoryModel:
         free = kinds.spread(lambda example: effects[example][1])
         # A received tensor is given back when the pass that uses it ends.
         np.add.at(free, kinds.after_receive, self.boundary())
-        return MemoryFlow(self.static(), allocate, free)
+        if self._static is None:
+            self._static = self.static()
+        return MemoryFlow(self._static, allocate, free)
 
     def effect(self, entry: Instruction) -> tuple[float, float]:
-        """Return the bytes that an instruction takes at its start and gives back at its end."""
+        """Return the bytes that an instruction takes at its start and gives back at its end.
+
+        They are the same in every micro-batch.
+        """
+        op, micro_batch, start, stop, what, scope, _ = entry
+        key = (id(op), micro_batch < 0, start, stop, id(what), id(scope))  # of enumerations
+        known = self._effects.get(key)
+        if known is None:
+            known = self._effects[key] = self._effect(entry)
+        return known
+
+    def _effect(self, entry: Instruction) -> tuple[float, float]:
         units = range(entry.start, entry.stop)
         if entry.op is Op.FORWARD:
             passing = max(map(self._forward_buffers, units))
@@ -338,7 +353,8 @@ class MemoryModel:
 
     def optimizer_parameters(self, unit: int) -> float:
         """Return how many parameters of a unit a rank updates."""
-        return sum(share.updated for share in self.rank_state.shares(unit))
+        dense, expert = self.rank_state.shares(unit)
+        return dense.updated + expert.updated
 
     def decoded(self, units: range) -> float:
         """Return what 8-bit moments take while weights move: one unit's at a time."""

@@ -21,6 +21,8 @@ from tutti.models.spec import ModelSpec
 from tutti.ownership.elements import Elements, RankElements
 from tutti.plan.plan import ExpertGroup, Plan, Replica, Stage, covers
 
+_CLASSES = tuple(ParameterClass)
+
 
 def workload_of(
     plan: Plan, stage: Stage, replica: Replica, kernels: Kernels | None = None
@@ -94,6 +96,7 @@ class Share(NamedTuple):
         return self.kept / self.trained if self.trained else 1.0
 
 
+_NO_SHARE = Share(0, 0, 0, 0.0, 0.0)
 Holders = tuple[tuple[int, int, Stage], ...]  # pipeline, stage, Stage
 
 
@@ -147,10 +150,12 @@ class RankState:
         self.replica = self.stage.replicas[place[2]]
         self.workload = workload_of(plan, self.stage, self.replica, kernels)
         self._activations: dict[tuple[str, str], float] = {}
-        self._shares: dict[object, Share] = {}
+        self._shares: dict[tuple[int, ParameterClass], Share] = {}
+        self._pairs: dict[int, tuple[Share, Share]] = {}  # by unit
         self._unit_kinds = model.unit_kinds
         self._recomputed: dict[int, Recompute] = {}
-        self._likenesses: dict[int, object] = {}
+        self._likenesses: dict[int, int] = {}
+        self._numbers: dict[object, int] = {}
         before = sum(replica.num_chips for replica in self.stage.replicas[: place[2]])
         self._ranks = slice(before, before + self.replica.num_chips)  # of the stage's
 
@@ -163,12 +168,13 @@ class RankState:
         """Which rank of the group stands for all: the fullest."""
         return self._fullest()
 
-    def likeness(self, unit: int) -> object:
-        """Return a key that units share of which a rank holds and computes the same."""
-        key = self._likenesses.get(unit)
-        if key is None:
-            key = self._likenesses[unit] = self._likeness(unit)
-        return key
+    def likeness(self, unit: int) -> int:
+        """Return a number that units share of which a rank holds and computes the same."""
+        number = self._likenesses.get(unit)
+        if number is None:
+            number = self._numbers.setdefault(self._likeness(unit), len(self._numbers))
+            self._likenesses[unit] = number
+        return number
 
     def _likeness(self, unit: int) -> object:
         offload = self.replica.offload
@@ -212,8 +218,10 @@ class RankState:
         """
         key = (self.likeness(unit), kind)
         if key not in self._shares:
-            elements = self._of(unit, kind)
-            level = self._elements.bucket(unit).level(kind)
+            bucket = self._elements.bucket(unit)
+            if bucket.rule(kind) is None:  # nothing travels as it
+                return _NO_SHARE
+            elements, level = self._of(unit, kind), bucket.level(kind)
             at = self.rank
             self._shares[key] = Share(
                 level,
@@ -227,7 +235,11 @@ class RankState:
 
     def shares(self, unit: int) -> tuple[Share, Share]:
         """Return what the rank has of a unit: of its dense parameters, and of its experts."""
-        return self.share(unit, ParameterClass.DENSE), self.share(unit, ParameterClass.EXPERT)
+        pair = self._pairs.get(unit)
+        if pair is None:
+            dense = self.share(unit, ParameterClass.DENSE)
+            pair = self._pairs[unit] = (dense, self.share(unit, ParameterClass.EXPERT))
+        return pair
 
     def _of(self, unit: int, kind: ParameterClass) -> Elements:
         held, trained, kept, copied, narrow = self._elements.of(self.place[:2], unit, kind)
@@ -240,13 +252,15 @@ class RankState:
             return 0
         precision, state = self.plan.job.precision, self.plan.job.state_bytes
         total = np.zeros(self.replica.num_chips)
-        alike: dict[object, list[int]] = {}
+        alike: dict[int, list[int]] = {}
         for unit in (u for a, b in self.stage.units for u in range(a, b)):
             alike.setdefault(self.likeness(unit), []).append(unit)
         for units in alike.values():
-            for kind in ParameterClass:
-                elements = self._of(units[0], kind)
-                level = self._elements.bucket(units[0]).level(kind)
+            bucket = self._elements.bucket(units[0])
+            for kind in _CLASSES:
+                if bucket.rule(kind) is None:  # nothing travels as it
+                    continue
+                elements, level = self._of(units[0], kind), bucket.level(kind)
                 gradients = elements.kept if level >= 2 else elements.trained
                 total += len(units) * (
                     elements.held * precision.parameters.num_bytes

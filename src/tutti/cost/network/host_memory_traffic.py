@@ -48,6 +48,11 @@ class HostMemory:
             self._always = offloading & _nodes_of(self._boundaries())
             self._both = self._always | (offloading & _nodes_of(self._holders()))
 
+    @property
+    def sharing(self) -> object:
+        """Which nodes' lanes share their host's memory; plans alike in it have the same lanes."""
+        return (self._always, self._both)
+
     def lane_bandwidth(self, chips: ChipSet, *, activations: bool = False) -> float:
         """Return what one lane of the slowest of these chips has of its host's memory."""
         both = self._always if activations else self._both

@@ -12,7 +12,8 @@ from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import RankState
 from tutti.cost.network.group_links import GroupLinks
 from tutti.cost.network.group_placement import placement_of
-from tutti.cost.network.programs import choose_program
+from tutti.cost.network.programs import Choice, choose_program
+from tutti.cost.network.recorded_programs import Asked
 from tutti.cost.plan.gradient_groups import operation_of
 from tutti.cost.plan.pool_prices import UnitTimes
 from tutti.cost.plan.step_context import StepContext
@@ -68,9 +69,24 @@ class ClassPricer:
         self.placement = placement_of(self.replica, shared.cluster.pool(pool).node)
         self._update = self.prices.updates(memory)
         self._times: dict[int, UnitTimes] = {}
+        self._known: dict[object, Price] = {}
+        self._asked: dict[int, Asked] = {}
+
+    @property
+    def asked(self) -> tuple[Asked, ...]:
+        """Every collective that was priced, with its program."""
+        return tuple(one for one in self._asked.values() if one.choice.algorithm != "none")
 
     def price(self, entry: Instruction) -> Price:
-        """Return what an instruction takes."""
+        """Return what an instruction takes; the same in every micro-batch."""
+        op, micro_batch, start, stop, what, scope, _ = entry
+        key = (id(op), micro_batch < 0, start, stop, id(what), id(scope))  # of enumerations
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._priced(entry)
+        return known
+
+    def _priced(self, entry: Instruction) -> Price:
         if entry.op in (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT):
             return Price(sum(self._pass(unit, entry.op) for unit in range(entry.start, entry.stop)))
         handler = {
@@ -117,17 +133,20 @@ class ClassPricer:
         first = self.placement.first  # the worst placed group joins last
         chips = tuple(self.replica.chips.at(first + i) for i in range(self.replica.tp))
         links, size = self.shared.links(chips), self.memory.boundary()
-        return Price(
-            self.shared.choose("boundary", Operation.ALL_GATHER, size, links).seconds,
-            links.nodes > 1,
-        )
+        joined = self._choose("boundary", Operation.ALL_GATHER, size, links)
+        return Price(joined.seconds, links.nodes > 1)
+
+    def _choose(
+        self, use: CollectiveUse, operation: Operation, num_bytes: float, links: GroupLinks
+    ) -> Choice:
+        asked = self.shared.ask(use, operation, num_bytes, links)
+        self._asked[id(asked)] = asked
+        return asked.choice
 
     def _collective(self, entry: Instruction) -> Price:
         total, leaves = 0.0, False
         for wish in self.wishes(entry):
-            total += self.shared.choose(
-                wish.use, wish.operation, wish.num_bytes, wish.links
-            ).seconds
+            total += self._choose(wish.use, wish.operation, wish.num_bytes, wish.links).seconds
             leaves = leaves or wish.links.nodes > 1
         return Price(total, leaves)
 

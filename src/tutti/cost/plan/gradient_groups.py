@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tutti.collective import Operation
 from tutti.cost.memory.rank_state import HolderIndex
@@ -25,7 +25,15 @@ class Groups:
         cluster: Cluster,
         index: HolderIndex,
         host: HostMemory | None = None,
+        lasting: dict[object, GroupLinks | None] | None = None,
+        placed: Callable[[Stage], object] = id,
     ) -> None:
+        """`lasting` are groups of other plans on this cluster; those made are added to them.
+
+        `placed` says by value what of a stage its groups depend on.
+        """
+        self._placed = placed
+        self._lasting = {} if lasting is None else lasting
         self._host = host
         self._plan = plan
         self._num_ranks = plan.num_ranks
@@ -59,13 +67,21 @@ class Groups:
         holding = self._index.of(unit)
         key = (kind, id(holding), pipeline)
         if key not in self._known:
-            holders = [held for held in holding if pipeline in (None, held[0])]
-            chips = [chip for _, _, stage in holders for chip in _sharing(stage, kind)]
-            links = group_links(self._cluster, chips, self.crossers) if chips else None
-            if links is not None and self._host is not None:
-                links = self._host.capped(links, [stage for _, _, stage in holders])
-            self._known[key] = links
+            stages = [stage for p, _, stage in holding if pipeline in (None, p)]
+            sharing = None if self._host is None else self._host.sharing
+            expert = kind is ParameterClass.EXPERT
+            value = (expert, tuple(map(self._placed, stages)), sharing)
+            if value not in self._lasting:
+                chips = [chip for stage in stages for chip in _sharing(stage, kind)]
+                self._lasting[value] = self._made(chips, stages)
+            self._known[key] = self._lasting[value]
         return self._known[key]
+
+    def _made(self, chips: list[Position], stages: list[Stage]) -> GroupLinks | None:
+        links = group_links(self._cluster, chips, self.crossers) if chips else None
+        if links is None or self._host is None:
+            return links
+        return self._host.capped(links, stages)
 
     def every(
         self, unit: int, kind: ParameterClass, pipeline: int | None

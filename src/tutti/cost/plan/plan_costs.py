@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tutti.cost.kernels import Kernels
 from tutti.cost.measured.layer_profile_prices import profiled_pools
@@ -18,6 +19,7 @@ from tutti.cost.measured.pools import measured_pools
 from tutti.cost.memory.instruction_memory import Overheads, StaticBytes
 from tutti.cost.memory.rank_state import RankState, workload_of
 from tutti.cost.network.recorded_programs import Asked, written_choices
+from tutti.cost.plan.class_memo import ClassMemo, PricedClass
 from tutti.cost.plan.class_prices import ClassPricer
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.cost.plan.layer_prices import LayerPrices
@@ -61,10 +63,12 @@ def price_schedule(
     sources: Sources | None = None,
     *,
     prices: Mapping[str, PoolPrices] | None = None,
+    memo: ClassMemo | None = None,
 ) -> PricedStep:
     """Return the seconds and bytes of every instruction; units by their profile, if given.
 
-    `prices` are those of the pools, where many plans of one job are priced.
+    `prices` are those of the pools, and `memo` keeps classes of ranks, where many plans of one job
+    are priced.
     """
     sources = sources or Sources()
     kernels, overheads = sources.kernels, sources.overheads
@@ -73,21 +77,28 @@ def price_schedule(
     if prices is None:
         prices = pool_prices(plan, model, cluster, sources, used)
     prices = {pool.name: prices[pool.name] for pool in cluster.pools if pool.name in used}
-    shared = StepContext(schedule, model, cluster, prices)
-    priced = [_class_costs(c, shared, kernels, overheads) for c in schedule.classes]
+    if plan.collectives or sources.measured_ranks:  # by what this plan says, and by place
+        memo = None
+    shared = StepContext(schedule, model, cluster, prices, memo.steps if memo else None)
+    price = partial(_class_costs, shared=shared, overheads=overheads)
+    priced: list[PricedClass] = []
+    for c in schedule.classes:
+        pricer = partial(class_pricer, c, shared, kernels)
+        known = price(pricer(), c) if memo is None else memo.priced(c, shared, pricer, price)
+        priced.append(known)
     nodes = {(chip.pool, chip.node) for _, _, stage in plan.stages() for chip in stage.chips}
     jitter = max(price.node_jitter for price in prices.values())
     works = list(_works(schedule, prices))
     return PricedStep(
-        costs=StepCosts(classes=tuple(costs for costs, _ in priced)),
-        statics=tuple(static for _, static in priced),
+        costs=StepCosts(classes=tuple(known.costs for known in priced)),
+        statics=tuple(known.static for known in priced),
         basis={name: price.basis for name, price in prices.items()},
         extrapolations=_extrapolations(works),
         half_width=max(price.half_width(work, **more) for _, price, work, more in works),
         links_half_width=max(p.links_half_width(work, **more) for _, p, work, more in works),
         slowdown=1.0 + jitter * math.sqrt(2.0 * math.log(len(nodes))) if len(nodes) > 1 else 1.0,
         overheads=overheads,
-        asked=shared.asked(),
+        asked=tuple({id(one): one for known in priced for one in known.asked}.values()),
     )
 
 
@@ -161,11 +172,10 @@ def _extrapolations(works: Sequence[_Work]) -> tuple[str, ...]:
 
 
 def _class_costs(
-    rank_class: RankClass, shared: StepContext, kernels: Kernels, overheads: Overheads
-) -> tuple[ClassCosts, StaticBytes]:
-    pricer, kinds = class_pricer(rank_class, shared, kernels)
-    source, memory = pricer.prices, pricer.memory
-    flow = memory.flow(kinds)
+    pricer: ClassPricer, rank_class: RankClass, shared: StepContext, overheads: Overheads
+) -> PricedClass:
+    kinds = kinds_of(rank_class, pricer, shared)
+    flow = pricer.memory.flow(kinds)
     prices = {example: pricer.price(example) for example in kinds.examples}
     costs = ClassCosts(
         seconds=kinds.spread(lambda example: prices[example].seconds),
@@ -173,23 +183,23 @@ def _class_costs(
         free_bytes=flow.free,
         static_bytes=flow.static.total + overheads.context_bytes + overheads.workspace_bytes,
         leaves_node=kinds.spread(lambda example: prices[example].leaves_node) > 0,
-        overlap_slowdown=source.overlap_slowdown,
+        overlap_slowdown=pricer.prices.overlap_slowdown,
     )
-    return costs, flow.static
+    return PricedClass(costs, flow.static, pricer.asked)
 
 
-def class_pricer(
-    rank_class: RankClass, shared: StepContext, kernels: Kernels
-) -> tuple[ClassPricer, Kinds]:
-    """Return who prices a class's instructions, and the kinds of them."""
+def class_pricer(rank_class: RankClass, shared: StepContext, kernels: Kernels) -> ClassPricer:
+    """Return who prices a class's instructions."""
     place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
     rank_state = RankState(shared.plan, shared.model, place, kernels, shared.index, shared.elements)
     source = shared.prices[rank_state.replica.chips.pools[0]]
-    memory = source.memory(rank_state)
-    kinds = shared.kinds(rank_class.instructions)
-    if source.units_alike:
-        kinds = kinds.joined(rank_state.likeness)
-    return ClassPricer(rank_class, shared, rank_state, memory), kinds
+    return ClassPricer(rank_class, shared, rank_state, source.memory(rank_state))
+
+
+def kinds_of(rank_class: RankClass, pricer: ClassPricer, shared: StepContext) -> Kinds:
+    """Return the kinds of a class's instructions; units that are alike are not told apart."""
+    alike = pricer.prices.units_alike
+    return shared.kinds(rank_class.instructions, pricer.rank_state if alike else None)
 
 
 def step_context(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tutti.collective import Operation
 from tutti.cost.memory.rank_state import HolderIndex, RankState
@@ -16,13 +17,14 @@ from tutti.cost.network.stage_boundaries import BoundaryPrice, SharedTiers, boun
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.cost.plan.gradient_groups import Groups
 from tutti.cost.plan.pool_prices import PoolPrices
+from tutti.cost.plan.step_memo import PlacedStage, StepMemo, sequences_of
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.ownership.elements import RankElements
 from tutti.ownership.shard_overlaps import shared_cuts
-from tutti.plan.plan import CollectiveUse, Plan, RankMap, chunks
+from tutti.plan.plan import CollectiveUse, Plan, RankMap, Stage, chunks
 from tutti.schedule.boundary import Boundary
 from tutti.schedule.instruction import Instruction, What
 from tutti.schedule.schedule import Schedule
@@ -37,25 +39,36 @@ class StepContext:
         model: ModelSpec,
         cluster: Cluster,
         prices: Mapping[str, PoolPrices],
+        memo: StepMemo | None = None,
     ) -> None:
+        network_lasts = limits_of(cluster) is None and not schedule.plan.collectives
+        self._memo = (memo or StepMemo()).of_plan(network_lasts=network_lasts)
         self.schedule = schedule
         self.plan: Plan = schedule.plan
+        self._placed: dict[int, PlacedStage] = {}
+        self.job = replace(schedule.plan.job, global_batch=1)  # what prices depend on
         self.model = model
         self.cluster = cluster
         self.prices = prices
         self.index = HolderIndex(schedule.plan)
-        self.elements = RankElements(schedule.plan, model, schedule.buckets)
+        self.elements = RankElements(schedule.plan, model, schedule.buckets, self._memo.elements)
         self.ranks = RankMap(schedule.plan)
         self.host = HostMemory(schedule.plan, cluster, self.index)
-        self.groups = Groups(schedule.plan, cluster, self.index, self.host)
-        self._kinds: dict[int, Kinds] = {}  # by the list, which the schedule keeps
+        self.groups = Groups(
+            schedule.plan, cluster, self.index, self.host, self._memo.groups, self.placed
+        )
         self._recorded = Recorded(schedule.plan)
-        self._boundaries: dict[tuple[int, int], BoundaryPrice] = {}
+        self._pairs: dict[tuple[int, int], BoundaryPrice] = {}  # by sender and receiver
         self._wires: dict[tuple[int, int, What], BoundaryPrice] = {}  # of the same, by place
         self._shared: SharedTiers | None = None
-        self._links: dict[tuple[Position, ...], GroupLinks] = {}
-        self._chosen: dict[tuple[CollectiveUse, Operation, float, int], Asked] = {}
         self._final: dict[object, tuple[tuple[tuple[Position, ...], int], ...]] = {}
+
+    def placed(self, stage: Stage) -> PlacedStage:
+        """Return what the prices of other stages depend on of one of the plan's."""
+        known = self._placed.get(id(stage))
+        if known is None:
+            known = self._placed[id(stage)] = PlacedStage.of(stage)
+        return known
 
     def boundary(self, pipeline: int, unit: int, what: What) -> BoundaryPrice:
         """Return what one micro-batch takes over a boundary."""
@@ -67,10 +80,17 @@ class StepContext:
     def _boundary_price(self, pipeline: int, unit: int, what: What) -> BoundaryPrice:
         wire = self.schedule.boundary(pipeline, unit, what)
         ends = (wire.sender, wire.receiver)
-        key = (id(wire.sender), id(wire.receiver))  # of the plan, which lasts
-        if key not in self._boundaries:
+        pair = (id(wire.sender), id(wire.receiver))  # of the plan, which lasts
+        if pair not in self._pairs:
+            self._pairs[pair] = self._pair_price(wire, ends)
+        return self._pairs[pair]
+
+    def _pair_price(self, wire: Boundary, ends: tuple[Stage, Stage]) -> BoundaryPrice:
+        key = (*((self.placed(side), sequences_of(side)) for side in ends), self.host.sharing)
+        known = self._memo.boundaries
+        if key not in known:
             pools = tuple(pool for side in ends for pool in side.chips.pools)
-            self._boundaries[key] = boundary_price(
+            known[key] = boundary_price(
                 wire,
                 self.cluster,
                 self.model.hidden * self.plan.job.precision.stream.num_bytes,
@@ -78,7 +98,7 @@ class StepContext:
                 host_bandwidth=min(self.host.lane_bandwidth(side.chips) for side in ends),
                 shared=self._shared_tiers(),
             )
-        return self._boundaries[key]
+        return known[key]
 
     def _shared_tiers(self) -> SharedTiers | None:
         """Return what all boundaries share of tiers that limit; None where none does."""
@@ -95,11 +115,24 @@ class StepContext:
             self._shared = SharedTiers(limits, ends.values())
         return self._shared
 
-    def kinds(self, instructions: Sequence[Instruction]) -> Kinds:
-        """Return the kinds of a list; classes that share the list share them."""
-        if id(instructions) not in self._kinds:
-            self._kinds[id(instructions)] = Kinds.of(instructions)
-        return self._kinds[id(instructions)]
+    def kinds(self, instructions: Sequence[Instruction], rank_state: RankState | None) -> Kinds:
+        """Return the kinds of a list; classes that share the list share them.
+
+        With what a rank holds, units that are alike for it are not told apart.
+        """
+        known, joined = self._memo.kinds, self._memo.joined
+        if id(instructions) not in known:
+            known[id(instructions)] = Kinds.of(instructions)
+        kinds = known[id(instructions)]
+        if rank_state is None:
+            return kinds
+        numbers: dict[object, int] = {}
+        units = (unit for start, stop in rank_state.stage.units for unit in range(start, stop))
+        alike = tuple(numbers.setdefault(rank_state.likeness(u), len(numbers)) for u in units)
+        key = (id(instructions), rank_state.stage.units, alike)
+        if key not in joined:
+            joined[key] = kinds.joined(rank_state.likeness)
+        return joined[key]
 
     def efficiency(self, pools: tuple[str, ...]) -> Efficiency:
         """Return that of the pool which makes least of the fabric: all go at its pace."""
@@ -107,18 +140,26 @@ class StepContext:
 
     def links(self, chips: tuple[Position, ...]) -> GroupLinks:
         """Return the group of a few chips, made once."""
-        if chips not in self._links:
-            self._links[chips] = group_links(self.cluster, chips, self.groups.crossers)
-        return self._links[chips]
+        known = self._memo.links
+        if chips not in known:
+            known[chips] = group_links(self.cluster, chips, self.groups.crossers)
+        return known[chips]
 
     def choose(
         self, use: CollectiveUse, operation: Operation, num_bytes: float, links: GroupLinks
     ) -> Choice:
         """Return the program of a collective: as the plan records it, else the cheapest."""
+        return self.ask(use, operation, num_bytes, links).choice
+
+    def ask(
+        self, use: CollectiveUse, operation: Operation, num_bytes: float, links: GroupLinks
+    ) -> Asked:
+        """Return a collective with its program and what it was priced by."""
         key = (use, operation, num_bytes, id(links))
-        if key not in self._chosen:
-            self._chosen[key] = self._asked(use, operation, num_bytes, links)
-        return self._chosen[key].choice
+        known = self._memo.chosen
+        if key not in known:
+            known[key] = self._asked(use, operation, num_bytes, links)
+        return known[key]
 
     def _asked(
         self, use: CollectiveUse, operation: Operation, num_bytes: float, links: GroupLinks
@@ -132,10 +173,6 @@ class StepContext:
         require_runnable(entry, links.group, kind)
         named = price_named(*args, entry.algorithm, entry.chunks)
         return Asked(use, *args, named, entry.channels)
-
-    def asked(self) -> tuple[Asked, ...]:
-        """Return every collective that was priced, with its program."""
-        return tuple(one for one in self._chosen.values() if one.choice.algorithm != "none")
 
     def final_reductions(
         self, unit: int, kind: ParameterClass, rank_state: RankState

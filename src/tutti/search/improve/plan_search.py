@@ -76,6 +76,10 @@ class _Turns:
         """A better plan was found: its moves are others."""
         self.left, self._helped = None, True
 
+    def follow(self) -> None:
+        """Another kind found a plan that is a little better: its moves from here on."""
+        self.left = None
+
     def end(self) -> None:
         """All moves were tried."""
         self.is_over = not self._helped
@@ -110,6 +114,7 @@ class PlanSearch:
         kinds = [*MOVES, NEARLY]
         waiting = list(kinds)
         turns = {kind: _Turns() for kind in kinds}
+        begun = best.worth  # when the kinds began anew
         try:
             while waiting and not self.is_spent:
                 kind = waiting.pop(0)
@@ -117,8 +122,12 @@ class PlanSearch:
                 if better is not best:
                     best = better
                     others = [other for other in kinds if other != kind]
-                    turns |= {other: _Turns() for other in others}
-                    waiting += [other for other in others if other not in waiting]
+                    if best.worth < begun * (1.0 - THRESHOLDS.worth_anew):
+                        begun = best.worth
+                        turns |= {other: _Turns() for other in others}
+                        waiting += [other for other in others if other not in waiting]
+                    for other in others:
+                        turns[other].follow()
                 if not turns[kind].is_over or (kind == NEARLY and waiting):
                     waiting.append(kind)
         except KeyboardInterrupt:

@@ -19,7 +19,6 @@ from tutti.plan.schedules import schedule_record
 from tutti.schedule.check import check_schedule
 from tutti.schedule.instruction import Op
 from tutti.schedule.listing import OPS
-from tutti.schedule.schedule import ScheduleMemo
 from tutti.search.answer.result import ProvenPlan
 from tutti.search.cutting.build_draft import PipelineCopies, Spared, distinct_chains, draft_of
 from tutti.search.cutting.micro_batch_shares import Runner, balanced
@@ -28,7 +27,7 @@ from tutti.search.pricing.unit_tables import Tables
 from tutti.search.strategy.draft import Draft, Placement, canonical, to_plan
 from tutti.search.strategy.space_limits import draft_keeps
 from tutti.search.thresholds import THRESHOLDS
-from tutti.simulate.estimate import Estimate, estimate
+from tutti.simulate.estimate import Estimate, PricingMemo, estimate
 
 _WEIGHTS = OPS.index(Op.BACKWARD_WEIGHT)
 
@@ -197,7 +196,7 @@ class DraftSimulator:
         self.tables = tables
         self.simulated = 0
         self.instructions = 0
-        self.memo = ScheduleMemo()
+        self.memo = PricingMemo.empty()
 
     def plan_of(self, draft: Draft) -> Plan:
         """Return the placed plan of a draft."""

@@ -28,6 +28,7 @@ from tutti.search.question.effort import Effort
 from tutti.search.strategy.candidate import NARROWER
 from tutti.search.strategy.space_limits import plan_in_space
 from tutti.search.thresholds import THRESHOLDS
+from tutti.simulate.estimate import estimate
 
 CLUSTER = {
     "name": "two",
@@ -235,6 +236,29 @@ def test_lists_from_the_memo_are_those_written_anew():
             known = build_schedule(plan, memo)
             for one, other in zip(anew.classes, known.classes, strict=True):
                 assert list(one.instructions) == list(other.instructions), kind
+            compared += 1
+    assert compared > 20
+
+
+def test_prices_from_the_memo_are_those_made_anew():
+    """Plans that differ from each other in every kind of move, one after the other."""
+    search, best = searched(problem_of())
+    problem, compared = search.problem, 0
+    simulator = search.simulator
+    here = Here(problem=problem, plan=best.plan, loads=Loads.of(best.estimate))
+    for kind in MOVES:
+        for plan in itertools.islice(MOVES[kind](here), 6):
+            plan = None if plan is None else replace(plan, collectives=())
+            if plan is None or check_plan(plan, problem.model, problem.cluster):
+                continue
+            try:
+                anew = estimate(plan, problem.model, problem.cluster, problem.pinned_sources())
+            except TuttiError:
+                continue
+            known = simulator.price(plan)
+            assert known.step_seconds == anew.step_seconds, kind
+            assert known.memory == anew.memory, kind
+            assert known.priced.choices == anew.priced.choices, kind
             compared += 1
     assert compared > 20
 
