@@ -1,8 +1,8 @@
 """What an engine's modes cost on a GPU: adapters in graphs, fixed bits, pages of 8 bits.
 
-    python benchmarks/serve_modes.py adapters          # decoding without, with, and uncaptured
-    python benchmarks/serve_modes.py invariant         # bits alone and in company, and the price
-    python benchmarks/serve_modes.py pages             # int8 and fp8 beside bfloat16
+    python -m benchmarks.serve_modes adapters          # decoding without, with, and uncaptured
+    python -m benchmarks.serve_modes invariant         # bits alone and in company, and the price
+    python -m benchmarks.serve_modes pages             # int8 and fp8 beside bfloat16
 
 Weights are random. `--layers 4` makes a quick try of each. Ends with 1 where bits or tokens differ
 that must not.

@@ -27,7 +27,7 @@ _START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class TurnsQuestion:
     """What is timed."""
 
     size: Size
@@ -65,7 +65,7 @@ class WayRounds(NamedTuple):
     their_loss: float
 
 
-def measure(asked: Question, tell: Callable[[str], None]) -> Iterator[WayRounds]:
+def measure(asked: TurnsQuestion, tell: Callable[[str], None]) -> Iterator[WayRounds]:
     """Yield each way's rounds."""
     for way in WAYS:
         tell(f"{way.name} beside {way.peer}")
@@ -81,7 +81,7 @@ def measure(asked: Question, tell: Callable[[str], None]) -> Iterator[WayRounds]
         yield _together(way, asked, answers)
 
 
-def _together(way: Way, asked: Question, answers: list[list[Used]]) -> WayRounds:
+def _together(way: Way, asked: TurnsQuestion, answers: list[list[Used]]) -> WayRounds:
     tokens = way.ranks * asked.size.tokens * asked.steps
     rounds = tuple(
         Round(tokens / sum(u.ours for u in each), tokens / sum(u.theirs for u in each))
@@ -96,7 +96,7 @@ def _together(way: Way, asked: Question, answers: list[list[Used]]) -> WayRounds
     )
 
 
-def time_rank(rank: int, way: Way, asked: Question, folder: str, secret: Secret) -> list[Used]:
+def time_rank(rank: int, way: Way, asked: TurnsQuestion, folder: str, secret: Secret) -> list[Used]:
     """Take turns as one rank."""
     torch.set_num_threads(1)
     if way.ranks == 1:
@@ -117,7 +117,7 @@ def time_rank(rank: int, way: Way, asked: Question, folder: str, secret: Secret)
         dist.destroy_process_group()
 
 
-def _turns(asked: Question, ours: Step, theirs: Step, comm: Communicator | None) -> list[Used]:
+def _turns(asked: TurnsQuestion, ours: Step, theirs: Step, comm: Communicator | None) -> list[Used]:
     rounds = []
     for step in (ours, theirs):
         step()

@@ -26,10 +26,10 @@ def cpu(
     """Time steps of ranks on processors: tokens per CPU second beside torch's own ways."""
     require_torch("bench cpu")
     from tutti.bench.cpu.contenders import Size
-    from tutti.bench.cpu.turns import Question, measure
+    from tutti.bench.cpu.turns import TurnsQuestion, measure
 
     size = Size(sequences=sequences, length=sequence_length)
-    asked = Question(size=size, rounds=rounds, steps=steps)
+    asked = TurnsQuestion(size=size, rounds=rounds, steps=steps)
     with ProgressLine("training", wanted=not json) as line:
         answers = list(measure(asked, line.say))
     if json:

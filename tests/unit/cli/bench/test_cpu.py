@@ -7,12 +7,12 @@ import math
 import pytest
 
 from tutti.bench.cpu.contenders import WAYS, Size
-from tutti.bench.cpu.turns import Question, Used, _together, measure
+from tutti.bench.cpu.turns import TurnsQuestion, Used, _together, measure
 
 
 def test_rounds_add_up_over_ranks() -> None:
     way = WAYS[1]
-    asked = Question(size=Size(sequences=2, length=50), rounds=2, steps=3)
+    asked = TurnsQuestion(size=Size(sequences=2, length=50), rounds=2, steps=3)
     answers = [
         [Used(1.0, 2.0, 5.0, 6.0), Used(2.0, 1.0, 4.0, 5.0)],
         [Used(3.0, 2.0, 5.0, 6.0), Used(2.0, 1.0, 6.0, 7.0)],
@@ -33,7 +33,7 @@ def test_ranks_have_tokens_of_their_own() -> None:
 
 @pytest.mark.slow
 def test_all_ways_train() -> None:
-    asked = Question(size=Size(sequences=1, length=32), rounds=1, steps=2)
+    asked = TurnsQuestion(size=Size(sequences=1, length=32), rounds=1, steps=2)
     answers = list(measure(asked, lambda text: None))
     assert [answer.way.name for answer in answers] == [way.name for way in WAYS]
     for answer in answers:
