@@ -277,11 +277,10 @@ def _called(kind: Any) -> str:
 
 
 def _build_scalar(kind: type, value: object, place: Place) -> object:
-    wrong = place.value_error(f"is {shown(value)}; expected {_called(kind)}")
     if kind is bool or isinstance(value, bool):
         if kind is bool and isinstance(value, bool):
             return value
-        raise wrong
+        raise _unlike(kind, value, place)
     if kind is float and isinstance(value, (int, float)):
         try:
             number = float(value)
@@ -298,10 +297,15 @@ def _build_scalar(kind: type, value: object, place: Place) -> object:
         try:
             number = float(value)
         except ValueError:
-            raise wrong from None
+            raise _unlike(kind, value, place) from None
         if math.isfinite(number):
             return number
-    raise wrong
+    raise _unlike(kind, value, place)
+
+
+def _unlike(kind: type, value: object, place: Place) -> InputError:
+    """Return the error of a value of another kind; its text takes longer than most values."""
+    return place.value_error(f"is {shown(value)}; expected {_called(kind)}")
 
 
 # --- dataclasses to plain values -------------------------------------------------------------

@@ -6,6 +6,7 @@ time is counted until it is collected. Views and in-place results share a storag
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -28,6 +29,7 @@ class MemoryTracker(TorchDispatchMode):
         self.peak = 0
         self._sizes: dict[int, int] = {}  # of the storages that are counted
         self._host: set[int] = set()  # storages that stand for host memory
+        _hide_from_compiler()
 
     def __torch_dispatch__(
         self,
@@ -36,7 +38,21 @@ class MemoryTracker(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operator and count what it made."""
+        """Run the operator and count what it made, unseen by a compiler if there is one."""
+        _hide_from_compiler()
+        return self._run(func, types, args, kwargs)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch not to wrap what runs an operator: the first call would import its compiler.
+
+        That takes a second and a half in every process. It is wrapped once the compiler is there.
+        """
+        return False
+
+    def _run(
+        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             # oneDNN's own layouts have no storage: they are weights' second form, and not counted
@@ -89,3 +105,11 @@ class MemoryTracker(TorchDispatchMode):
 
     def _release(self, key: int) -> None:
         self._change(-self._sizes.pop(key))
+
+
+def _hide_from_compiler() -> None:
+    """Wrap what runs an operator as torch would have, once its compiler is there."""
+    if "torch._dynamo" in sys.modules:
+        MemoryTracker.__torch_dispatch__ = torch._disable_dynamo(  # type: ignore[method-assign]
+            MemoryTracker._run, recursive=True
+        )
