@@ -128,8 +128,7 @@ def attend_evenly(
         head_m = group * SHARE + m
         q_at = q + token * q_row + head_m[:, None] * q_head + d[None, :]
         q_md = tl.load(q_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
-        most = tl.full((M,), float("-inf"), tl.float32)
-        total = tl.zeros((M,), tl.float32)
+        most, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
         slope_m = most
         if HAS_SLOPE:
             slope_m = tl.load(slopes + head_m, mask=inside, other=0.0).to(tl.float32)

@@ -273,6 +273,8 @@ def _meet(
     return most, total, collected
 
 
+# FIXED: of any row, a query's keys always in the same tiles; each row one tile, or as many as it
+# has queries for (`ONE_TILE`, `TILES`).
 @triton.jit(do_not_specialize=["table_row", "num_rows"])
 def attend(
     q, keys, values, key_scales, value_scales, out, parts, sums, counters, starts, lengths,
@@ -285,11 +287,7 @@ def attend(
     PRECISION: tl.constexpr, EARLY: tl.constexpr, SORTED: tl.constexpr, SCALED: tl.constexpr,
     FIXED: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a tile of a row of several queries (T, H, E).
-
-    FIXED: of any row, a query's keys always in the same tiles; each row one tile, or as many as it
-    has queries for (`ONE_TILE`, `TILES`).
-    """
+    """Write the outputs of a tile of a row of several queries (T, H, E)."""
     tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     M: tl.constexpr = QUERIES * WIDE_SHARE
     m, d = tl.arange(0, M), tl.arange(0, WIDE_D)
@@ -316,15 +314,13 @@ def attend(
     token_m = (begin + query_m).to(tl.int64)
     q_at = q + token_m[:, None] * q_row + head_m[:, None] * q_head + d[None, :]
     q_md = tl.load(q_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
-    most = tl.full((M,), float("-inf"), tl.float32)
-    total = tl.zeros((M,), tl.float32)
+    most, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
     slope_m = most
     if HAS_SLOPE:
         slope_m = tl.load(slopes + head_m, mask=inside, other=0.0).to(tl.float32)
     collected = tl.zeros((M, WIDE_E), tl.float32)
     table = tables + row.to(tl.int64) * table_row
-    keys += group * k_head
-    values += group * v_head
+    keys, values = keys + group * k_head, values + group * v_head
     groups: tl.constexpr = HEADS // SHARE
     if SCALED:
         key_scales += group
