@@ -59,7 +59,7 @@ def missing_state(plan: Plan, spec: ModelSpec, ranks: Iterable[int]) -> str:
             name = f"{unit}.{parameter.name}"
             for copy in spec.parameters(spec.head_unit) if unit == 0 else ():
                 if copy.tied_to == name:
-                    other = layout.holding(spec.head_unit, copy, kind, without=0)
+                    other = layout.holding(spec.head_unit, copy, kind)
                     held = joined(held, other)
             if not held.surviving().is_whole:
                 return name
