@@ -15,6 +15,7 @@ from tests.support.launching import plan_of
 from tests.support.train_job import CONFIG, MODEL, TUTTI
 from tutti import files
 from tutti.document import plain
+from tutti.elastic.journal import read_journal
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.plan.chips import ChipSet
@@ -99,6 +100,27 @@ class Hosts:
             listen = {"listen": f"127.0.0.1:{self.port}", **elastic}
             changes = {**changes, "elastic": listen}
         return run_local(prepare(self.config(name, plan, **changes)))
+
+    def replayed(self, name: str, steps: int) -> list[float]:
+        """Return the losses of an elastic run's plans, one after the other, without a fault.
+
+        Each plan makes the steps that its generation made, from a checkpoint of the one before.
+        """
+        parts = list[tuple[int, str]]()
+        for entry in read_journal(self.folder / name):
+            if entry.phase == "entering":
+                first = entry.step or 0
+                parts = [*(part for part in parts if part[0] < first), (first, entry.plan)]
+        parts = [part for part in parts if part[0] < steps]
+        ends = [*(first for first, _ in parts[1:]), steps]
+        losses = list[float]()
+        for (first, plan), end in zip(parts, ends, strict=True):
+            again = f"{name}-again"
+            config = self.config(again, f"{name}/{plan}", steps=end)
+            found = run_local(prepare(config), resume=bool(losses))
+            assert first + len(found.losses) == end
+            losses += found.losses
+        return losses
 
     def agent(self, node: int, name: str) -> subprocess.Popen[bytes]:
         """Start the agent of a node."""
