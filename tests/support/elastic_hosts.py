@@ -50,6 +50,12 @@ nodes:
 pools:
   - {{name: box, node: host, nodes: {nodes}}}
 """
+CLOCK = """
+import time
+now, now_ns = time.time, time.time_ns
+time.time = lambda: now() + {seconds}
+time.time_ns = lambda: now_ns() + int({seconds} * 1e9)
+"""
 
 
 def free_port() -> int:
@@ -122,13 +128,20 @@ class Hosts:
             losses += found.losses
         return losses
 
-    def agent(self, node: int, name: str) -> subprocess.Popen[bytes]:
-        """Start the agent of a node."""
+    def agent(self, node: int, name: str, *, clock_s: float = 0.0) -> subprocess.Popen[bytes]:
+        """Start the agent of a node, whose clock may be so far ahead of the others'."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if clock_s:
+            (self.folder / f"clock-{node}").mkdir(exist_ok=True)
+            text = CLOCK.format(seconds=clock_s)
+            files.write_text(self.folder / f"clock-{node}" / "sitecustomize.py", text)
+            paths = [str(self.folder / f"clock-{node}"), os.environ.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         log = (self.folder / f"agent-{node}.log").open("ab")
         made = subprocess.Popen(
             [*self.before, *TUTTI, "agent", "--join", self.join or f"127.0.0.1:{self.port}",
              "--node", f"box/{node}", "--run", str(self.folder / name)],
-            stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=log, stderr=log, env=environment,
         )  # fmt: skip
         log.close()
         self.agents.append(made)
