@@ -67,7 +67,7 @@ def test_all_states_that_are_taken_as_one_lead_to_the_same() -> None:
     [
         (2, 2, 0, 0, 25_000), (3, 1, 0, 0, 20_000), (2, 1, 1, 0, 20_000),
         (2, 1, 0, world.ANY, 4_000), (2, 1, 1, world.ANY, 100_000),
-        (2, 2, 1, 0, 200_000), (3, 2, 0, 0, 200_000),
+        (2, 2, 1, 0, 100_000), (3, 2, 0, 0, 100_000),
     ],
 )  # fmt: skip
 def test_more_hosts_and_faults(
