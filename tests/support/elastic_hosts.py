@@ -15,6 +15,7 @@ from tests.support.launching import plan_of
 from tests.support.train_job import CONFIG, MODEL, TUTTI
 from tutti import files
 from tutti.document import plain
+from tutti.elastic.journal import read_journal
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.plan.chips import ChipSet
@@ -48,6 +49,12 @@ nodes:
             numa_nodes: 1}}
 pools:
   - {{name: box, node: host, nodes: {nodes}}}
+"""
+CLOCK = """
+import time
+now, now_ns = time.time, time.time_ns
+time.time = lambda: now() + {seconds}
+time.time_ns = lambda: now_ns() + int({seconds} * 1e9)
 """
 
 
@@ -100,13 +107,41 @@ class Hosts:
             changes = {**changes, "elastic": listen}
         return run_local(prepare(self.config(name, plan, **changes)))
 
-    def agent(self, node: int, name: str) -> subprocess.Popen[bytes]:
-        """Start the agent of a node."""
+    def replayed(self, name: str, steps: int) -> list[float]:
+        """Return the losses of an elastic run's plans, one after the other, without a fault.
+
+        Each plan makes the steps that its generation made, from a checkpoint of the one before.
+        """
+        parts = list[tuple[int, str]]()
+        for entry in read_journal(self.folder / name):
+            if entry.phase == "entering":
+                first = entry.step or 0
+                parts = [*(part for part in parts if part[0] < first), (first, entry.plan)]
+        parts = [part for part in parts if part[0] < steps]
+        ends = [*(first for first, _ in parts[1:]), steps]
+        losses = list[float]()
+        for (first, plan), end in zip(parts, ends, strict=True):
+            again = f"{name}-again"
+            config = self.config(again, f"{name}/{plan}", steps=end)
+            found = run_local(prepare(config), resume=bool(losses))
+            assert first + len(found.losses) == end
+            losses += found.losses
+        return losses
+
+    def agent(self, node: int, name: str, *, clock_s: float = 0.0) -> subprocess.Popen[bytes]:
+        """Start the agent of a node, whose clock may be so far ahead of the others'."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if clock_s:
+            (self.folder / f"clock-{node}").mkdir(exist_ok=True)
+            text = CLOCK.format(seconds=clock_s)
+            files.write_text(self.folder / f"clock-{node}" / "sitecustomize.py", text)
+            paths = [str(self.folder / f"clock-{node}"), os.environ.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         log = (self.folder / f"agent-{node}.log").open("ab")
         made = subprocess.Popen(
             [*self.before, *TUTTI, "agent", "--join", self.join or f"127.0.0.1:{self.port}",
              "--node", f"box/{node}", "--run", str(self.folder / name)],
-            stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=log, stderr=log, env=environment,
         )  # fmt: skip
         log.close()
         self.agents.append(made)

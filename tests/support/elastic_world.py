@@ -1,10 +1,11 @@
 """A small job: the real machines, a network that loses and repeats.
 
 Hosts have a chip each. In every direction of every link there is the newest message, which may come
-at any time or, once there is a newer one, never; and the one before it, which may come (again, or
-late) as often as `late` allows. Processes take commands, meet, make a step, lose each other, and
-are killed; hosts seem silent, die, and one more comes. Numbers that only rise are told apart by
-their order alone, so that there are finitely many states.
+at any time or, once there is a newer one, never; and the one before it, which may come late as
+often as `late` allows. What came already may come again at any time: it must change nothing.
+Processes take commands, meet, make a step, lose each other, and are killed; hosts seem silent, die,
+and one more comes. Numbers that only rise are told apart by their order alone, so that there are
+finitely many states.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tutti.elastic.messages import Death, Order, Report, Seat, Source, Standing
 
 JOB = "job"
 LEAST_CHIPS = 2
+ANY = -1
 
 
 class Process(NamedTuple):
@@ -76,7 +78,7 @@ class World:
     asked: Link
     faults: int
     newcomers: int
-    late: int  # messages that may yet come twice, or after a newer one
+    late: int  # messages that may yet come after a newer one was sent; ANY: as many as there are
     wishes: int = 0  # for another generation, or to drain a host
 
 
@@ -120,6 +122,52 @@ def settle(question: Settle) -> Settled | Unsettled:
     return Settled(question.request, question.chips, "plan", source)
 
 
+def live_only(world: World) -> World:
+    """Return a world without the messages that never count again, and see that they do not.
+
+    One that came already, or is older than what its receiver has, may come as often as it likes.
+    """
+    if not world.late:
+        world = replace(
+            world,
+            up=tuple(Link(link.newest) for link in world.up),
+            down=tuple(Link(link.newest) for link in world.down),
+            asked=Link(world.asked.newest),
+        )
+    members, up, down = world.members, list[Link](), list[Link]()
+    for host, agent in enumerate(world.agents):
+        known = members.host(f"h{host}")
+        number = 0 if known is None else known.status.number
+        up.append(Link(*(m if m is not None and m.number > number else None
+                         for m in world.up[host])))  # fmt: skip
+        number = 0 if agent is None or agent.order is None else agent.order.number
+        live = agent is not None
+        down.append(Link(*(m if live and m is not None and m.number > number else None
+                           for m in world.down[host])))  # fmt: skip
+    open_request = members.request if members.phase is Phase.SETTLING else -1
+    asked = Link(*(q if q is not None and q.request == open_request else None
+                   for q in world.asked))  # fmt: skip
+    _require_dead(world, (*up, *down, asked))
+    return replace(world, up=tuple(up), down=tuple(down), asked=asked)
+
+
+def _require_dead(world: World, kept: tuple[Link, ...]) -> None:
+    """See that what is dropped changes nothing when it comes."""
+    old = (*world.up, *world.down, world.asked)
+    for at, (before, after) in enumerate(zip(old, kept, strict=True)):
+        for message, left in zip(before, after, strict=True):
+            if message is None or left is not None:
+                continue
+            if isinstance(message, Order):
+                agent = world.agents[at % len(world.agents)]
+                if agent is not None and agent.after(message)[0] is not agent:
+                    raise BrokenError(f"order {message.number} counts twice")
+                continue
+            event = settle(message) if isinstance(message, Settle) else Heard(message)
+            if world.members.after(event)[0] is not world.members:
+                raise BrokenError(f"{event} counts twice")
+
+
 def _set(items: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
     return (*items[:at], value, *items[at + 1 :])
 
@@ -129,7 +177,7 @@ def _set(items: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
 
 def moves(world: World) -> Iterator[tuple[str, World]]:
     """Yield everything that may happen next."""
-    late = replace(world, late=world.late - 1)
+    late = replace(world, late=world.late - 1) if world.late > 0 else world
     for host, agent in enumerate(world.agents):
         link = world.up[host]
         if link.newest is not None:

@@ -99,6 +99,7 @@ class Controller:
         self._heard_at: dict[str, float] = {}
         self._addresses: dict[int, str] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._taken_up = 0  # the generation that an earlier controller lost
         self._newest: dict[str, tuple[int, int]] = {}  # status of each host that was heard
         self._packed: tuple[Order, bytes] | None = None  # the last that was sent
         self._words: dict[str, tuple[int, int]] = {}  # incarnation and number heard of each host
@@ -112,7 +113,7 @@ class Controller:
 
     def restore(self, members: Membership) -> None:
         """Go on where an earlier controller of the job ended; hosts have as long to come back."""
-        self.members = members
+        self.members, self._taken_up = members, members.generation
         now = time.monotonic()
         self._heard_at = {name: now for name, _ in members.hosts}
 
@@ -310,6 +311,9 @@ class Controller:
         accepts = self.members.accepts_late if values.get("late") else self.members.accepts
         if kind == "step":
             values["generation"] = generation
+            if generation <= self._taken_up and not accepts(generation, chip, process):
+                # it was told to the controller that was lost
+                accepts, values["late"] = self.members.accepts_late, True
         if kind in ("died", "warning", "error", "stranger") or accepts(generation, chip, process):
             self._passed(rank, chip, kind, values)
 

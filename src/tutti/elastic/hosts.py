@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tutti.elastic.messages import Death, Report, Seat, Source, Status
 
+MOST_NAMED = 4  # losses
 SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
 Fault = tuple[str, int, int, int, int]
 """Chip, its agent's incarnation, process (or minus the generation), step, instruction."""
@@ -39,6 +40,20 @@ def how_it_ended(status: Status, chip: str, process: int | None = None) -> str:
         if process is None or death.process == process:
             return death.how
     return "is gone"
+
+
+def loss(seat: Seat, host: Host | None) -> str:
+    """Return how a seat was lost."""
+    who = f"rank {seat.rank} ({seat.chip})"
+    if host is None or host.silent:
+        return f"{who}: host {seat.host} is silent"
+    return f"{who} {how_it_ended(host.status, seat.chip, seat.process)}"
+
+
+def named(losses: Sequence[str]) -> str:
+    """Return several losses in one line, of many the first."""
+    more = len(losses) - MOST_NAMED
+    return "; ".join(losses[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def came_back(faults: Sequence[Fault], new: Sequence[Fault]) -> tuple[int, Fault] | None:

@@ -44,6 +44,8 @@ from tutti.elastic.hosts import (
     failure,
     giving_chips,
     how_it_ended,
+    loss,
+    named,
     seat_on,
 )
 from tutti.elastic.messages import Order, Report, Seat, Source, Standing, Status
@@ -255,10 +257,10 @@ class Membership:
         return self, ()
 
     def _watch(self) -> Membership:
-        reports = [self.seated(seat) for seat in self.seats]
+        if losses := self._losses():
+            return self._leave(losses)
+        reports = [report for seat in self.seats if (report := self.seated(seat)) is not None]
         for seat, report in zip(self.seats, reports, strict=True):
-            if report is None:
-                return self._leave(self._loss(seat))
             host = self.host(seat.host)
             if (host is not None and host.status.draining) or self.is_drained(seat.chip):
                 return self._leave(f"{seat.chip} on host {seat.host} is to be left", gentle=True)
@@ -266,8 +268,8 @@ class Membership:
                 return self._leave(f"rank {seat.rank} ({seat.chip}) lost the others")
         lost = [d for d in self.donors if self.phase is Phase.ENTERING and self.seated(d) is None]
         if lost:
-            return self._leave(self._loss(lost[0]))
-        there = [r for r in reports if r is not None and r.generation == self.generation]
+            return self._leave(loss(lost[0], self.host(lost[0].host)))
+        there = [report for report in reports if report.generation == self.generation]
         if len(there) == len(reports) and there:
             if all(r.standing is Standing.DONE for r in there):
                 return replace(
@@ -280,12 +282,11 @@ class Membership:
                 return replace(self, phase=Phase.RUNNING, donors=(), order=self.order + free)
         return self
 
-    def _loss(self, seat: Seat) -> str:
-        who = f"rank {seat.rank} ({seat.chip})"
-        host = self.host(seat.host)
-        if host is None or host.silent:
-            return f"{who}: host {seat.host} is silent"
-        return f"{who} {how_it_ended(host.status, seat.chip, seat.process)}"
+    def _losses(self) -> str:
+        """Return who of the seats is lost, and how; empty if nobody is."""
+        return named(
+            [loss(seat, self.host(seat.host)) for seat in self.seats if self.seated(seat) is None]
+        )
 
     def _has_left(self, seat: Seat) -> bool:
         report = self.seated(seat)
@@ -315,8 +316,7 @@ class Membership:
             if self._has_left(seat) and self.seated(seat) is not None
         )
         # who lost the others was heard of first; who was lost is known by now
-        lost = [seat for seat in self.seats if self.seated(seat) is None]
-        why = self._loss(lost[0]) if lost and self.phase is Phase.LEAVING else self.why
+        why = (self.phase is Phase.LEAVING and self._losses()) or self.why
         reports = list(map(self.seated, (*self.seats, *self.donors)))
         faults = self.faults
         if self.phase is Phase.LEAVING and not self.gentle and None not in reports:

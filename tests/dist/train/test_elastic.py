@@ -172,6 +172,23 @@ def test_hangs_are_named_and_replaced(runs: Runs) -> None:
 
 
 @pytest.mark.slow
+def test_deaths_of_every_kind_are_named_and_replaced(runs: Runs) -> None:
+    plain = runs.run("plain", steps=10)
+    deaths = {
+        "terminate": "was killed by SIGTERM", "segfault": "was killed by SIGSEGV",
+        "abort": "was killed by SIGABRT", "exception": "failed: DrillError: drill: step 9",
+    }  # fmt: skip
+    drills = [kill(n % 2, 3 + 2 * n, 3 + n, fault) for n, fault in enumerate(deaths)]
+    result = runs.run("elastic", steps=10, elastic={"copies": 1, "drill": drills})
+    same(result, plain)
+    entries = read_journal(runs.folder / "elastic")
+    causes = [e.why for e in entries if e.phase == "settling" and e.generation]
+    assert len(causes) == len(deaths)
+    for n, (cause, how) in enumerate(zip(causes, deaths.values(), strict=True)):
+        assert cause.startswith(f"rank {n % 2} (fast/0/{n % 2}) {how}")
+
+
+@pytest.mark.slow
 def test_adapters_get_their_base_again(runs: Runs) -> None:
     """What is frozen is in no copy: who gets its state from memory reads the base once more."""
     given = {"steps": 5, "tuning": {"adapter": {"rank": 4, "alpha": 8}}}

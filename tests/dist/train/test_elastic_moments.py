@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,14 @@ from tutti.train.checkpoint.folders import complete_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 24
+SLOW_DISK = """
+import os, time
+fsync = os.fsync
+def slow(descriptor):
+    time.sleep(0.5)
+    fsync(descriptor)
+os.fsync = slow
+"""
 
 
 @pytest.fixture
@@ -82,3 +92,19 @@ def test_a_full_disk_ends_no_run_before_its_last_save(runs: Runs, small_disk: Pa
     lines = (runs.folder / "elastic" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert tuple(json.loads(line)["loss"] for line in lines) == plain.losses
     assert [source for _, source in runs.entered("elastic")] == ["begin", "memory"]
+
+
+def test_a_slow_disk_is_no_hang(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a rank flushes takes half a second more; a save takes longer than `hang_after_s`."""
+    plain = runs.run("plain", steps=8)
+    (runs.folder / "slow").mkdir()
+    (runs.folder / "slow" / "sitecustomize.py").write_text(SLOW_DISK, encoding="utf-8")
+    paths = [str(runs.folder / "slow"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    elastic = {"copies": 1, "hang_after_s": 1.0, "drill": [kill(1, 5, 9)]}
+    began = time.monotonic()
+    result = runs.run("elastic", steps=8, elastic=elastic, **{"checkpoints.every": 2})
+    assert time.monotonic() - began > 2.0
+    same(result, plain)
+    causes = [e.why for e in read_journal(runs.folder / "elastic") if e.phase == "leaving"]
+    assert causes == ["rank 1 (fast/0/1) was killed by SIGKILL"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tutti.elastic.messages import (
     Order,
     Refusal,
     Report,
+    Seat,
     Source,
     Standing,
     Status,
@@ -270,5 +272,25 @@ def test_what_a_seat_did_in_a_generation_that_is_over_is_still_heard(tmp_path: P
     assert heard == [("p/0/0", 5)]
     one.close()
     other.close()
+    controller.close()
+    journal.close()
+
+
+def test_steps_told_to_a_controller_that_was_lost_are_heard_by_the_next(tmp_path: Path) -> None:
+    """They come again after a second; by then the next generation may be settled."""
+    heard: list[tuple[int, bool]] = []
+    journal = Journal(tmp_path)
+    controller = Controller(
+        ControllerSettings(job="job", key=KEY, wait_s=60.0), journal, settle, lambda *_: "here:1",
+        lambda rank, chip, kind, values: heard.append((values["step"], values.get("late", False))),
+    )  # fmt: skip
+    seats = (Seat(rank=0, chip="p/0/0", host="a", process=1),)
+    members = Membership(job="job", generation=4, phase=Phase.SETTLING, seats=seats)
+    controller.restore(members)
+    controller.members = replace(members, phase=Phase.ENTERING, generation=5)
+    for step, generation, process in ((7, 4, 1), (8, 5, 1), (9, 4, 2), (10, 6, 1)):
+        values = {"kind": "step", "step": step, "generation": generation}
+        controller._rank_said("p/0/0", process, values)
+    assert heard == [(7, True), (8, False)]
     controller.close()
     journal.close()

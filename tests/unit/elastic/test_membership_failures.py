@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tutti.elastic.events import Decided, Heard, Instruction, Phase, Settle, Settled
+from tutti.elastic.events import Decided, Heard, Instruction, Phase, Settle, Settled, Silent
+from tutti.elastic.hosts import named
 from tutti.elastic.membership import Membership
 from tutti.elastic.messages import Report, Source, Standing, Status
 
@@ -77,3 +78,16 @@ def test_what_ranks_say_of_an_earlier_generation_does_not_count() -> None:
         job.fail(step, "", "")
     assert job.members.phase is Phase.ENTERING
     assert not job.members.faults
+
+
+def test_all_who_were_lost_are_named() -> None:
+    job = Job()
+    job.hear(Standing.IDLE, -1)
+    job.hear(Standing.RUNNING, 3)
+    for host in ("p/0", "p/1"):
+        job.after(Silent(host))
+    assert job.said[-1] == "rank 0 (p/0/0): host p/0 is silent; rank 1 (p/1/0): host p/1 is silent"
+
+
+def test_of_many_that_were_lost_the_first_are_named() -> None:
+    assert named([f"rank {n} is gone" for n in range(6)]).endswith("rank 3 is gone; and 2 more")

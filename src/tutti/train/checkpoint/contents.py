@@ -79,6 +79,34 @@ def kept_pieces(
     return kept
 
 
+class KeptPieces:
+    """What a rank keeps, asked for again and again: made anew only where its memory is another."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._found: list[Piece] = []
+        self._places: list[int] | None = None
+
+    def now(self) -> list[Piece]:
+        """Return the pieces; what they held memory of before stays theirs until then."""
+        places = [place for state in self._engine.parameters.all_states() for place in _at(state)]
+        for span in _fixed(self._engine):
+            block = span.blocks[0]
+            places.append(self._engine.tensors[block.unit, block.name].view.data_ptr())
+        if places != self._places:
+            self._found, self._places = kept_pieces(self._engine), places
+        return self._found
+
+
+def _at(state: SpanState) -> Iterator[int]:
+    """Yield where the memory of a span's state is."""
+    sources = _sources(state, writable=True)
+    for flat in sources.values():
+        yield 0 if flat is None else flat.data_ptr()
+    if sources[StateKind.WEIGHT] is None:
+        yield from (view.data_ptr() for view in state.views)
+
+
 def written_pieces(engine: Engine, *, most_bytes: int = MOST_PIECE_BYTES) -> list[Piece]:
     """Return what a rank writes: together, all ranks write every number once."""
     written: list[Piece] = []

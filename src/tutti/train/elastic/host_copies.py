@@ -27,7 +27,7 @@ from tutti.accelerator import Accelerator
 from tutti.elastic.courier import ARRIVED, KEPT, OWN
 from tutti.errors import InputError
 from tutti.files import write_text
-from tutti.train.checkpoint.contents import Piece, StateKind, kept_pieces
+from tutti.train.checkpoint.contents import KeptPieces, Piece, StateKind
 from tutti.train.checkpoint.manifest import Progress
 from tutti.train.checkpoint.rectangles import Rectangle
 from tutti.train.elastic.held_state import Facts, HeldState
@@ -81,16 +81,22 @@ class HostCopies:
         self._last: tuple[int, int] | None = None  # turn and step of the newest
         self.late = 0  # copies that no partner had in time
         self.rooms = {} if rooms is None else rooms
+        self._pieces: KeptPieces | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self.steps: list[int] = []  # that are whole
+        self._labels = {
+            path: (generation, step)
+            for own, generation, step, path in labelled(folder)
+            if own == chip
+        }
 
     def take(self, engine: Engine, progress: Progress) -> None:
         """Begin to copy the state after a step; `wait` before it changes."""
         self.wait()
         if self._partners and self._last is not None and not self._arrived(*self._last):
             self.late += 1
-        pieces = [piece for piece in kept_pieces(engine) if not piece.copy]
+        self._pieces = self._pieces or KeptPieces(engine)
+        pieces = [piece for piece in self._pieces.now() if not piece.copy]
         facts, turn = Facts.of(engine, progress), progress.step // self._every % self._turns
         self._last = (turn, progress.step)
         accelerator, updated = engine.accelerator, engine.accelerator.event()
@@ -137,7 +143,7 @@ class HostCopies:
     ) -> None:
         label, data = label_path(self._folder, self._chip, turn), self._data(turn)
         label.unlink(missing_ok=True)
-        self.steps = self.steps[-(self._turns - 1) :]  # the oldest is written over
+        self._labels = {path: copy for path, copy in self._labels.items() if path != label}
         written, at = list[dict[str, Any]](), 0
         total = sum(_padded(p.memory.numel() * p.memory.element_size()) for p in pieces)
         room = self._room(turn, data, total, accelerator)
@@ -156,7 +162,12 @@ class HostCopies:
         copied.synchronize()
         words = {"chip": self._chip, "generation": self._generation, "facts": facts.to_words()}
         write_text(label, json.dumps({**words, "pieces": written}))
-        self.steps = [*self.steps, facts.progress.step]
+        self._labels = {**self._labels, label: (self._generation, facts.progress.step)}
+
+    @property
+    def whole(self) -> list[tuple[int, int]]:
+        """Generation and step of the chip's copies that are whole."""
+        return sorted(self._labels.values())
 
     def _data(self, turn: int) -> Path:
         return self._folder / f"copy-{self._chip.replace('/', '-')}-{turn}"

@@ -181,7 +181,8 @@ class ElasticRank:
         if left and (store is not None or comm is not None):
             raise StoreError(f"generation {self.generation} is over")
 
-    def _say(self, standing: Standing) -> None:
+    def _say(self, standing: Standing, copies: Sequence[tuple[int, int]] | None = None) -> None:
+        """Tell the agent where this process stands; `copies` are looked for if not given."""
         self.standing = standing
         live, pending = self._live, 0
         step = self._kept.step if self._kept is not None else -1
@@ -191,7 +192,8 @@ class ElasticRank:
             pending = step + 1 if live.engine.end.pending else 0
             if standing is Standing.IDLE:
                 sums = live.engine.end.sums()
-        copies = [(g, s) for chip, g, s, _ in labelled(self.memory) if chip == self.chip]
+        if copies is None:
+            copies = [(g, s) for chip, g, s, _ in labelled(self.memory) if chip == self.chip]
         self.events.send(
             "standing", standing=standing.value, generation=self.generation, step=step,
             pending=pending, sums=sums, held=held[0], held_rank=held[1], copy_steps=copies,
@@ -339,12 +341,13 @@ class ElasticRank:
             gone=lambda: self._told_to_leave >= order.generation,
             rooms=self._copies.rooms if self._copies is not None else None,
         )  # fmt: skip
-        told = list[int]()
+        told = list[tuple[int, int]]()
 
         def after_step() -> None:
-            if copies.steps != told:
-                told[:] = copies.steps
-                self._say(self.standing)
+            whole = copies.whole
+            if whole != told:
+                told[:] = whole
+                self._say(self.standing, whole)
             if worker.progress.step % every == 0:
                 copies.take(worker.engine, worker.progress)
 
