@@ -10,13 +10,14 @@ from torch import Tensor
 
 from tutti.accelerator import invariant, paged, prepared  # noqa: F401  (they register)
 from tutti.accelerator.choices import Choices
-from tutti.accelerator.host import adapted, quantised, quantised_pages  # noqa: F401
+from tutti.accelerator.host import adapted, quantised, quantised_pages, rows  # noqa: F401
 from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.quantised.frozen_products import frozen_grouped_linear, frozen_linear
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.accelerator.reference.narrow import NarrowRows
+from tutti.accelerator.registry import implementations
 from tutti.errors import InputError
 from tutti.models import Activation
 
@@ -29,6 +30,9 @@ INVARIANT = (
 
 class Inference(Narrowing):
     """Operators of a server."""
+
+    forced: dict[str, str]
+    device_type: str
 
     def _run(self, operator: str, *args: Any, **options: Any) -> Any:
         raise NotImplementedError
@@ -46,6 +50,18 @@ class Inference(Narrowing):
             if not own and name in needed:
                 raise InputError(f"this device has no batch-invariant operator '{name}'")
             found._candidates[name] = own
+        return found
+
+    def as_serving(self) -> Self:
+        """Return operators with what pays off for who runs steps for a long time.
+
+        An implementation that the user named stays the only one.
+        """
+        found = copy.copy(self)
+        found._candidates = {
+            name: own if name in self.forced else list(implementations(name, self.device_type))
+            for name, own in self._candidates.items()
+        }
         return found
 
     def prepare(self, weight: Tensor | QuantisedWeight) -> None:

@@ -56,7 +56,8 @@ class Operators(Inference):
         self.device_type = device_type
         self.choices = choices or Choices()
         self._candidates = {
-            name: list(implementations(name, device_type)) for name in operator_names()
+            name: [i for i in implementations(name, device_type) if not i.serves]
+            for name in operator_names()
         }
         if forced is None:
             forced = overrides(os.environ.get(OVERRIDE, ""))

@@ -54,6 +54,7 @@ class Implementation:
     deterministic: bool = True  # the same call gives the same gradients, bit for bit
     invariant: bool = False  # a row's result has the same bits whatever the other rows are
     asks_host: bool = False  # it reads numbers off the device to go on: no graph can hold it
+    serves: bool = False  # only operators that were opened for serving have it
 
     @property
     def infers(self) -> bool:

@@ -93,7 +93,9 @@ def open_worker(
     spec = checkpoint.spec
     accelerator = open_accelerator(device)
     number = _dtype(dtype, checkpoint.dtype(next(iter(checkpoint.names()))).name, accelerator)
-    operators = invariant_operators(spec, accelerator) if invariant else accelerator.operators
+    operators = (
+        invariant_operators(spec, accelerator) if invariant else accelerator.operators.as_serving()
+    )
     model = open_model(checkpoint, operators, number, accelerator, weights)
     if activations is not None:
         if activations != "fp8":
@@ -178,7 +180,7 @@ def open_drafter(worker: Worker, folder: Path | str | None) -> Drafter:
     checkpoint = open_checkpoint(folder, quantised=True)
     check_draft(worker.model.spec, checkpoint.spec)
     accelerator, dtype = worker.accelerator, next(worker.model.parameters()).dtype
-    model = open_model(checkpoint, accelerator.operators, dtype, accelerator)
+    model = open_model(checkpoint, accelerator.operators.as_serving(), dtype, accelerator)
     prepare(model)
     return DraftModel(
         model,
@@ -225,7 +227,9 @@ def keeps_halves(dtype: torch.dtype, accelerator: Accelerator) -> bool:
 
     So it is on hosts that lack products of float16.
     """
-    if dtype is not torch.float16 or not widens(torch.empty(0, dtype=dtype, device=accelerator.device)):
+    if dtype is not torch.float16 or not widens(
+        torch.empty(0, dtype=dtype, device=accelerator.device)
+    ):
         return False
     return has_halves()
 
