@@ -64,12 +64,15 @@ class Inference(Narrowing):
         }
         return found
 
-    def prepare(self, weight: Tensor | QuantisedWeight) -> None:
-        """Lay out a weight that will not change any more, for products of few rows."""
+    def prepare(self, weight: Tensor | QuantisedWeight, *, halves: bool = False) -> None:
+        """Lay out a weight that will not change any more, for products of few rows.
+
+        `halves`: in 16 bits, where its numbers have no more and the device widens them faster.
+        """
         if isinstance(weight, QuantisedWeight):
             quantised.prepare(weight)
         else:
-            prepared.prepare(weight)
+            prepared.prepare(weight, halves=halves)
 
     def narrow_rms_norm(
         self,

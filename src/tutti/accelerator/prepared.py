@@ -26,12 +26,16 @@ _BLOCKED, _HALVES = "_tutti_blocked", "_tutti_halves"
 _MULTIPLIES_HALVES = ("x86", "fbgemm")  # torch's engines that do
 
 
-def prepare(weight: Tensor) -> None:
-    """Lay a weight out; nothing happens where the host has no faster form of it."""
+def prepare(weight: Tensor, *, halves: bool = False) -> None:
+    """Lay a weight out; nothing happens where the host has no faster form of it.
+
+    `halves`: as halves, if all its numbers are some; packing them takes seconds per hundred million
+    on one thread, so that whoever wants to start fast leaves it.
+    """
     if weight.device.type != "cpu" or weight.dim() != 2 or widens(weight):
         return
     plain = weight.detach()
-    if has_halves() and _are_halves(plain):
+    if halves and has_halves() and _are_halves(plain):
         setattr(weight, _HALVES, torch.ops.quantized.linear_prepack_fp16(plain, None))
     elif torch.backends.mkldnn.is_available() and weight.dtype != torch.float64:
         blocked = torch.ops.mkldnn._reorder_linear_weight(plain, BLOCK_ROWS)
@@ -44,9 +48,13 @@ def has_halves() -> bool:
     return torch.backends.quantized.engine in _MULTIPLIES_HALVES
 
 
-def round_to_halves(weight: Tensor) -> None:
-    """Let every number of a weight be the nearest half."""
-    weight.copy_(weight.half())
+def round_to_halves(weight: Tensor) -> bool:
+    """Let every number of a weight be the nearest half; False if one is beyond them: all stay."""
+    halves = weight.detach().half()
+    if not torch.isfinite(halves).all():
+        return False
+    weight.data.copy_(halves)
+    return True
 
 
 def _are_halves(weight: Tensor) -> bool:

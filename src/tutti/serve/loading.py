@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tutti.accelerator import Accelerator, Operators, open_accelerator
 from tutti.accelerator.inference import INVARIANT
@@ -195,10 +196,15 @@ def open_drafter(worker: Worker, folder: Path | str | None) -> Drafter:
 def prepare(model: Model, *, asked: str | None = None) -> None:
     """Let the device lay out the weights of all products, rounded if that was `asked` for."""
     for module in model.modules():
-        if isinstance(module, Linear | Logits):
-            if asked == "fp16" and module.weight.dtype is torch.float32:
-                round_to_halves(module.weight)
-            model.operators.prepare(module.weight)
+        if not isinstance(module, Linear | Logits):
+            continue
+        weight: object = module.weight  # or a quantised one
+        halves = asked == "fp16" and isinstance(weight, Tensor) and weight.dtype is torch.float32
+        if halves and not round_to_halves(module.weight):
+            raise InputError(
+                f"{model.spec.name}: a weight is beyond float16's ±65,504; leave dtype fp16 out"
+            )
+        model.operators.prepare(module.weight, halves=halves)
 
 
 def _sizes(options: dict[str, Any]) -> Sizes:

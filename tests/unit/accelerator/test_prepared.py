@@ -51,7 +51,7 @@ def test_halves_change_no_number() -> None:
     expected = x.double() @ weight.double().t() + added.double()
     if not has_halves():
         pytest.skip("this host has no such products")
-    prepare(weight)
+    prepare(weight, halves=True)
     assert hasattr(weight, "_tutti_halves")
     found = Operators("cpu", forced={}).linear(x, weight, added)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=2e-6)
@@ -61,9 +61,9 @@ def test_halves_change_no_number() -> None:
 def test_what_is_no_half_stays_as_it_is(number: float) -> None:
     weight = torch.ones(NARROW)
     weight[5, 3] = number
-    prepare(weight)
+    prepare(weight, halves=True)
     assert not hasattr(weight, "_tutti_halves")
-    if has_halves() and number < 1e5:
-        round_to_halves(weight)
-        prepare(weight)
+    assert round_to_halves(weight) == (number < 65520)
+    if has_halves() and number < 65520:
+        prepare(weight, halves=True)
         assert hasattr(weight, "_tutti_halves")
