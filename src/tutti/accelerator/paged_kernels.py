@@ -306,8 +306,7 @@ def _one_each(
 ) -> None:
     """Fill in the attention of rows of one token.
 
-    Where queries read keys together, the order of sums, and so the last bits, hangs on where pages
-    end.
+    Where queries read keys together, the last bits hang on where pages end.
     """
     groups, size = key_pages.shape[2], key_pages.shape[1]
     share, parts = q.shape[1] // groups, groups // together

@@ -166,6 +166,11 @@ def registered(operator: str, device_type: str) -> Sequence[Implementation]:
     return sorted(found, key=lambda i: -i.rank)
 
 
+def usual(operator: str, device_type: str) -> list[Implementation]:
+    """Return the implementations for a type of device, without those for servers alone."""
+    return [each for each in implementations(operator, device_type) if not each.serves]
+
+
 def implementations(operator: str, device_type: str) -> Sequence[Implementation]:
     """Return what can run an operator on a type of device here, the preferred first."""
     return [i for i in registered(operator, device_type) if i.present]
