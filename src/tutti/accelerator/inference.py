@@ -10,13 +10,14 @@ from torch import Tensor
 
 from tutti.accelerator import invariant, paged, prepared  # noqa: F401  (they register)
 from tutti.accelerator.choices import Choices
-from tutti.accelerator.host import adapted, quantised, quantised_pages  # noqa: F401
+from tutti.accelerator.host import adapted, quantised, quantised_pages, rows  # noqa: F401
 from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.quantised.frozen_products import frozen_grouped_linear, frozen_linear
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.accelerator.reference.narrow import NarrowRows
+from tutti.accelerator.registry import implementations
 from tutti.errors import InputError
 from tutti.models import Activation
 
@@ -31,6 +32,8 @@ class Inference(Narrowing):
     """Operators of a server."""
 
     choices: Choices
+    forced: dict[str, str]
+    device_type: str
 
     def _run(self, operator: str, *args: Any, **options: Any) -> Any:
         raise NotImplementedError
@@ -50,12 +53,27 @@ class Inference(Narrowing):
             steady._candidates[name] = own
         return steady
 
-    def prepare(self, weight: Tensor | QuantisedWeight) -> None:
-        """Lay out a weight that will not change any more, for products of few rows."""
+    def as_serving(self) -> Self:
+        """Return operators with what pays off for who runs steps for a long time.
+
+        An implementation that the user named stays the only one.
+        """
+        found = copy.copy(self)
+        found._candidates = {
+            name: own if name in self.forced else list(implementations(name, self.device_type))
+            for name, own in self._candidates.items()
+        }
+        return found
+
+    def prepare(self, weight: Tensor | QuantisedWeight, *, halves: bool = False) -> None:
+        """Lay out a weight that will not change any more, for products of few rows.
+
+        `halves`: in 16 bits, where its numbers have no more and the device widens them faster.
+        """
         if isinstance(weight, QuantisedWeight):
             quantised.prepare(weight)
         else:
-            prepared.prepare(weight)
+            prepared.prepare(weight, halves=halves)
 
     def narrow_rms_norm(
         self,

@@ -123,8 +123,8 @@ def paged_attention(
         most_keys=steps.most_keys,
     )
     out = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
-    rows = np.flatnonzero(inside.numpy()).tolist()
-    if rows:
+    rows = np.flatnonzero(inside.numpy())
+    if len(rows):
         one_token_each(out, q, key_pages, value_pages, alone, rows, invariant=True, **options)
     return out
 

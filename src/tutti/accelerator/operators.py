@@ -33,9 +33,9 @@ from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.accelerator.registry import (
     OVERRIDE,
     Implementation,
-    implementations,
     operator_names,
     overrides,
+    usual,
 )
 from tutti.accelerator.segments import Segments
 from tutti.errors import InputError, hint
@@ -55,9 +55,7 @@ class Operators(Inference):
         super().__init__()
         self.device_type = device_type
         self.choices = choices or Choices()
-        self._candidates = {
-            name: list(implementations(name, device_type)) for name in operator_names()
-        }
+        self._candidates = {name: usual(name, device_type) for name in operator_names()}
         if forced is None:
             forced = overrides(os.environ.get(OVERRIDE, ""))
         self.forced = dict(forced)

@@ -6,11 +6,11 @@ about equal ones; longer runs of queries go through torch's own attention where 
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tutti.accelerator import scaled_dot_product
@@ -79,24 +79,23 @@ def paged_attention(
         scale=scale, window=window, window_kind=window_kind, soft_cap=soft_cap, sinks=sinks,
         slopes=slopes, slopes_rounded=slopes_rounded, slopes_factor=slopes_factor,
     )  # fmt: skip
-    starts, keys = steps.query_starts.tolist(), steps.key_lengths.tolist()
     out = q.new_zeros(q.shape[0], q.shape[1], value_pages.shape[-1])
-    single = []
-    for row, (start, end) in enumerate(itertools.pairwise(starts)):
-        if end - start == 1:
-            single.append(row)
-        elif end > start:
-            out[start:end] = _run(
-                q[start:end], key_pages, value_pages, steps.tables[row], keys[row], options
-            )
-    if single and compiles(q, key_pages, value_pages, rounded=slopes_rounded):
+    queries = np.diff(steps.query_starts.numpy())
+    single = np.flatnonzero(queries == 1)
+    starts, keys = steps.query_starts.tolist(), steps.key_lengths.tolist()
+    for row in np.flatnonzero(queries > 1).tolist():
+        start, end = starts[row], starts[row + 1]
+        out[start:end] = _run(
+            q[start:end], key_pages, value_pages, steps.tables[row], keys[row], options
+        )
+    if len(single) and compiles(q, key_pages, value_pages, rounded=slopes_rounded):
         one_token_each(
             out, q, key_pages, value_pages, steps, single, scale=scale, window=window,
             window_kind=window_kind, soft_cap=soft_cap, sinks=sinks, slopes=slopes,
             slopes_factor=slopes_factor,
         )  # fmt: skip
         return out
-    for rows in _classes(single, keys):
+    for rows in _classes(single.tolist(), keys):
         _one_each(out, q, key_pages, value_pages, steps, rows, keys, starts, options)
     return out
 
@@ -113,7 +112,7 @@ def one_token_each(
     key_pages: Tensor,
     value_pages: Tensor,
     steps: PagedSegments,
-    rows: list[int],
+    rows: NDArray[np.int64],
     *,
     invariant: bool = False,
     **given: Any,
@@ -127,8 +126,10 @@ def one_token_each(
     from tutti.accelerator.paged_kernels import one_each
 
     options = _Options(**given)
-    keys = steps.key_lengths.tolist()
-    firsts = np.array([options.first(count - 1) for count in keys], np.int64)
+    keys = steps.key_lengths.numpy()
+    firsts = np.zeros(len(keys), np.int64)
+    if options.window is not None:
+        firsts[:] = [options.first(count - 1) for count in keys.tolist()]
     none = torch.empty(0)
     sinks, slopes = (
         (none if tensor is None else tensor.detach()).to(_wide(q.dtype))
@@ -141,9 +142,10 @@ def one_token_each(
     one_each[threads > 1](
         to.numpy(), q.detach().to(to.dtype).contiguous().numpy(), _numbers(key_pages),
         _numbers(value_pages),
-        steps.tables.numpy(), np.array(rows, np.int64), steps.query_starts.numpy(),
-        steps.key_lengths.numpy(), firsts, options.scale, options.soft_cap or 0.0,
+        steps.tables.numpy(), rows, steps.query_starts.numpy(),
+        keys, firsts, options.scale, options.soft_cap or 0.0,
         sinks.numpy(), (slopes * options.factor).numpy(), not invariant,
+        key_pages.shape[2] if len(rows) >= threads else 1,
     )  # fmt: skip
     if to is not out:
         out.copy_(to)

@@ -109,30 +109,33 @@ def _dots_of_two(
 def _dots_of_three(
     scores: Any, first: int, q: Any, head: int, block: Any, group: int, low: int, high: int
 ) -> None:
-    """Fill in the products of three queries that share keys, two keys at a time."""
+    """Fill in the products of three queries that share keys, four keys at a time."""
     zero = q.dtype.type(0)
+    q_a, q_b, q_c = q[head], q[head + 1], q[head + 2]
     at = low
-    while at + 1 < high:
-        one, two, three = zero, zero, zero
-        one_b, two_b, three_b = zero, zero, zero
+    while at + 3 < high:
+        k_0, k_1 = block[at, group], block[at + 1, group]
+        k_2, k_3 = block[at + 2, group], block[at + 3, group]
+        a_0 = a_1 = a_2 = a_3 = b_0 = b_1 = b_2 = b_3 = c_0 = c_1 = c_2 = c_3 = zero
         for i in range(q.shape[1]):
-            a, b = block[at, group, i], block[at + 1, group, i]
-            one += q[head, i] * a
-            one_b += q[head, i] * b
-            two += q[head + 1, i] * a
-            two_b += q[head + 1, i] * b
-            three += q[head + 2, i] * a
-            three_b += q[head + 2, i] * b
+            a, b, c = q_a[i], q_b[i], q_c[i]
+            a_0, b_0, c_0 = a_0 + a * k_0[i], b_0 + b * k_0[i], c_0 + c * k_0[i]
+            a_1, b_1, c_1 = a_1 + a * k_1[i], b_1 + b * k_1[i], c_1 + c * k_1[i]
+            a_2, b_2, c_2 = a_2 + a * k_2[i], b_2 + b * k_2[i], c_2 + c * k_2[i]
+            a_3, b_3, c_3 = a_3 + a * k_3[i], b_3 + b * k_3[i], c_3 + c * k_3[i]
         to = first + at - low
-        scores[0, to], scores[1, to], scores[2, to] = one, two, three
-        scores[0, to + 1], scores[1, to + 1], scores[2, to + 1] = one_b, two_b, three_b
-        at += 2
-    if at < high:
-        for n in range(3):
-            one = zero
-            for i in range(q.shape[1]):
-                one += q[head + n, i] * block[at, group, i]
-            scores[n, first + at - low] = one
+        scores[0, to], scores[0, to + 1], scores[0, to + 2], scores[0, to + 3] = a_0, a_1, a_2, a_3
+        scores[1, to], scores[1, to + 1], scores[1, to + 2], scores[1, to + 3] = b_0, b_1, b_2, b_3
+        scores[2, to], scores[2, to + 1], scores[2, to + 2], scores[2, to + 3] = c_0, c_1, c_2, c_3
+        at += 4
+    while at < high:
+        a_0 = b_0 = c_0 = zero
+        for i in range(q.shape[1]):
+            k = block[at, group, i]
+            a_0, b_0, c_0 = a_0 + q_a[i] * k, b_0 + q_b[i] * k, c_0 + q_c[i] * k
+        to = first + at - low
+        scores[0, to], scores[1, to], scores[2, to] = a_0, b_0, c_0
+        at += 1
 
 
 def _all_dots(
@@ -176,6 +179,51 @@ def _weigh(total: Any, weights: Any, block: Any, group: int, low: int, high: int
         at += 1
 
 
+def _weigh_for_three(
+    total: Any, head: int, weights: Any, first: int, block: Any, group: int, low: int, high: int
+) -> None:
+    """Add the values at places of a page for three queries that share them: each is read once."""
+    of_a, of_b, of_c = total[head], total[head + 1], total[head + 2]
+    at = low
+    while at + 3 < high:
+        v_0, v_1 = block[at, group], block[at + 1, group]
+        v_2, v_3 = block[at + 2, group], block[at + 3, group]
+        to = first + at - low
+        one, two, three = weights[0], weights[1], weights[2]
+        a_0, a_1, a_2, a_3 = one[to], one[to + 1], one[to + 2], one[to + 3]
+        b_0, b_1, b_2, b_3 = two[to], two[to + 1], two[to + 2], two[to + 3]
+        c_0, c_1, c_2, c_3 = three[to], three[to + 1], three[to + 2], three[to + 3]
+        for i in range(total.shape[1]):
+            w, x, y, z = v_0[i], v_1[i], v_2[i], v_3[i]
+            of_a[i] += (a_0 * w + a_1 * x) + (a_2 * y + a_3 * z)
+            of_b[i] += (b_0 * w + b_1 * x) + (b_2 * y + b_3 * z)
+            of_c[i] += (c_0 * w + c_1 * x) + (c_2 * y + c_3 * z)
+        at += 4
+    while at < high:
+        line, to = block[at, group], first + at - low
+        a, b, c = weights[0, to], weights[1, to], weights[2, to]
+        for i in range(total.shape[1]):
+            of_a[i] += a * line[i]
+            of_b[i] += b * line[i]
+            of_c[i] += c * line[i]
+        at += 1
+
+
+def _all_weighed(
+    total: Any, head: int, weights: Any, first: int, block: Any, group: int, low: int, high: int
+) -> None:
+    """Add the values of a page to all queries that share them."""
+    n = 0
+    while n < len(weights):
+        if len(weights) - n >= 3:
+            weigh_for_three(total, head + n, weights[n:], first, block, group, low, high)
+            n += 3
+        else:
+            line = weights[n, first : first + high - low]
+            weigh(total[head + n], line, block, group, low, high)
+            n += 1
+
+
 def _soften(
     line: Any,
     powers: Any,
@@ -195,7 +243,9 @@ def _soften(
     if len(slopes):
         for key in range(len(line)):
             line[key] += slopes[head] * (key + first)
-    largest = line.max()
+    largest = line[0]
+    for key in range(1, len(line)):
+        largest = max(largest, line[key])
     if len(sinks):
         largest = max(largest, sinks[head])
     check = largest * 0
@@ -207,8 +257,9 @@ def _soften(
         whole = check
     if len(sinks):
         whole += np.exp(sinks[head] - largest)
+    part = line.dtype.type(1) / whole
     for key in range(len(line)):
-        line[key] /= whole
+        line[key] *= part
 
 
 def _opened(block: Any, group: int, low: int, high: int, bits: Any) -> Any:
@@ -251,18 +302,18 @@ def _one_each(
     sinks: Any,  # (H,) or empty
     slopes: Any,  # (H,) or empty
     shares: bool,  # whether queries of a group read their keys together
+    together: int,  # groups of a row that one thread goes through, page by page
 ) -> None:
     """Fill in the attention of rows of one token.
 
-    Where queries read keys together, the order of sums, and so the last bits, hangs on where pages
-    end.
+    Where queries read keys together, the last bits hang on where pages end.
     """
-    heads, groups, size = q.shape[1], key_pages.shape[2], key_pages.shape[1]
-    share = heads // groups
-    for item in numba.prange(len(rows) * groups):
-        row, group = rows[item // groups], item % groups
+    groups, size = key_pages.shape[2], key_pages.shape[1]
+    share, parts = q.shape[1] // groups, groups // together
+    for item in numba.prange(len(rows) * parts):
+        row, group_0 = rows[item // parts], item % parts * together
         at, first, last = starts[row], firsts[row], keys[row]
-        scores = np.empty((share, last - first), q.dtype)
+        scores = np.empty((together * share, last - first), q.dtype)
         powers = np.empty(last - first, q.dtype)
         key_bits = np.empty((size, 1, key_pages.shape[3]), np.uint32)
         value_bits = np.empty((size, 1, value_pages.shape[3]), np.uint32)
@@ -270,26 +321,31 @@ def _one_each(
         for page in pages:
             low, high = max(first, page * size), min(last, page * size + size)
             stored, to = key_pages[tables[row, page]], page * size
-            block, part = _page(stored, group, low - to, high - to, key_bits)
-            if shares:
-                all_dots(
-                    scores, low - first, q[at], group * share, block, part, low - to, high - to
-                )
-                continue
-            for n in range(share):
-                line, own = scores[n, low - first : high - first], q[at, group * share + n]
-                dots(line, own, block, part, low - to, high - to)
-        for n in range(share):
-            head = group * share + n
+            for n in range(together):
+                head, own = (group_0 + n) * share, scores[n * share : (n + 1) * share]
+                block, part = _page(stored, group_0 + n, low - to, high - to, key_bits)
+                if shares:
+                    all_dots(own, low - first, q[at], head, block, part, low - to, high - to)
+                    continue
+                for m in range(share):
+                    line = own[m, low - first : high - first]
+                    dots(line, q[at, head + m], block, part, low - to, high - to)
+        for n in range(together * share):
+            head = group_0 * share + n
             soften(scores[n], powers, head, first, scale, soft_cap, sinks, slopes)
             out[at, head] = 0.0
         for page in pages:
             low, high = max(first, page * size), min(last, page * size + size)
             stored, to = value_pages[tables[row, page]], page * size
-            block, part = _page(stored, group, low - to, high - to, value_bits)
-            for n in range(share):
-                line, own = scores[n, low - first : high - first], out[at, group * share + n]
-                weigh(own, line, block, part, low - to, high - to)
+            for n in range(together):
+                head, own = (group_0 + n) * share, scores[n * share : (n + 1) * share]
+                block, part = _page(stored, group_0 + n, low - to, high - to, value_bits)
+                if shares:
+                    all_weighed(out[at], head, own, low - first, block, part, low - to, high - to)
+                    continue
+                for m in range(share):
+                    line = own[m, low - first : high - first]
+                    weigh(out[at, head + m], line, block, part, low - to, high - to)
 
 
 def _compiled(function: Any, *, parallel: bool = False) -> Any:
@@ -304,6 +360,7 @@ def _compiled(function: Any, *, parallel: bool = False) -> Any:
 exponentials, dots, weigh = _compiled(_exponentials), _compiled(_dots), _compiled(_weigh)
 dots_of_two, dots_of_three = _compiled(_dots_of_two), _compiled(_dots_of_three)
 opened = _compiled(_opened)
-all_dots, soften = _compiled(_all_dots), _compiled(_soften)
+weigh_for_three = _compiled(_weigh_for_three)
+all_dots, all_weighed, soften = _compiled(_all_dots), _compiled(_all_weighed), _compiled(_soften)
 # for one thread and for several: a team of which one thread works waits for the others all the same
 one_each = _compiled(_one_each), _compiled(_one_each, parallel=True)

@@ -54,6 +54,7 @@ class Implementation:
     deterministic: bool = True  # the same call gives the same gradients, bit for bit
     invariant: bool = False  # a row's result has the same bits whatever the other rows are
     asks_host: bool = False  # it reads numbers off the device to go on: no graph can hold it
+    serves: bool = False  # only operators that were opened for serving have it
 
     @property
     def infers(self) -> bool:
@@ -163,6 +164,11 @@ def registered(operator: str, device_type: str) -> Sequence[Implementation]:
         raise InputError(f"no operator '{operator}'; {hint(operator, _registered)}")
     running = [i for i in _registered[operator] if i.runs_on(device_type)]
     return sorted(running, key=lambda i: -i.rank)
+
+
+def usual(operator: str, device_type: str) -> list[Implementation]:
+    """Return the implementations for a type of device, without those for servers alone."""
+    return [each for each in implementations(operator, device_type) if not each.serves]
 
 
 def implementations(operator: str, device_type: str) -> Sequence[Implementation]:

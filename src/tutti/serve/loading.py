@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tutti.accelerator import Accelerator, Operators, open_accelerator
 from tutti.accelerator.inference import INVARIANT
+from tutti.accelerator.prepared import has_halves, round_to_halves
 from tutti.accelerator.products import widens
 from tutti.batching import Settings
 from tutti.batching.settings import PAGES_SHARE
@@ -77,7 +79,8 @@ def open_worker(
     """Return a worker with the model of a Hugging Face or a tutti folder, and its tokenizer.
 
     `device`: as `tutti accelerator list` names it; the best that is here. `dtype`: fp32, bf16 or
-    fp16; the weights' own where the device multiplies in it. `invariant`: a request's logits have
+    fp16 (on hosts without such products: of the weights alone, whose products are made in float32);
+    the weights' own where the device multiplies in it. `invariant`: a request's logits have
     the same bits alone, in any batch, chunks and pages. `weights`: fp8, int8 or int4, to which
     plain weights are rounded; quantised ones stay what they are. `activations`: fp8, to which the
     rows that meet weights in fp8 are rounded, each by its own scale. `adapters`: PEFT folders by
@@ -91,14 +94,16 @@ def open_worker(
     spec = checkpoint.spec
     accelerator = open_accelerator(device)
     number = _dtype(dtype, checkpoint.dtype(next(iter(checkpoint.names()))).name, accelerator)
-    operators = invariant_operators(spec, accelerator) if invariant else accelerator.operators
+    operators = (
+        invariant_operators(spec, accelerator) if invariant else accelerator.operators.as_serving()
+    )
     model = open_model(checkpoint, operators, number, accelerator, weights)
     if activations is not None:
         if activations != "fp8":
             raise InputError(f"activations is '{activations}'; it may be 'fp8'")
         narrow_inputs(model)
     if not invariant:
-        prepare(model)
+        prepare(model, asked=dtype)
     end = end_tokens(Path(folder), spec)
     opened = _tokenizer(tokenizer, Path(folder))
     if not end and opened is not None and opened.end is not None:
@@ -176,7 +181,7 @@ def open_drafter(worker: Worker, folder: Path | str | None) -> Drafter:
     checkpoint = open_checkpoint(folder, quantised=True)
     check_draft(worker.model.spec, checkpoint.spec)
     accelerator, dtype = worker.accelerator, next(worker.model.parameters()).dtype
-    model = open_model(checkpoint, accelerator.operators, dtype, accelerator)
+    model = open_model(checkpoint, accelerator.operators.as_serving(), dtype, accelerator)
     prepare(model)
     return DraftModel(
         model,
@@ -188,11 +193,18 @@ def open_drafter(worker: Worker, folder: Path | str | None) -> Drafter:
     )
 
 
-def prepare(model: Model) -> None:
-    """Let the device lay out the weights of all products."""
+def prepare(model: Model, *, asked: str | None = None) -> None:
+    """Let the device lay out the weights of all products, rounded if that was `asked` for."""
     for module in model.modules():
-        if isinstance(module, Linear | Logits):
-            model.operators.prepare(module.weight)
+        if not isinstance(module, Linear | Logits):
+            continue
+        weight: object = module.weight  # or a quantised one
+        halves = asked == "fp16" and isinstance(weight, Tensor) and weight.dtype is torch.float32
+        if halves and not round_to_halves(module.weight):
+            raise InputError(
+                f"{model.spec.name}: a weight is beyond float16's ±65,504; leave dtype fp16 out"
+            )
+        model.operators.prepare(module.weight, halves=halves)
 
 
 def _sizes(options: dict[str, Any]) -> Sizes:
@@ -207,12 +219,25 @@ def _dtype(asked: str | None, stored: str, accelerator: Accelerator) -> torch.dt
     if asked is not None:
         if asked not in DTYPES:
             raise InputError(f"dtype is '{asked}'; {hint(asked, DTYPES)}")
-        return DTYPES[asked]
+        wanted = DTYPES[asked]
+        return torch.float32 if keeps_halves(wanted, accelerator) else wanted
     found: torch.dtype = getattr(torch, stored)
     if found not in DTYPES.values():
         return torch.float32
     slow = widens(torch.empty(0, dtype=found, device=accelerator.device))
     return torch.float32 if slow else found
+
+
+def keeps_halves(dtype: torch.dtype, accelerator: Accelerator) -> bool:
+    """Tell whether float16 is the format of weights alone: what meets them is float32.
+
+    So it is on hosts that lack products of float16.
+    """
+    if dtype is not torch.float16 or not widens(
+        torch.empty(0, dtype=dtype, device=accelerator.device)
+    ):
+        return False
+    return has_halves()
 
 
 def dtype_for(folder: Path | str, asked: str | None, accelerator: Accelerator) -> torch.dtype:

@@ -86,7 +86,7 @@ def open_rank(
         folder, part, rank, links, accelerator, dtype=number,
         weights=None if weights is None else weights.value,
     )  # fmt: skip
-    prepare(model)
+    prepare(model, asked=dtype)
     if accelerator.device.type == "cpu":
         compile_kernels(number)
     end = end_tokens(Path(folder), model.spec)

@@ -7,7 +7,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tutti.accelerator.operators import Operators  # noqa: E402
-from tutti.accelerator.prepared import FEW, MANY, prepare, supports  # noqa: E402
+from tutti.accelerator.prepared import (  # noqa: E402
+    FEW,
+    MANY,
+    has_halves,
+    prepare,
+    round_to_halves,
+    supports,
+)
 
 NARROW = (96, 64)
 
@@ -34,3 +41,29 @@ def test_gradients_go_the_other_way() -> None:
     with torch.no_grad():
         assert supports(torch.randn(2, 64), weight) is None
         assert supports(torch.randn(2, 64).double(), weight) is not None
+
+
+def test_halves_change_no_number() -> None:
+    """A weight of bfloat16's numbers lies there as halves; products are those in float32."""
+    torch.manual_seed(0)
+    weight = torch.randn(NARROW).bfloat16().float()
+    x, added = torch.randn(7, 64), torch.randn(96)
+    expected = x.double() @ weight.double().t() + added.double()
+    if not has_halves():
+        pytest.skip("this host has no such products")
+    prepare(weight, halves=True)
+    assert hasattr(weight, "_tutti_halves")
+    found = Operators("cpu", forced={}).linear(x, weight, added)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("number", [1.0 + 2**-12, 1e5, 1e-9])
+def test_what_is_no_half_stays_as_it_is(number: float) -> None:
+    weight = torch.ones(NARROW)
+    weight[5, 3] = number
+    prepare(weight, halves=True)
+    assert not hasattr(weight, "_tutti_halves")
+    assert round_to_halves(weight) == (number < 65520)
+    if has_halves() and number < 65520:
+        prepare(weight, halves=True)
+        assert hasattr(weight, "_tutti_halves")

@@ -80,9 +80,9 @@ def test_kernels_are_compiled_before_anybody_waits(model: Model, monkeypatch) ->
     computed: list[int] = []
     plain = warm.worker.warm_steps._plain
 
-    def counted(given, *, draws):
+    def counted(given, *, draws, adapted=False):
         computed.append(len(given.tokens_t))
-        return plain(given, draws=draws)
+        return plain(given, draws=draws, adapted=adapted)
 
     monkeypatch.setattr(warm.worker.warm_steps, "_plain", counted)
     warm.worker.warm_steps.usual()

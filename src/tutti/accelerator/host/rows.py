@@ -1,0 +1,160 @@
+"""Norms, gates and heads of a server's rows on the host, each in one pass by a compiled loop.
+
+Compiling takes seconds where no cache has it: only operators that were opened for serving come
+here (`Operators.as_serving`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.accelerator.registry import Implementation, register
+from tutti.models import Activation
+
+MANY = 1 << 16  # numbers from which on several threads are worth their start
+_NONE = torch.empty(0)
+
+
+def _plain(*tensors: Tensor | None) -> str | None:
+    """Say why the loops do not take some tensors."""
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if tensor.dtype is not torch.float32:
+            return "float32 only"
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return "no gradients"
+    return None
+
+
+def _threads(numbers: int) -> bool:
+    """Tell whether several threads share so much work, and let numba have as many as torch."""
+    threads = torch.get_num_threads()
+    if threads == 1 or numbers < MANY:
+        return False
+    import numba
+
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    return True
+
+
+def _number(tensor: Tensor | None) -> Any:
+    return (_NONE if tensor is None else tensor.detach().contiguous()).numpy()
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    *,
+    eps: float,
+    unit_offset: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return the norm of x + residual, and the sum itself; x where there is no residual."""
+    from tutti.accelerator.host import rows_kernels
+
+    x = x.detach().contiguous()
+    found = torch.empty_like(x)
+    total = x if residual is None else torch.empty_like(x)
+    other = x[:0] if residual is None else residual
+    rows_kernels.add_rms_norm[_threads(x.numel())](
+        x.numpy(), _number(other), _number(weight), 1.0 if unit_offset else 0.0, eps,
+        total.numpy(), found.numpy(),
+    )  # fmt: skip
+    return found, total
+
+
+def _supports_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, **_options: Any
+) -> str | None:
+    return "rows only" if x.dim() != 2 else _plain(x, residual, weight)
+
+
+def gated_activation(
+    x: Tensor, *, kind: Activation, alpha: float = 1.702, limit: float = 7.0
+) -> Tensor:
+    """Return silu(gate) · up of x (T, 2·F), whose first half is the gate."""
+    from tutti.accelerator.host import rows_kernels
+
+    del kind, alpha, limit
+    x = x.detach().contiguous()
+    found = x.new_empty(x.shape[0], x.shape[1] // 2)
+    rows_kernels.gated_silu[_threads(x.numel())](x.numpy(), found.numpy())
+    return found
+
+
+def _supports_gate(x: Tensor, *, kind: Activation, **_options: Any) -> str | None:
+    if kind is not Activation.SILU:
+        return "SiLU only"
+    return "rows only" if x.dim() != 2 else _plain(x)
+
+
+def store_heads(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    places: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    interleaved: bool = False,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+    unit_offset: bool = False,
+) -> Tensor:
+    """Return the queries of x (T, heads + 2·kv_heads, D), rotated; write keys and values."""
+    from tutti.accelerator.host import rows_kernels
+
+    del kv_heads
+    x = x.detach().contiguous()
+    found = x.new_empty(x.shape[0], heads, x.shape[2])
+    rows_kernels.store_heads[_threads(x.numel())](
+        x.numpy(), _number(cos), _number(sin), key_pages.flatten(0, 1).numpy(),
+        value_pages.flatten(0, 1).numpy(), _number(places), _number(query_norm), _number(key_norm),
+        1.0 if unit_offset else 0.0, eps, interleaved, found.numpy(),
+    )  # fmt: skip
+    return found
+
+
+def _supports_heads(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    places: Tensor,
+    **options: Any,
+) -> str | None:
+    if not key_pages.is_contiguous() or not value_pages.is_contiguous():
+        return "pages without gaps only"
+    if places.dtype != torch.int64:
+        return "places of 64 bits only"
+    norms = (options.get("query_norm"), options.get("key_norm"))
+    return _plain(x, cos, sin, key_pages, value_pages, *norms)
+
+
+def _loop(operator: str, function: Any, supports: Any) -> Implementation:
+    return Implementation(
+        operator=operator,
+        name="compiled",
+        function=function,
+        devices=("cpu",),
+        supports=supports,
+        rank=10,
+        exact=False,
+        needs="numba",
+        serves=True,
+    )
+
+
+register(
+    _loop("add_rms_norm", add_rms_norm, _supports_norm),
+    _loop("gated_activation", gated_activation, _supports_gate),
+    _loop("store_heads", store_heads, _supports_heads),
+)

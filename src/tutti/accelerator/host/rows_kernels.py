@@ -1,0 +1,117 @@
+"""What a server does with rows between products, compiled for the host: each is read once.
+
+Everything is float32 and lies row by row without gaps, but for what is said otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from tutti.accelerator.paged_kernels import FAST, exponentials
+
+
+def _rms(x: Any, weight: Any, offset: float, eps: float, found: Any) -> None:
+    """Write the norm of one row; a weight may be empty."""
+    squares = np.float32(0)
+    for i in range(len(x)):
+        squares += x[i] * x[i]
+    factor = np.float32(1) / np.sqrt(squares / np.float32(len(x)) + np.float32(eps))
+    if len(weight):
+        for i in range(len(x)):
+            found[i] = x[i] * factor * (weight[i] + np.float32(offset))
+    else:
+        for i in range(len(x)):
+            found[i] = x[i] * factor
+
+
+def _add_rms_norm(
+    x: Any, residual: Any, weight: Any, offset: float, eps: float, total: Any, found: Any
+) -> None:
+    """Write x + residual (which may have no rows: then x is the sum) and its norm."""
+    for row in numba.prange(len(x)):
+        own = x[row]
+        if len(residual):
+            own = total[row]
+            for i in range(len(own)):
+                own[i] = x[row, i] + residual[row, i]
+        rms(own, weight, offset, eps, found[row])
+
+
+def _gated_silu(x: Any, found: Any) -> None:
+    """Write silu(gate) · up of rows [gate | up]."""
+    width = found.shape[1]
+    for row in numba.prange(len(x)):
+        gate, up, own = x[row, :width], x[row, width:], found[row]
+        powers = np.empty(width, np.float32)
+        for i in range(width):
+            own[i] = -abs(gate[i])
+        exponentials(own, powers)
+        for i in range(width):
+            e = own[i]
+            above = gate[i] / (np.float32(1) + e) * up[i]
+            own[i] = above if gate[i] >= 0 else above * e
+
+
+def _turn(x: Any, cos: Any, sin: Any, interleaved: bool, found: Any) -> None:
+    """Write a head, its first dimensions rotated; in place it goes as well."""
+    half = len(cos)
+    for i in range(half):
+        one, two = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        first, second = x[one], x[two]
+        found[one] = first * cos[i] - second * sin[i]
+        found[two] = second * cos[i] + first * sin[i]
+    for i in range(2 * half, len(x)):
+        found[i] = x[i]
+
+
+def _store_heads(
+    x: Any,  # (T, H + 2·G, D)
+    cos: Any,  # (T, D/2 or less)
+    sin: Any,
+    keys: Any,  # (places, G, D)
+    values: Any,
+    places: Any,
+    query_norm: Any,  # (D,) or empty
+    key_norm: Any,
+    offset: float,
+    eps: float,
+    interleaved: bool,
+    found: Any,  # (T, H, D)
+) -> None:
+    """Norm and rotate queries and keys; write keys and values to their places."""
+    heads, groups = found.shape[1], keys.shape[1]
+    for t in numba.prange(len(x)):
+        place = places[t]
+        for n in range(heads):
+            own = x[t, n]
+            if len(query_norm):
+                rms(own, query_norm, offset, eps, found[t, n])
+                own = found[t, n]
+            turn(own, cos[t], sin[t], interleaved, found[t, n])
+        for n in range(groups):
+            own, to = x[t, heads + n], keys[place, n]
+            if len(key_norm):
+                rms(own, key_norm, offset, eps, to)
+                own = to
+            turn(own, cos[t], sin[t], interleaved, to)
+            values[place, n] = x[t, heads + groups + n]
+
+
+def _compiled(function: Any, *, parallel: bool = False) -> Any:
+    """Return a compiled function, kept on disk where there is a place for it."""
+    options: dict[str, Any] = {"fastmath": FAST, "parallel": parallel, "error_model": "numpy"}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder to keep it in
+        return numba.njit(**options)(function)
+
+
+rms, turn = _compiled(_rms), _compiled(_turn)
+# each for one thread and for several
+add_rms_norm, gated_silu, store_heads = (
+    (_compiled(function), _compiled(function, parallel=True))
+    for function in (_add_rms_norm, _gated_silu, _store_heads)
+)
