@@ -120,7 +120,7 @@ class Shape(Arrays):
             layers=spec.num_layers,
             moe_layers=sum(spec.blocks[i].moe is not None for i in spec.layer_blocks),
             vocab=spec.vocab,
-            head_vocab=spec.vocab,
+            head_vocab=1 if spec.head.scores else spec.vocab,
             tied=float(spec.head.tied),
             dropout=float(spec.dropout.residual > 0),
             answers=float(spec.answers),

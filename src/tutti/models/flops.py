@@ -125,7 +125,11 @@ def _logits(build: Builder, spec: ModelSpec) -> None:
     if width != spec.hidden:
         kept = (build.keep("project_out input", rows * spec.hidden),)
         build.gemm("project_out", rows, width, spec.hidden, kept=kept)
-    vocab = -(-spec.vocab // work.tp)
+    if spec.head.scores:  # of the last token of each text; the stream of the others is not read
+        kept = (build.keep("score input", rows * width),)
+        build.gemm("score", rows, 1, width, kept=kept)
+        return
+    vocab = spec.outputs(work.tp)
     # Where forward makes the gradients, that of the input stays in the input's place.
     kept = (build.keep("logits input", (work.tokens if fused else rows) * width),)
     build.gemm("logits", work.tokens, vocab, width, kept=kept)

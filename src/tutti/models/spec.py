@@ -201,6 +201,17 @@ class ModelSpec:
         """Whether the last unit uses the embedding's weights: its head, or prediction heads."""
         return self.head.tied or self.prediction_heads > 0
 
+    def with_scores(self) -> ModelSpec:
+        """Return the model as a reward model: one score of a text in the place of logits."""
+        if self.head.scores:
+            return self
+        head = HeadSpec(norm=self.head.norm, scores=True)
+        return replace(self, head=head, prediction_heads=0, answers=False)
+
+    def outputs(self, tp: int = 1) -> int:
+        """Return how many numbers a rank's head makes of a token: its logits, or a score."""
+        return 1 if self.head.scores else -(-self.vocab // tp)
+
     def with_prediction_heads(self, count: int) -> ModelSpec:
         """Return the model trained with `count` extra prediction heads."""
         try:

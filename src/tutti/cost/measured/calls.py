@@ -247,6 +247,8 @@ def head_calls(spec: ModelSpec, strategy: Strategy) -> list[Call]:
         calls.append(_norm_call(spec.head.norm, sizes.rows, spec.hidden))
     if width != spec.hidden:
         calls.append(Call(operator="linear", dims=(sizes.rows, width, spec.hidden)))
+    if spec.head.scores:
+        return [*calls, Call(operator="linear", dims=(sizes.rows, 1, width))]
     vocabulary = np.ceil(spec.vocab / strategy.tp)
     calls.append(Call(operator="linear_cross_entropy", dims=(sizes.tokens, vocabulary, width)))
     if spec.answers:  # their sums come first

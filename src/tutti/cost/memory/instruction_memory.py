@@ -207,7 +207,7 @@ class MemoryModel:
         model, work = self.rank_state.model, self.rank_state.workload
         if unit != model.head_unit or not work.fused_cross_entropy:
             return self._context_buffers(unit)
-        whole = work.element_bytes * work.tokens * -(-model.vocab // work.tp)
+        whole = work.element_bytes * work.tokens * model.outputs(work.tp)
         return min(whole, self.rank_state.kernels.logit_chunk_bytes)
 
     def _input_gradients(self, unit: int) -> float:
@@ -216,7 +216,7 @@ class MemoryModel:
         if unit == model.head_unit:
             if work.fused_cross_entropy:
                 return 0.0
-            return LOSS_BYTES * work.tokens * -(-model.vocab // work.tp)
+            return LOSS_BYTES * work.tokens * model.outputs(work.tp)
         mlp = model.block(unit).mlp if unit else None
         width = mlp.hidden if mlp is not None else model.hidden
         return 3 * work.element_bytes * work.tokens * width / work.tp

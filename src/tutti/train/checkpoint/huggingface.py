@@ -21,6 +21,7 @@ from tutti.huggingface.checkpoint import StoredFile
 from tutti.huggingface.conversion import Conversion, export
 from tutti.huggingface.dtypes import BY_NAME, Dtype
 from tutti.huggingface.pieces import Bounds
+from tutti.huggingface.surgery.scores import scoring_texts
 from tutti.huggingface.side_files import plain_paths
 from tutti.huggingface.tensor_file import Raw
 from tutti.huggingface.tensors import to_raw
@@ -149,7 +150,8 @@ def export_hf(
     source = SavedModel(checkpoint, like=like)
     kept = TORCH_DTYPES[source.manifest.precision.parameters]
     wanted = dtype or BY_NAME[str(kept).removeprefix("torch.")]
-    return export(source, target, dtype=wanted, progress=progress)
+    texts = scoring_texts(source, wanted)
+    return export(source, target, dtype=wanted, texts=texts, progress=progress)
 
 
 def load_hf(engine: Engine, folder: Path, *, seed: int = 0) -> None:

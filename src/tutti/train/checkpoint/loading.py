@@ -14,7 +14,7 @@ import torch
 
 from tutti.errors import InputError
 from tutti.models.tuning import is_adapter
-from tutti.nn.initialize import begin_magnitudes, first_factor
+from tutti.nn.initialize import DEVIATION, begin_magnitudes, first_factor, normal
 from tutti.nn.quantised import fill_narrow
 from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Manifest
@@ -103,20 +103,28 @@ def fill_state(
 def load_weights(engine: Engine, source: Checkpoint, *, seed: int = 0) -> None:
     """Fill an engine with a model's weights, as a run begins: no moments, step 0.
 
-    Adapters, which the model does not have, begin by the seed.
+    Adapters and a reward model's score, which the model does not have, begin by the seed.
     """
-    if source.spec.fingerprint != engine.spec.untuned.fingerprint:
+    wanted = engine.spec.untuned.fingerprint
+    as_scores = engine.spec.head.scores and not source.spec.head.scores
+    held = source.spec.with_scores() if as_scores else source.spec
+    if held.fingerprint != wanted:
         raise InputError(
             f"{source.folder}: holds a {source.spec.name} that differs from the planned "
             f"{engine.spec.name}; plan again for this folder"
         )
+    score = f"{engine.spec.head_unit}.score.weight"
+    parameter = engine.spec.parameters(engine.spec.head_unit)[-1]
     fill_narrow(
         engine.model, lambda name, _, slices: source.read(name, slices), engine.accelerator.device
     )
     for piece in kept_pieces(engine, most_bytes=MOST_PIECE_BYTES, frozen=True):
         if is_adapter(piece.name) and piece.kind is StateKind.WEIGHT:
             continue
-        if piece.kind is StateKind.WEIGHT:
+        if piece.kind is StateKind.WEIGHT and as_scores and piece.name == score:
+            drawn = normal(seed, score, parameter, piece.rectangle.slices)
+            piece.memory.copy_(drawn * DEVIATION)
+        elif piece.kind is StateKind.WEIGHT:
             piece.memory.copy_(source.read(piece.name, piece.rectangle.slices))
             source.drop()
         else:

@@ -36,6 +36,7 @@ from tutti.simulate.estimate import Estimate, estimate, with_forward_before
 from tutti.train.run.claim import make_folder
 from tutti.train.run.config import AUTO, JobConfig, OptimizerConfig, TrainConfig
 
+SCORE = "score.*"  # of a reward model's head, which an adapter's base does not have
 STEPS_FILE = "steps.json"  # of a folder with the steps that ranks kept for `tutti align`
 
 
@@ -96,7 +97,7 @@ def prepare(config: TrainConfig, report: Report = silent) -> Job:
     if config.plan is not None:
         return prepared(config, load_plan(Path(config.plan)))
     spec = load_model(config.model)
-    planned = tuned(spec.with_training(answers=config.objective is not None), config.tuning)
+    planned = trained(spec, config, plain=True)
     return prepared(config, _searched(config, planned, cluster_of(config), report), spec)
 
 
@@ -147,15 +148,32 @@ def _require_named(optimizer: OptimizerConfig, spec: ModelSpec) -> None:
             raise InputError(f"optimizer.tensors: '{pattern}' is no tensor; {hint(pattern, known)}")
 
 
-def trained(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
-    """Return the model with what of it is trained as the job says, else as its own config does."""
+def trained(spec: ModelSpec, config: TrainConfig, *, plain: bool = False) -> ModelSpec:
+    """Return the model with what of it is trained as the job says, else as its own config does.
+
+    A `plain` one is planned for: without what changes no price.
+    """
+    objective, tuning = config.objective, config.tuning
+    if objective is not None and objective.gives_scores:
+        found = spec.with_scores()
+        if tuning is not None and tuning.adapter is not None and SCORE not in tuning.trained:
+            tuning = replace(tuning, trained=(*tuning.trained, SCORE))  # it begins at random
+    elif spec.head.scores:
+        raise InputError(
+            f"{config.model}: is a reward model and predicts no tokens; train it with objective: "
+            "{kind: reward}, or name a model that does"
+        )
+    else:
+        found = spec.with_training(answers=objective is not None)
+    if plain:
+        return tuned(found, tuning)
     balance = None if config.balance_loss == "config" else config.balance_loss == "on"
-    found = spec.with_training(
-        balance=balance if config.objective is None else False,
+    found = found.with_training(
+        balance=balance if objective is None else False,
         padding=config.padding_row == "trained",
-        answers=config.objective is not None,
+        answers=found.answers,
     )
-    return tuned(found, config.tuning)
+    return tuned(found, tuning)
 
 
 def tuned(spec: ModelSpec, tuning: Tuning | None) -> ModelSpec:
