@@ -83,6 +83,8 @@ class ModelSpec:
     published_prediction_heads: Natural = 0  # what the checkpoint has; transformers drops them
     tuning: Tuning | None = None  # what of it is trained; None: everything
     answers: bool = False  # the loss is on whole answers: the head sees them twice
+    taught: bool = False  # a teacher has a part in the loss
+    teacher: ModelSpec | None = None  # which then lies beside the head
 
     def __post_init__(self) -> None:
         if not self.blocks or not self.cycle:
@@ -117,6 +119,8 @@ class ModelSpec:
             self,
             embedding=replace(self.embedding, padding=None),
             answers=False,
+            taught=False,
+            teacher=None,
             blocks=tuple(block.with_balance(on=False, share=1.0) for block in self.blocks),
         )
         return files.fingerprint({**document.plain(plain), "name": ""})

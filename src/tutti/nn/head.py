@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.distilled import Given, distilled_cross_entropy
 from tutti.accelerator.reference.loss import Vocabulary
 from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.models import ModelSpec
@@ -101,6 +102,17 @@ class Logits(Holder):
             )  # fmt: skip
             loss = total - total.detach() + loss  # the gradient of one, the value of the other
         return HeadOutput(loss, losses_t, None, None, figures, logps)
+
+    def distilled(self, x: Tensor, batch: Batch, gradient_scale: float) -> tuple[Tensor, Tensor]:
+        """Return the sum of weighted losses that a teacher has a part in, and each token's."""
+        assert batch.taught is not None
+        assert batch.targets_t is not None
+        given = Given(
+            batch.taught.how, batch.taught.told(batch), batch.targets_t, batch.weights_t,
+            self.spec.logit_divisor, self.spec.soft_cap, self.vocabulary, gradient_scale,
+        )  # fmt: skip
+        x = enter(x, self.parallel, batch.targets_t.shape[0])
+        return distilled_cross_entropy(x, self.weight, self.bias, given)
 
     def _sums(self, losses_t: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return each document's log-probability and number of targets, over all ranks' parts."""
@@ -265,6 +277,9 @@ class Head(Holder):
             return self.logits.answers(
                 self.hidden(x, later), batch, gradient_scale, starts_backward=starts_backward
             )
+        if batch.taught is not None:
+            found = self.logits.distilled(self.hidden(x, later), batch, gradient_scale)
+            return HeadOutput(*found, None, None)
         loss, losses_t = self.logits.loss(
             self.hidden(x, later),
             batch.targets_t,

@@ -21,8 +21,8 @@ from tutti.huggingface.checkpoint import StoredFile
 from tutti.huggingface.conversion import Conversion, export
 from tutti.huggingface.dtypes import BY_NAME, Dtype
 from tutti.huggingface.pieces import Bounds
-from tutti.huggingface.surgery.scores import scoring_texts
 from tutti.huggingface.side_files import plain_paths
+from tutti.huggingface.surgery.scores import scoring_texts
 from tutti.huggingface.tensor_file import Raw
 from tutti.huggingface.tensors import to_raw
 from tutti.models.spec import ModelSpec

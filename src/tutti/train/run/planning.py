@@ -18,6 +18,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.local import has_bf16, is_cpu, local_cluster
 from tutti.hardware.profile import Profile, shipped_profiles
 from tutti.huggingface.peft.layers import fused_layers
+from tutti.models.distillation import teacher_model
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
 from tutti.models.tuning import Tuning, matches
@@ -165,6 +166,10 @@ def trained(spec: ModelSpec, config: TrainConfig, *, plain: bool = False) -> Mod
         )
     else:
         found = spec.with_training(answers=objective is not None)
+    how = config.distillation
+    if how is not None:
+        teacher = teacher_model(how, found)
+        found = replace(found, taught=True, teacher=None if how.stored else teacher)
     if plain:
         return tuned(found, tuning)
     balance = None if config.balance_loss == "config" else config.balance_loss == "on"

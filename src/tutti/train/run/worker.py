@@ -24,6 +24,7 @@ from tutti.train.checkpoint import Processes, Progress
 from tutti.train.data.feeder import Feeder, MakeAnswers, Samples
 from tutti.train.data.opening import PackedData
 from tutti.train.engine.engine import Batches, Engine
+from tutti.train.engine.samples import sample_indices
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.evaluation.on_rank import RankEvaluations
 from tutti.train.run.answers import AnswerLoss, Order
@@ -44,9 +45,9 @@ from tutti.train.run.rank_context import RankContext
 from tutti.train.run.rings import open_ring, sample_host
 from tutti.train.run.rollouts import Rollouts, find_rollouts
 from tutti.train.run.safety import Built, explain_memory, hardware_differences
-from tutti.train.run.samples import sample_indices
 from tutti.train.run.starting import Resume
 from tutti.train.run.step_tensors import StepTensors
+from tutti.train.run.teaching import Teaching
 from tutti.train.run.tracing import Tracer
 from tutti.train.sync.comm_links import CommLinks
 
@@ -147,6 +148,7 @@ class Worker:
             context, self.engine, joined.comm, self.feeder, self.data
         )
         self.answers = self._answers()
+        self.teaching = self._teaching()
         self.progress = load(self)
         self.evaluations.recall(self.progress.step)
         self.after_step: Callable[[], None] = lambda: None  # when a step is in the progress
@@ -166,6 +168,12 @@ class Worker:
             feed = Asked(self.context, self.engine, self.joined.saving, self.feeder)
             references = feed.references(self.data, objective)
         return AnswerLoss(objective, references)
+
+    def _teaching(self) -> Teaching | None:
+        how, data = self.context.config.distillation, self.data
+        if how is None:
+            return None
+        return Teaching(how, self.context, self.engine, self.joined.saving, data, self.feeder)
 
     def _rollouts(self, stack: ExitStack) -> Rollouts | None:
         """Return who samples answers, if the model is to learn from its own."""
@@ -201,7 +209,8 @@ class Worker:
         if self.rollouts is not None:
             return self.rollouts.step
         if given is None:
-            return stack.enter_context(self.feeder(order, first, last)).step
+            fed = stack.enter_context(self.feeder(order, first, last)).step
+            return fed if self.teaching is None else self.teaching.steps(order, fed)
         own = stack.enter_context(
             self.feeder(given.samples(order), first, last, answers=given.make)
         )
