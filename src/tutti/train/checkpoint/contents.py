@@ -38,6 +38,7 @@ class StateKind(StrEnum):
     WEIGHT = "weight"
     MEAN = "mean"
     SQUARE = "square"
+    AVERAGE = "average"  # of the weights of many steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,7 @@ def _sources(state: SpanState, *, writable: bool) -> _Sources:
         StateKind.WEIGHT: optimizer.master,
         StateKind.MEAN: optimizer.numbers("mean", writable=writable),
         StateKind.SQUARE: optimizer.numbers("square", writable=writable),
+        StateKind.AVERAGE: optimizer.average,
     }
 
 
@@ -224,6 +226,7 @@ def _fixed_pieces(
 def expected_keys(engine: Engine) -> dict[str, int]:
     """Return every key that a complete checkpoint of this job has, with its number of elements."""
     moments = [StateKind(name) for name in MOMENTS[engine.plan.job.optimizer]]
+    moments += [StateKind.AVERAGE] if engine.plan.job.average else []
     found: dict[str, int] = {}
     for unit, parameter in itertools.chain.from_iterable(
         ((unit, parameter) for parameter in engine.spec.parameters(unit))

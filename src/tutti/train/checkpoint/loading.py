@@ -45,6 +45,7 @@ class WantedState:
     stored: Mapping[str, Stored]
     targets: Mapping[str, list[Target]]
     notes: list[str]  # what a person should know of it, a line each
+    begins_average: bool = False  # the weights' mean is not there: it begins as they are
 
 
 @torch.no_grad()
@@ -55,9 +56,14 @@ def prepare_state(
     stored = parse_metadata(files.place, files.read(METADATA, manifest.files), manifest.files)
     notes: dict[str, None] = {}  # ordered, each once
     targets: dict[str, list[Target]] = {}
+    begins_average = False
     for piece in kept_pieces(engine):
         if piece.copy and piece.kind is not StateKind.WEIGHT:
             piece.memory.zero_()  # the owner's end has them
+            continue
+        if piece.key not in stored and piece.kind is StateKind.AVERAGE:
+            notes[f"checkpoint {files.name}: no mean of weights in it; it begins at them"] = None
+            begins_average = True
             continue
         if piece.key not in stored:
             if piece.kind is StateKind.WEIGHT:
@@ -75,7 +81,9 @@ def prepare_state(
         if found.dtype != piece.memory.dtype:
             notes[_conversion(files.name, piece, found)] = None
         targets.setdefault(piece.key, []).append((piece.rectangle, piece.memory))
-    return WantedState(stored=stored, targets=targets, notes=list(notes))
+    return WantedState(
+        stored=stored, targets=targets, notes=list(notes), begins_average=begins_average
+    )
 
 
 @torch.no_grad()
@@ -95,6 +103,8 @@ def fill_state(
         shared = shared or SharedReads(None)
         read_shared(files, shared, wanted.stored, wanted.targets)
         num_bytes = shared.read_bytes
+    if wanted.begins_average:
+        begin_averages(engine)
     engine.follow_masters()
     return num_bytes
 
@@ -131,8 +141,17 @@ def load_weights(engine: Engine, source: Checkpoint, *, seed: int = 0) -> None:
             piece.memory.zero_()
     if engine.spec.tuning is not None and engine.spec.tuning.adapter is not None:
         begin_adapters(engine, seed)
+    begin_averages(engine)
     engine.follow_masters()
     engine.step_number = 0
+
+
+@torch.no_grad()
+def begin_averages(engine: Engine) -> None:
+    """Let the mean of the weights, if one is kept, be the weights as they are."""
+    for state in engine.parameters.all_states():
+        if state.optimizer.average is not None:
+            state.optimizer.average.copy_(state.read_kept(0, state.num_kept))
 
 
 @torch.no_grad()

@@ -74,6 +74,15 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AverageConfig:
+    """A running mean of the weights, which is saved beside them and validated with."""
+
+    decay: Annotated[float, Above(0), AtMost(0.9999999)] = 0.999
+    every: Count = 1  # steps
+    start: Natural = 0  # steps in which the mean is the weights themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig:
     """What the planner is asked when no plan is given; see `tutti plan --help`."""
 
@@ -207,6 +216,7 @@ class TrainConfig:
     objective: Objective | None = None  # what for, if not the next token: which answer is better
     distillation: Distillation | None = None  # from a teacher's probabilities
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    average: AverageConfig | None = None  # of weights, over steps
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     evaluate: EvaluateConfig | None = None
@@ -241,6 +251,11 @@ class TrainConfig:
             raise ValueError(
                 "'elastic' and 'distillation': a teacher is not brought to the ranks that are "
                 "left; leave 'elastic' out, and go on with --resume"
+            )
+        if self.average is not None and self.elastic is not None:
+            raise ValueError(
+                "'elastic' and 'average': the mean of weights is not brought to the ranks that are "
+                "left; leave one of the two out"
             )
         if self.evaluate is not None and self.elastic is not None and self.evaluate.every:
             raise ValueError("'evaluate.every' and 'elastic': evaluate after the run instead")

@@ -23,6 +23,7 @@ from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
 from tutti.models.tuning import Tuning, matches
 from tutti.observe.folder import PLAN_FILE, RUN_FILE
+from tutti.ownership.buckets import tied_apart
 from tutti.plan.check import require_valid
 from tutti.plan.files import load_plan, refer_to_model, save_plan
 from tutti.plan.plan import Plan
@@ -130,6 +131,7 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
     optimizer = config.optimizer
     if optimizer.name is not None and optimizer.name != plan.job.optimizer:
         plan = replace(plan, job=replace(plan.job, optimizer=optimizer.name))
+    plan = _averaging(plan, spec, config)
     _require_named(optimizer, spec)
     if config.measure.noise_every and not plan.job.optimizer.startswith("adamw"):
         raise InputError(
@@ -138,6 +140,19 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
         )
     require_valid(plan, spec, cluster)
     return Job(config=config, plan=plan, spec=spec, cluster=cluster)
+
+
+def _averaging(plan: Plan, spec: ModelSpec, config: TrainConfig) -> Plan:
+    """Return the plan with a mean of weights or without, as the job says."""
+    wanted = config.average is not None
+    if wanted and spec.tuning is not None and spec.tuning.adapter is not None:
+        raise InputError("average: of adapters no mean is kept; leave it out, or train all weights")
+    if wanted and config.validation.every and tied_apart(plan):
+        raise InputError(
+            "average: the tied table lies on two stages of this plan, and validation with the mean "
+            "would need it on both; leave validation.every out, or plan with max_stages: 1"
+        )
+    return replace(plan, job=replace(plan.job, average=wanted))
 
 
 def _require_named(optimizer: OptimizerConfig, spec: ModelSpec) -> None:
@@ -275,6 +290,7 @@ def problem_of(config: TrainConfig, spec: ModelSpec, cluster: Cluster) -> Proble
         ),
         sources=sources_of(job),
         optimizer=config.optimizer.name or "adamw",
+        average=config.average is not None,
     )
 
 
