@@ -9,6 +9,10 @@ from typing import Literal
 
 Interval = tuple[int, int]  # half-open
 
+_NO_MATRICES = (  # linear, but moved by AdamW
+    "logits", "score", "project_in", "project_out", "moe.router", "moe.shared_gate",
+)  # fmt: skip
+
 
 class ParameterClass(StrEnum):
     """Which group of ranks holds copies of it, and therefore reduces its gradient."""
@@ -62,6 +66,17 @@ class Parameter:
     def decays(self) -> bool:
         """Whether weight decay is meant for it: for matrices, not for norms and biases."""
         return self.kind in (ParameterKind.EMBEDDING, ParameterKind.LINEAR)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is one or several matrices that Muon moves: a layer of a block."""
+        layer = self.name.removesuffix(".weight")
+        return (
+            self.kind is ParameterKind.LINEAR
+            and len(self.shape) >= 2
+            and layer not in _NO_MATRICES
+            and not self.name.startswith("prediction.")
+        )
 
     @property
     def counted(self) -> bool:

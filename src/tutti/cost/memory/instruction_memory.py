@@ -30,6 +30,8 @@ from tutti.schedule.instruction import Instruction, Op, What
 FloatArray = npt.NDArray[np.float64]
 # Per logit of a backward pass that makes the gradients: exponentials and half the gradient.
 LOSS_BYTES = 5.0
+WIDE_BYTES = 4.0  # of the directions that Muon finds
+MATRIX_COPIES = 5.0  # of one that is being made orthogonal
 TAUGHT_CHUNKS = 5.0  # of logits, that a loss with a teacher has at a time
 
 
@@ -354,9 +356,21 @@ class MemoryModel:
         return sum(share.updated for share in self.rank_state.shares(unit))
 
     def decoded(self, units: range) -> float:
-        """Return what 8-bit moments take while weights move: one unit's at a time."""
+        """Return what the optimizer takes while weights move: a unit's 8-bit moments at a time."""
         each = self.plan.job.decoded_bytes
+        if self.plan.job.optimizer == "muon":
+            return self._directions()
         return max((self.optimizer_parameters(unit) * each for unit in units), default=0.0)
+
+    def _directions(self) -> float:
+        """Return what Muon takes: two vectors of all kept weights, and the matrix at hand."""
+        model = self.rank_state.model
+        largest = max(
+            (p.size for unit in self.units for p in model.parameters(unit) if p.is_matrix),
+            default=0,
+        )
+        kept = sum(map(self.optimizer_parameters, self.units))
+        return WIDE_BYTES * (2.0 * kept + MATRIX_COPIES * largest)
 
     def _optimizer_shard(self, unit: int) -> float:
         return self.optimizer_parameters(unit) * self.plan.job.state_bytes

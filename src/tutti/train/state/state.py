@@ -26,7 +26,6 @@ from tutti.nn.storage import Logical
 from tutti.ownership.ownership import Block, Span
 from tutti.plan.job import CODE_BLOCK, EIGHT_BIT, MOMENTS, Precision
 from tutti.train.state.host_vectors import HostCopy
-from tutti.train.state.matrix_rule import is_matrix
 from tutti.train.state.optimizer_state import OptimizerState
 from tutti.train.state.span_gradients import Away, SpanGradients
 from tutti.train.state.weight_decay import by_settings
@@ -84,7 +83,7 @@ class SpanState(SpanGradients):
         self._matrices = {
             (block.unit, block.name)
             for block, parameter in zip(span.blocks, self.parameters, strict=True)
-            if optimizer == "muon" and is_matrix(parameter)
+            if optimizer == "muon" and parameter.is_matrix
         }
         self.optimizer = self._new_state(optimizer)
         self.direction: Tensor | None = None  # of the kept elements, where matrices have one (Muon)
